@@ -1,0 +1,126 @@
+"""C-Score: the pair engine against the plain NumPy loop over pairs, and how the cost grows.
+
+The loop takes np.minimum and np.maximum of two maps per pair, as one would first write it. It is timed on a
+random sample of the pairs and scaled to all of them, since it is the same work for every pair.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from heatproof.bench.common import Row, side_by_side
+from heatproof.metrics._pairs import soft_iou_matrix
+from heatproof.metrics.cscore import cscore, cscore_by_class
+from heatproof.types import Maps
+
+SIZE = 224
+
+
+def rows(quick: bool = False) -> list[Row]:
+    """Under a minute; under ten seconds where `quick`, with fewer maps in the growth rows."""
+    return [*_against_loop(quick), *_growth(quick), *_sampled(quick)]
+
+
+def _against_loop(quick: bool) -> list[Row]:
+    n, sample = 855, 2000 if quick else 20_000
+    maps, confidence = _maps(n), _confidence(n)
+    pixels = maps.upsample().flatten(1).pow_(2)
+    scale = n * (n - 1) / 2 / sample
+    times = side_by_side(
+        {
+            "engine": lambda: soft_iou_matrix(pixels),
+            "cscore": lambda: cscore(maps, confidence),
+            "loop": lambda: _pair_loop(pixels.numpy(), sample),
+        },
+        repeat=1 if quick else 3,
+        warmup=0 if quick else 1,
+    )
+    loop = times["loop"] * scale
+    note = f"loop scaled from {sample:,} random pairs of {n * (n - 1) // 2:,}"
+    what = {"engine": "soft IoU of all pairs", "cscore": "cscore with upsampling and interval"}
+    return [
+        Row(
+            f"{what[name]}, {n} maps of {SIZE}x{SIZE}",
+            times[name],
+            "NumPy pair loop",
+            loop,
+            ratio,
+            "<= 0.125",
+            note,
+        )
+        for name in ("engine", "cscore")
+        for ratio in (times[name] / loop,)
+    ]
+
+
+def _growth(quick: bool) -> list[Row]:
+    n = 200 if quick else 400
+    maps, confidence = _maps(2 * n), _confidence(2 * n)
+    half = Maps("bench", maps.values[:n], maps.image_size, maps.explained[:n])
+    times = side_by_side(
+        {
+            "n": lambda: cscore(half, confidence[:n]),
+            "2n": lambda: cscore(maps, confidence),
+            "2 methods": lambda: [cscore(half, confidence[:n]) for _ in range(2)],
+            "4 classes": lambda: _by_class(maps, 4),
+            "8 classes": lambda: _by_class(maps, 8),
+        },
+        repeat=1 if quick else 3,
+    )
+
+    def row(what: str, ours: str, other: str, note: str) -> Row:
+        return Row(what, times[ours], other, times[other], times[ours] / times[other], note=note)
+
+    return [
+        row(f"cscore, maps doubled to {2 * n}", "2n", "n", "pairs grow fourfold"),
+        row(f"cscore of {n} maps, methods doubled", "2 methods", "n", "methods share nothing"),
+        row(f"cscore of {2 * n} maps, classes doubled", "8 classes", "4 classes", "pairs halve: same images"),
+    ]
+
+
+def _sampled(quick: bool) -> list[Row]:
+    what, sizes = "cscore of 10,000 maps, sampled", (10_000,) if quick else (5_000, 10_000)
+    times: dict[int, float] = {}
+    for n in sizes:
+        maps, confidence = _maps(n), _confidence(n)
+        begin = time.perf_counter()
+        score = cscore(maps, confidence)
+        times[n] = (time.perf_counter() - begin) * 1e3
+    half_width = (score.interval[1] - score.interval[0]) / 2
+    ms, note = times[10_000], f"the ratio is the half-width; sampled: {score.sampled}, C = {score.value:.4f}"
+    table = [Row(f"{what}: half-width", ms, "itself", ms, half_width, "<= 0.005", note)]
+    if not quick:
+        half = times[5_000]
+        table.append(Row(f"{what}: maps doubled", ms, "5,000 maps", half, ms / half, note="at most linear"))
+    return table
+
+
+def _maps(n: int) -> Maps:
+    """Maps as a CAM gives them: 7x7, mostly one place, with noise."""
+    generator = torch.Generator().manual_seed(0)
+    centre = torch.linspace(-1, 1, 7)
+    blob = torch.exp(-2 * (centre[:, None] ** 2 + centre**2))
+    values = (blob + 0.3 * torch.randn(n, 7, 7, generator=generator)).clamp(min=0)
+    return Maps("bench", values, (SIZE, SIZE), torch.zeros(n, dtype=torch.long))
+
+
+def _confidence(n: int) -> torch.Tensor:
+    return 0.5 + 0.5 * torch.rand(n, generator=torch.Generator().manual_seed(1))
+
+
+def _by_class(maps: Maps, classes: int) -> object:
+    labels = torch.arange(len(maps)) % classes
+    return cscore_by_class(maps, labels, torch.nn.functional.one_hot(labels, classes).double())
+
+
+def _pair_loop(pixels: np.ndarray, sample: int) -> list[float]:
+    rng = np.random.default_rng(0)
+    first = rng.integers(0, len(pixels), sample)
+    second = (first + rng.integers(1, len(pixels), sample)) % len(pixels)
+    return [
+        float(np.minimum(pixels[i], pixels[j]).sum() / np.maximum(pixels[i], pixels[j]).sum())
+        for i, j in zip(first, second, strict=True)
+    ]

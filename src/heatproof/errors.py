@@ -1,0 +1,89 @@
+"""Every error heatproof raises on purpose. Each is one sentence that says what to do.
+
+HeatproofError
+├── InputError            images, maps, labels, boxes or options that cannot be used
+│   └── TargetError       a class that the model does not have
+├── UnknownNameError      a method, metric or layer nobody registered; the nearest names are listed
+├── ModelError            a model that cannot be loaded or run
+│   ├── CheckpointError   a weight file that is broken, unsafe or made for another model
+│   └── LayerError        a layer whose output is not a picture, or no layer that could be found
+└── MissingExtraError     an optional package is absent or broken; the install line is in the message
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class HeatproofError(Exception):
+    """The root of the tree: catch this to catch everything heatproof raises on purpose."""
+
+
+class InputError(HeatproofError, ValueError):
+    """Images, maps, labels, boxes or options that cannot be used."""
+
+
+class TargetError(InputError):
+    """A class that the model does not have."""
+
+
+class UnknownNameError(HeatproofError, KeyError):
+    """A method, metric or layer nobody registered."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = list(known)
+        super().__init__(f"unknown {kind} {name!r}; {did_you_mean(name, known)}")
+
+    def __str__(self) -> str:  # KeyError would show the message in quotes
+        return str(self.args[0])
+
+
+class ModelError(HeatproofError, RuntimeError):
+    """A model that cannot be loaded or run."""
+
+
+class CheckpointError(ModelError):
+    """A weight file that is broken, unsafe or made for another model."""
+
+
+class LayerError(ModelError):
+    """A layer whose output is not a picture, or no layer that could be found."""
+
+
+class MissingExtraError(HeatproofError, ImportError):
+    """An optional package is absent or broken."""
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
+    """The nearest known names as a half sentence, or all of them where none is near."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=most, cutoff=0.5)
+    if near:
+        return f"did you mean {' or '.join(repr(n) for n in near)}?"
+    shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+    return f"known: {shown}"
+
+
+def need(package: str, extra: str) -> ModuleType:
+    """Import an optional package, or say which line installs it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.split(".")[0] != package.split(".")[0]:
+            raise _broken(package, extra, error) from error
+        raise MissingExtraError(
+            f"{package} is not installed; run: pip install 'heatproof[{extra}]'"
+        ) from error
+    except Exception as error:  # a half-installed package fails in its own ways, at import
+        raise _broken(package, extra, error) from error
+
+
+def _broken(package: str, extra: str, error: Exception) -> MissingExtraError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return MissingExtraError(
+        f"{package} is installed but does not import ({reason}); "
+        f"reinstall it to match your torch: pip install --force-reinstall 'heatproof[{extra}]'"
+    )

@@ -1,0 +1,112 @@
+"""explain(): check the input, run the shared pass once, hand the trace to every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from heatproof.errors import InputError
+from heatproof.models.capture import capture
+from heatproof.models.model import Model, as_model, untouched
+from heatproof.models.queue import Queue
+from heatproof.registry import Explainer, check_options, explainers, parse_call, split_calls
+from heatproof.types import Maps, Signed, Trace
+
+
+@dataclass(frozen=True)
+class Request:
+    """One method as the user wrote it, with its options."""
+
+    text: str
+    entry: Explainer
+    options: dict[str, Any]
+
+    def __call__(self, trace: Trace) -> Maps:
+        result = self.entry.function(trace, **self.options)
+        values, signed = result if isinstance(result, Signed) else (result, None)
+        if values.ndim != 3 or len(values) != len(trace.images):
+            raise InputError(f"{self.entry.name} returned shape {tuple(values.shape)}, not 'b h w'")
+        return Maps(
+            method=self.text,
+            values=values.detach().float().contiguous(),
+            image_size=trace.image_size,
+            explained=trace.targets,
+            signed_values=None if signed is None else signed.detach().float().contiguous(),
+        )
+
+
+def read_methods(methods: str | Sequence[str]) -> list[Request]:
+    """Names, or names with options such as "lime(samples=200)", checked before any work starts."""
+    texts = split_calls(methods) if isinstance(methods, str) else list(methods)
+    if not texts:
+        raise InputError(f"no method is named; known: {', '.join(explainers.names())}")
+    requests = []
+    for text in dict.fromkeys(texts):
+        name, options = parse_call(text)
+        entry = explainers.get(name)
+        check_options(entry, options)
+        requests.append(Request(text, entry, options))
+    return requests
+
+
+def explain(
+    model: Model | nn.Module,
+    images: Any,
+    methods: str | Sequence[str] = "gradcam",
+    targets: Any = None,
+    layer: str | Sequence[str] | None = None,
+    seed: int = 0,
+    *,
+    ids: Sequence[str] | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+) -> dict[str, Maps]:
+    """Maps of every method for model-ready images "b c H W", from one shared pass.
+
+    targets: the class to explain, one or one per image; the prediction where None.
+    layer: where CAMs look, by name (several for multi-scale methods); found by itself where None.
+    batch_size: images per pass; chosen by itself, and halved when memory runs out.
+    progress: called with the number of passed inputs, for a progress bar.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+    ...                           torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    >>> maps = explain(net, torch.rand(2, 3, 8, 8), ["gradcam", "layercam"])
+    >>> maps["gradcam"].values.shape, maps["gradcam"].upsample().shape
+    (torch.Size([2, 6, 6]), torch.Size([2, 8, 8]))
+    """
+    model, requests = as_model(model), read_methods(methods)
+    images = model.check_images(images)
+    if ids is not None and len(ids) != len(images):
+        raise InputError(f"ids has {len(ids)} entries but there are {len(images)} images; they must match")
+    names = tuple(ids) if ids is not None else tuple(map(str, range(len(images))))
+    needs = frozenset().union(*(request.entry.needs for request in requests))
+    image_size = (int(images.shape[-2]), int(images.shape[-1]))
+    queue = Queue(model, image_size, batch_size, progress)
+    chosen = _spread(targets, len(images))
+    parts: list[list[Maps]] = []
+
+    def work(start: int, stop: int) -> list[Maps]:
+        batch = images[start:stop].to(model.device)
+        trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
+        return [request(trace) for request in requests]
+
+    with untouched(model.module):
+        # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
+        Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append)
+    whole = (Maps.concatenate(of_one) for of_one in zip(*parts, strict=True))
+    return {r.text: replace(maps, ids=names) for r, maps in zip(requests, whole, strict=True)}
+
+
+def _spread(targets: Any, count: int) -> Callable[[int, int], Any]:
+    """Targets of a slice of the batch; a single class goes to all, a wrong count is reported whole."""
+    if targets is None or isinstance(targets, int):
+        return lambda start, stop: targets
+    tensor = torch.as_tensor(targets)
+    if tensor.ndim == 1 and len(tensor) == count:
+        return lambda start, stop: tensor[start:stop]
+    return lambda start, stop: targets

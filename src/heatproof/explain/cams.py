@@ -1,0 +1,87 @@
+"""CAMs of one layer: a weighted sum of its activations A with the gradients g of the class's logit.
+
+All of them read the same activations and gradients, so together they cost one forward and one partial
+backward pass. They differ only in how a channel, or a place in a channel, is weighted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from heatproof.registry import Card, explainer
+from heatproof.types import Trace
+
+NEEDS = ("activations", "gradients")
+
+
+def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
+    """ReLU of sum_k w_k A_k: "b c" and "b c h w" -> "b h w"."""
+    return torch.einsum("bc,bchw->bhw", weights, activations).relu()
+
+
+def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, and 0 where the denominator is 0: no epsilon shifts the other values."""
+    zero = denominator == 0
+    return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, denominator))
+
+
+@explainer("gradcam", needs=NEEDS, cite="selvaraju2017gradcam")
+def gradcam(trace: Trace) -> Tensor:
+    """Channels weighted by their mean gradient.
+
+    ReLU(sum_k w_k A_k), w_k = mean_ij g_kij.
+    """
+    return weighted_sum(trace.gradient.mean((2, 3)), trace.activation)
+
+
+def gradcam_plus_plus_map(activations: Tensor, gradients: Tensor) -> Tensor:
+    """ "b c h w" twice -> "b h w"."""
+    square = gradients**2
+    total = activations.sum((2, 3), keepdim=True)
+    alpha = safe_ratio(square, 2 * square + total * square * gradients)
+    return weighted_sum((alpha * gradients.relu()).sum((2, 3)), activations)
+
+
+@explainer(
+    "gradcam++", needs=NEEDS, cite="chattopadhay2018gradcampp", aliases=("gradcamplusplus", "gradcampp")
+)
+def gradcam_plus_plus(trace: Trace) -> Tensor:
+    """Channels weighted by positive gradients, each place by its share in the class (eq. 19).
+
+    w_k = sum_ij alpha_kij ReLU(g_kij), alpha_kij = g_kij^2 / (2 g_kij^2 + (sum_ab A_kab) g_kij^3).
+    alpha is 0 where its denominator is 0; no epsilon is added. The factor exp(S) of the paper is the same
+    for every weight of an image and drops out when the map is normalised.
+    """
+    return gradcam_plus_plus_map(trace.activation, trace.gradient)
+
+
+@explainer(
+    "layercam", needs=NEEDS, cite="jiang2021layercam", card=Card(relu="on the gradient, before the product")
+)
+def layercam(trace: Trace) -> Tensor:
+    """Every place weighted by its own positive gradient.
+
+    sum_k ReLU(g_k) * A_k. The paper's outer ReLU acts when the map is normalised; activations that are
+    never negative make it idle.
+    """
+    return (trace.gradient.relu() * trace.activation).sum(1)
+
+
+@explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam")
+def xgradcam(trace: Trace) -> Tensor:
+    """Channels weighted by the share of the logit their activation explains.
+
+    w_k = sum_ij g_kij A_kij / sum_ij A_kij, and 0 for a channel whose activations sum to 0.
+    """
+    products = (trace.gradient * trace.activation).sum((2, 3))
+    return weighted_sum(safe_ratio(products, trace.activation.sum((2, 3))), trace.activation)
+
+
+@explainer("hirescam", needs=NEEDS, cite="draelos2020hirescam")
+def hirescam(trace: Trace) -> Tensor:
+    """Every place weighted by its own gradient, sign included.
+
+    ReLU(sum_k g_k * A_k).
+    """
+    return (trace.gradient * trace.activation).sum(1).relu()

@@ -1,0 +1,80 @@
+"""CAMs from the main direction of a layer's activations (EigenCAM) or of gradient times activation.
+
+A layer gives a matrix M "hw c": one row per place, one column per channel. The first left singular vector
+of M is the first eigenvector of the small matrix M M^T (49x49 for a ResNet), so no SVD of a 49x2048 matrix
+is needed. Repeated squaring of that small matrix leaves only its first eigenvector; unlike an
+eigensolver it is a few batched products, which a GPU runs for all images at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from heatproof.registry import Card, explainer
+from heatproof.types import Trace
+
+SQUARINGS = 24  # the matrix to the power 2**24: a second eigenvalue 1e-6 below the first is gone
+
+
+def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
+    """ "b c h w" -> unit vectors "b h w" of the first left singular vector, and the singular values "b"."""
+    rows = features.flatten(2).transpose(1, 2).double()
+    if centred:
+        rows = rows - rows.mean(1, keepdim=True)
+    gram = rows @ rows.transpose(1, 2)
+    # Scaled by the largest entry: squaring must neither overflow nor vanish.
+    power = gram
+    for _ in range(SQUARINGS):
+        largest = power.abs().amax((1, 2), keepdim=True)
+        power = power / torch.where(largest > 0, largest, 1.0)
+        power = power @ power
+    # Every column is now a multiple of the eigenvector; the longest is the most exact.
+    best = power.norm(dim=1).argmax(1)
+    vector = power.gather(2, best[:, None, None].expand(-1, power.shape[1], 1))[..., 0]
+    length = vector.norm(dim=1, keepdim=True)
+    vector = vector / torch.where(length > 0, length, 1.0)
+    value = torch.einsum("bi,bij,bj->b", vector, gram, vector).clamp(min=0).sqrt()
+    return vector.unflatten(1, features.shape[2:]), value
+
+
+def flip_to_larger_side(values: Tensor) -> Tensor:
+    """Turn each map so that its largest deviation from zero is positive."""
+    low, high = values.flatten(1).aminmax(dim=1)
+    return values * torch.where(low.abs() > high.abs(), -1.0, 1.0)[:, None, None]
+
+
+@explainer(
+    "eigencam",
+    needs=("activations",),
+    cite="muhammad2020eigencam",
+    card=Card(
+        target="none: the same map for every class", relu="none", sign="turned so that its sum is >= 0"
+    ),
+)
+def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
+    """The main direction of the activations; knows neither class nor gradient.
+
+    First right singular vector of the activations "c hw", not centred, turned so that its sum is >= 0.
+    centred=true subtracts each channel's mean first and returns the projection on the first component, as
+    the grad-cam package does; it is turned to its larger side, since such a projection sums to 0.
+    """
+    vector, value = leading_direction(trace.activation, centred)
+    if centred:
+        return flip_to_larger_side(vector * value[:, None, None]).float()
+    return (vector * torch.where(vector.sum((1, 2)) < 0, -1.0, 1.0)[:, None, None]).float()
+
+
+@explainer(
+    "eigengradcam",
+    needs=("activations", "gradients"),
+    cite="muhammad2020eigencam",
+    card=Card(relu="none", sign="flipped where |min| > |max|"),
+)
+def eigengradcam(trace: Trace) -> Tensor:
+    """The main direction of gradient times activation.
+
+    Projection on the first principal component of g * A, centred per channel, flipped if |min| > |max|.
+    """
+    vector, value = leading_direction(trace.gradient * trace.activation, centred=True)
+    return flip_to_larger_side(vector * value[:, None, None]).float()

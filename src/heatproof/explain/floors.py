@@ -1,0 +1,71 @@
+"""Floors: maps that know nothing of the model. A method that does not beat them explains nothing.
+
+random: uniform noise. edges: where the picture changes; many maps look like it (adebayo2018sanity). centre:
+the photographer's bias, objects sit in the middle; the usual floor of the pointing game (zhang2018pointing).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heatproof.explain._segments import pictures_of
+from heatproof.registry import Card, explainer
+from heatproof.types import Trace
+
+GREY = (0.2125, 0.7154, 0.0721)  # luminance of red, green, blue, as scikit-image weighs them
+FLOOR_CARD = Card(
+    target="none: the same map for every class",
+    relu="none",
+    sign="never negative",
+    resize="none: at the image's size",
+)
+
+
+@explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD)
+def random(trace: Trace) -> Tensor:
+    """Uniform noise, drawn from the seed and the image's pixels.
+
+    u_ij uniform in [0, 1). The same image gets the same map in every batch, another image another map.
+    """
+    pixels = trace.images.float().contiguous().cpu().numpy()
+    keys = (int.from_bytes(hashlib.blake2b(image.tobytes(), digest_size=16).digest()) for image in pixels)
+    drawn = [np.random.default_rng((trace.seed, k)).random(trace.image_size, dtype=np.float32) for k in keys]
+    return torch.from_numpy(np.stack(drawn)).to(trace.images.device)
+
+
+@explainer("edges", cite="sobel1968edges", aliases=("edge-detector", "sobel"), card=FLOOR_CARD)
+def edges(trace: Trace) -> Tensor:
+    """The Sobel edge strength of the grey picture.
+
+    sqrt((g_y^2 + g_x^2) / 2), g the 3x3 Sobel derivatives with the border pixels repeated. Grey is the
+    luminance of the picture restored through the model's preprocessing, or the channels' mean where there
+    are not three.
+    """
+    pictures = pictures_of(trace.model, trace.images)
+    if pictures.shape[1] == 3:
+        grey = torch.einsum("c,bchw->bhw", pictures.new_tensor(GREY), pictures)
+    else:
+        grey = pictures.mean(1)
+    smooth, difference = grey.new_tensor([0.25, 0.5, 0.25]), grey.new_tensor([0.5, 0.0, -0.5])
+    down, across = torch.outer(difference, smooth), torch.outer(smooth, difference)
+    padded = F.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")
+    slopes = F.conv2d(padded, torch.stack([down, across])[:, None])
+    return (slopes.square().sum(1) / 2).sqrt()
+
+
+@explainer("centre", cite="zhang2018pointing", aliases=("center",), card=FLOOR_CARD)
+def centre(trace: Trace) -> Tensor:
+    """A bump around the middle pixel (H // 2, W // 2).
+
+    exp(-8 ((i - H // 2)^2 / H^2 + (j - W // 2)^2 / W^2)): a standard deviation of a quarter of each side.
+    """
+    rows, columns = (
+        torch.exp(-8 * ((torch.arange(n, device=trace.images.device) - n // 2) / n) ** 2)
+        for n in trace.image_size
+    )
+    return torch.outer(rows, columns).expand(len(trace.images), -1, -1)

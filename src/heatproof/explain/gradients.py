@@ -1,0 +1,167 @@
+"""Maps from the gradient of the class's logit with respect to the input.
+
+Gradients say what a small change of a pixel does to the logit. A bare gradient is noisy, so SmoothGrad
+averages it around the image and Integrated Gradients along a line from a baseline to the image. Where a
+method visits many points, all points of all images go through one queue and are summed as they come back.
+
+Convention, here and in Blur IG and Guided IG: the map is the sum over channels of |attribution|; the plain
+sum over channels is kept beside it as the signed map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError
+from heatproof.explain._blur import gaussian_blur
+from heatproof.registry import Card, explainer
+from heatproof.types import Signed, Trace
+
+GRADIENT_CARD = Card(
+    relu="none",
+    sign="absolute values summed over channels; the plain sum is kept as the signed map",
+    resize="none: already at the image's size",
+)
+BLUR_SIGMA = 10.0  # the baseline of insertion and deletion
+RULES = ("gauss-legendre", "left", "right", "middle", "trapezoid")
+
+
+def over_channels(attributions: Tensor) -> Signed:
+    """ "b c H W" -> "b H W", without and with signs."""
+    return Signed(attributions.abs().sum(1), attributions.sum(1))
+
+
+def working_images(trace: Trace) -> Tensor:
+    """ "b c H W" in the precision gradients come back in: float32, or float64 where the model computes in it."""
+    return trace.images.double() if trace.model.dtype == torch.float64 else trace.images.float()
+
+
+def check_counts(method: str, **options: int) -> None:
+    for name, value in options.items():
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{method} {name} must be a whole number of at least 1, got {value!r}")
+
+
+def sum_of_gradients(
+    trace: Trace, points: int, visit: Callable[[range, Tensor, Tensor], tuple[Tensor, Tensor]], power: int = 1
+) -> Tensor:
+    """ "b c H W": sum over points of weight * gradient ** power, each image's points of its own.
+
+    visit(touched, which, rows) builds a batch: "j c H W" inputs and weights that broadcast to them. Input j
+    is point touched[which[j]] of image rows[j]. Points vary slowest: a batch shares what a point needs.
+    """
+    count = len(trace.images)
+    total = weights = torch.zeros_like(working_images(trace))
+
+    def make(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        nonlocal weights
+        touched = range(start // count, (stop - 1) // count + 1)
+        jobs = torch.arange(start, stop, device=trace.images.device)
+        inputs, weights = visit(touched, jobs // count - touched.start, jobs % count)
+        return inputs, trace.targets[jobs % count]
+
+    def done(gradients: Tensor, _logits: Tensor, start: int, stop: int) -> None:
+        jobs = torch.arange(start, stop, device=total.device)
+        total.index_add_(0, jobs % count, gradients**power * weights)
+
+    trace.queue.input_gradients(count * points, make, done)
+    return total
+
+
+@explainer("gradient", needs=("input_gradient",), cite="simonyan2014gradient", card=GRADIENT_CARD)
+def gradient(trace: Trace) -> Signed:
+    """The gradient of the logit at the image itself.
+
+    sum_c |d y / d x_c|. The paper takes the largest channel; the sum is COSE's convention.
+    """
+    assert trace.input_gradient is not None
+    return over_channels(trace.input_gradient)
+
+
+@explainer("smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD)
+def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
+    """The mean gradient at noisy copies of the image.
+
+    1/n sum_s dy/dx (x + e_s), e_s normal with standard deviation `noise` times (max x - min x) of each image.
+    squared=true averages squared gradients, as COSE's code does. Sample s draws its noise from (seed, s), the
+    same for every image, so that neither batch size nor order matters.
+    """
+    check_counts("smoothgrad", samples=samples)
+    images = working_images(trace)
+    low, high = images.flatten(1).aminmax(dim=1)
+    deviation = (noise * (high - low))[:, None, None, None]
+
+    def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        drawn = torch.stack([_normal(trace, s) for s in touched])
+        return images[rows] + deviation[rows] * drawn[which], images.new_tensor(1 / samples)
+
+    return over_channels(sum_of_gradients(trace, samples, visit, power=2 if squared else 1))
+
+
+@explainer("integrated-gradients", cite="sundararajan2017ig", aliases=("ig",), card=GRADIENT_CARD)
+def integrated_gradients(
+    trace: Trace, *, steps: int = 50, baseline: str = "zero", rule: str = "gauss-legendre"
+) -> Signed:
+    """The gradient averaged on the straight line from a baseline to the image, times the way.
+
+    (x - x0) * integral over a in [0, 1] of dy/dx (x0 + a (x - x0)).
+    baseline: "zero" (in normalised space), "black" (0 before normalisation), "blur" (Gaussian, sigma 10) or
+    "noise" (standard normal in normalised space, by the seed, the same for every image).
+    rule: how the integral is summed: "gauss-legendre" as captum does, "left", "right", "middle", "trapezoid".
+    """
+    check_counts("integrated-gradients", steps=steps)
+    images, start = working_images(trace), baseline_of(trace, baseline)
+    nodes, weights = (images.new_tensor(v).view(-1, 1, 1, 1) for v in quadrature(rule, steps))
+    way = images - start
+
+    def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        points = which + touched.start
+        return start[rows] + nodes[points] * way[rows], weights[points]
+
+    return over_channels(way * sum_of_gradients(trace, steps, visit))
+
+
+def baseline_of(trace: Trace, baseline: str) -> Tensor:
+    """ "b c H W": where a path starts."""
+    images = working_images(trace)
+    if baseline == "zero":
+        return torch.zeros_like(images)
+    if baseline == "blur":
+        return gaussian_blur(images, BLUR_SIGMA)
+    if baseline == "noise":
+        return _normal(trace, 0).to(images.dtype).expand_as(images)
+    if baseline == "black":
+        channels = trace.model.preprocess.channels
+        if channels != images.shape[1]:
+            raise InputError(
+                f"baseline 'black' needs the model's preprocessing, but that has {channels} channels and the "
+                f"images have {images.shape[1]}; give the model its own Preprocess or use baseline 'zero'"
+            )
+        return trace.model.preprocess.normalise(torch.zeros_like(images))
+    raise InputError(f"baseline must be 'zero', 'black', 'blur' or 'noise', got {baseline!r}")
+
+
+def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes in [0, 1] and their weights."""
+    if rule == "gauss-legendre":
+        nodes, weights = np.polynomial.legendre.leggauss(steps)
+        return (nodes + 1) / 2, weights / 2
+    if rule not in RULES:
+        raise InputError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
+    if rule == "trapezoid":  # `steps` nodes, both ends among them
+        ends = np.isin(np.arange(steps), (0, steps - 1))
+        weights = np.where(ends, 0.5, 1.0)
+        return np.linspace(0, 1, steps), weights / weights.sum()
+    shift = {"left": 0.0, "middle": 0.5, "right": 1.0}[rule]
+    return (np.arange(steps) + shift) / steps, np.full(steps, 1 / steps)
+
+
+def _normal(trace: Trace, sample: int) -> Tensor:
+    """ "c H W" of standard normal noise that depends on the seed and the sample's number alone."""
+    random = np.random.default_rng((trace.seed, sample))
+    drawn = random.standard_normal(trace.images.shape[1:], dtype=np.float32)
+    return torch.from_numpy(drawn).to(trace.images.device)

@@ -1,0 +1,121 @@
+"""The classifier beside its explanations: accuracy, recall, AUC.
+
+    accuracy = share of images whose own class has the highest probability (ties to the lower class)
+    recall_c = the same over the images of class c; macro = plain mean over the classes that occur
+    AUC_c    = (sum of the ranks of class c - n_c (n_c + 1) / 2) / (n_c n_rest), ties at their mean rank
+
+which is the Mann-Whitney statistic: the chance that an image of class c gets a higher p(c) than another.
+Two classes: AUC of class 1. More: one against the rest, plain mean over the classes that can be ranked.
+
+Outputs are probabilities as in gold.py, or with logits=True the raw outputs of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError
+from heatproof.metrics._inputs import as_tensor, same_length
+from heatproof.metrics.gold import class_labels, class_probabilities
+from heatproof.registry import metric
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class ClassifierScore:
+    """One number over all images, and the numbers of the classes it is made of."""
+
+    value: float
+    n: int
+    classes: Mapping[int, float] = field(default_factory=dict)
+    reason: str = ""
+
+
+@metric(
+    "accuracy", needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1)
+)
+def accuracy(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
+    """Share of images whose own class is the predicted one.
+
+    >>> accuracy([0, 1, 1], [0.2, 0.9, 0.4]).value
+    0.6666666666666666
+    """
+    y, scores = _checked(labels, probs, logits)
+    if len(y) == 0:
+        return ClassifierScore(NAN, 0, reason="there are no images")
+    return ClassifierScore(float((scores.argmax(1) == y).double().mean()), len(y))
+
+
+@metric("recall", needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1))
+def recall(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
+    """Share of each class that is recognised; the value is the plain mean over classes that occur."""
+    y, scores = _checked(labels, probs, logits)
+    k = scores.shape[1]
+    size = torch.bincount(y, minlength=k)
+    hits = torch.bincount(y[scores.argmax(1) == y], minlength=k)
+    return _macro((hits / size).tolist(), len(y), "has no image")
+
+
+@metric("auc", needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1))
+def auc(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
+    """Area under the ROC curve by ranks; for more than two classes the mean of one against the rest.
+
+    >>> auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).value
+    0.75
+    """
+    y, scores = _checked(labels, probs, logits)
+    if scores.shape[1] == 2:
+        both = _rank_auc(scores[:, 1] - scores[:, 0] if logits else scores[:, 1], y == 1)
+        return _macro([both, both], len(y), "has no image to rank or none to rank it against")
+    scores = _log_odds(scores) if logits else scores
+    values = [_rank_auc(scores[:, c], y == c) for c in range(scores.shape[1])]
+    return _macro(values, len(y), "has no image to rank or none to rank it against")
+
+
+def _checked(labels: Any, probs: Any, logits: bool) -> tuple[Tensor, Tensor]:
+    """Labels "b" and scores "b k", of which the highest is the prediction."""
+    if not logits:
+        scores = class_probabilities(probs)
+    else:
+        scores = as_tensor(probs).double()
+        scores = scores[:, None] if scores.ndim == 1 else scores
+        if scores.ndim != 2 or scores.shape[1] == 0 or not torch.isfinite(scores).all():
+            shape = tuple(scores.shape)
+            raise InputError(f"logits must be finite and 'b k', or 'b' for one-logit models; got {shape}")
+        if scores.shape[1] == 1:
+            scores = torch.cat([-scores / 2, scores / 2], dim=1)
+    same_length(labels=labels, probs=scores)
+    return class_labels(labels, scores.shape[1]).to(scores.device), scores
+
+
+def _log_odds(z: Tensor) -> Tensor:
+    """log p(c) / (1 - p(c)) of a softmax: orders images as p(c) does, without the ties of a saturated p."""
+    log_p = z.log_softmax(1)
+    log_rest = torch.log1p(-log_p.exp())
+    # The likeliest class may have p = 1 to the last digit: what the others hold is summed on its own.
+    top = z.argmax(1, keepdim=True)
+    rest = log_p.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
+    return log_p - log_rest.scatter(1, top, rest)
+
+
+def _rank_auc(scores: Tensor, positive: Tensor) -> float:
+    n, hits = len(scores), int(positive.sum())
+    if hits in (0, n):
+        return NAN
+    _, where, counts = torch.unique(scores, return_inverse=True, return_counts=True)
+    rank = (counts.cumsum(0) - (counts - 1) / 2).double()[where]
+    return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * (n - hits)))
+
+
+def _macro(values: list[float], n: int, why: str) -> ClassifierScore:
+    classes = dict(enumerate(values))
+    known = [v for v in values if v == v]
+    missing = ", ".join(str(c) for c, v in classes.items() if v != v)
+    reason = f"left out: class {missing} {why}" if missing else ""
+    return ClassifierScore(sum(known) / len(known) if known else NAN, n, classes, reason)

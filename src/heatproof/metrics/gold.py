@@ -1,0 +1,109 @@
+"""Gold lists: which images of a class count for its C-Score, and how much confidence each brings.
+
+    G(c) = {i : y_i = c and p_i(c) >= tau},  tau = 0.5, made anew at every checkpoint
+
+p(c) is the softmax, or for a one-logit model p(1) = sigmoid(z) and p(0) = 1 - sigmoid(z).
+elangovan2026cscore also says the list is anchored to the last epoch; its tables only fit a new list at
+every checkpoint, so that is the default, and an anchored list is one made with the anchor's probabilities.
+
+Beyond the paper, which names both as open:
+- tau="adaptive": tau_c is the n_c-th largest p(c) of all images, where n_c of them carry the label c, so
+  that c is predicted as often as it occurs. It depends on the ranking of p(c) alone, as AUC does: a
+  shifted threshold cannot empty the list, a lost ranking still does.
+- calibrated confidence: one temperature T, p**(1/T) renormalised, by least negative log-likelihood on the
+  images at hand (guo2017calibration). It changes weights, never membership.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from heatproof.errors import InputError
+from heatproof.metrics._inputs import as_tensor, same_length
+
+TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
+
+
+def class_probabilities(probs: Any) -> Tensor:
+    """ "b k" as given, or "b" or "b 1" (the probability of class 1) as "b 2"; float64, checked."""
+    p = as_tensor(probs).double()
+    if p.ndim == 1:
+        p = p[:, None]
+    if p.ndim != 2 or p.shape[1] == 0:
+        raise InputError(f"probabilities must be 'b k', or 'b' for one-logit models; got {tuple(p.shape)}")
+    # Asked this way round, NaN does not pass either.
+    if not ((p >= 0) & (p <= 1)).all():
+        raise InputError("probabilities must lie in [0, 1]; pass softmax or sigmoid outputs, not logits")
+    return torch.cat([1 - p, p], dim=1) if p.shape[1] == 1 else p
+
+
+def class_labels(labels: Any, classes: int) -> Tensor:
+    """ "b" whole numbers in 0 .. classes - 1, checked."""
+    y = as_tensor(labels)
+    if y.ndim != 1 or (y.is_floating_point() and not (y == y.round()).all()):
+        raise InputError(f"labels must be 'b' whole numbers; got {y.dtype} of shape {tuple(y.shape)}")
+    y = y.long()
+    outside = y[(y < 0) | (y >= classes)]
+    if len(outside):
+        raise InputError(
+            f"label {int(outside[0])} is outside the {classes} classes of the probabilities; "
+            f"use labels 0 to {classes - 1}"
+        )
+    return y
+
+
+def gold_list(labels: Any, probs: Any, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
+    """ "b" bool: images whose own class has a probability of at least tau.
+
+    >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
+    [True, False, True, False]
+    """
+    p, y = _checked(labels, probs)
+    own = p.gather(1, y[:, None])[:, 0]
+    return own >= thresholds(y, p, tau)[y]
+
+
+def thresholds(labels: Any, probs: Any, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
+    """ "k": the threshold each class's gold list is made with."""
+    p, y = _checked(labels, probs)
+    if tau != "adaptive":
+        if isinstance(tau, str) or not 0 <= tau <= 1:
+            raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
+        return torch.full((p.shape[1],), float(tau), dtype=p.dtype, device=p.device)
+    size = torch.bincount(y, minlength=p.shape[1])
+    if len(y) == 0:
+        return torch.ones(p.shape[1], dtype=p.dtype, device=p.device)
+    ranked = p.sort(dim=0, descending=True).values
+    return ranked.gather(0, (size - 1).clamp(min=0)[None])[0]
+
+
+def temperature(labels: Any, probs: Any) -> float:
+    """The temperature that makes the probabilities fit the labels best; above 1 where they are too sure."""
+    p, y = _checked(labels, probs)
+    if len(y) == 0:
+        return 1.0
+    log_p = p.clamp(min=torch.finfo(torch.float32).tiny).log()
+
+    def loss(log_t: float) -> float:
+        scaled = (log_p / math.exp(log_t)).log_softmax(1)
+        return -float(scaled.gather(1, y[:, None]).mean())
+
+    low, high = (math.log(t) for t in TEMPERATURES)
+    return float(math.exp(minimize_scalar(loss, bounds=(low, high), method="bounded").x))
+
+
+def calibrate(probs: Any, t: float) -> Tensor:
+    """ "b k": probabilities at temperature t."""
+    p = class_probabilities(probs).clamp(min=torch.finfo(torch.float32).tiny)
+    return (p.log() / t).softmax(1)
+
+
+def _checked(labels: Any, probs: Any) -> tuple[Tensor, Tensor]:
+    p = class_probabilities(probs)
+    same_length(labels=labels, probs=p)
+    return p, class_labels(labels, p.shape[1]).to(p.device)

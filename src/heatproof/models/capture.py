@@ -1,0 +1,238 @@
+"""The one shared pass: logits, activations and gradients for every method at once.
+
+Parameters are frozen for the duration, so nothing before the first needed layer builds a graph. At that
+layer the output is cut off and made a new leaf; everything behind it is recorded, and one backward pass
+stops there: the gradient never reaches the stem. k gradient CAMs cost one forward and one partial backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import InputError, LayerError, ModelError
+from heatproof.models.layers import (
+    Layout,
+    default_layer,
+    find_module,
+    first_tensor,
+    known_scales,
+    layout_of,
+    not_a_picture,
+    searched_scales,
+)
+from heatproof.models.model import Model, at_least_float, class_scores
+from heatproof.models.queue import Queue
+from heatproof.types import Trace
+
+
+def capture(
+    model: Model,
+    images: Tensor,
+    targets: Any = None,
+    needs: frozenset[str] = frozenset({"activations", "gradients"}),
+    layer: str | Sequence[str] | None = None,
+    queue: Queue | None = None,
+    seed: int = 0,
+) -> Trace:
+    """Run the pass over checked images. The caller holds `untouched(model.module)`."""
+    main, names = _choose_layers(model, images, needs, layer)
+    try:
+        return _capture(model, images, targets, needs, main, names, queue, seed)
+    except _NotAPicture as problem:
+        if layer is not None or model.layer is not None:
+            raise not_a_picture(model, problem.name, problem.output, images) from None
+    # The guess was wrong: look for the last picture by one pass, and remember it on the Model.
+    model.scales = searched_scales(model, images)
+    model.layer = model.scales[-1]
+    main, names = _choose_layers(model, images, needs, None)
+    return _capture(model, images, targets, needs, main, names, queue, seed)
+
+
+def _choose_layers(
+    model: Model, images: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """The main layer and every layer to capture."""
+    if not needs & {"activations", "gradients", "scales"}:
+        return None, ()
+    if layer is not None:
+        named = (layer,) if isinstance(layer, str) else tuple(layer)
+        if not named:
+            raise InputError("layer is an empty list; name at least one layer or leave it out")
+        for name in named:
+            find_module(model.module, name)
+        if len(named) > 1 or "scales" not in needs:
+            return named[-1], named
+        return named[0], tuple(
+            dict.fromkeys((*(known_scales(model) or searched_scales(model, images)), *named))
+        )
+    main = default_layer(model)
+    if main is None:
+        model.scales = searched_scales(model, images)
+        main = model.layer = model.scales[-1]
+    if "scales" not in needs:
+        return main, (main,)
+    if known_scales(model) is None:
+        model.scales = searched_scales(model, images)
+    return main, tuple(dict.fromkeys((*(known_scales(model) or ()), main)))
+
+
+def _capture(
+    model: Model,
+    images: Tensor,
+    targets: Any,
+    needs: frozenset[str],
+    main: str | None,
+    names: tuple[str, ...],
+    queue: Queue | None,
+    seed: int,
+) -> Trace:
+    count = len(images)
+    wants_layer_gradients = bool(needs & {"gradients", "scales"})
+    wants_input_gradient = "input_gradient" in needs
+    with torch.inference_mode(False), torch.set_grad_enabled(wants_layer_gradients or wants_input_gradient):
+        inputs = model.ready(images)
+        if "blank" in needs:
+            inputs = torch.cat([inputs, torch.zeros_like(inputs[:1])])
+        if inputs is images or wants_input_gradient or inputs.is_inference():
+            inputs = inputs.detach().clone(memory_format=torch.channels_last)
+        inputs.requires_grad_(wants_input_gradient)
+        with tap(model.module, names, wants_layer_gradients) as taken:
+            try:
+                logits = model.forward(inputs)
+            except (ValueError, AssertionError) as error:
+                raise _wrong_size(model, images, error) from error
+            except RuntimeError as error:
+                if "size" in str(error) or "shape" in str(error) or "channels" in str(error):
+                    raise _wrong_size(model, images, error) from error
+                raise
+        for name in names:
+            if name not in taken.outputs:
+                raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
+        chosen = model.check_targets(targets, logits.detach()[:count])
+        layouts = {name: _layout(taken, name, inputs, model) for name in names}
+        gradients = _gradients(
+            logits[:count], chosen, taken, inputs, wants_layer_gradients, wants_input_gradient
+        )
+    order = tuple(taken.order)
+
+    def pictures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {n: layouts[n].picture(t.detach()[:count]) for n, t in tensors.items() if n in layouts}
+
+    return Trace(
+        model=model,
+        images=images,
+        targets=chosen,
+        logits=logits.detach()[:count],
+        layer=main,
+        layers=order,
+        activations=pictures(taken.outputs),
+        gradients=pictures(gradients),
+        input_gradient=at_least_float(gradients["input"][:count]) if wants_input_gradient else None,
+        blank_logits=logits.detach()[count] if "blank" in needs else None,
+        queue=queue or Queue(model, (int(images.shape[-2]), int(images.shape[-1]))),
+        seed=seed,
+    )
+
+
+@dataclass
+class Taken:
+    """What the hooks saw: each layer's output as the leaf the gradient is asked for."""
+
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def order(self) -> list[str]:
+        return list(self.outputs)
+
+
+@contextmanager
+def tap(module: nn.Module, names: Sequence[str], gradients: bool = True) -> Iterator[Taken]:
+    """Hook the named layers; the hooks are gone when the context ends, however it ends."""
+    taken = Taken()
+
+    def hook(name: str, output: Any) -> Any:
+        tensor = first_tensor(output)
+        taken.whole[name] = output
+        if tensor is None:
+            return None
+        leaf = tensor
+        if gradients and not tensor.requires_grad:
+            leaf = tensor.detach().requires_grad_()
+        taken.outputs.pop(name, None)  # a module that runs twice counts where it ran last
+        taken.outputs[name] = leaf
+        # The rest of the network gets a copy: an in-place ReLU behind the layer must not change what we keep.
+        return replace_first(output, leaf.clone())
+
+    handles = [
+        find_module(module, name).register_forward_hook(lambda _m, _i, output, name=name: hook(name, output))
+        for name in names
+    ]
+    try:
+        yield taken
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def replace_first(output: Any, tensor: Tensor) -> Any:
+    """The same kind of output with its first tensor exchanged."""
+    if isinstance(output, Tensor):
+        return tensor
+    if isinstance(output, dict):
+        key = next(k for k, v in output.items() if isinstance(v, Tensor))
+        changed = type(output)(output)
+        changed[key] = tensor
+        return changed
+    items = list(output)
+    position = next(i for i, item in enumerate(items) if isinstance(item, Tensor))
+    items[position] = tensor
+    return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+
+
+class _NotAPicture(Exception):
+    def __init__(self, name: str, output: Any) -> None:
+        self.name, self.output = name, output
+
+
+def _layout(taken: Taken, name: str, inputs: Tensor, model: Model) -> Layout:
+    layout = layout_of(taken.outputs[name], inputs, model.module)
+    if layout is None:
+        raise _NotAPicture(name, taken.whole[name])
+    return layout
+
+
+def _gradients(
+    logits: Tensor, targets: Tensor, taken: Taken, inputs: Tensor, of_layers: bool, of_input: bool
+) -> dict[str, Tensor]:
+    wanted = dict(taken.outputs) if of_layers else {}
+    if of_input:
+        wanted["input"] = inputs
+    if not wanted:
+        return {}
+    score = class_scores(logits, targets).sum()
+    if not score.requires_grad:
+        raise ModelError(
+            "the model's output carries no gradient; does its forward run under torch.no_grad()?"
+        )
+    # Images of a batch do not see each other in evaluation mode, so the sum's gradient is each image's own.
+    found = torch.autograd.grad(score, list(wanted.values()), allow_unused=True)
+    for name, gradient in zip(wanted, found, strict=True):
+        if gradient is None:
+            raise LayerError(f"layer {name!r} does not lead to the output; name one that does")
+    return dict(zip(wanted, found, strict=True))
+
+
+def _wrong_size(model: Model, images: Tensor, error: Exception) -> InputError:
+    reason = str(error).strip().splitlines()[0]
+    height, width = model.preprocess.size
+    return InputError(
+        f"{model.name} cannot take images of shape {tuple(images.shape)} ({reason}); "
+        f"its own preprocessing makes {model.preprocess.channels}x{height}x{width}"
+    )

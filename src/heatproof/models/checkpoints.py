@@ -1,0 +1,213 @@
+"""Weights from a file into a module: safely, completely, or not at all.
+
+Files are read as safetensors or with torch.load(weights_only=True), so reading never runs code; pickled
+objects need allow_pickle=True. What training scripts wrap around a state dict is taken off again: outer
+dictionaries ("state_dict", "model", ...) and any prefix in front of the model's own names ("module.",
+"_orig_mod.", "model.net."). Every name and shape is checked before the first weight is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import CheckpointError
+
+# Where training scripts put the weights; averaged copies only where nothing else is there.
+PLAIN = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module", "weights")
+AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
+COUNTERS = "num_batches_tracked"  # absent from old files, and not used where BatchNorm has a momentum
+
+
+class ClassCountError(CheckpointError):
+    """The file fits but for the number of classes, which is `classes` in the file."""
+
+    def __init__(self, message: str, classes: int) -> None:
+        super().__init__(message)
+        self.classes = classes
+
+
+def load_checkpoint(
+    module: nn.Module, path: str | Path, *, allow_pickle: bool = False, name: str = "", new_head: bool = False
+) -> None:
+    """Write the file's weights into the module, all of them, or raise and change nothing.
+
+    new_head: let weights whose number of classes differs keep the module's own values.
+    """
+    write_weights(module, read_checkpoint(path, allow_pickle), str(path), name=name, new_head=new_head)
+
+
+def write_weights(
+    module: nn.Module, weights: Mapping[str, Tensor], source: str, *, name: str = "", new_head: bool = False
+) -> None:
+    """As load_checkpoint, for weights that are in memory; `source` says where they came from."""
+    wanted = module.state_dict()
+    found = fit_names(weights, wanted)
+    missing = [k for k in wanted if k not in found and not k.endswith(COUNTERS)]
+    unexpected = [k for k in found if k not in wanted]
+    reshaped = [k for k in found if k in wanted and found[k].shape != _shape(wanted[k])]
+    classes = None if missing or unexpected else _class_count(reshaped, found, wanted)
+    name = name or type(module).__name__
+    if classes is not None and new_head:
+        found = {k: v for k, v in found.items() if k not in reshaped}
+    elif classes is not None:
+        ours = _shape(wanted[reshaped[0]])[0]
+        raise ClassCountError(
+            f"{source} has {classes} classes but {name} was made with {ours}; make it with {classes}", classes
+        )
+    elif missing or unexpected or reshaped:
+        raise CheckpointError(
+            f"{source} does not fit {name}: {_differences(missing, unexpected, reshaped, found, wanted)}; "
+            "build the model the file was made for"
+        )
+    try:
+        module.load_state_dict(found, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"{source} does not load into {name}: {first_line(error)}") from error
+
+
+def read_checkpoint(path: str | Path, allow_pickle: bool = False) -> dict[str, Tensor]:
+    """The weights in a file by name, on the CPU, without what was wrapped around them."""
+    path = Path(path)
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder; name the weight file inside it")
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except FileNotFoundError:
+        raise CheckpointError(f"no such checkpoint: {path}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    if not start:
+        raise CheckpointError(f"{path} is empty; was its download or copy interrupted?")
+    if path.suffix == ".safetensors" or start[8:] == b"{":  # a length, then a header in JSON
+        try:
+            return safetensors.torch.load_file(path)
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} is not a complete safetensors file: {first_line(error)}"
+            ) from error
+    content = _torch_load(path, allow_pickle)
+    weights = _weights_in(content)
+    if weights is None:
+        held = _few(content) if isinstance(content, Mapping) else ""
+        raise CheckpointError(
+            f"{path} holds no weights but a {type(content).__name__}{held}; save model.state_dict() instead"
+        )
+    return weights
+
+
+def _torch_load(path: Path, allow_pickle: bool) -> Any:
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # about the age of the file's format; nothing a user can act on
+            return torch.load(path, map_location="cpu", weights_only=not allow_pickle)
+    except pickle.UnpicklingError as error:
+        if pickled := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            raise CheckpointError(
+                f"{path} holds pickled Python objects ({pickled[1]}), not only weights; "
+                "save model.state_dict() instead, or pass allow_pickle=True if you trust its code"
+            ) from None
+        raise _not_a_checkpoint(path) from error
+    except Exception as error:  # a file that is anything else fails anywhere inside the reader
+        if "TorchScript" in str(error):
+            raise CheckpointError(
+                f"{path} is a TorchScript archive; save the model's state_dict() instead"
+            ) from error
+        if allow_pickle and isinstance(error, (ImportError, AttributeError)):
+            raise CheckpointError(
+                f"{path} holds objects of a class that cannot be imported here: {first_line(error)}"
+            ) from error
+        raise _not_a_checkpoint(path) from error
+
+
+def _not_a_checkpoint(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not a checkpoint, or a broken one; save weights with torch.save(model.state_dict(), ...) "
+        "or as safetensors"
+    )
+
+
+def _weights_in(content: Any) -> dict[str, Tensor] | None:
+    """The innermost dictionary of tensors in what a file held."""
+    if isinstance(content, nn.Module):
+        return dict(content.state_dict())
+    if not isinstance(content, Mapping):
+        return None
+    for wrapper in PLAIN + AVERAGED:
+        if found := _weights_in(content.get(wrapper)):
+            return found
+    return {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)} or None
+
+
+def fit_names(weights: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Take off the prefix behind which most of the wanted names are found; leave out what lacks it.
+
+    >>> list(fit_names({"module.fc.bias": torch.zeros(1), "loss.weight": torch.zeros(1)}, ["fc.bias"]))
+    ['fc.bias']
+    """
+    weights = {name.replace("_orig_mod.", ""): tensor for name, tensor in weights.items()}
+    wanted = set(wanted)
+    prefixes: Counter[str] = Counter({"": 0})  # first, so that it wins a draw
+    for name in weights:
+        parts = name.split(".")
+        for i in range(len(parts)):
+            if ".".join(parts[i:]) in wanted:
+                prefixes["".join(part + "." for part in parts[:i])] += 1
+    prefix = prefixes.most_common(1)[0][0]
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def _class_count(reshaped: list[str], found: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> int | None:
+    """The file's number of classes, if all that differs is the first axis, everywhere in the same way."""
+    changes = {(_shape(wanted[k])[:1], found[k].shape[:1]) for k in reshaped}
+    only_first_axis = all(_shape(wanted[k])[1:] == found[k].shape[1:] for k in reshaped)
+    if len(changes) != 1 or not only_first_axis:
+        return None
+    (_, theirs) = changes.pop()
+    return int(theirs[0]) if theirs else None
+
+
+def _differences(
+    missing: list[str],
+    unexpected: list[str],
+    reshaped: list[str],
+    found: Mapping[str, Tensor],
+    wanted: Mapping[str, Any],
+) -> str:
+    shapes = [f"{k} is {_times(found[k].shape)}, not {_times(_shape(wanted[k]))}" for k in reshaped]
+    parts = [
+        f"{len(names)} {word}{_few(names)}"
+        for names, word in ((missing, "missing"), (unexpected, "unexpected"), (shapes, "of another shape"))
+        if names
+    ]
+    return ", ".join(parts)
+
+
+def _few(names: Iterable[Any], most: int = 3) -> str:
+    names = list(map(str, names))
+    return f" ({', '.join(names[:most])}{', ...' if len(names) > most else ''})"
+
+
+def _shape(value: Any) -> torch.Size:
+    return value.shape if isinstance(value, Tensor) else torch.Size()
+
+
+def _times(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "a number"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, short enough to be part of a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

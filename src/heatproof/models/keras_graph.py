@@ -1,0 +1,298 @@
+"""A Keras 3 model as an ordinary torch module.
+
+On its torch backend every Keras layer is an nn.Module that runs forward hooks, but a Keras model hides its
+layers from named_modules(). KerasClassifier walks the model's graph itself, with one child per layer under
+the layer's Keras name, so that hooks, tails and layer searches work as on any other network:
+
+    images "b c H W" -> (BGR, where the network wants it) -> "b H W c" -> the graph -> "b k" logits
+
+A final softmax or sigmoid is left out while the graph runs; the user's model keeps it. Layers and weights
+are the user's own, not copies.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from heatproof.errors import CheckpointError, ModelError, UnknownNameError, need
+from heatproof.models.checkpoints import first_line
+
+FILES = (".keras", ".h5", ".hdf5")
+SQUASHING = {"softmax", "log_softmax", "sigmoid", "log_sigmoid"}
+TRANSPARENT = {"Dropout", "Flatten", "Identity", "Reshape"}  # may stand behind the squashing
+# A graph that starts with one of these scales its pixels itself.
+SCALING = {"Rescaling", "Normalization", "TrueDivide", "Divide", "Multiply", "Subtract", "GetItem", "Stack"}
+# Layers by which an application is known when it was taken apart and named anew.
+KNOWN_BY_LAYER = {
+    "conv5_block16_concat": "DenseNet121",
+    "mixed10": "InceptionV3",
+    "post_bn": "ResNet50V2",
+    "conv5_block3_out": "ResNet50",
+    "block5_conv3": "VGG16",
+    "block14_sepconv2": "Xception",
+    "out_relu": "MobileNetV2",
+}
+
+
+def import_keras() -> ModuleType:
+    """Keras on the torch backend, which must be chosen before the first import."""
+    if "keras" not in sys.modules:
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+        _check_backend(os.environ["KERAS_BACKEND"])
+    keras = need("keras", "keras")
+    _check_backend(keras.backend.backend())
+    return keras
+
+
+def _check_backend(backend: str) -> None:
+    if backend != "torch":
+        raise ModelError(
+            f"Keras is set to its {backend} backend, heatproof needs torch; "
+            "set KERAS_BACKEND=torch before keras is imported"
+        )
+
+
+def is_keras(thing: Any) -> bool:
+    """Is this a Keras model? Answered without importing Keras."""
+    return any(c.__name__ == "Model" and c.__module__.startswith("keras.") for c in type(thing).__mro__)
+
+
+def build_application(name: str, num_classes: int | None, pretrained: bool, options: dict[str, Any]) -> Any:
+    """A network of keras.applications by its name there; a new head where the classes are not ImageNet's."""
+    keras = import_keras()
+    known = applications()
+    if name not in known:
+        raise UnknownNameError("Keras application", name, known)
+    options = {"classifier_activation": None, "weights": "imagenet" if pretrained else None} | options
+    if num_classes in (None, 1000) or options["weights"] is None:
+        return known[name](classes=num_classes or 1000, **options)
+    del options["classifier_activation"]
+    base = known[name](include_top=False, pooling="avg", **options)
+    return keras.Model(
+        base.input, keras.layers.Dense(num_classes, name="predictions")(base.output), name=base.name
+    )
+
+
+def read_model(path: str, allow_pickle: bool) -> Any:
+    """A whole model from a .keras or .h5 file."""
+    keras = import_keras()
+    if not Path(path).is_file():
+        raise ModelError(f"no such model file: {path}")
+    try:
+        return keras.saving.load_model(path, compile=False, safe_mode=not allow_pickle)
+    except Exception as error:  # zip, HDF5, JSON and registry errors, each of its own kind
+        if "Lambda" in str(error) and "safe_mode" in str(error):
+            raise ModelError(
+                f"{path} holds pickled Python code; pass allow_pickle=True if you trust it"
+            ) from None
+        raise ModelError(f"{path} does not load as a Keras model: {first_line(error)}") from error
+
+
+def applications() -> dict[str, Callable[..., Any]]:
+    """The networks of keras.applications by name."""
+    found = vars(import_keras().applications).items()
+    return {name: f for name, f in found if callable(f) and not name.startswith("_")}
+
+
+def preprocess_input(model: Any) -> Callable[..., Any] | None:
+    """The function that scales "... h w c" pixels in [0, 255] for this model, None where nobody knows.
+
+    The model is recognised as one of keras.applications by its name, by the name of a model inside it, or by
+    a layer; a model that starts by scaling takes pixels as they are.
+    """
+    graph = _graph_of(model)
+    first = next((op for op in graph.operations if type(op).__name__ != "InputLayer"), None)
+    if type(first).__name__ in SCALING:
+        return lambda pixels, data_format=None: pixels
+    inner = [op for op in graph.operations if is_keras(op)]
+    for part in (model, *inner):
+        names = {layer.name for layer in part.layers}
+        by_layer = next((known for layer, known in KNOWN_BY_LAYER.items() if layer in names), "")
+        if function := _application(part.name) or _application(by_layer):
+            return getattr(sys.modules[function.__module__], "preprocess_input", None)
+    return None
+
+
+def _application(name: str) -> Callable[..., Any] | None:
+    """The application whose name this one starts with: "mobilenetv2_1.00_224" is a MobileNetV2."""
+    squeezed = re.sub(r"[^a-z0-9]", "", name.lower())
+    near = [(len(known), f) for known, f in applications().items() if squeezed.startswith(known.lower())]
+    return max(near, key=lambda item: item[0])[1] if near else None
+
+
+class KerasGraph(nn.Module):
+    """A Functional or Sequential model, run layer by layer."""
+
+    def __init__(self, model: Any, logits: bool) -> None:
+        super().__init__()
+        self.training = False  # Keras models predict until told otherwise
+        graph = _graph_of(model)
+        self._graph = (graph,)  # in a tuple: as a child, its weights would be listed twice
+        self._squashing = _squashing_operation(graph) if logits else ""
+        self._child_names: dict[str, str] = {}  # names are unique in a graph, but not all may name a child
+        for operation in graph.operations:
+            if type(operation).__name__ == "InputLayer":
+                continue
+            part = operation if isinstance(operation, nn.Module) else Operation(operation)
+            if is_keras(operation):
+                part = KerasGraph(operation, logits=operation.name == self._squashing)
+            name = operation.name.replace(".", "_")
+            name = f"{name}_" if hasattr(self, name) else name
+            self.add_module(name, part)
+            self._child_names[operation.name] = name
+
+    def forward(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        training = self.training if training is None else training
+        outputs = self._graph[0]._run_through_graph(
+            inputs, operation_fn=lambda operation: self._callable(operation, training)
+        )
+        return outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
+
+    def _callable(self, operation: Any, training: bool) -> Callable[..., Any]:
+        part: Callable[..., Any] = self._modules[self._child_names[operation.name]]  # type: ignore[assignment]
+        if operation.name == self._squashing and not isinstance(part, KerasGraph):
+            part = partial(_without_squashing, operation)
+        takes_training = isinstance(part, KerasGraph) or getattr(operation, "_call_has_training_arg", False)
+        return partial(part, training=True) if training and takes_training else part
+
+
+class KerasClassifier(KerasGraph):
+    """The whole model: images "b c H W" in, logits out."""
+
+    def __init__(self, model: Any, bgr: bool = False) -> None:
+        super().__init__(model, logits=True)
+        self._model = (model,)
+        self.bgr, self.channels_last = bgr, _channels_last(self._graph[0])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KerasClassifier:
+        """Keras copies models whole; copied one by one, the children would not be the graph's layers."""
+        copied = KerasClassifier(import_keras().models.clone_model(self._model[0]), self.bgr)
+        for ours, theirs in zip(copied.parameters(), self.parameters(), strict=True):
+            ours.data = theirs.data.clone()
+            ours.requires_grad_(theirs.requires_grad)
+        return copied
+
+    def forward(self, images: Tensor, training: bool | None = None, mask: Any = None) -> Tensor:
+        if self.bgr:
+            images = images.flip(1)
+        if self.channels_last:
+            images = images.permute(0, 2, 3, 1)
+        with import_keras().device(
+            str(images.device)
+        ):  # else Keras moves tensors to a device of its own choice
+            return super().forward(images, training, mask)
+
+    def load_keras_weights(self, path: str | Path) -> None:
+        """Weights from a .weights.h5 or .keras file."""
+        if not Path(path).is_file():
+            raise CheckpointError(f"no such checkpoint: {path}")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # Keras only warns of layers that stay random
+                self._model[0].load_weights(path)
+        except Exception as error:
+            raise CheckpointError(
+                f"{path} does not fit {self._model[0].name} ({first_line(error)}); "
+                "give the num_classes it was made with, or load the whole model from its .keras file"
+            ) from error
+
+    @property
+    def pixel_size(self) -> tuple[int, int] | None:
+        """Height and width the model was built for, where they are fixed."""
+        shape = self._graph[0].inputs[0].shape
+        size = shape[1:3] if self.channels_last else shape[2:4]
+        return (int(size[0]), int(size[1])) if None not in size else None
+
+    @property
+    def pixel_channels(self) -> int | None:
+        shape = self._graph[0].inputs[0].shape
+        return shape[3] if self.channels_last else shape[1]
+
+    @property
+    def class_count(self) -> int:
+        return int(self._graph[0].outputs[0].shape[-1])
+
+
+class Operation(nn.Module):
+    """A node of the graph that is no layer, such as keras.ops.relu."""
+
+    def __init__(self, operation: Any) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.operation(*args, **kwargs)
+
+
+def _graph_of(model: Any) -> Any:
+    """The Functional graph inside a model that takes one image and gives one row of scores."""
+    graph = getattr(model, "_functional", None) or model
+    if not hasattr(graph, "_run_through_graph"):
+        state = (
+            "is not built yet; call its build(input_shape)" if hasattr(model, "add") else "has no layer graph"
+        )
+        raise ModelError(
+            f"the Keras model {model.name} {state}; Functional and built Sequential models can be read"
+        )
+    if len(graph.inputs) != 1 or len(graph.outputs) != 1:
+        raise ModelError(
+            f"the Keras model {model.name} has {len(graph.inputs)} inputs and {len(graph.outputs)} outputs; "
+            "make a model of one image and one output from it"
+        )
+    return graph
+
+
+def _channels_last(graph: Any) -> bool:
+    for operation in graph.operations:
+        if is_keras(operation):
+            return _channels_last(_graph_of(operation))
+        if hasattr(operation, "data_format"):
+            return bool(operation.data_format == "channels_last")
+    return bool(import_keras().config.image_data_format() == "channels_last")
+
+
+def _squashing_operation(graph: Any) -> str:
+    """The name of what turns logits into probabilities at the end of a graph, or of the inner model there."""
+    tensor = graph.outputs[0]
+    while True:
+        operation, node_index, _ = tensor._keras_history
+        if is_keras(operation) or _squashes(operation):
+            return str(operation.name)
+        if type(operation).__name__ not in TRANSPARENT:
+            return ""
+        tensor = operation._inbound_nodes[node_index].input_tensors[0]
+
+
+def _squashes(operation: Any) -> bool:
+    activation = getattr(operation, "activation", None)
+    kind = getattr(activation, "__name__", type(operation).__name__)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower() in SQUASHING
+
+
+def _without_squashing(operation: Any, inputs: Tensor, **kwargs: Any) -> Any:
+    """Run the last layer without its activation; a layer that is nothing else hands its input on."""
+    if not hasattr(operation, "activation"):
+        return inputs
+    with _linear(operation):
+        return operation(inputs, **kwargs)
+
+
+@contextmanager
+def _linear(layer: Any) -> Iterator[None]:
+    activation = layer.activation
+    layer.activation = import_keras().activations.linear
+    try:
+        yield
+    finally:
+        layer.activation = activation

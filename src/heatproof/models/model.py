@@ -1,0 +1,174 @@
+"""A classifier as the rest of heatproof sees it: images in, one row of logits per image out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import InputError, ModelError, TargetError
+from heatproof.images.preprocess import Preprocess
+
+
+@dataclass(eq=False)
+class Model:
+    """An nn.Module with what heatproof knows about it. Nothing in the module is changed."""
+
+    module: nn.Module
+    name: str = ""
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    classes: tuple[str, ...] | None = None
+    layer: str | None = None  # where CAMs look; None: found by itself
+    scales: tuple[str, ...] | None = None  # where multi-scale CAMs look; None: found by itself
+    call: Callable[[Tensor], Any] | None = None  # how images enter the module, where it is not module(images)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, nn.Module):
+            raise InputError(f"a model must be an nn.Module, got {type(self.module).__name__}")
+        # Hooks do not reach into what torch.compile or data parallelism wrapped around the model.
+        if isinstance(getattr(self.module, "_orig_mod", None), nn.Module):
+            self.module = self.module._orig_mod
+        if isinstance(self.module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            self.module = self.module.module
+        self.name = self.name or type(self.module).__name__
+
+    @property
+    def device(self) -> torch.device:
+        tensor = self._any_tensor()
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        tensor = self._any_tensor()
+        return torch.float32 if tensor is None or not tensor.is_floating_point() else tensor.dtype
+
+    def _any_tensor(self) -> Tensor | None:
+        return next(self.module.parameters(), next(self.module.buffers(), None))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """ "b k" logits, float32, in whatever mode the module is in and with a graph where torch builds one."""
+        return logits_of((self.call or self.module)(images))
+
+    @torch.no_grad()
+    def logits(self, images: Tensor) -> Tensor:
+        """ "b k" logits in evaluation mode; the module is left as it was."""
+        with untouched(self.module):
+            return self.forward(self.ready(images))
+
+    def ready(self, images: Tensor) -> Tensor:
+        """Images on the model's device, in its type, in the memory format convolutions like best."""
+        return images.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
+
+    def check_images(self, images: Any) -> Tensor:
+        """Refuse what cannot be explained, with the reason."""
+        if not isinstance(images, Tensor):
+            images = torch.as_tensor(images)
+        if images.ndim != 4:
+            hint = "; add a batch axis with images[None]" if images.ndim == 3 else ""
+            raise InputError(f"images must be 'b c h w'; got shape {tuple(images.shape)}{hint}")
+        if 0 in images.shape:
+            raise InputError(f"the batch is empty: images have shape {tuple(images.shape)}")
+        if not images.is_floating_point():
+            raise InputError(f"images must be normalised floats, got {images.dtype}; use model.preprocess")
+        if not torch.isfinite(images).all():
+            bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
+            raise InputError(f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})")
+        return images.detach()
+
+    def check_targets(self, targets: Any, logits: Tensor) -> Tensor:
+        """ "b" classes to explain: the prediction where none is given."""
+        count, classes = len(logits), max(2, logits.shape[1])
+        if targets is None:
+            return predicted(logits)
+        chosen = torch.as_tensor(targets, device=logits.device)
+        if chosen.is_floating_point() or chosen.dtype == torch.bool:
+            raise TargetError(f"targets must be class numbers, got {chosen.dtype}")
+        if chosen.ndim == 0:
+            chosen = chosen.expand(count)
+        if chosen.shape != (count,):
+            raise TargetError(f"{count} images need one target or {count}; got shape {tuple(chosen.shape)}")
+        wrong = chosen[(chosen < 0) | (chosen >= classes)]
+        if len(wrong):
+            raise TargetError(
+                f"target {int(wrong[0])} is out of range; the model has classes 0 to {classes - 1}"
+            )
+        return chosen.long()
+
+
+def as_model(model: Model | nn.Module) -> Model:
+    return model if isinstance(model, Model) else Model(model)
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in whatever a classifier returns: a tensor, a tuple, or an object with `logits`."""
+    if isinstance(output, dict):
+        output = output.get("logits", output)
+    output = getattr(output, "logits", output)
+    if isinstance(output, (tuple, list)) and output:
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"the model returned {type(output).__name__}, not logits; wrap it to return a tensor"
+        )
+    if output.ndim == 1:
+        output = output[:, None]
+    if output.ndim != 2:
+        raise ModelError(f"the model returned shape {tuple(output.shape)}; a classifier returns 'b k' logits")
+    return at_least_float(output)
+
+
+def at_least_float(tensor: Tensor) -> Tensor:
+    """float32, or float64 where the model computes in it."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def predicted(logits: Tensor) -> Tensor:
+    """ "b" predicted class; a one-logit model predicts class 1 where its logit is positive."""
+    return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """ "b k": softmax, or (1 - sigmoid, sigmoid) for a one-logit model."""
+    if logits.shape[1] == 1:
+        return torch.cat([(-logits).sigmoid(), logits.sigmoid()], dim=1)
+    return logits.softmax(1)
+
+
+def class_scores(logits: Tensor, targets: Tensor) -> Tensor:
+    """ "b" logit of each image's target; class 0 of a one-logit model is -z."""
+    if logits.shape[1] == 1:
+        return torch.where(targets == 1, logits[:, 0], -logits[:, 0])
+    return logits.gather(1, targets[:, None])[:, 0]
+
+
+def input_channels(module: nn.Module) -> int | None:
+    """Channels the first listed convolution takes, where there is one."""
+    convolutions = (part.in_channels for part in module.modules() if isinstance(part, nn.Conv2d))
+    return next(convolutions, None)
+
+
+@contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode with frozen parameters; every flag and the random state come back, whatever happens."""
+    modes = [(part, part.training) for part in module.modules()]
+    flags = [(weight, weight.requires_grad) for weight in module.parameters()]
+    cuda = sorted({w.device.index for w, _ in flags if w.device.type == "cuda"})
+    with torch.random.fork_rng(devices=cuda):
+        try:
+            for part, _ in modes:
+                # Not module.eval(): users override it, and some overrides do more than set the flag.
+                part.training = False
+            for weight, wanted in flags:
+                if wanted:
+                    weight.requires_grad_(False)
+            yield
+        finally:
+            for part, training in modes:
+                part.training = training
+            for weight, wanted in flags:
+                if wanted:
+                    weight.requires_grad_(True)

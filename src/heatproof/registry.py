@@ -1,0 +1,212 @@
+"""One small registry, filled by @explainer and @metric, open to plug-ins.
+
+A plug-in package names its modules under the entry-point groups "heatproof.explainers" and
+"heatproof.metrics"; importing them runs their decorators, as importing our own files does.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from heatproof.errors import InputError, UnknownNameError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Card:
+    """The conventions of one method, where libraries silently differ."""
+
+    target: str = "logit of the explained class"
+    relu: str = "after the sum over channels"
+    sign: str = "positive evidence only"
+    resize: str = "bilinear, align_corners=False"
+    normalisation: str = "min-max per map"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered function with what the rest of the program must know about it."""
+
+    name: str
+    function: Callable[..., Any]
+    needs: frozenset[str] = frozenset()
+    cite: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").split("\n")[0]
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Keyword-only arguments a user may set, with their defaults."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@dataclass(frozen=True)
+class Explainer(Entry):
+    """A method: Trace -> "b h w"."""
+
+    card: Card = field(default_factory=Card)
+
+
+@dataclass(frozen=True)
+class Metric(Entry):
+    """A pure function with a direction and bounds."""
+
+    level: str = "image"  # image, class or checkpoint
+    higher_is_better: bool | None = None
+    bounds: tuple[float, float] = (float("-inf"), float("inf"))
+
+
+EntryT = TypeVar("EntryT", bound=Entry)
+
+
+class Registry(Generic[EntryT]):
+    """Names to entries. Case, hyphens, underscores and spaces in a name do not matter."""
+
+    def __init__(self, kind: str, package: str, group: str) -> None:
+        self.kind, self.package, self.group = kind, package, group
+        self._entries: dict[str, EntryT] = {}
+        self._keys: dict[str, str] = {}
+        self._loaded = False
+
+    def add(self, entry: EntryT) -> None:
+        for name in (entry.name, *entry.aliases):
+            owner = self._keys.setdefault(_key(name), entry.name)
+            if owner != entry.name:
+                raise InputError(f"{self.kind} name {name!r} is already taken by {owner!r}")
+        if entry.name in self._entries and self._entries[entry.name].function is not entry.function:
+            raise InputError(f"{self.kind} {entry.name!r} is registered twice")
+        self._entries[entry.name] = entry
+
+    def get(self, name: str) -> EntryT:
+        self._load()
+        try:
+            return self._entries[self._keys[_key(name)]]
+        except KeyError:
+            raise UnknownNameError(self.kind, name, self._entries) from None
+
+    def names(self) -> list[str]:
+        self._load()
+        return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[EntryT]:
+        return (self._entries[name] for name in self.names())
+
+    def _load(self) -> None:
+        """Import every file of the package and every plug-in once."""
+        if self._loaded:
+            return
+        self._loaded = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+        for plugin in entry_points(group=self.group):
+            plugin.load()
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[-_\s]", "", name.lower())
+
+
+explainers: Registry[Explainer] = Registry("method", "heatproof.explain", "heatproof.explainers")
+metrics: Registry[Metric] = Registry("metric", "heatproof.metrics", "heatproof.metrics")
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def explainer(
+    name: str,
+    *,
+    needs: tuple[str, ...] = (),
+    cite: str = "",
+    aliases: tuple[str, ...] = (),
+    card: Card | None = None,
+) -> Callable[[Function], Function]:
+    """Register a method. `needs` names what the shared pass must provide:
+
+    activations, gradients (both at the layer), scales (activations and gradients at several layers),
+    input_gradient, blank (the logits of the all-zero image); nothing for methods that only predict.
+    """
+
+    def register(function: Function) -> Function:
+        explainers.add(Explainer(name, function, frozenset(needs), cite, aliases, card or Card()))
+        return function
+
+    return register
+
+
+def metric(
+    name: str,
+    *,
+    needs: tuple[str, ...] = (),
+    level: str = "image",
+    higher_is_better: bool | None = None,
+    bounds: tuple[float, float] = (float("-inf"), float("inf")),
+    cite: str = "",
+    aliases: tuple[str, ...] = (),
+) -> Callable[[Function], Function]:
+    """Register a metric. `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, ..."""
+
+    def register(function: Function) -> Function:
+        metrics.add(Metric(name, function, frozenset(needs), cite, aliases, level, higher_is_better, bounds))
+        return function
+
+    return register
+
+
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Read a name with options, as people write methods in TOML and on the command line.
+
+    >>> parse_call("lime(samples=200, segments='quickshift')")
+    ('lime', {'samples': 200, 'segments': 'quickshift'})
+    >>> parse_call("gradcam++")
+    ('gradcam++', {})
+    """
+    name, bracket, rest = text.strip().partition("(")
+    if not bracket:
+        return name, {}
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        assert isinstance(call, ast.Call) and not call.args
+        return name.strip(), {str(k.arg): _literal(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError, AssertionError):
+        raise InputError(
+            f"cannot read {text!r}; write a name and options, such as lime(samples=200)"
+        ) from None
+
+
+def _literal(node: ast.expr) -> Any:
+    """A Python literal; true and false may be written as TOML writes them."""
+    if isinstance(node, ast.Name):
+        if node.id in ("true", "false"):
+            return node.id == "true"
+        return node.id
+    return ast.literal_eval(node)
+
+
+def check_options(entry: Entry, given: dict[str, Any]) -> None:
+    """Refuse an option the function does not have."""
+    for option in given:
+        if option not in entry.options:
+            raise InputError(f"{entry.name} has no option {option!r}; {did_you_mean(option, entry.options)}")
+
+
+def split_calls(text: str) -> list[str]:
+    """Split a comma-separated list of calls, leaving commas inside brackets alone.
+
+    >>> split_calls("gradcam, lime(samples=9, seed=1),rise")
+    ['gradcam', 'lime(samples=9, seed=1)', 'rise']
+    """
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]

@@ -1,0 +1,188 @@
+"""What travels along the path: Batch -> Trace -> Maps -> Score, in Units.
+
+Shapes are written in axis names: b images, c channels, h w at a map's own size, H W at the image's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heatproof.errors import InputError
+
+if TYPE_CHECKING:
+    from heatproof.models.model import Model
+    from heatproof.models.queue import Queue
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is known about where the evidence is: boxes (x0, y0, x1, y1 in pixels), masks by part name."""
+
+    boxes: tuple[tuple[tuple[float, float, float, float], ...], ...] | None = None
+    masks: Mapping[str, Tensor] = field(default_factory=dict)  # each "b H W", bool
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Model-ready images with their names, labels and, where it exists, the truth."""
+
+    ids: tuple[str, ...]
+    images: Tensor  # "b c H W"
+    labels: Tensor | None = None  # "b"
+    truth: Truth | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one shared pass over a batch yields. Only what the methods declared is filled."""
+
+    model: Model
+    images: Tensor  # "b c H W", as given
+    targets: Tensor  # "b", the explained class
+    logits: Tensor  # "b k"
+    layer: str | None = None  # the layer most CAMs read
+    layers: tuple[str, ...] = ()  # every captured layer, in order of execution
+    activations: Mapping[str, Tensor] = field(default_factory=dict)  # each "b c h w", float32
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)  # each "b c h w", float32
+    input_gradient: Tensor | None = None  # "b c H W"
+    blank_logits: Tensor | None = None  # "k": the all-zero image
+    queue: Queue = None  # type: ignore[assignment]  # for methods that perturb the input
+    seed: int = 0
+
+    @property
+    def activation(self) -> Tensor:
+        assert self.layer is not None
+        return self.activations[self.layer]
+
+    @property
+    def gradient(self) -> Tensor:
+        assert self.layer is not None
+        return self.gradients[self.layer]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        return int(self.images.shape[-2]), int(self.images.shape[-1])
+
+
+class Signed(NamedTuple):
+    """What a method returns whose sign means something that its unsigned map loses."""
+
+    values: Tensor  # "b h w", what metrics read
+    signed: Tensor  # "b h w"
+
+
+@dataclass(frozen=True)
+class Maps:
+    """One method's maps of one batch, at the method's own size."""
+
+    method: str
+    values: Tensor  # "b h w", float32, as the method defines it (not normalised)
+    image_size: tuple[int, int]
+    explained: Tensor  # "b"
+    ids: tuple[str, ...] = ()
+    signed_values: Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.values.shape[0])
+
+    @property
+    def signed(self) -> Tensor:
+        """The map with its signs: the method's signed map where it has one of its own, else its values."""
+        return self.values if self.signed_values is None else self.signed_values
+
+    @property
+    def degenerate(self) -> Tensor:
+        """ "b" bool: maps that say nothing because nothing in them stands out."""
+        return ~normalise(self.values).flatten(1).any(1)
+
+    def normalised(self) -> Tensor:
+        """ "b h w" in [0, 1], at the method's own size."""
+        return normalise(self.values)
+
+    def upsample(self, size: tuple[int, int] | None = None) -> Tensor:
+        """ "b H W" in [0, 1]: bilinear to the image's size, then normalised there."""
+        return normalise(upsample(self.values, size or self.image_size))
+
+    def to(self, device: str | torch.device) -> Maps:
+        signed = None if self.signed_values is None else self.signed_values.to(device)
+        return replace(
+            self, values=self.values.to(device), explained=self.explained.to(device), signed_values=signed
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[Maps]) -> Maps:
+        """Batches of one method, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        signed = [p.signed_values for p in parts if p.signed_values is not None]
+        return replace(
+            parts[0],
+            values=torch.cat([p.values for p in parts]),
+            explained=torch.cat([p.explained for p in parts]),
+            ids=tuple(i for p in parts for i in p.ids),
+            signed_values=torch.cat(signed) if signed else None,
+        )
+
+
+def normalise(values: Tensor) -> Tensor:
+    """Clip negatives, then min-max each map to [0, 1]; a constant map becomes all zeros.
+
+    >>> normalise(torch.tensor([[[-1.0, 0.0], [1.0, 2.0]]])).tolist()
+    [[[0.0, 0.0], [0.5, 1.0]]]
+    """
+    positive = values.float().clamp(min=0)
+    low, high = positive.flatten(1).aminmax(dim=1)
+    span = (high - low)[:, None, None]
+    # An infinite divisor sends a constant map to zero without a branch per map.
+    return (positive - low[:, None, None]) / torch.where(span > 0, span, math.inf)
+
+
+def upsample(values: Tensor, size: tuple[int, int]) -> Tensor:
+    """ "b h w" -> "b H W", bilinear, align_corners=False."""
+    if tuple(values.shape[-2:]) == tuple(size):
+        return values.float()
+    return F.interpolate(values[:, None].float(), size=size, mode="bilinear", align_corners=False)[:, 0]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One row of results. A value that is not defined is NaN and says why in `reason`."""
+
+    model: str
+    checkpoint: str
+    image: str  # "" for a row about a whole class or checkpoint
+    label: int | None
+    explained: int | None
+    method: str
+    metric: str
+    value: float
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.value) and not self.reason:
+            raise InputError(f"{self.metric} of {self.method} is NaN without a reason")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The smallest piece of a run: it is done when the part file named after its hash exists."""
+
+    checkpoint: str
+    images: tuple[int, int]  # first, last + 1
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
+    seed: int = 0
+
+    @property
+    def hash(self) -> str:
+        content: dict[str, Any] = asdict(self)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

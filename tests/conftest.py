@@ -1,0 +1,93 @@
+"""What tests share: small networks with random weights, and a counter of passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+DATA = Path(__file__).parent / "data"
+REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def papers() -> dict[str, Any]:
+    """The published tables and the hand-computed vectors."""
+    return json.loads((DATA / "papers.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    if not REAL_DATA.is_dir():
+        pytest.skip("the real data folder is not here; these tests run where it lies beside the project")
+    return REAL_DATA
+
+
+@dataclass
+class Passes:
+    """Forward passes a module made, with the size of each batch, and backward passes through it."""
+
+    batches: list[int] = field(default_factory=list)
+    backward: int = 0
+
+    @property
+    def forward(self) -> int:
+        return len(self.batches)
+
+
+@contextmanager
+def counting(module: nn.Module) -> Iterator[Passes]:
+    passes = Passes()
+
+    def seen(_module: nn.Module, args: tuple[Any, ...], _output: Any) -> None:
+        passes.batches.append(len(args[0]))
+
+    handle = module.register_forward_hook(seen)
+    original = torch.autograd.grad
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        passes.backward += 1
+        return original(*args, **kwargs)
+
+    torch.autograd.grad = grad
+    try:
+        yield passes
+    finally:
+        handle.remove()
+        torch.autograd.grad = original
+
+
+def small_cnn(classes: int = 5, channels: int = 3, seed: int = 0) -> nn.Sequential:
+    """Three convolutions, 32x32 in, 8x8 at the last one."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(12, 16, 3, padding=1), nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def cnn() -> nn.Sequential:
+    return small_cnn().eval()
+
+
+def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Give parameters that start as zeros or ones (heads, layer scales, norms) values that matter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.numel() > 1 and parameter.std() < 1e-4:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return module.eval()
+
+
+Build = Callable[[], nn.Module]

@@ -1,0 +1,111 @@
+"""Accuracy, recall and AUC against scikit-learn, and where they are not defined."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score, roc_auc_score
+
+from heatproof.errors import InputError
+from heatproof.metrics.classifier import accuracy, auc, recall
+
+quick = settings(max_examples=40, deadline=None)
+
+
+def problem(seed: int, classes: int, n: int = 60, digits: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of every class and rounded logits, so that ties occur where digits are few."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.arange(classes), rng.integers(0, classes, n - classes)])
+    return labels, rng.normal(size=(n, classes)).round(digits) + np.eye(classes)[labels]
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    return torch.tensor(z).softmax(1).numpy()
+
+
+@quick
+@given(st.integers(0, 10_000), st.integers(0, 8))
+def test_binary_auc_equals_sklearn_with_ties(seed: int, digits: int) -> None:
+    y, z = problem(seed, 2, digits=digits)
+    z = z[:, 1].round(digits)
+    expected = roc_auc_score(y, z)
+    assert auc(y, z, logits=True).value == pytest.approx(expected, abs=1e-12)
+    assert auc(y, z[:, None], logits=True).value == pytest.approx(expected, abs=1e-12)
+    p = (1 / (1 + np.exp(-z))).round(digits + 1)
+    assert auc(y, p).value == pytest.approx(roc_auc_score(y, p), abs=1e-12)
+    assert auc(y, np.stack([1 - p, p], 1)).classes[1] == auc(y, p).value
+
+
+@quick
+@given(st.integers(0, 10_000), st.integers(3, 6))
+def test_multiclass_equals_sklearn(seed: int, classes: int) -> None:
+    y, z = problem(seed, classes)
+    p = softmax(z)
+    expected = roc_auc_score(y, p, multi_class="ovr", average="macro")
+    assert auc(y, p).value == pytest.approx(expected, abs=1e-12)
+    assert auc(y, z, logits=True).value == pytest.approx(expected, abs=1e-12)
+    assert auc(y, p).classes[2] == pytest.approx(roc_auc_score(y == 2, p[:, 2]), abs=1e-12)
+    predicted = z.argmax(1)
+    for outputs, logits in ((p, False), (z, True)):
+        assert accuracy(y, outputs, logits=logits).value == pytest.approx(accuracy_score(y, predicted))
+        found = recall(y, outputs, logits=logits)
+        assert found.value == pytest.approx(balanced_accuracy_score(y, predicted))
+        assert list(found.classes.values()) == pytest.approx(recall_score(y, predicted, average=None))
+
+
+def test_saturated_logits_still_rank() -> None:
+    """float64 cannot tell sigmoid(40) from sigmoid(80); the logits can."""
+    z = np.array([40.0, 60.0, 80.0, 100.0])
+    assert auc([0, 0, 1, 1], z, logits=True).value == 1
+    assert auc([0, 0, 1, 1], np.stack([-z, z], 1), logits=True).value == 1
+    three = np.stack([z, 0 * z, 0 * z - 1], 1)
+    assert auc([1, 2, 0, 0], three, logits=True).classes[0] == 1
+
+
+def test_slow_twin_counts_pairs() -> None:
+    y, z = problem(1, 2, digits=1)
+    pairs = [(a > b) + (a == b) / 2 for a in z[y == 1, 1] for b in z[y == 0, 1]]
+    assert auc(y, z[:, 1], logits=True).value == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_one_class_only_is_nan_with_a_reason() -> None:
+    found = auc([1, 1, 1], [0.2, 0.5, 0.9])
+    assert math.isnan(found.value) and "class 0, 1" in found.reason
+    found = recall([1, 1, 1], [0.2, 0.6, 0.9])
+    assert found.value == pytest.approx(2 / 3) and math.isnan(found.classes[0])
+    assert found.reason == "left out: class 0 has no image"
+    three = auc([0, 0, 1, 1], softmax(np.random.default_rng(0).normal(size=(4, 3))))
+    assert math.isnan(three.classes[2]) and not math.isnan(three.value) and "class 2" in three.reason
+    for metric in (accuracy, recall, auc):
+        nothing = metric([], np.zeros((0, 3)))
+        assert math.isnan(nothing.value) and nothing.n == 0 and nothing.reason
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_gives_the_same() -> None:
+    y, z = problem(0, 4)
+    for metric in (accuracy, recall, auc):
+        here, there = (
+            metric(y, z, logits=True),
+            metric(torch.tensor(y).cuda(), torch.tensor(z).cuda(), logits=True),
+        )
+        assert there.value == pytest.approx(here.value, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("labels", "probs", "logits", "sentence"),
+    [
+        ([0, 1], [0.5, 0.5, 0.5], False, "probs has 3 entries but labels has 2"),
+        ([0, 2], [0.5, 0.5], False, "label 2 is outside the 2 classes"),
+        ([0, 1], [0.5, -0.5], False, "probabilities must lie in [0, 1]; pass softmax or sigmoid outputs"),
+        ([0, 1], [0.5, float("inf")], True, "logits must be finite"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(labels: list, probs: list, logits: bool, sentence: str) -> None:
+    for metric in (accuracy, recall, auc):
+        with pytest.raises(InputError) as error:
+            metric(labels, probs, logits=logits)
+        assert sentence in str(error.value) and "\n" not in str(error.value)
