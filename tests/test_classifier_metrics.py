@@ -1,4 +1,4 @@
-"""Accuracy, recall and AUC against scikit-learn, and where they are not defined."""
+"""Accuracy, recall and AUC against scikit-learn, and where they are not defined; calibration."""
 
 import math
 
@@ -11,6 +11,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_scor
 
 from heatproof.errors import InputError
 from heatproof.metrics.classifier import accuracy, auc, recall
+from heatproof.metrics.gold import calibrate, temperature
 
 quick = settings(max_examples=40, deadline=None)
 
@@ -82,6 +83,17 @@ def test_one_class_only_is_nan_with_a_reason() -> None:
     for metric in (accuracy, recall, auc):
         nothing = metric([], np.zeros((0, 3)))
         assert math.isnan(nothing.value) and nothing.n == 0 and nothing.reason
+
+
+def test_calibration_finds_the_temperature_that_was_applied() -> None:
+    rng = np.random.default_rng(0)
+    truth = torch.tensor(rng.dirichlet([1, 1, 1], 6000))
+    y = torch.tensor([rng.choice(3, p=row) for row in truth.numpy()])
+    overconfident = calibrate(truth, 1 / 3)
+    t = temperature(y, overconfident)
+    assert t == pytest.approx(3, rel=0.05)
+    assert torch.allclose(calibrate(overconfident, t), truth, atol=0.02)
+    assert temperature([], np.zeros((0, 3))) == 1
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -54,8 +54,8 @@ def test_golden_vectors(papers: dict[str, Any], row: str) -> None:
 
 def test_constant_map_follows_the_formulas_inside_and_is_undefined_outside(papers: dict[str, Any]) -> None:
     finder, timing, box = code()
-    areas = [finder[None], timing[None], ~box[None], distance_to((finder | timing)[None])]
-    raw = _measure(torch.zeros(1, 21, 21), areas)[0].tolist()
+    areas, distance = [finder[None], timing[None], ~box[None]], distance_to((finder | timing)[None])
+    raw = _measure(torch.zeros(1, 21, 21), areas, distance)[0].tolist()
     order = ("FMR", "TMR", "BL", "AF", "AT", "AB", "DtS")
     golden = papers["synthetic"]["qr_v1_21x21_modules_K31"]["constant"]
     assert raw[1:] == pytest.approx([golden[name] for name in order], abs=1e-6)

@@ -48,9 +48,9 @@ class Entry:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Keyword-only arguments a user may set, with their defaults."""
+        """Arguments a user may set, with their defaults."""
         parameters = inspect.signature(self.function).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -67,6 +68,11 @@ class Trace:
     def gradient(self) -> Tensor:
         assert self.layer is not None
         return self.gradients[self.layer]
+
+    @cached_property
+    def product(self) -> Tensor:
+        """Gradient times activation at the layer, which several CAMs read: formed once."""
+        return self.gradient * self.activation
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -140,10 +146,11 @@ def normalise(values: Tensor) -> Tensor:
     [[[0.0, 0.0], [0.5, 1.0]]]
     """
     positive = values.float().clamp(min=0)
-    low, high = positive.flatten(1).aminmax(dim=1)
-    span = (high - low)[:, None, None]
+    # amin and amax, not aminmax: several times faster along one axis on a CPU.
+    low, high = (extreme(positive, dim=(1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
+    span = high - low
     # An infinite divisor sends a constant map to zero without a branch per map.
-    return (positive - low[:, None, None]) / torch.where(span > 0, span, math.inf)
+    return (positive - low) / torch.where(span > 0, span, math.inf)
 
 
 def upsample(values: Tensor, size: tuple[int, int]) -> Tensor:

@@ -26,7 +26,7 @@ GROWTH = "<= 2.5"
 
 
 def rows(quick: bool = False) -> list[Row]:
-    """About fifteen seconds; about five where `quick`, on fewer maps."""
+    """Seconds on free cores; `quick` takes a quarter of the maps."""
     return [*_ssim_rows(32 if quick else 128), *_growth_rows(16 if quick else 64, repeat=3 if quick else 5)]
 
 

@@ -36,7 +36,7 @@ def over_channels(attributions: Tensor) -> Signed:
 
 
 def working_images(trace: Trace) -> Tensor:
-    """ "b c H W" in the precision gradients come back in: float32, or float64 where the model computes in it."""
+    """ "b c H W" in the precision gradients come back in: float32, or the float64 of such a model."""
     return trace.images.double() if trace.model.dtype == torch.float64 else trace.images.float()
 
 
@@ -46,6 +46,7 @@ def check_counts(method: str, **options: int) -> None:
             raise InputError(f"{method} {name} must be a whole number of at least 1, got {value!r}")
 
 
+@torch.inference_mode(False)  # what is built here meets autograd, which refuses inference tensors
 def sum_of_gradients(
     trace: Trace, points: int, visit: Callable[[range, Tensor, Tensor], tuple[Tensor, Tensor]], power: int = 1
 ) -> Tensor:

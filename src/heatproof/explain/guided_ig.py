@@ -8,6 +8,9 @@ gradient * movement. Citation key: kapishnikov2021guidedig.
 Follows the authors' package; different from it: all images of the batch walk together, one forward and one
 backward pass per step, and a round that can move nothing ends the step. Positions are float64, since the path
 compares them for equality.
+
+A caution: which features move is a hard choice by rank, so the rounding of a float32 network, which changes
+with the batch size, can send the path another way and the map with it. A float64 network gives one answer.
 """
 
 from __future__ import annotations

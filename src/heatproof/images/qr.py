@@ -52,6 +52,11 @@ class QRSet(NamedTuple):
     labels: np.ndarray  # "n", int64
     masks: dict[str, np.ndarray]  # finder, timing, box: each "n H W", bool
 
+    def take(self, which: slice | np.ndarray) -> QRSet:
+        """Some of the pictures, with what belongs to them."""
+        masks = {part: mask[which] for part, mask in self.masks.items()}
+        return QRSet(self.pictures[which], self.labels[which], masks)
+
 
 def make_qr(
     n_positive: int = 600, n_negative: int = 600, size: int | tuple[int, int] = 224, seed: int = 0

@@ -131,24 +131,22 @@ def _score(
     masks = [align(mask, size, values, name) for name, mask in parts.items()]
     union = reduce(torch.logical_or, masks)
     inside = union if region is None else align(region, size, values, region_name)
-    everywhere = torch.broadcast_tensors(*masks, ~inside, distance_to(union))
-    stack = [mask.expand(len(values), *size) for mask in everywhere]
-    pieces = [
-        _measure(pixel_maps(values[part], size), [mask[part] for mask in stack])
-        for part in chunks(values, size)
-    ]
+    areas = [mask.expand(len(values), *size) for mask in (*masks, ~inside)]
+    pieces = []
+    for part in chunks(values, size):
+        distance = distance_to(union[part] if len(union) > 1 else union)
+        pieces.append(_measure(pixel_maps(values[part], size), [area[part] for area in areas], distance))
     table = torch.cat(pieces) if pieces else values.new_zeros((0, 2 * len(masks) + 4), dtype=torch.float32)
     found = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
     bare = ~union.flatten(1).any(1).expand(len(values))
     return found, [Cause(CONSTANT, table[:, 0] == 0), Cause(NO_PART, bare, ("distance",))]
 
 
-def _measure(values: Tensor, masks: Sequence[Tensor]) -> Tensor:
-    """ "b H W" in [0, 1] and the masks of the parts, of the outside and the distance field -> "b columns".
+def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:
+    """ "b H W" in [0, 1], the masks of the parts and of the outside, the distance field -> "b columns".
 
     The formulas as they stand, for constant maps too. Column 0 is the map's peak, the others follow `_keys`.
     """
-    *areas, distance = masks
     height, width = values.shape[-2:]
     pixels = (values / (1 + EPSILON)).flatten(1)
     mass = pixels.sum(1, dtype=torch.float64) + EPSILON

@@ -60,10 +60,13 @@ class Layout:
 
 def find_module(module: nn.Module, name: str) -> nn.Module:
     """The part of that name, or the nearest names."""
-    parts = dict(module.named_modules())
-    if name in parts and name:
-        return parts[name]
-    raise UnknownNameError("layer", name, [n for n in parts if n])
+    try:
+        found = module.get_submodule(name)
+    except AttributeError:
+        found = module
+    if found is module:
+        raise UnknownNameError("layer", name, [n for n, _ in module.named_modules() if n]) from None
+    return found
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -163,7 +166,7 @@ def known_scales(model: Model) -> tuple[str, ...] | None:
         return ("features",)
     if "Swin" in type(module).__name__:
         stages = [n for n in names if re.search(r"(^|\.)(layers\.\d+|features\.[1357])$", n)]
-        norm = next((n for n in names if re.search(r"^(\w+\.)?(norm|layernorm)$", n)), None)
+        norm = next((n for n in reversed(names) if re.search(r"^(\w+\.)?(norm|layernorm)$", n)), None)
         # Behind the last normalisation: in front of it, gradient times activation is 0 at every token,
         # since a LayerNorm does not see the length of its input.
         return (*stages[-3:-1], norm) if norm else tuple(stages[-3:]) or None
@@ -209,7 +212,8 @@ def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
         return None
     last = len(holds) - 1 - holds[::-1].index(True)
     name, child = children[last]
-    if isinstance(child, (nn.Sequential, nn.ModuleList)):
+    # A Hugging Face backbone answers with a record: features for us, but their pooled twin for its head.
+    if isinstance(child, (nn.Sequential, nn.ModuleList)) or hasattr(child, "base_model_prefix"):
         return _last_convolution(child, f"{prefix}{name}.")
     # Children of a Sequential run in the order they are listed; of another module, nobody knows.
     if isinstance(module, nn.Sequential):
@@ -217,12 +221,16 @@ def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
             if not isinstance(behind, BEHIND_CONVOLUTION + ACTIVATIONS):
                 break
             name = name_behind
+    elif isinstance(child, nn.Conv2d) and children[last + 1 :]:
+        name_behind, behind = children[last + 1]  # but a BatchNorm of the same width is its own
+        if getattr(behind, "num_features", None) == child.out_channels:
+            name = name_behind
     return prefix + name
 
 
 @torch.no_grad()
 def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]]:
-    """Every layer whose output is a picture, in order of execution, with its layout and channels. One pass."""
+    """Every layer whose output is a picture, in order of execution, with layout and channels. One pass."""
     found: dict[str, tuple[str, Layout, int]] = {}
     inputs = model.ready(images[:1])
 

@@ -26,7 +26,8 @@ from heatproof.models.model import Model, input_channels
 class Request:
     """What a network built by name should be."""
 
-    name: str
+    spec: str  # as the user wrote it, for messages
+    name: str = ""  # the part behind the colon
     num_classes: int | None = None  # None: as many as the library's default
     pretrained: bool = False
     empty: bool = False  # the weights come from a checkpoint
@@ -122,7 +123,7 @@ def build_hf(request: Request) -> Model:
     if missing and not labels:
         some = ", ".join(sorted(missing)[:3])
         raise ModelError(
-            f"hf:{request.name} has no weights for {some}: it is not a trained classifier; "
+            f"{request.spec} has no weights for {some}: it is not a trained classifier; "
             "pass num_classes= to begin with a random head"
         )
     names = tuple(str(module.config.id2label[i]) for i in range(module.config.num_labels))
@@ -223,7 +224,7 @@ def _download(
     except Exception as error:
         if not happens:
             raise
-        raise ModelError(f"{request.name} could not be loaded ({first_line(error)}); {instead}") from error
+        raise ModelError(f"{request.spec} could not be loaded ({first_line(error)}); {instead}") from error
 
 
 @contextmanager

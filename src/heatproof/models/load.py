@@ -61,7 +61,14 @@ def load_model(
     >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
     ('cat', 'dog')
     """
-    request = Request("", num_classes, pretrained, checkpoint is not None, allow_pickle, build_options)
+    request = Request(
+        str(spec_or_module) if isinstance(spec_or_module, (str, PathLike)) else "",
+        num_classes=num_classes,
+        pretrained=pretrained,
+        empty=checkpoint is not None,
+        allow_pickle=allow_pickle,
+        options=build_options,
+    )
     model = _build(spec_or_module, request)
     if checkpoint is not None:
         model = _with_weights(model, spec_or_module, request, Path(checkpoint))

@@ -30,8 +30,9 @@ class Model:
         if not isinstance(self.module, nn.Module):
             raise InputError(f"a model must be an nn.Module, got {type(self.module).__name__}")
         # Hooks do not reach into what torch.compile or data parallelism wrapped around the model.
-        if isinstance(getattr(self.module, "_orig_mod", None), nn.Module):
-            self.module = self.module._orig_mod
+        compiled = getattr(self.module, "_orig_mod", None)
+        if isinstance(compiled, nn.Module):
+            self.module = compiled
         if isinstance(self.module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             self.module = self.module.module
         self.name = self.name or type(self.module).__name__
@@ -50,7 +51,7 @@ class Model:
         return next(self.module.parameters(), next(self.module.buffers(), None))
 
     def forward(self, images: Tensor) -> Tensor:
-        """ "b k" logits, float32, in whatever mode the module is in and with a graph where torch builds one."""
+        """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
         return logits_of((self.call or self.module)(images))
 
     @torch.no_grad()
@@ -74,9 +75,13 @@ class Model:
             raise InputError(f"the batch is empty: images have shape {tuple(images.shape)}")
         if not images.is_floating_point():
             raise InputError(f"images must be normalised floats, got {images.dtype}; use model.preprocess")
-        if not torch.isfinite(images).all():
+        # One sum sees every bad pixel; which image holds it is asked only then.
+        if not torch.isfinite(at_least_float(images).sum()):
             bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
-            raise InputError(f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})")
+            if bad:
+                raise InputError(
+                    f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})"
+                )
         return images.detach()
 
     def check_targets(self, targets: Any, logits: Tensor) -> Tensor:
@@ -84,7 +89,7 @@ class Model:
         count, classes = len(logits), max(2, logits.shape[1])
         if targets is None:
             return predicted(logits)
-        chosen = torch.as_tensor(targets, device=logits.device)
+        chosen = torch.as_tensor(targets)  # checked where it is: a GPU need not be waited for
         if chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise TargetError(f"targets must be class numbers, got {chosen.dtype}")
         if chosen.ndim == 0:
@@ -96,7 +101,7 @@ class Model:
             raise TargetError(
                 f"target {int(wrong[0])} is out of range; the model has classes 0 to {classes - 1}"
             )
-        return chosen.long()
+        return chosen.to(logits.device, torch.long, non_blocking=True)
 
 
 def as_model(model: Model | nn.Module) -> Model:
@@ -160,15 +165,16 @@ def untouched(module: nn.Module) -> Iterator[None]:
     with torch.random.fork_rng(devices=cuda):
         try:
             for part, _ in modes:
-                # Not module.eval(): users override it, and some overrides do more than set the flag.
-                part.training = False
+                # Not module.eval(): users override it, and some overrides do more than set the flag. Past
+                # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
+                part.__dict__["training"] = False
             for weight, wanted in flags:
                 if wanted:
                     weight.requires_grad_(False)
             yield
         finally:
             for part, training in modes:
-                part.training = training
+                part.__dict__["training"] = training
             for weight, wanted in flags:
                 if wanted:
                     weight.requires_grad_(True)

@@ -38,7 +38,7 @@ class Queue:
         self.progress = progress
 
     def each(self, count: int, work: Callable[[int, int], Result], done: Callable[[Result], Any]) -> None:
-        """Call work(start, stop) over all jobs and hand each result on; halve the batch when memory runs out."""
+        """Call work(start, stop) over all jobs and hand results on; halve the batch when memory runs out."""
         start = 0
         while start < count:
             stop = min(count, start + self.batch_size)
@@ -59,7 +59,7 @@ class Queue:
     def predict(
         self, count: int, make: Callable[[int, int], Tensor], read: Callable[[Tensor, int, int], Tensor]
     ) -> Tensor:
-        """Forward passes only. make(start, stop) builds images, read(logits, start, stop) keeps what is needed."""
+        """Forward passes only. make(start, stop) builds images, read(logits, start, stop) reads them."""
         results: list[Tensor] = []
 
         # no_grad, not inference_mode: networks that cache tensors in evaluation mode could not train with
@@ -80,7 +80,7 @@ class Queue:
     ) -> None:
         """Gradients of the target's logit with respect to the input.
 
-        make(start, stop) returns images and targets; done(gradients, logits, start, stop) takes what comes back.
+        make(start, stop) returns images and targets; done(gradients, logits, start, stop) takes them on.
         """
 
         def work(start: int, stop: int) -> tuple[Tensor, Tensor, int, int]:

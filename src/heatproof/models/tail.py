@@ -22,7 +22,7 @@ from heatproof.models.model import Model
 
 
 class Tail:
-    """Logits of one image for changed activations of one layer. The caller holds `untouched(model.module)`."""
+    """Logits of one image for changed activations of one layer. The caller holds `untouched(...)`."""
 
     @torch.no_grad()
     def __init__(self, model: Model, image: Tensor, layer: str) -> None:

@@ -81,11 +81,13 @@ def panel(
     return sheet(rows, heading=heading, cmap=cmap)
 
 
-def sheet(rows: Sequence[Sequence[Tile]], *, heading: str = "", cmap: str | None = None) -> Image.Image:
-    """Rows of tiles, each cell as large as the largest picture."""
+def sheet(
+    rows: Sequence[Sequence[Tile]], *, heading: str = "", cmap: str | None = None, side: int = SMALLEST_TILE
+) -> Image.Image:
+    """Rows of tiles, each cell as large as the largest picture; small ones are enlarged to about `side`."""
     if not rows or not all(rows):
         raise InputError("a panel needs at least one tile in every row")
-    pictures = [[_enlarged(tile.picture) for tile in row] for row in rows]
+    pictures = [[_enlarged(tile.picture, side) for tile in row] for row in rows]
     wide = max(p.width for row in pictures for p in row)
     noted = [LINE * any(tile.note for tile in row) for row in rows]
     tall = [LINE + max(p.height for p in row) + note for row, note in zip(pictures, noted, strict=True)]
@@ -110,9 +112,9 @@ def sheet(rows: Sequence[Sequence[Tile]], *, heading: str = "", cmap: str | None
     return canvas
 
 
-def _enlarged(picture: Image.Image) -> Image.Image:
+def _enlarged(picture: Image.Image, side: int) -> Image.Image:
     """Small pictures in whole multiples, so that every pixel stays a square one can see."""
-    factor = max(1, round(SMALLEST_TILE / max(picture.size)))
+    factor = max(1, round(side / max(picture.size)))
     return ImageOps.scale(picture.convert("RGB"), factor, Image.Resampling.NEAREST)
 
 

@@ -1,0 +1,244 @@
+"""What explanations cost beside a bare forward pass, and beside the libraries people use today."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import partial
+from importlib.util import find_spec
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heatproof.bench.common import Row, side_by_side
+from heatproof.errors import need
+from heatproof.explain import explain
+from heatproof.models.model import Model, untouched
+from heatproof.models.queue import input_gradient
+
+CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
+GRAD_CAM = ("GradCAM", "GradCAMPlusPlus", "LayerCAM", "XGradCAM", "HiResCAM", "EigenCAM", "EigenGradCAM")
+SAMPLES = 64  # per image, for methods that take hundreds or thousands: the cost per pass is what is compared
+
+
+def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
+    """The whole section; on a GPU also milliseconds per image over batch sizes and precisions."""
+    torch.manual_seed(0)
+    model = _network("resnet50", device)
+    found = [*_cams(model, 4 if quick else 16, device, 2 if quick else 5)]
+    found += _perturbing(model, device, 1 if quick else 3)
+    if device.startswith("cuda"):
+        found += [row for name in ("resnet50", "convnext_base") for row in _per_image(name, device, quick)]
+    return found
+
+
+def _network(name: str, device: str) -> Model:
+    torchvision = need("torchvision", "torchvision")
+    return Model(getattr(torchvision.models, name)(weights=None).eval().to(device), name)
+
+
+def _bare(model: Model, images: Tensor) -> Callable[[], object]:
+    """One forward pass as anyone would write it, in the memory format we use."""
+
+    def forward() -> object:
+        with torch.inference_mode():
+            return model.module(images)
+
+    return forward
+
+
+def _cams(model: Model, batch: int, device: str, repeat: int) -> list[Row]:
+    images = torch.randn(batch, 3, 224, 224, device=device).contiguous(memory_format=torch.channels_last)
+    contenders: dict[str, Callable[[], object]] = {
+        "bare forward": _bare(model, images),
+        "seven CAMs": lambda: explain(model, images, CAMS, batch_size=batch),
+    }
+    if find_spec("captum"):
+        contenders["captum LayerGradCam"] = _captum_gradcam(model, images)
+    if find_spec("pytorch_grad_cam"):
+        contenders |= {f"grad-cam {name}": _grad_cam(model, images, name) for name in GRAD_CAM}
+    ms = side_by_side(contenders, repeat, device)
+    ours, bare = ms["seven CAMs"], ms["bare forward"]
+    what = f"seven CAMs together, ResNet-50, batch {batch}"
+    found = [Row(what, ours, "bare forward", bare, ours / bare, "<= 1.25")]
+    if "captum LayerGradCam" in ms:
+        captum = ms["captum LayerGradCam"]
+        found.append(Row(what, ours, "captum, Grad-CAM alone", captum, captum / ours, note="times faster"))
+    theirs = {name: ms[f"grad-cam {name}"] for name in GRAD_CAM if f"grad-cam {name}" in ms}
+    if theirs:
+        total = sum(theirs.values())
+        found.append(
+            Row(what, ours, "grad-cam, the same seven", total, total / ours, ">= 20", "times faster")
+        )
+        slowest = max(theirs, key=lambda name: theirs[name])
+        without = total - theirs[slowest]
+        note = f"times faster; without its slowest, {slowest}"
+        found.append(Row(what, ours, "grad-cam, six of them", without, without / ours, note=note))
+    return found
+
+
+def _captum_gradcam(model: Model, images: Tensor) -> Callable[[], object]:
+    captum = need("captum.attr", "references")
+    attribution = captum.LayerGradCam(model.module, model.module.layer4)
+    return lambda: attribution.attribute(images, target=0)
+
+
+def _grad_cam(model: Model, images: Tensor, name: str) -> Callable[[], object]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reference = need("pytorch_grad_cam", "references")
+        from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+    targets = [ClassifierOutputTarget(0)] * len(images)
+
+    def run() -> object:
+        with getattr(reference, name)(model=model.module, target_layers=[model.module.layer4]) as cam:
+            return cam(input_tensor=images, targets=targets)
+
+    return run
+
+
+def _perturbing(model: Model, device: str, repeat: int) -> list[Row]:
+    """Methods of many passes against the same number of passes in a bare loop, at the same batch size."""
+    batch, count = (32, 1) if device == "cpu" else (128, 8)
+    images = torch.randn(count, 3, 224, 224, device=device)
+    full = torch.randn(batch, 3, 224, 224, device=device).contiguous(memory_format=torch.channels_last)
+    targets = torch.zeros(batch, dtype=torch.long, device=device)
+    passes = SAMPLES * count
+
+    def loop(once: Callable[[], object]) -> Callable[[], object]:
+        def run() -> None:
+            for _ in range(passes // batch):
+                once()
+
+        return run
+
+    def gradient_pass() -> object:
+        with untouched(model.module):
+            return input_gradient(model, full, targets)
+
+    def ours(method: str) -> Callable[[], object]:
+        return lambda: explain(model, images, method, targets=0, batch_size=batch)
+
+    forwards = {
+        "lime": f"lime(samples={SAMPLES})",
+        "rise": f"rise(masks={SAMPLES})",
+        "scorecam": f"scorecam(channels={SAMPLES})",
+    }
+    backwards = {
+        "integrated gradients": f"ig(steps={SAMPLES})",
+        "smoothgrad": f"smoothgrad(samples={SAMPLES})",
+    }
+    contenders: dict[str, Callable[[], object]] = {
+        "bare": loop(_bare(model, full)),
+        "bare backward": loop(gradient_pass),
+        "one": _bare(model, images),
+    }
+    contenders |= {name: ours(method) for name, method in (forwards | backwards).items()}
+    contenders |= _reference_perturbations(model, images, batch)
+    ms = side_by_side(contenders, repeat, device)
+    found = []
+    for name in (*forwards, *backwards):
+        # The shared pass over the images gives their classes, so it is part of what the method needs.
+        least = ms["bare" if name in forwards else "bare backward"] + ms["one"]
+        kind = "forward" if name in forwards else "forward and backward"
+        found.append(
+            Row(
+                f"{name}, {passes} variants",
+                ms[name],
+                f"bare {kind} passes",
+                least,
+                ms[name] / least,
+                "<= 1.15",
+            )
+        )
+        if name in ("lime", "integrated gradients") and f"reference {name}" in ms:
+            other = ms[f"reference {name}"]
+            label = "lime package" if name == "lime" else "captum"
+            found.append(
+                Row(
+                    f"{name}, {passes} variants",
+                    ms[name],
+                    label,
+                    other,
+                    other / ms[name],
+                    note="times faster",
+                )
+            )
+    return found
+
+
+def _reference_perturbations(model: Model, images: Tensor, batch: int) -> dict[str, Callable[[], object]]:
+    found: dict[str, Callable[[], object]] = {}
+    if find_spec("captum"):
+        ig = need("captum.attr", "references").IntegratedGradients(model.module)
+        found["reference integrated gradients"] = lambda: ig.attribute(
+            images, target=0, n_steps=SAMPLES, internal_batch_size=batch
+        )
+    if find_spec("lime") and len(images) == 1:
+        explainer = need("lime.lime_image", "references").LimeImageExplainer(random_state=0)
+        picture = model.preprocess.restore(images)[0].permute(1, 2, 0).double().cpu().numpy()
+
+        def classify(batch_of_pictures: Any) -> Any:
+            pixels = torch.from_numpy(batch_of_pictures).permute(0, 3, 1, 2).float().to(model.device)
+            with torch.inference_mode():
+                return model.module(model.preprocess.normalise(pixels)).softmax(1).cpu().numpy()
+
+        def segment(image: Any) -> Any:
+            return need("skimage.segmentation", "references").slic(
+                image, n_segments=100, compactness=10, start_label=0
+            )
+
+        def run() -> object:
+            with redirect_stderr(StringIO()):
+                return explainer.explain_instance(
+                    picture,
+                    classify,
+                    num_samples=SAMPLES,
+                    batch_size=batch,
+                    segmentation_fn=segment,
+                    progress_bar=False,
+                )
+
+        found["reference lime"] = run
+    return found
+
+
+def _per_image(name: str, device: str, quick: bool) -> list[Row]:
+    """Milliseconds per image of the seven CAMs and of a bare forward, over batch size and precision."""
+    model = _network(name, device)
+    found = []
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        model.module.to(dtype)
+        for batch in (32,) if quick else (1, 32, 256):
+            images = torch.randn(batch, 3, 224, 224, device=device, dtype=dtype)
+            images = images.contiguous(memory_format=torch.channels_last)
+            contenders: dict[str, Callable[[], object]] = {
+                "ours": partial(explain, model, images, CAMS, batch_size=batch),
+                "gradcam": partial(explain, model, images, "gradcam", batch_size=batch),
+                "bare": _bare(model, images),
+            }
+            ms = {n: t / batch for n, t in side_by_side(contenders, 20, device, warmup=5).items()}
+            limit = "<= 1.1" if batch == 256 else ""
+            what = f"per image, {name}, batch {batch}, {precision}"
+            found += [
+                Row(
+                    f"seven CAMs {what}",
+                    ms["ours"],
+                    "bare forward",
+                    ms["bare"],
+                    ms["ours"] / ms["bare"],
+                    limit,
+                ),
+                Row(
+                    f"gradcam {what}",
+                    ms["gradcam"],
+                    "bare forward",
+                    ms["bare"],
+                    ms["gradcam"] / ms["bare"],
+                    limit,
+                ),
+            ]
+    return found

@@ -1,0 +1,49 @@
+"""The command line. Each command is one file beside this one; the work itself is done by the rooms they call.
+
+Exit codes: 0 all went well; 1 the command finished, but some images could not be used; 2 it could not start.
+"""
+
+from __future__ import annotations
+
+import click
+
+from heatproof import __version__
+from heatproof.cli._console import errors
+from heatproof.cli.bench import bench
+from heatproof.cli.demo import demo
+from heatproof.cli.explain import explain
+from heatproof.cli.listing import list_group
+from heatproof.errors import HeatproofError
+
+
+class Commands(click.Group):
+    """Shows what heatproof raises on purpose as one sentence instead of a traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except HeatproofError as error:
+            if ctx.params.get("debug"):
+                raise
+            errors.print(f"error: {error}", style="red", soft_wrap=True)
+            ctx.exit(2)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="heatproof")
+@click.option("--debug", is_flag=True, help="Show the whole traceback when something goes wrong.")
+def main(debug: bool) -> None:
+    """Can this heatmap be trusted? Explain image classifiers and score the explanations.
+
+    \b
+    Start here:
+      heatproof demo                                  train a small network, explain it, score the maps
+      heatproof explain lite0 cat.png                 heatmaps of a real ImageNet classifier, offline
+      heatproof list methods                          what can be computed, and what it costs
+
+    Every command explains itself: heatproof COMMAND --help
+    """
+
+
+for _command in (demo, explain, list_group, bench):
+    main.add_command(_command)

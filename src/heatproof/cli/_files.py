@@ -1,0 +1,65 @@
+"""Files the commands read and write; what goes wrong is one sentence."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from heatproof.errors import InputError
+
+
+def find_images(given: Sequence[str]) -> list[Path]:
+    """The files that are meant: a folder means the pictures in it, a pattern the files that match."""
+    found: list[Path] = []
+    for text in given:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            known = Image.registered_extensions()
+            matches = sorted(p for p in path.iterdir() if p.suffix.lower() in known)
+        elif not path.exists() and glob.has_magic(text):
+            matches = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file())
+        else:
+            matches = [path]  # a file that does not exist is reported like one that cannot be read
+        if not matches:
+            raise InputError(f"no image in {text!r}; name image files, a folder of them or a quoted pattern")
+        found += matches
+    return list(dict.fromkeys(found))
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """A name for each file's pictures; files that would share one are told apart by a number."""
+    seen: Counter[str] = Counter()
+    names = []
+    for path in paths:
+        seen[path.stem] += 1
+        names.append(path.stem if seen[path.stem] == 1 else f"{path.stem}-{seen[path.stem]}")
+    return names
+
+
+def file_part(method: str) -> str:
+    """A method as part of a file's name.
+
+    >>> file_part("lime(samples=200, segments='slic')")
+    'lime_samples=200_segments=slic'
+    """
+    return re.sub(r"[^\w+.=-]+", "_", method).strip("_")
+
+
+def save(picture: Image.Image, path: Path) -> Path:
+    try:
+        picture.save(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {path}: {error.strerror}") from error

@@ -1,0 +1,122 @@
+"""heatproof bench: run the sections of heatproof.bench and print what they measured."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import platform
+import re
+from pathlib import Path
+
+import click
+import torch
+from rich.table import Table
+
+from heatproof import bench as sections_of
+from heatproof.bench.common import Row
+from heatproof.cli._console import console, errors, new_table
+from heatproof.errors import InputError, UnknownNameError
+
+
+@click.command()
+@click.option("--section", "-s", multiple=True, help="Only this one; may be repeated. All by default.")
+@click.option("--quick", is_flag=True, help="Smaller and fewer measurements, rougher numbers.")
+@click.option(
+    "--device", default="cpu", show_default=True, help="cpu or cuda; cuda uses the device's own timers."
+)
+def bench(section: tuple[str, ...], quick: bool, device: str) -> None:
+    """Measure heatproof against bare forward passes and against other packages that are installed.
+
+    Contenders take turns in one process, medians are compared. A ratio means what its line says; "over" is a
+    ratio outside its limit on this machine.
+
+    \b
+    Examples:
+      heatproof bench --quick
+      heatproof bench --section explain --device cuda
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device here; leave out --device")
+    known = section_names()
+    for name in section:
+        if name not in known:
+            raise UnknownNameError("section", name, known)
+    console.print(machine(device))
+    for name in section or known:
+        run_section(name, quick, device)
+
+
+def section_names() -> list[str]:
+    """Files of heatproof.bench with measurements in them; `common` holds what they share."""
+    names = [module.name for module in pkgutil.iter_modules(sections_of.__path__)]
+    return sorted(name for name in names if name != "common" and not name.startswith("_"))
+
+
+def run_section(name: str, quick: bool, device: str) -> None:
+    try:
+        rows = importlib.import_module(f"{sections_of.__name__}.{name}").rows
+        takes_device = "device" in inspect.signature(rows).parameters
+        options = {"device": device} if takes_device else {}
+        with console.status(f"measuring {name}"):
+            found: list[Row] = rows(quick=quick, **options)
+    except ImportError as error:  # also a missing extra; its message holds the install line
+        errors.print(f"{name}: not measured: {error}", style="yellow", soft_wrap=True)
+        return
+    console.print(row_table(name if takes_device else f"{name} (on the CPU)", found))
+
+
+def row_table(title: str, rows: list[Row]) -> Table:
+    table = new_table(title)
+    table.add_column("what", overflow="fold", ratio=3)
+    table.add_column("ours ms", justify="right")
+    table.add_column("other", overflow="fold", ratio=1)
+    table.add_column("other ms", justify="right")
+    table.add_column("ratio", justify="right")
+    table.add_column("limit", justify="right", no_wrap=True)
+    table.add_column("")
+    table.add_column("note", overflow="fold", ratio=2)
+    for row in rows:
+        verdict = within(row.ratio, row.limit)
+        table.add_row(
+            row.what,
+            f"{row.ours_ms:,.2f}",
+            row.other,
+            f"{row.other_ms:,.2f}",
+            f"{row.ratio:.3g}",
+            row.limit,
+            {True: "ok", False: "over", None: ""}[verdict],
+            row.note,
+            style="red" if verdict is False else None,
+        )
+    return table
+
+
+def within(ratio: float, limit: str) -> bool | None:
+    """Whether a ratio keeps its limit; None where there is no limit.
+
+    >>> within(1.2, "<= 1.25"), within(19, ">= 20"), within(3, "")
+    (True, False, None)
+    """
+    if not limit:
+        return None
+    match = re.fullmatch(r"(<=|>=)\s*([\d.]+)", limit.strip())
+    if match is None:
+        raise InputError(f"a limit reads '<= 1.25' or '>= 20', not {limit!r}")
+    bound = float(match[2])
+    return ratio <= bound if match[1] == "<=" else ratio >= bound
+
+
+def machine(device: str) -> str:
+    """What the numbers were measured on."""
+    lines = [f"CPU: {cpu_name()}, {torch.get_num_threads()} threads; torch {torch.__version__}"]
+    if device.startswith("cuda"):
+        lines.append(f"GPU: {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}")
+    return "\n".join(lines)
+
+
+def cpu_name() -> str:
+    table = Path("/proc/cpuinfo")
+    if table.exists() and (line := re.search(r"^model name\s*:\s*(.+)$", table.read_text(), re.MULTILINE)):
+        return line[1]
+    return platform.processor() or platform.machine()

@@ -1,0 +1,198 @@
+"""heatproof explain: pictures in, overlays and panels out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from PIL import Image
+from rich.table import Table
+from torch import Tensor
+
+from heatproof.cli._console import Steps, console, errors, new_table, steps
+from heatproof.cli._files import file_part, find_images, make_folder, save, unique_names
+from heatproof.cli._models import class_name, model_options, open_model, read_target
+from heatproof.errors import InputError
+from heatproof.explain.api import explain as explain_images
+from heatproof.explain.api import read_methods
+from heatproof.images.preprocess import open_image, to_tensor
+from heatproof.models.model import Model, probabilities
+from heatproof.registry import split_calls
+from heatproof.report.panels import COLOUR_MAPS, Tile, overlay, panel
+
+IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One image with everything its pictures and its rows in the table show."""
+
+    name: str  # of its files, unique in the run
+    seen: Image.Image  # what the model sees, in 8 bits
+    chances: Tensor  # "k"
+    target: int
+    heat: dict[str, Tensor]  # method -> "H W" in [0, 1]
+
+
+@click.command()
+@model_options
+@click.argument("images", nargs=-1, required=True)
+@click.option(
+    "--methods",
+    "-m",
+    default="gradcam,layercam,eigencam",
+    show_default=True,
+    help='Comma-separated, options in brackets: "gradcam,lime(samples=200)".',
+)
+@click.option("--target", "-t", help="Class to explain, by number or name; the prediction by default.")
+@click.option("--layer", "-l", help="Where CAMs look; several with commas. Found by itself by default.")
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=Path("heatmaps"),
+    show_default=True,
+    help="Folder.",
+)
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Predictions to list.")
+@click.option("--cmap", type=click.Choice(list(COLOUR_MAPS)), default="inferno", show_default=True)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 1),
+    default=0.6,
+    show_default=True,
+    help="Weight of the map's colours.",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help="Inputs per pass; chosen by itself by default."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="For methods that draw random numbers.")
+@click.pass_context
+def explain(
+    ctx: click.Context,
+    model: str,
+    images: tuple[str, ...],
+    methods: str,
+    target: str | None,
+    layer: str | None,
+    out: Path,
+    top: int,
+    cmap: str,
+    alpha: float,
+    batch_size: int | None,
+    seed: int,
+    **choice: Any,
+) -> None:
+    """Heatmaps of MODEL for one or more IMAGES.
+
+    MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, FILE.py:FACTORY or lite0 (an ImageNet
+    classifier that needs no download). IMAGES are files, folders or quoted patterns. Each goes through the
+    model's own preprocessing; what is explained and drawn is the crop that the model sees.
+
+    \b
+    Written to the folder --out, for each image:
+      NAME.METHOD.png     the map over the picture
+      NAME.panel.png      the picture and every map, side by side
+
+    \b
+    Examples:
+      heatproof explain lite0 cat.png
+      heatproof explain lite0 photos/ "more/*.jpg" --methods "gradcam++,rise(masks=500)" --out maps
+      heatproof explain lite0 cat.png --target "tiger cat"
+      heatproof explain torchvision:resnet50 scan.png --checkpoint best.pt --classes names.txt
+
+    An image that cannot be read is reported and the others go on; the exit code is then 1.
+    """
+    read_methods(methods)  # a misspelt name should not wait for the model
+    paths = find_images(images)
+    loaded = open_model(model, **choice)
+    options = {
+        "methods": split_calls(methods),
+        "targets": read_target(target, loaded),
+        "layer": layer.split(",") if layer and "," in layer else layer,
+        "seed": seed,
+        "batch_size": batch_size,
+    }
+    make_folder(out)
+    named = list(zip(unique_names(paths), paths, strict=True))
+    at_once = batch_size or IMAGES_AT_ONCE
+    written: list[Path] = []
+    explained: list[Explained] = []
+    with steps("explaining", len(named)) as progress:
+        for start in range(0, len(named), at_once):
+            for one in explain_some(loaded, named[start : start + at_once], options, progress):
+                written += draw(loaded, one, out, cmap, alpha)
+                explained.append(replace(one, heat={}))  # the maps are on disk; a long run keeps no copy
+                progress.done(one.name)
+    if explained:
+        console.print(prediction_table(loaded, explained, top))
+        console.print(f"{len(explained)} of {len(named)} images explained; written to {out}:", soft_wrap=True)
+        for path in written:
+            console.print(f"  {path}", soft_wrap=True)
+    if len(explained) < len(named):
+        ctx.exit(1)
+
+
+def explain_some(
+    model: Model, named: Sequence[tuple[str, Path]], options: dict[str, Any], progress: Steps
+) -> list[Explained]:
+    """Those of the images that can be read."""
+    names, seen = [], []
+    for name, path in named:
+        try:
+            seen.append(model.preprocess.crop(open_image(path)))
+            names.append(name)
+        except InputError as error:
+            errors.print(f"not explained: {error}", style="red", soft_wrap=True)
+            progress.done(None)
+    if not seen:
+        return []
+    images = model.preprocess.normalise(torch.stack([to_tensor(picture) for picture in seen]))
+    maps = explain_images(model, images, **options, progress=progress.inputs)
+    chances = probabilities(model.logits(images)).cpu()
+    targets = next(iter(maps.values())).explained.tolist()
+    heat = {method: of_method.upsample().cpu() for method, of_method in maps.items()}
+    return [
+        Explained(names[i], seen[i], chances[i], targets[i], {m: values[i] for m, values in heat.items()})
+        for i in range(len(names))
+    ]
+
+
+def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
+    """Write one image's overlays and its panel."""
+    note = f"{one.chances[one.target]:.1%} {class_name(model, one.target)}"
+    tiles = [Tile(one.seen, "original", "what the model sees")]
+    files = []
+    for method, heat in one.heat.items():
+        picture = overlay(one.seen, heat, cmap, alpha)
+        files.append(save(picture, out / f"{one.name}.{file_part(method)}.png"))
+        tiles.append(Tile(picture, method, note if heat.any() else f"{note}: the map is constant"))
+    heading = f"{one.name}: {note}, explained by {model.name}"
+    return [*files, save(panel(tiles, heading=heading, cmap=cmap), out / f"{one.name}.panel.png")]
+
+
+def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> Table:
+    """The likeliest classes of each image; the explained one is marked, and added where it is missing."""
+    table = new_table(f"predictions of {model.name}")
+    table.add_column("image", overflow="fold")
+    table.add_column("class", justify="right")
+    table.add_column("name", overflow="fold")
+    table.add_column("probability", justify="right")
+    table.add_column("")
+    for one in explained:
+        ranked = one.chances.argsort(descending=True, stable=True)[:top].tolist()
+        rows = ranked if one.target in ranked else [*ranked, one.target]
+        for place, number in enumerate(rows):
+            table.add_row(
+                one.name if place == 0 else "",
+                str(number),
+                class_name(model, number),
+                f"{one.chances[number]:.1%}",
+                "explained" if number == one.target else "",
+                end_section=number == rows[-1],
+            )
+    return table

@@ -1,0 +1,126 @@
+"""heatproof list: what there is to choose from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import click
+import torch
+
+from heatproof.cli._console import console, new_table
+from heatproof.models.capture import capture
+from heatproof.models.layers import picture_layers
+from heatproof.models.load import load_model
+from heatproof.models.model import untouched
+from heatproof.models.tail import Tail
+from heatproof.registry import Card, Explainer, explainers, metrics
+
+# Options that count the inputs a method passes through the network for each image.
+COUNTS = ("samples", "masks", "steps", "channels")
+
+
+@click.group("list")
+def list_group() -> None:
+    """What there is: methods, metrics, layers.
+
+    \b
+    Examples:
+      heatproof list methods
+      heatproof list methods -v            with the conventions of each method
+      heatproof list metrics
+      heatproof list layers torchvision:resnet50
+    """
+
+
+@list_group.command("methods")
+@click.option("--verbose", "-v", is_flag=True, help="Also options and conventions, where libraries differ.")
+def list_methods(verbose: bool) -> None:
+    """Every explanation method: its idea, what it costs and where it comes from.
+
+    "shared pass": one forward and one partial backward pass serve all of these methods together. "inputs" are
+    what a method sends through the network for each image by default.
+    """
+    if verbose:
+        for entry in explainers:
+            console.print(method_page(entry), soft_wrap=True)
+        return
+    table = new_table("explanation methods")
+    table.add_column("method", no_wrap=True)
+    table.add_column("idea")
+    table.add_column("cost per image", no_wrap=True)
+    table.add_column("citation", no_wrap=True)
+    for entry in explainers:
+        table.add_row(entry.name, entry.summary, cost(entry), entry.cite)
+    console.print(table)
+    console.print(
+        'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
+    )
+
+
+def method_page(entry: Explainer) -> str:
+    """Everything about one method, one fact per line."""
+    facts = {"idea": entry.summary, "also called": ", ".join(entry.aliases), "cost per image": cost(entry)}
+    facts["options"] = ", ".join(f"{name}={value}" for name, value in entry.options.items())
+    facts |= {field.name: getattr(entry.card, field.name) for field in fields(Card)}
+    facts["citation"] = entry.cite
+    lines = [f"  {name + ':':<15} {fact}" for name, fact in facts.items() if fact]
+    return "\n".join([entry.name, *lines, ""])
+
+
+def cost(entry: Explainer) -> str:
+    """What a method adds to the pass that all methods share."""
+    for option in COUNTS:
+        if option in entry.options:
+            return f"{entry.options[option]:,} inputs"
+    if any(thing is Tail for thing in getattr(entry.function, "__globals__", {}).values()):
+        return "part of a pass per channel"
+    if "input_gradient" in entry.needs:
+        return "full backward pass"
+    return "shared pass" if entry.needs else "no pass"
+
+
+@list_group.command("metrics")
+def list_metrics() -> None:
+    """Every metric: its direction, its bounds, what it needs and where it comes from."""
+    table = new_table("metrics")
+    for column in ("metric", "per", "better", "bounds", "needs", "what it says", "citation"):
+        table.add_column(column, no_wrap=column not in ("needs", "what it says"))
+    for entry in metrics:
+        better = {True: "higher", False: "lower", None: "-"}[entry.higher_is_better]
+        low, high = (f"{bound:g}" if math.isfinite(bound) else "-" for bound in entry.bounds)
+        needs = ", ".join(sorted(entry.needs))
+        bounds = "-" if low == high == "-" else f"{low} to {high}"
+        table.add_row(entry.name, entry.level, better, bounds, needs, entry.summary, entry.cite)
+    console.print(table)
+
+
+@list_group.command("layers")
+@click.argument("model")
+@click.option(
+    "--image-size", type=click.IntRange(min=8), help="Side of the image; the model's own by default."
+)
+def list_layers(model: str, image_size: int | None) -> None:
+    """Every layer of MODEL that a CAM can read, in the order they run, with the grid each one has.
+
+    One pass over a blank image finds them. Weights do not matter here, so none are fetched.
+
+    \b
+    Examples:
+      heatproof list layers torchvision:resnet50
+      heatproof list layers timm:convnext_tiny --image-size 384
+    """
+    loaded = load_model(model)
+    size = (image_size, image_size) if image_size else loaded.preprocess.size
+    blank = torch.zeros(1, loaded.preprocess.channels, *size)
+    with untouched(loaded.module):
+        default = capture(loaded, blank, needs=frozenset({"activations"})).layer
+    table = new_table(f"layers of {loaded.name} for {size[0]}x{size[1]} images")
+    table.add_column("layer", overflow="fold")
+    table.add_column("grid", justify="right")
+    table.add_column("channels", justify="right")
+    table.add_column("")
+    for name, layout, channels in picture_layers(loaded, blank):
+        note = "default" if name == default else ""
+        table.add_row(name, f"{layout.height}x{layout.width}", str(channels), note)
+    console.print(table)

@@ -1,0 +1,120 @@
+"""CAMs against vectors computed by hand, and against slow float64 twins written as the papers write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from heatproof.explain.cams import gradcam, gradcam_plus_plus_map, hirescam, layercam, xgradcam
+from heatproof.explain.eigen import eigencam, eigengradcam, leading_direction
+from heatproof.types import Maps, Trace, normalise
+
+
+def trace_of(activation: torch.Tensor, gradient: torch.Tensor) -> Trace:
+    nothing = torch.zeros(len(activation), 1)
+    maps = {"activations": {"layer": activation}, "gradients": {"layer": gradient}}
+    return Trace(None, nothing, nothing, nothing, layer="layer", **maps)
+
+
+@pytest.fixture
+def by_hand(papers: dict[str, Any]) -> dict[str, Any]:
+    return papers["synthetic"]["cams"]
+
+
+@pytest.fixture
+def trace(by_hand: dict[str, Any]) -> Any:
+    return trace_of(*(torch.tensor([by_hand[name]], dtype=torch.float64) for name in ("A", "g")))
+
+
+def close(ours: torch.Tensor, expected: Any, atol: float = 1e-6) -> None:
+    expected = torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(ours[0].double(), expected, atol=atol, rtol=0)
+
+
+def test_gradcam(trace: Any, by_hand: dict[str, Any]) -> None:
+    close(trace.gradient.mean((2, 3)), by_hand["gradcam_w"])
+    close(gradcam(trace), by_hand["gradcam_map"])
+
+
+def test_gradcam_plus_plus_has_no_epsilon(trace: Any, by_hand: dict[str, Any]) -> None:
+    weights = torch.tensor(by_hand["gcpp_w_exact"], dtype=torch.float64)
+    expected = torch.einsum("c,chw->hw", weights, trace.activation[0]).relu()
+    close(gradcam_plus_plus_map(trace.activation, trace.gradient), expected, atol=1e-7)
+    with_epsilon = torch.tensor(by_hand["gcpp_w_lib"], dtype=torch.float64)
+    assert (weights - with_epsilon).abs().max() > 5e-7
+
+
+def test_layercam(trace: Any, by_hand: dict[str, Any]) -> None:
+    close(layercam(trace), by_hand["layercam"])
+
+
+def test_xgradcam(trace: Any, by_hand: dict[str, Any]) -> None:
+    weights = torch.tensor(by_hand["xgrad_w"], dtype=torch.float64)
+    close(xgradcam(trace), torch.einsum("c,chw->hw", weights, trace.activation[0]).relu())
+
+
+def test_eigencam(trace: Any, by_hand: dict[str, Any]) -> None:
+    close(eigencam(trace).flatten(1), by_hand["eigencam_uncentered_v1"])
+    projection = eigencam(trace, centred=True).flatten(1)
+    expected = torch.tensor(by_hand["eigen_centered_proj_up_to_sign"])
+    close(projection * torch.sign(projection[0, 0] * expected[0]), expected)
+
+
+def test_eigen_maps_equal_numpy_s_svd() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(3, 40, 5, 7))
+    trace = trace_of(torch.from_numpy(features), torch.ones(3, 40, 5, 7).double())
+    for centred in (False, True):
+        vectors, values = leading_direction(trace.activation, centred)
+        for i in range(3):
+            rows = features[i].reshape(40, -1).T
+            rows = rows - rows.mean(0) if centred else rows
+            left, singular, _ = np.linalg.svd(rows, full_matrices=False)
+            ours = vectors[i].flatten().numpy()
+            assert np.abs(ours * np.sign(ours @ left[:, 0]) - left[:, 0]).max() < 1e-8
+            assert values[i].item() == pytest.approx(singular[0])
+    ours = eigengradcam(trace)
+    assert (ours.flatten(1).amax(1) >= -ours.flatten(1).amin(1)).all()
+
+
+def plain_gradcam_plus_plus(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    """Equation 19 with loops."""
+    channels, height, width = activations.shape
+    out = np.zeros((height, width))
+    for k in range(channels):
+        weight = 0.0
+        for i in range(height):
+            for j in range(width):
+                g = gradients[k, i, j]
+                denominator = 2 * g**2 + activations[k].sum() * g**3
+                weight += (g**2 / denominator if denominator != 0 else 0.0) * max(g, 0.0)
+        out += weight * activations[k]
+    return np.maximum(out, 0)
+
+
+def test_gradcam_plus_plus_equals_its_equation() -> None:
+    rng = np.random.default_rng(1)
+    activations, gradients = rng.random((6, 3, 4)), rng.normal(size=(6, 3, 4))
+    gradients[2] = 0
+    ours = gradcam_plus_plus_map(*(torch.from_numpy(x)[None] for x in (activations, gradients)))
+    np.testing.assert_allclose(ours[0].numpy(), plain_gradcam_plus_plus(activations, gradients), rtol=1e-12)
+
+
+def test_a_dead_layer_gives_zeros_not_nan() -> None:
+    dead = trace_of(torch.zeros(1, 4, 3, 3), torch.zeros(1, 4, 3, 3))
+    for method in (gradcam, layercam, xgradcam, hirescam, eigencam, eigengradcam):
+        assert torch.equal(method(dead), torch.zeros(1, 3, 3))
+    assert torch.equal(gradcam_plus_plus_map(dead.activation, dead.gradient), torch.zeros(1, 3, 3))
+
+
+def test_maps_normalise_upsample_and_know_when_they_say_nothing() -> None:
+    values = torch.stack([torch.arange(4.0).view(2, 2) - 1, torch.full((2, 2), 3.0), -torch.rand(2, 2)])
+    maps = Maps("m", values, (8, 8), torch.zeros(3, dtype=torch.long))
+    assert maps.degenerate.tolist() == [False, True, True]
+    assert torch.equal(maps.normalised()[0], torch.tensor([[0.0, 0.0], [0.5, 1.0]]))
+    pixels = maps.upsample()
+    assert pixels.shape == (3, 8, 8) and (pixels.amin(), pixels.amax()) == (0, 1)
+    assert torch.equal(normalise(7 * values), maps.normalised())
