@@ -7,6 +7,7 @@ HeatproofError
 ├── ModelError            a model that cannot be loaded or run
 │   ├── CheckpointError   a weight file that is broken, unsafe or made for another model
 │   └── LayerError        a layer whose output is not a picture, or no layer that could be found
+├── StoreError            a run folder that cannot be written, read, or shared with another process
 └── MissingExtraError     an optional package is absent or broken; the install line is in the message
 """
 
@@ -51,6 +52,10 @@ class CheckpointError(ModelError):
 
 class LayerError(ModelError):
     """A layer whose output is not a picture, or no layer that could be found."""
+
+
+class StoreError(HeatproofError, RuntimeError):
+    """A run folder that cannot be written, read, or shared with another process."""
 
 
 class MissingExtraError(HeatproofError, ImportError):

@@ -21,6 +21,7 @@ from heatproof.models.queue import input_gradient
 
 CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
 GRAD_CAM = ("GradCAM", "GradCAMPlusPlus", "LayerCAM", "XGradCAM", "HiResCAM", "EigenCAM", "EigenGradCAM")
+REFERENCES = {"ig": "captum, the same", "lime": "lime package, the same"}
 SAMPLES = 64  # per image, for methods that take hundreds or thousands: the cost per pass is what is compared
 
 
@@ -101,71 +102,42 @@ def _grad_cam(model: Model, images: Tensor, name: str) -> Callable[[], object]:
 
 
 def _perturbing(model: Model, device: str, repeat: int) -> list[Row]:
-    """Methods of many passes against the same number of passes in a bare loop, at the same batch size."""
+    """Methods of many passes against the bare passes they need by definition, at the same batch size."""
     batch, count = (32, 1) if device == "cpu" else (128, 8)
     images = torch.randn(count, 3, 224, 224, device=device)
     full = torch.randn(batch, 3, 224, 224, device=device).contiguous(memory_format=torch.channels_last)
     targets = torch.zeros(batch, dtype=torch.long, device=device)
-    passes = SAMPLES * count
-
-    def loop(once: Callable[[], object]) -> Callable[[], object]:
-        def run() -> None:
-            for _ in range(passes // batch):
-                once()
-
-        return run
+    many, few = (SAMPLES, SAMPLES) if device == "cpu" else (1024, 64)  # on a GPU, near the methods' defaults
+    methods = {
+        f"lime(samples={many})": (many, "forward"),
+        f"rise(masks={many})": (many, "forward"),
+        f"scorecam(channels={many})": (many, "forward"),
+        f"ig(steps={few})": (few, "forward and backward"),
+        f"smoothgrad(samples={few})": (few, "forward and backward"),
+    }
 
     def gradient_pass() -> object:
         with untouched(model.module):
             return input_gradient(model, full, targets)
 
-    def ours(method: str) -> Callable[[], object]:
-        return lambda: explain(model, images, method, targets=0, batch_size=batch)
-
-    forwards = {
-        "lime": f"lime(samples={SAMPLES})",
-        "rise": f"rise(masks={SAMPLES})",
-        "scorecam": f"scorecam(channels={SAMPLES})",
-    }
-    backwards = {
-        "integrated gradients": f"ig(steps={SAMPLES})",
-        "smoothgrad": f"smoothgrad(samples={SAMPLES})",
-    }
     contenders: dict[str, Callable[[], object]] = {
-        "bare": loop(_bare(model, full)),
-        "bare backward": loop(gradient_pass),
-        "one": _bare(model, images),
+        "forward": _bare(model, full),
+        "forward and backward": gradient_pass,
+        "shared pass": _bare(model, images),
     }
-    contenders |= {name: ours(method) for name, method in (forwards | backwards).items()}
+    contenders |= {m: partial(explain, model, images, m, targets=0, batch_size=batch) for m in methods}
     contenders |= _reference_perturbations(model, images, batch)
     ms = side_by_side(contenders, repeat, device)
     found = []
-    for name in (*forwards, *backwards):
+    for method, (variants, kind) in methods.items():
         # The shared pass over the images gives their classes, so it is part of what the method needs.
-        least = ms["bare" if name in forwards else "bare backward"] + ms["one"]
-        kind = "forward" if name in forwards else "forward and backward"
-        found.append(
-            Row(
-                f"{name}, {passes} variants",
-                ms[name],
-                f"bare {kind} passes",
-                least,
-                ms[name] / least,
-                "<= 1.15",
-            )
-        )
-        if name in ("lime", "integrated gradients") and f"reference {name}" in ms:
-            other = ms[f"reference {name}"]
-            label = "lime package" if name == "lime" else "captum"
+        least = ms[kind] * count * variants / batch + ms["shared pass"]
+        what = f"{method}, {count} image{'s' if count > 1 else ''}"
+        found.append(Row(what, ms[method], f"bare {kind} passes", least, ms[method] / least, "<= 1.15"))
+        name = method.partition("(")[0]
+        if name in ms:
             found.append(
-                Row(
-                    f"{name}, {passes} variants",
-                    ms[name],
-                    label,
-                    other,
-                    other / ms[name],
-                    note="times faster",
-                )
+                Row(what, ms[method], REFERENCES[name], ms[name], ms[name] / ms[method], note="times faster")
             )
     return found
 
@@ -174,9 +146,7 @@ def _reference_perturbations(model: Model, images: Tensor, batch: int) -> dict[s
     found: dict[str, Callable[[], object]] = {}
     if find_spec("captum"):
         ig = need("captum.attr", "references").IntegratedGradients(model.module)
-        found["reference integrated gradients"] = lambda: ig.attribute(
-            images, target=0, n_steps=SAMPLES, internal_batch_size=batch
-        )
+        found["ig"] = lambda: ig.attribute(images, target=0, n_steps=SAMPLES, internal_batch_size=batch)
     if find_spec("lime") and len(images) == 1:
         explainer = need("lime.lime_image", "references").LimeImageExplainer(random_state=0)
         picture = model.preprocess.restore(images)[0].permute(1, 2, 0).double().cpu().numpy()
@@ -202,7 +172,7 @@ def _reference_perturbations(model: Model, images: Tensor, batch: int) -> dict[s
                     progress_bar=False,
                 )
 
-        found["reference lime"] = run
+        found["lime"] = run
     return found
 
 

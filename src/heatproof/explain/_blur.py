@@ -22,7 +22,8 @@ MODES = ("constant", "reflect", "mirror", "nearest", "wrap")  # scipy's names; "
 def gaussian_blur(images: Tensor, sigma: float, mode: str = "reflect") -> Tensor:
     """Blur "... H W" by a Gaussian of `sigma` pixels.
 
-    >>> gaussian_blur(torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]]), 0.5).round(decimals=2).tolist()
+    >>> dot = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    >>> gaussian_blur(dot, 0.5).round(decimals=2).tolist()
     [[0.0, 0.11, 0.79, 0.11, 0.0]]
     """
     rows, columns = (

@@ -22,8 +22,7 @@ def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
 
 def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator / denominator, and 0 where the denominator is 0: no epsilon shifts the other values."""
-    zero = denominator == 0
-    return torch.where(zero, 0.0, numerator / torch.where(zero, 1.0, denominator))
+    return numerator / denominator.masked_fill(denominator == 0, torch.inf)
 
 
 @explainer("gradcam", needs=NEEDS, cite="selvaraju2017gradcam")

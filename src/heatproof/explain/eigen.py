@@ -18,14 +18,14 @@ ROUNDS, SQUARINGS = 5, 4  # the matrix to the power 2**20: a second eigenvalue 1
 
 
 def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
-    """ "b c h w" -> unit vectors "b h w" of the first left singular vector, and the singular values "b"."""
+    """ "b c h w" -> "b h w" of unit length, the first left singular vector, and its singular value "b"."""
     columns = features.flatten(2)  # "b c hw"
     if centred:
         columns = columns - columns.mean(2, keepdim=True)
     gram = (columns.transpose(1, 2) @ columns).double()
     power = gram
     for _ in range(ROUNDS):
-        # Scaled by the trace, which is at least the first eigenvalue: squaring neither overflows nor vanishes.
+        # Scaled by the trace, at least the first eigenvalue: squaring neither overflows nor vanishes.
         trace = power.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
         power = power / torch.where(trace > 0, trace, 1.0)
         for _ in range(SQUARINGS):

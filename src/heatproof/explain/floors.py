@@ -51,7 +51,7 @@ def edges(trace: Trace) -> Tensor:
         grey = torch.einsum("c,bchw->bhw", pictures.new_tensor(GREY), pictures)
     else:
         grey = pictures.mean(1)
-    smooth, difference = grey.new_tensor([0.25, 0.5, 0.25]), grey.new_tensor([0.5, 0.0, -0.5])
+    smooth, difference = grey.new_tensor([0.25, 0.5, 0.25]), grey.new_tensor([1.0, 0.0, -1.0])
     down, across = torch.outer(difference, smooth), torch.outer(smooth, difference)
     padded = F.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")
     slopes = F.conv2d(padded, torch.stack([down, across])[:, None])

@@ -6,8 +6,8 @@ as they may go: no feature leaves the straight line by more than `max_dist` of i
 gradient * movement. Citation key: kapishnikov2021guidedig.
 
 Follows the authors' package; different from it: all images of the batch walk together, one forward and one
-backward pass per step, and a round that can move nothing ends the step. Positions are float64, since the path
-compares them for equality.
+backward pass per step, a round that can move nothing ends the step, and a feature's place is kept as the part
+of its way it has done, in float64, so that all features share the same two bounds.
 
 A caution: which features move is a hard choice by rank, so the rounding of a float32 network, which changes
 with the batch size, can send the path another way and the map with it. A float64 network gives one answer.
@@ -42,15 +42,15 @@ def guided_ig(
     check_counts("guided-ig", steps=steps)
     if not 0 <= fraction <= 1 or not 0 <= max_dist <= 1:
         raise InputError(f"guided-ig fraction and max_dist must be in [0, 1], got {fraction} and {max_dist}")
-    goal = trace.images.double().flatten(1)
     start = baseline_of(trace, baseline).double().flatten(1)
-    point, attributions = start, torch.zeros_like(goal)
+    way = trace.images.double().flatten(1) - start
+    done, attributions = torch.zeros_like(way), torch.zeros_like(way)
     for step in range(1, steps + 1):
-        gradients = _gradients(trace, point)
-        moved = _advance(point, start, goal, gradients.abs(), step / steps, fraction, max_dist)
-        attributions += (moved - point) * gradients
-        point = moved
-    return over_channels(attributions.view_as(trace.images))
+        gradients = _gradients(trace, start + way * done)
+        further = _advance(done, way.abs(), gradients.abs(), step / steps, fraction, max_dist)
+        attributions += (further - done) * gradients
+        done = further
+    return over_channels((attributions * way).view_as(trace.images))
 
 
 def _gradients(trace: Trace, points: Tensor) -> Tensor:
@@ -65,29 +65,34 @@ def _gradients(trace: Trace, points: Tensor) -> Tensor:
 
 
 def _advance(
-    point: Tensor, start: Tensor, goal: Tensor, slopes: Tensor, share: float, fraction: float, max_dist: float
+    done: Tensor, lengths: Tensor, slopes: Tensor, share: float, fraction: float, max_dist: float
 ) -> Tensor:
-    """Where a step ends that brings "b n" points to `share` of the way, in L1 distance."""
-    way = goal - start
+    """The part of its way "b n" that each feature has done after a step.
+
+    done: the same before it; lengths: the features' ways; slopes: |gradient|; share: the part of the whole L1
+    way to be done after the step.
+    """
     least, most = max(share - max_dist, 0.0), min(share + max_dist, 1.0)
-    low, high = start + way * least, start + way * most
-    wanted = way.abs().sum(1, keepdim=True) * (1 - share)
-    # A feature with no way to go is never behind.
-    behind = torch.where(way != 0, (point - start) / torch.where(way != 0, way, 1.0), most) < least
-    point = torch.where(behind, low, point)
+    wanted = lengths.sum(1, keepdim=True) * (1 - share)
+    done = done.clamp(min=least)
+    slopes = slopes.masked_fill(lengths == 0, torch.inf)  # these cannot move
     walking = torch.ones_like(wanted, dtype=torch.bool)
-    while True:
-        remaining = (goal - point).abs().sum(1, keepdim=True)
+    while walking.any():
+        remaining = _total(lengths, 1 - done)
         walking = walking & ~torch.isclose(remaining, wanted, rtol=CLOSE, atol=CLOSE)
-        if not walking.any():
-            return point
-        slopes = slopes.masked_fill(point == high, torch.inf)
-        threshold = _lower_quantile(slopes, fraction)
-        chosen = walking & (slopes <= threshold) & (slopes != torch.inf)
-        reach = ((high - point).abs() * chosen).sum(1, keepdim=True)
+        slopes = slopes.masked_fill_(done == most, torch.inf)
+        chosen = walking & (slopes <= _lower_quantile(slopes, fraction)) & (slopes != torch.inf)
+        room = (most - done) * chosen
+        reach = _total(lengths, room)
         needed = torch.where(reach > 0, (remaining - wanted) / reach, 0.0)
-        point = torch.where(chosen, torch.where(needed > 1, high, point + (high - point) * needed), point)
         walking = walking & (needed > 1)
+        done = torch.where(chosen & walking, most, done + room * needed)
+    return done
+
+
+def _total(lengths: Tensor, parts: Tensor) -> Tensor:
+    """ "b 1": the L1 length of parts of ways."""
+    return torch.linalg.vecdot(lengths, parts)[:, None]
 
 
 def _lower_quantile(values: Tensor, fraction: float) -> Tensor:

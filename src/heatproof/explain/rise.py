@@ -53,7 +53,7 @@ def rise(trace: Trace, *, masks: int = 4000, grid: int = 7, p: float = 0.5) -> T
         targets = trace.targets[torch.arange(start, stop, device=logits.device) % count]
         return probabilities(logits).gather(1, targets[:, None])[:, 0]
 
-    scores = trace.queue.predict(count * masks, masked, score).view(masks, count)
+    scores = trace.queue.predict(count * masks, masked, score).view(masks, count).to(images.dtype)
     total = images.new_zeros(count, trace.image_size[0] * trace.image_size[1])
     chunk = trace.queue.batch_size
     for start in range(0, masks, chunk):

@@ -48,7 +48,7 @@ def same_length(**arrays: Any) -> int:
 def mean_interval(
     values: Any, resamples: int = 1000, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over images; NaNs are left out, (NaN, NaN) where none is left."""
+    """Percentile bootstrap interval of the mean over images; NaNs are left out, NaN where none is left."""
     values = np.asarray(values, dtype=np.float64)
     values = values[np.isfinite(values)]
     if len(values) == 0:

@@ -68,9 +68,8 @@ def _choose_layers(
             find_module(model.module, name)
         if len(named) > 1 or "scales" not in needs:
             return named[-1], named
-        return named[0], tuple(
-            dict.fromkeys((*(known_scales(model) or searched_scales(model, images)), *named))
-        )
+        scales = known_scales(model) or searched_scales(model, images, named[0])
+        return named[0], tuple(dict.fromkeys((*scales, *named)))
     main = default_layer(model)
     if main is None:
         model.scales = searched_scales(model, images)
@@ -78,7 +77,7 @@ def _choose_layers(
     if "scales" not in needs:
         return main, (main,)
     if known_scales(model) is None:
-        model.scales = searched_scales(model, images)
+        model.scales = searched_scales(model, images, main)
     return main, tuple(dict.fromkeys((*(known_scales(model) or ()), main)))
 
 

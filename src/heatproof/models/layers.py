@@ -59,14 +59,18 @@ class Layout:
 
 
 def find_module(module: nn.Module, name: str) -> nn.Module:
-    """The part of that name, or the nearest names."""
+    """The part of that name, or the only one whose name ends so; else the nearest names."""
     try:
         found = module.get_submodule(name)
     except AttributeError:
         found = module
-    if found is module:
-        raise UnknownNameError("layer", name, [n for n, _ in module.named_modules() if n]) from None
-    return found
+    if found is not module:
+        return found
+    names = [n for n, _ in module.named_modules() if n]
+    ends_so = [n for n in names if n.endswith("." + name)]
+    if len(ends_so) != 1:
+        raise UnknownNameError("layer", name, ends_so or names)
+    return module.get_submodule(ends_so[0])
 
 
 def first_tensor(output: Any) -> Tensor | None:
@@ -95,8 +99,10 @@ def layout_of(output: Tensor, images: Tensor, module: nn.Module) -> Layout | Non
 def _spatial_layout(shape: tuple[int, ...], size: tuple[int, int], module: nn.Module) -> Layout | None:
     a, b, c = shape
     channels_first, channels_last = _aspect_error(b, c, size), _aspect_error(a, b, size)
-    is_swin = "Swin" in type(module).__name__
-    last = channels_last < channels_first or (channels_last == channels_first and is_swin)
+    last = getattr(module, "channels_last", None)  # our Keras wrapper knows
+    if last is None:
+        is_swin = "Swin" in type(module).__name__
+        last = channels_last < channels_first or (channels_last == channels_first and is_swin)
     height, width = (a, b) if last else (b, c)
     return Layout("nhwc" if last else "nchw", height, width) if height * width > 1 else None
 
@@ -105,6 +111,9 @@ def _aspect_error(height: int, width: int, size: tuple[int, int]) -> float:
     """How far a grid is from the image's aspect; a grid finer than the image is no grid of it."""
     if height > size[0] or width > size[1]:
         return math.inf
+    slack = 0 if size[0] == size[1] else max(size)  # a side may have been rounded by one cell
+    if abs(height * size[1] - width * size[0]) <= slack:
+        return 0.0
     return abs(math.log((height / width) / (size[0] / size[1])))
 
 
@@ -152,7 +161,13 @@ def known_scales(model: Model) -> tuple[str, ...] | None:
     """Three depths of a known family or of a transformer."""
     if model.scales:
         return model.scales
-    module = model.module
+    if "scales" not in model.found:
+        model.found["scales"] = _scales_by_name(model.module)
+    scales: tuple[str, ...] | None = model.found["scales"]
+    return scales
+
+
+def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
     names = [name for name, _ in module.named_modules()]
     for family in FAMILIES:
         last = next((n for n in names if n == family[-1] or n.endswith("." + family[-1])), None)
@@ -189,7 +204,7 @@ def _transformer_norms(module: nn.Module) -> tuple[str, ...] | None:
 
 
 def _attends(block: nn.Module) -> bool:
-    return any("attention" in type(m).__name__.lower() for m in block.modules())
+    return any(re.search("attention|attn", type(m).__name__.lower()) for m in block.modules())
 
 
 def _first_norm(block: nn.Module) -> str | None:
@@ -236,6 +251,8 @@ def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]
 
     def look(name: str, output: Any) -> None:
         tensor = first_tensor(output)
+        if isinstance(output, dict) and len(output) > 1:  # a record of a whole backbone, not a layer
+            return
         layout = None if tensor is None else layout_of(tensor, inputs, model.module)
         if layout is not None and tensor is not None:
             found.pop(name, None)  # a layer that runs twice counts where it ran last
@@ -255,18 +272,20 @@ def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]
     return list(found.values())
 
 
-def searched_scales(model: Model, images: Tensor, count: int = 3) -> tuple[str, ...]:
-    """The last layer at each of the `count` coarsest resolutions, found by one pass."""
-    coarsest: dict[tuple[int, int], str] = {}
+def searched_scales(model: Model, images: Tensor, main: str | None = None, count: int = 3) -> tuple[str, ...]:
+    """The last layer at each of the `count` coarsest octaves up to the main layer, found by one pass."""
+    by_octave: dict[int, str] = {}
     for name, layout, channels in picture_layers(model, images):
         if channels > 1:
-            coarsest[layout.height, layout.width] = name
-    if not coarsest:
+            by_octave[round(math.log2(images.shape[-2] / layout.height))] = name
+        if name == main:
+            break
+    if not by_octave:
         raise LayerError(
             f"no layer of {model.name} has an output that is a picture of the image; CAMs cannot read it, "
             "but gradient, lime and rise can"
         )
-    return tuple(list(coarsest.values())[-count:])
+    return tuple(list(by_octave.values())[-count:])
 
 
 def not_a_picture(model: Model, name: str, output: Any, images: Tensor) -> LayerError:

@@ -25,6 +25,9 @@ class Model:
     layer: str | None = None  # where CAMs look; None: found by itself
     scales: tuple[str, ...] | None = None  # where multi-scale CAMs look; None: found by itself
     call: Callable[[Tensor], Any] | None = None  # how images enter the module, where it is not module(images)
+    found: dict[str, Any] = field(
+        default_factory=dict, init=False, repr=False
+    )  # what a search need not repeat
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -76,7 +79,7 @@ class Model:
         if not images.is_floating_point():
             raise InputError(f"images must be normalised floats, got {images.dtype}; use model.preprocess")
         # One sum sees every bad pixel; which image holds it is asked only then.
-        if not torch.isfinite(at_least_float(images).sum()):
+        if not torch.isfinite(images.sum(dtype=max_precision(images))):
             bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
             if bad:
                 raise InputError(
@@ -105,7 +108,12 @@ class Model:
 
 
 def as_model(model: Model | nn.Module) -> Model:
-    return model if isinstance(model, Model) else Model(model)
+    """What load_model makes of a module, for functions that take either."""
+    if isinstance(model, Model):
+        return model
+    from heatproof.models.load import load_model  # which builds on this file
+
+    return load_model(model)
 
 
 def logits_of(output: Any) -> Tensor:
@@ -128,7 +136,11 @@ def logits_of(output: Any) -> Tensor:
 
 def at_least_float(tensor: Tensor) -> Tensor:
     """float32, or float64 where the model computes in it."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    return tensor.to(max_precision(tensor))
+
+
+def max_precision(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def predicted(logits: Tensor) -> Tensor:

@@ -1,0 +1,266 @@
+"""run.json: what made the rows of a run folder, so that they can be made again.
+
+The hash of the config decides a resume: the same hash goes on where the run stopped; another one is
+compared key by key, and only additions at the end of a list of methods, metrics, checkpoints, models or
+images are let through, because rows that exist then stay true.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from heatproof.errors import StoreError
+from heatproof.store._files import write_whole
+
+PACKAGES = (
+    "heatproof", "torch", "numpy", "scipy", "pillow", "scikit-image", "duckdb",
+    "torchvision", "timm", "transformers", "keras", "ray",
+)  # fmt: skip
+GROWING = ("methods", "metrics", "checkpoints", "models", "images")
+
+
+class Change(NamedTuple):
+    """One difference between two configs, as a sentence; an addition leaves existing rows true."""
+
+    key: str  # its dotted path
+    sentence: str
+    addition: bool
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a run is made of and where it was started."""
+
+    config: Mapping[str, Any]
+    seed: int = 0
+    models: Mapping[str, str] = field(default_factory=dict)  # hash of the weights by checkpoint name
+    data: str = ""  # hash of the images' names and contents
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git: Mapping[str, Any] | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    started: str = ""
+    command: Sequence[str] = ()
+    earlier: Sequence[Mapping[str, Any]] = ()  # the manifests this one grew from
+
+    @staticmethod
+    def collect(
+        config: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        models: Mapping[str, str] | None = None,
+        data: str = "",
+        device: str = "cpu",
+        command: Sequence[str] | None = None,
+    ) -> Manifest:
+        """A manifest of this moment: versions, git state of the working directory, machine, time."""
+        return Manifest(
+            config=json.loads(_canonical(config)),
+            seed=seed,
+            models=dict(models or {}),
+            data=data,
+            versions={"python": platform.python_version(), **_versions()},
+            git=git_state(Path.cwd()),
+            machine=_machine(device),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=list(sys.argv if command is None else command),
+            earlier=[],
+        )
+
+    @property
+    def config_hash(self) -> str:
+        return hashlib.sha256(_canonical(self.config).encode()).hexdigest()[:16]
+
+    def changes(
+        self, new: Manifest, growing: Collection[str] = GROWING, free: Collection[str] = ()
+    ) -> list[Change]:
+        """What a resume with `new` would change: config, seed, weights or images."""
+        found: list[Change] = []
+        if self.config_hash != new.config_hash:
+            found += compare_configs(self.config, new.config, growing, free)
+        images_grew = any(change.addition and "images" in change.key.split(".") for change in found)
+        if self.seed != new.seed:
+            found.append(Change("seed", f"the seed was {self.seed} and is now {new.seed}", False))
+        for name in sorted({*self.models, *new.models}):
+            if name not in self.models:
+                found.append(Change(name, f"checkpoint {name!r} is new", True))
+            elif name not in new.models:
+                found.append(Change(name, f"checkpoint {name!r} is gone", False))
+            elif self.models[name] != new.models[name]:
+                found.append(Change(name, f"the weights of {name!r} are not those of the run", False))
+        if self.data != new.data and not images_grew:
+            found.append(Change("images", "the images are not those of the run", False))
+        return found
+
+    def grown_from(self, old: Manifest) -> Manifest:
+        """This manifest with the record of the one it adds to."""
+        past = {key: value for key, value in asdict(old).items() if key != "earlier"}
+        return replace(self, earlier=[*old.earlier, past])
+
+    def write(self, path: Path) -> None:
+        content = {"config_hash": self.config_hash, **asdict(self)}
+        text = json.dumps(content, indent=2, default=str) + "\n"
+        write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")})
+
+    @staticmethod
+    def read(path: Path) -> Manifest:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            known = Manifest.__dataclass_fields__
+            return Manifest(**{key: value for key, value in content.items() if key in known})
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{path.parent} is not a run folder: it has no {path.name}; name the folder of a run"
+            ) from error
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise StoreError(f"cannot read {path}: {error}; restore it, or start a new folder") from error
+
+
+def compare_configs(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    growing: Collection[str] = GROWING,
+    free: Collection[str] = (),
+) -> list[Change]:
+    """What changed from one config to another, key by key.
+
+    Under a key named in `growing` a list may gain entries at its end, a table of named things new names,
+    and a number may rise; keys in `free` (dotted paths, such as run.workers) may change without a word.
+    Everything else is no addition.
+
+    >>> old, new = {"methods": ["rise"], "seed": 0}, {"methods": ["rise", "lime"], "seed": 1}
+    >>> [(change.sentence, change.addition) for change in compare_configs(old, new)]
+    [("methods gained 'lime'", True), ('seed was 0 and is now 1', False)]
+    """
+    return _walk(_plain(old), _plain(new), "", frozenset(growing), frozenset(free))
+
+
+def _walk(old: Any, new: Any, path: str, growing: frozenset[str], free: frozenset[str]) -> list[Change]:
+    if old == new or path in free:
+        return []
+    grows = _last(path) in growing
+    if isinstance(old, dict) and isinstance(new, dict):
+        return _walk_table(old, new, path, growing, free)
+    if isinstance(old, list) and isinstance(new, list) and (grows or _tables(old + new)):
+        return _walk_list(old, new, path, growing, free)
+    if grows and _is_number(old) and _is_number(new) and new > old:
+        return [Change(path, f"{path} rose from {old} to {new}", True)]
+    return [Change(path, f"{path} was {_short(old)} and is now {_short(new)}", False)]
+
+
+def _walk_table(
+    old: dict[str, Any], new: dict[str, Any], path: str, growing: frozenset[str], free: frozenset[str]
+) -> list[Change]:
+    changes: list[Change] = []
+    # A new key under checkpoints is a new checkpoint, but one under images is a new setting.
+    names_things = _last(path) in growing and _last(path) != "images"
+    for key in [*old, *(k for k in new if k not in old)]:
+        where = f"{path}.{key}" if path else key
+        if key in old and key in new:
+            changes += _walk(old[key], new[key], where, growing, free)
+        elif where in free:
+            continue
+        elif key in old:
+            changes.append(Change(where, f"{where} was {_short(old[key])} and is now absent", False))
+        elif names_things:
+            changes.append(Change(where, f"{path} gained {key!r}", True))
+        else:
+            changes.append(Change(where, f"{where} was absent and is now {_short(new[key])}", False))
+    return changes
+
+
+def _walk_list(
+    old: list[Any], new: list[Any], path: str, growing: frozenset[str], free: frozenset[str]
+) -> list[Change]:
+    paired = list(zip(old, new, strict=False))
+    if len(new) < len(old) or not all(a == b or _tables([a, b]) for a, b in paired):
+        lost = [entry for entry in old if entry not in new]
+        what = f"lost {', '.join(map(_short, lost))}" if lost else "has its entries in another order"
+        return [Change(path, f"{path} {what}", False)]
+    changes = [c for i, (a, b) in enumerate(paired) for c in _walk(a, b, f"{path}[{i}]", growing, free)]
+    if gained := new[len(old) :]:
+        addition = _last(path) in growing
+        changes.append(Change(path, f"{path} gained {', '.join(map(_short, gained))}", addition))
+    return changes
+
+
+def _tables(entries: list[Any]) -> bool:
+    return all(isinstance(entry, dict) for entry in entries)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _plain(config: Mapping[str, Any]) -> Any:
+    """As it reads back from JSON, so that tuples equal lists and paths equal their text."""
+    return json.loads(_canonical(config))
+
+
+def _canonical(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True, default=str, separators=(",", ":"))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit of the repository around a folder and whether files differ from it; None outside of one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10, stdin=subprocess.DEVNULL
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _machine(device: str) -> dict[str, Any]:
+    name = "cpu"
+    if torch.device(device).type == "cuda" and torch.cuda.is_available():
+        name = torch.cuda.get_device_name(device)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": _cpu_name(), "cores": cores, "device": device, "device_name": name,
+        "system": platform.platform(), "host": platform.node(),
+    }  # fmt: skip
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,302 @@
+"""Maps as half-precision shards at their own size, one per unit and method, memory-mapped when read.
+
+    maps/METHOD/PART.npy          "b h w", float16
+    maps/METHOD/PART.signed.npy   the same for methods that keep a signed map beside the unsigned one
+    maps/PART.json.gz             what the part holds: method, checkpoint, ids, explained, scale, offset
+
+Half precision keeps 11 bits, so each map is brought to one range first and back when read:
+
+    stored = (map - offset) / scale * 32768,   scale = max |map - offset|,
+    offset = the value nearest to zero where all values have one sign, else 0
+
+The signs are kept, the largest value too (to float32 rounding), and a normalised map is within 1e-3 of the
+original, also where a small contrast sits on a large constant. Only maps of finished units are shown.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError, StoreError, UnknownNameError
+from heatproof.store._files import Write, storable
+from heatproof.types import Maps, Unit
+
+TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
+SMALLEST = 2.0**-24  # the smallest half-precision number above zero
+
+
+def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
+    """ "b h w" -> the same in half precision, with each map's scale and offset.
+
+    The work is done where the maps are, so that only half of the bytes leave a GPU.
+    """
+    maps = values.detach().float()
+    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    offset = torch.where(low > 0, low, high.clamp(max=0))
+    scale = torch.maximum(high - offset, offset - low)
+    centred = maps - offset
+    stored = (centred / torch.where(scale > 0, scale, 1) * TOP).half()
+    # A value too small for half precision must not lose its sign: normalising looks at it.
+    vanished = (stored == 0) & (centred != 0)
+    stored = torch.where(vanished, centred.sign().half() * SMALLEST, stored)
+    return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
+
+
+def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> Tensor:
+    """Undo `pack`: "b h w", float32."""
+    by, plus = (torch.from_numpy(numbers)[:, None, None] for numbers in (scale, offset))
+    return torch.from_numpy(stored).float().div_(TOP).mul_(by).add_(plus)
+
+
+def slug(method: str) -> str:
+    """A folder name for a method with its options; different texts never share one.
+
+    >>> slug("gradcam"), slug("lime(samples=200)")
+    ('gradcam', 'lime-samples-200-6a7d122a')
+    """
+    if re.fullmatch(r"[a-z0-9_]{1,60}", method):
+        return method
+    plain = re.sub(r"[^a-z0-9_]+", "-", method.lower()).strip("-")[:40].rstrip("-")
+    return f"{plain}-{hashlib.sha256(storable(method).encode()).hexdigest()[:8]}".lstrip("-")
+
+
+def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, Write]:
+    """The files that hold a unit's maps, and how to write each."""
+    files: dict[Path, Write] = {}
+    entries: list[dict[str, Any]] = []
+    shared: dict[str, list[Any]] = {}  # ids and explained are mostly the same for all methods of a unit
+    for method, given in maps.items():
+        _check(method, given)
+        if len(given) == 0:
+            continue
+        own = {"ids": [storable(i) for i in given.ids], "explained": given.explained.tolist()}
+        shared = shared or own
+        entry: dict[str, Any] = {"method": storable(method), "image_size": list(given.image_size)}
+        entry |= {key: value for key, value in own.items() if value != shared[key]}
+        stored, entry["values"] = pack(given.values)
+        folder = root / slug(method)
+        files[folder / f"{unit.hash}.npy"] = partial(_save_array, stored)
+        if given.signed_values is not None:
+            stored, entry["signed"] = pack(given.signed_values)
+            files[folder / f"{unit.hash}.signed.npy"] = partial(_save_array, stored)
+        entries.append(entry)
+    if entries:
+        index = {"checkpoint": storable(unit.checkpoint), **shared, "maps": entries}
+        text = json.dumps(index, separators=(",", ":")).encode()
+        files[root / f"{unit.hash}.json.gz"] = partial(_save_bytes, gzip.compress(text, mtime=0))
+    return files
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """One method's maps of one finished unit, still on disk."""
+
+    method: str
+    checkpoint: str
+    ids: tuple[str, ...]
+    image_size: tuple[int, int]
+    explained: np.ndarray
+    path: Path
+    scales: Mapping[str, Mapping[str, np.ndarray]]  # "values" and, where it exists, "signed"
+
+    def read(self, rows: Sequence[int]) -> Maps:
+        """The maps of these rows; no other row is read."""
+        signed = self._values("signed", rows) if "signed" in self.scales else None
+        return Maps(
+            method=self.method,
+            values=self._values("values", rows),
+            image_size=self.image_size,
+            explained=torch.from_numpy(self.explained[list(rows)]),
+            ids=tuple(self.ids[row] for row in rows),
+            signed_values=signed,
+        )
+
+    def _values(self, kind: str, rows: Sequence[int]) -> Tensor:
+        path = self.path if kind == "values" else self.path.with_suffix(".signed.npy")
+        try:
+            stored = np.load(path, mmap_mode="r", allow_pickle=False)
+            if len(stored) != len(self.ids):
+                raise ValueError(f"it holds {len(stored)} maps instead of {len(self.ids)}")
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"cannot read {path}: {error}; delete the part of this unit and run again"
+            ) from error
+        picked = list(rows)
+        return unpack(stored[picked], *(self.scales[kind][name][picked] for name in ("scale", "offset")))
+
+
+class MapStore:
+    """The maps of all finished units. Indexes are read once per store; maps only when asked for."""
+
+    def __init__(self, root: Path, scores: Path) -> None:
+        self.root, self.scores = root, scores
+        self._known: dict[str, list[Shard]] = {}
+
+    def contents(self) -> list[tuple[str, str]]:
+        """Every (checkpoint, method) that has maps."""
+        return sorted({(shard.checkpoint, shard.method) for shard in self._shards()})
+
+    def ids(self, checkpoint: str, method: str) -> tuple[str, ...]:
+        """The images whose maps are stored, in order of their ids."""
+        return tuple(sorted(self._places(checkpoint, method)))
+
+    def read(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> Maps:
+        """The maps of these images in the order given, or of all images in order of their ids."""
+        places = self._places(checkpoint, method)
+        wanted = sorted(places) if ids is None else [storable(i) for i in ids]
+        missing = [i for i in wanted if i not in places]
+        if missing:
+            raise InputError(
+                f"no map of {method} at {checkpoint} for {len(missing)} of {len(wanted)} images, "
+                f"such as {missing[0]!r}; finish the run first or ask for other images"
+            )
+        if not wanted:
+            raise InputError(f"no images were asked for; {len(places)} maps of {method} are stored")
+        return _gather(places, wanted)
+
+    def shards(self, checkpoint: str, method: str) -> Iterator[Maps]:
+        """The same maps shard by shard, each image once, with one shard in memory at a time."""
+        rows: dict[Shard, list[int]] = {}
+        for shard, row in self._places(checkpoint, method).values():
+            rows.setdefault(shard, []).append(row)
+        for shard, picked in rows.items():
+            yield shard.read(picked)
+
+    def _places(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
+        """Where each image's map lies. A map stored by two units is equal in both; the first is taken."""
+        shards = list(self._shards())
+        own = [s for s in shards if (s.checkpoint, s.method) == (storable(checkpoint), storable(method))]
+        if not own:
+            _explain_absence(shards, checkpoint, method)
+        places: dict[str, tuple[Shard, int]] = {}
+        for shard in sorted(own, key=lambda s: (s.ids[0], s.path.name)):
+            for row, name in enumerate(shard.ids):
+                places.setdefault(name, (shard, row))
+        return places
+
+    def _shards(self) -> Iterator[Shard]:
+        for path in sorted(self.root.glob("*.json.gz")):
+            part = path.name.removesuffix(".json.gz")
+            if part not in self._known:
+                if not (self.scores / f"{part}.parquet").exists():
+                    continue
+                self._known[part] = _read_index(self.root, path, part)
+            yield from self._known[part]
+
+
+def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> Maps:
+    """Read shard by shard straight into place."""
+    targets: dict[Shard, list[int]] = {}
+    for position, name in enumerate(wanted):
+        targets.setdefault(places[name][0], []).append(position)
+    result: Maps | None = None
+    for shard, positions in targets.items():
+        read = shard.read([places[wanted[position]][1] for position in positions])
+        if result is None:
+            n, signed = len(wanted), read.signed_values
+            result = Maps(
+                method=read.method,
+                values=read.values.new_empty((n, *read.values.shape[1:])),
+                image_size=read.image_size,
+                explained=read.explained.new_empty(n),
+                ids=tuple(wanted),
+                signed_values=None if signed is None else signed.new_empty((n, *signed.shape[1:])),
+            )
+        if _sizes(read) != _sizes(result):
+            raise InputError(
+                f"maps of {read.method} at {shard.checkpoint} differ in size "
+                f"({_sizes(result)}; {_sizes(read)}); read them shard by shard"
+            )
+        result.values[positions] = read.values
+        result.explained[positions] = read.explained
+        if result.signed_values is not None and read.signed_values is not None:
+            result.signed_values[positions] = read.signed_values
+    assert result is not None
+    return result
+
+
+def _read_index(root: Path, path: Path, part: str) -> list[Shard]:
+    try:
+        index = json.loads(gzip.decompress(path.read_bytes()))
+        shared = {key: index[key] for key in ("ids", "explained")}
+        ids = tuple(shared["ids"])  # one tuple for all methods
+        return [
+            Shard(
+                method=entry["method"],
+                checkpoint=index["checkpoint"],
+                ids=tuple(entry["ids"]) if "ids" in entry else ids,
+                image_size=(int(entry["image_size"][0]), int(entry["image_size"][1])),
+                explained=np.array(entry.get("explained", shared["explained"]), dtype=np.int64),
+                path=root / slug(entry["method"]) / f"{part}.npy",
+                scales={
+                    kind: {name: np.array(numbers, np.float32) for name, numbers in entry[kind].items()}
+                    for kind in ("values", "signed")
+                    if kind in entry
+                },
+            )
+            for entry in index["maps"]
+        ]
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"cannot read {path}: {error}; delete the part of this unit and run again"
+        ) from error
+
+
+def _explain_absence(shards: Sequence[Shard], checkpoint: str, method: str) -> None:
+    checkpoints = sorted({shard.checkpoint for shard in shards})
+    if storable(checkpoint) not in checkpoints:
+        raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
+    methods = sorted({shard.method for shard in shards if shard.checkpoint == storable(checkpoint)})
+    raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
+
+
+def _check(method: str, maps: Maps) -> None:
+    n = len(maps)
+    if maps.values.ndim != 3 or 0 in maps.values.shape[1:]:
+        raise InputError(f"maps of {method} must be 'b h w'; got shape {tuple(maps.values.shape)}")
+    if len(maps.ids) != n or maps.explained.shape != (n,):
+        raise InputError(
+            f"{method} has {n} maps but {len(maps.ids)} ids and {maps.explained.numel()} explained classes; "
+            "stored maps need one of each"
+        )
+    for values in (maps.values, maps.signed_values):
+        if values is None:
+            continue
+        if len(values) != n:
+            raise InputError(f"{method} has {n} maps but {len(values)} signed maps; they must match")
+        finite = torch.isfinite(values).flatten(1).all(1)
+        if not finite.all():
+            bad = maps.ids[int((~finite).nonzero()[0, 0])]
+            raise InputError(f"the map of {method} for {bad!r} has NaN or infinite values; leave it out")
+
+
+def _sizes(maps: Maps) -> str:
+    height, width = maps.values.shape[1:]
+    signed = "" if maps.signed_values is None else ", with signed maps"
+    return f"{height}x{width} for images of {maps.image_size[0]}x{maps.image_size[1]}{signed}"
+
+
+def _shortest(numbers: Tensor) -> list[float]:
+    """float32 numbers with no more digits than they need."""
+    return [float(str(number)) for number in numbers.flatten().cpu().numpy()]
+
+
+def _save_array(values: np.ndarray, path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, values, allow_pickle=False)
+
+
+def _save_bytes(content: bytes, path: Path) -> None:
+    path.write_bytes(content)

@@ -1,0 +1,222 @@
+"""Scores as Parquet parts, one per finished unit, read together with DuckDB.
+
+A part holds the rows of its unit in the order given; equal rows give equal bytes. Values are float64,
+bit for bit, except that every NaN is stored as the same NaN. Parts are never changed or merged.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heatproof.errors import InputError, MissingExtraError, StoreError, did_you_mean
+from heatproof.store._files import storable, write_whole
+from heatproof.types import Score
+
+COLUMNS = {
+    "model": "VARCHAR",
+    "checkpoint": "VARCHAR",
+    "image": "VARCHAR",
+    "label": "BIGINT",
+    "explained": "BIGINT",
+    "method": "VARCHAR",
+    "metric": "VARCHAR",
+    "value": "DOUBLE",
+    "reason": "VARCHAR",
+    "unit": "VARCHAR",
+}
+FORMATS = ("csv", "parquet", "latex")
+
+_databases: dict[int, Any] = {}  # one per process: a database does not survive a fork
+
+
+class Scores:
+    """All finished rows of a run, as the table `scores`.
+
+    Columns: model, checkpoint, image, label, explained, method, metric, value, reason, unit. Rows about a
+    whole class or checkpoint have image ''. Each query sees the parts that exist when it starts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """The rows of a query as dicts; `?` in the query stands for the parameters in turn."""
+        with _clear_query_failure():
+            cursor = self._cursor().execute(query, list(parameters))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def columns(self, query: str = "from scores", parameters: Sequence[Any] = ()) -> dict[str, np.ndarray]:
+        """The result of a query as one array per column; columns with NULLs are masked arrays."""
+        with _clear_query_failure():
+            return self._cursor().execute(query, list(parameters)).fetchnumpy()
+
+    def digest(self) -> str:
+        """A hash of all rows without their units: equal for equal rows in any order and any parts."""
+        names = ", ".join(name for name in COLUMNS if name != "unit")
+        count = total = 0
+        with _clear_query_failure():
+            cursor = self._cursor().execute(f"select {names} from scores")
+            while rows := cursor.fetchmany(10_000):
+                count += len(rows)
+                for row in rows:  # ascii() writes each float and string in exactly one way
+                    total += int.from_bytes(hashlib.sha256(ascii(row).encode()).digest(), "big")
+        return hashlib.sha256(f"{count} {total % 2**256}".encode()).hexdigest()
+
+    def export(self, path: str | Path, format: str) -> None:
+        """All rows, sorted, as csv or parquet; as latex, means with their n for each metric and method."""
+        if format not in FORMATS:
+            raise InputError(f"cannot export as {format!r}; {did_you_mean(format, FORMATS)}")
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+        if format == "latex":
+            text = "\n".join(self._latex())
+            write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")})
+            return
+        cursor = self._cursor()
+        header = ", header" if format == "csv" else ""
+        rows = partial(_copy, cursor, "from scores order by all", options=f"format {format}{header}")
+        write_whole({path: rows})
+
+    def _latex(self) -> Iterator[str]:
+        """One table per model and checkpoint: metrics down, methods across, in each cell mean (n)."""
+        rows = self.sql(
+            """select model, checkpoint, method,
+                      case when image <> '' then metric
+                           when label is not null then metric || ' (class)'
+                           else metric || ' (checkpoint)' end as quantity,
+                      avg(value) filter (not isnan(value)) as mean,
+                      count(*) filter (not isnan(value)) as n, count(*) as total
+               from scores group by all order by all"""
+        )
+        tables: dict[tuple[str, str], dict[tuple[str, str], str]] = defaultdict(dict)
+        for row in rows:
+            mean = "--" if row["mean"] is None else f"{row['mean']:.4g}"
+            n = str(row["n"]) if row["n"] == row["total"] else f"{row['n']}/{row['total']}"
+            tables[row["model"], row["checkpoint"]][row["quantity"], row["method"]] = f"{mean} ({n})"
+        yield "% needs \\usepackage{booktabs}; each cell: mean (n), or mean (defined/all)"
+        for (model, checkpoint), cells in tables.items():
+            methods = sorted({method for _, method in cells})
+            yield f"\n% {_one_line(model)}, {_one_line(checkpoint)}"
+            yield f"\\begin{{tabular}}{{l{'r' * len(methods)}}}\n\\toprule"
+            yield " & ".join(["metric", *map(_latex_text, methods)]) + " \\\\\n\\midrule"
+            for quantity in sorted({quantity for quantity, _ in cells}):
+                values = [cells.get((quantity, method), "") for method in methods]
+                yield " & ".join([_latex_text(quantity), *values]) + " \\\\"
+            yield "\\bottomrule\n\\end{tabular}"
+        yield ""
+
+    def _cursor(self) -> Any:
+        """A private view of the one database, with `scores` over the parts that exist now."""
+        cursor = _database().cursor()
+        if any(self.folder.glob("*.parquet")):
+            pattern = _literal(f"{_glob_escape(str(self.folder))}/*.parquet")
+            source = f"select {', '.join(COLUMNS)} from read_parquet({pattern})"
+        else:
+            empty = ", ".join(f"null::{kind} as {name}" for name, kind in COLUMNS.items())
+            source = f"select {empty} where false"
+        try:
+            cursor.execute(f"create or replace temp view scores as {source}")
+        except _duckdb().Error as error:
+            raise StoreError(f"cannot read {self.folder}: {str(error).splitlines()[0]}") from error
+        return cursor
+
+
+@contextmanager
+def _clear_query_failure() -> Iterator[None]:
+    try:
+        yield
+    except _duckdb().Error as error:
+        why = " ".join(str(error).split("\n\nLINE")[0].split())
+        raise InputError(f"the query failed: {why}; scores has the columns {', '.join(COLUMNS)}") from error
+
+
+def write_part(path: Path, scores: Sequence[Score], unit: str) -> None:
+    """Write the rows of a unit as one Parquet file under the path itself, which must be a temporary name."""
+    rows: dict[str, np.ndarray] = {}
+    for name, kind in COLUMNS.items():
+        if name == "unit":
+            continue
+        values = list(map(attrgetter(name), scores))
+        if kind == "VARCHAR":
+            texts = {value: storable(value) for value in set(values)}  # few, over and over
+            rows[name] = np.array([texts[value] for value in values], dtype=object)
+        elif kind == "BIGINT":
+            missing = np.array([value is None for value in values], dtype=bool)
+            filled = np.array([0 if value is None else int(value) for value in values], dtype=np.int64)
+            rows[name] = np.ma.masked_array(filled, mask=missing)
+        else:
+            rows[name] = np.array(values, dtype=np.float64)
+    typed = ", ".join(f"{name}::{COLUMNS[name]} as {name}" for name in rows)
+    cursor = _database().cursor()
+    cursor.register("rows", rows)
+    # DuckDB reads NaN in an array as NULL; a score's value is never NULL, so that is undone without loss.
+    defined = "* replace (coalesce(value, 'nan') as value)"
+    query = f"select {defined}, {_literal(unit)} as unit from (select {typed} from rows)"
+    _copy(cursor, query, path, "format parquet, compression zstd")
+
+
+def _copy(cursor: Any, query: str, path: Path, options: str) -> None:
+    duckdb = _duckdb()
+    try:
+        cursor.execute(f"copy ({query}) to {_literal(str(path))} ({options})")
+    except duckdb.Error as error:
+        message = str(error)
+        for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG):
+            if os.strerror(code) in message:
+                raise OSError(code, os.strerror(code)) from error
+        raise OSError(errno.EIO, " ".join(message.split())) from error
+
+
+def _database() -> Any:
+    process = os.getpid()
+    if process not in _databases:
+        # Nothing may be fetched from the network because a query names an unknown function.
+        config = {"autoinstall_known_extensions": "false"}
+        _databases.setdefault(process, _duckdb().connect(config=config))
+    return _databases[process]
+
+
+def _duckdb() -> Any:
+    try:
+        return importlib.import_module("duckdb")
+    except ImportError as error:
+        raise MissingExtraError(
+            "duckdb, which writes and reads the scores, is not installed or broken; run: pip install duckdb"
+        ) from error
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _glob_escape(path: str) -> str:
+    return "".join(f"[{letter}]" if letter in "[*?" else letter for letter in path)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in _one_line(text))
