@@ -9,10 +9,13 @@ import click
 
 from heatproof import __version__
 from heatproof.cli._console import errors
-from heatproof.cli.bench import bench
-from heatproof.cli.demo import demo
-from heatproof.cli.explain import explain
+from heatproof.cli.bench import bench_command
+from heatproof.cli.demo import demo_command
+from heatproof.cli.explain import explain_command
+from heatproof.cli.export import export_command
 from heatproof.cli.listing import list_group
+from heatproof.cli.run import run_command
+from heatproof.cli.sql import sql_command
 from heatproof.errors import HeatproofError
 
 
@@ -45,5 +48,13 @@ def main(debug: bool) -> None:
     """
 
 
-for _command in (demo, explain, list_group, bench):
+for _command in (
+    demo_command,
+    explain_command,
+    run_command,
+    sql_command,
+    export_command,
+    list_group,
+    bench_command,
+):
     main.add_command(_command)

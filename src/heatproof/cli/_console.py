@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -33,9 +32,16 @@ console = _console()
 errors = _console(stderr=True)
 
 
-def new_table(title: str, **options: Any) -> Table:
+def new_table(title: str) -> Table:
     """A table without a frame: as easy to read on a screen as in a file."""
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, **options)
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
 
 
 class Steps:

@@ -47,7 +47,7 @@ def file_part(method: str) -> str:
     >>> file_part("lime(samples=200, segments='slic')")
     'lime_samples=200_segments=slic'
     """
-    return re.sub(r"[^\w+.=-]+", "_", method).strip("_")
+    return re.sub(r"[^\w+.=-]+", "_", re.sub("['\"]", "", method)).strip("_")
 
 
 def save(picture: Image.Image, path: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 import platform
 import re
@@ -19,13 +20,13 @@ from heatproof.cli._console import console, errors, new_table
 from heatproof.errors import InputError, UnknownNameError
 
 
-@click.command()
+@click.command("bench")
 @click.option("--section", "-s", multiple=True, help="Only this one; may be repeated. All by default.")
 @click.option("--quick", is_flag=True, help="Smaller and fewer measurements, rougher numbers.")
 @click.option(
     "--device", default="cpu", show_default=True, help="cpu or cuda; cuda uses the device's own timers."
 )
-def bench(section: tuple[str, ...], quick: bool, device: str) -> None:
+def bench_command(section: tuple[str, ...], quick: bool, device: str) -> None:
     """Measure heatproof against bare forward passes and against other packages that are installed.
 
     Contenders take turns in one process, medians are compared. A ratio means what its line says; "over" is a
@@ -80,10 +81,10 @@ def row_table(title: str, rows: list[Row]) -> Table:
         verdict = within(row.ratio, row.limit)
         table.add_row(
             row.what,
-            f"{row.ours_ms:,.2f}",
+            number(row.ours_ms, ",.2f"),
             row.other,
-            f"{row.other_ms:,.2f}",
-            f"{row.ratio:.3g}",
+            number(row.other_ms, ",.2f"),
+            number(row.ratio, ".3g"),
             row.limit,
             {True: "ok", False: "over", None: ""}[verdict],
             row.note,
@@ -92,13 +93,17 @@ def row_table(title: str, rows: list[Row]) -> Table:
     return table
 
 
+def number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
+
+
 def within(ratio: float, limit: str) -> bool | None:
-    """Whether a ratio keeps its limit; None where there is no limit.
+    """Whether a ratio keeps its limit; None where there is no limit or nothing was measured.
 
     >>> within(1.2, "<= 1.25"), within(19, ">= 20"), within(3, "")
     (True, False, None)
     """
-    if not limit:
+    if not limit or math.isnan(ratio):
         return None
     match = re.fullmatch(r"(<=|>=)\s*([\d.]+)", limit.strip())
     if match is None:

@@ -17,8 +17,7 @@ from heatproof.cli._console import Steps, console, errors, new_table, steps
 from heatproof.cli._files import file_part, find_images, make_folder, save, unique_names
 from heatproof.cli._models import class_name, model_options, open_model, read_target
 from heatproof.errors import InputError
-from heatproof.explain.api import explain as explain_images
-from heatproof.explain.api import read_methods
+from heatproof.explain.api import explain, read_methods
 from heatproof.images.preprocess import open_image, to_tensor
 from heatproof.models.model import Model, probabilities
 from heatproof.registry import split_calls
@@ -38,7 +37,7 @@ class Explained:
     heat: dict[str, Tensor]  # method -> "H W" in [0, 1]
 
 
-@click.command()
+@click.command("explain")
 @model_options
 @click.argument("images", nargs=-1, required=True)
 @click.option(
@@ -59,7 +58,9 @@ class Explained:
     help="Folder.",
 )
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Predictions to list.")
-@click.option("--cmap", type=click.Choice(list(COLOUR_MAPS)), default="inferno", show_default=True)
+@click.option(
+    "--cmap", type=click.Choice(list(COLOUR_MAPS)), default="inferno", show_default=True, help="Colours."
+)
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 1),
@@ -72,7 +73,7 @@ class Explained:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="For methods that draw random numbers.")
 @click.pass_context
-def explain(
+def explain_command(
     ctx: click.Context,
     model: str,
     images: tuple[str, ...],
@@ -152,8 +153,13 @@ def explain_some(
     if not seen:
         return []
     images = model.preprocess.normalise(torch.stack([to_tensor(picture) for picture in seen]))
-    maps = explain_images(model, images, **options, progress=progress.inputs)
+    maps = explain(model, images, **options, progress=progress.inputs)
     chances = probabilities(model.logits(images)).cpu()
+    if model.classes is not None and len(model.classes) != chances.shape[1]:
+        raise InputError(
+            f"there are {len(model.classes)} class names but {model.name} has {chances.shape[1]} classes; "
+            "give --classes a file with one name per class"
+        )
     targets = next(iter(maps.values())).explained.tolist()
     heat = {method: of_method.upsample().cpu() for method, of_method in maps.items()}
     return [

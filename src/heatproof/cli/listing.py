@@ -14,7 +14,7 @@ from heatproof.models.layers import picture_layers
 from heatproof.models.load import load_model
 from heatproof.models.model import untouched
 from heatproof.models.tail import Tail
-from heatproof.registry import Card, Explainer, explainers, metrics
+from heatproof.registry import Card, Explainer, Metric, explainers, metrics
 
 # Options that count the inputs a method passes through the network for each image.
 COUNTS = ("samples", "masks", "steps", "channels")
@@ -64,8 +64,7 @@ def method_page(entry: Explainer) -> str:
     facts["options"] = ", ".join(f"{name}={value}" for name, value in entry.options.items())
     facts |= {field.name: getattr(entry.card, field.name) for field in fields(Card)}
     facts["citation"] = entry.cite
-    lines = [f"  {name + ':':<15} {fact}" for name, fact in facts.items() if fact]
-    return "\n".join([entry.name, *lines, ""])
+    return page(entry.name, facts)
 
 
 def cost(entry: Explainer) -> str:
@@ -81,18 +80,50 @@ def cost(entry: Explainer) -> str:
 
 
 @list_group.command("metrics")
-def list_metrics() -> None:
-    """Every metric: its direction, its bounds, what it needs and where it comes from."""
+@click.option("--verbose", "-v", is_flag=True, help="Also what each metric needs.")
+def list_metrics(verbose: bool) -> None:
+    """Every metric: what it says, which direction is better, its bounds and where it comes from."""
+    if verbose:
+        for entry in metrics:
+            console.print(metric_page(entry), soft_wrap=True)
+        return
     table = new_table("metrics")
-    for column in ("metric", "per", "better", "bounds", "needs", "what it says", "citation"):
-        table.add_column(column, no_wrap=column not in ("needs", "what it says"))
+    table.add_column("metric", no_wrap=True)
+    table.add_column("what it says")
+    for column in ("better", "bounds", "one per", "citation"):
+        table.add_column(column, no_wrap=True)
     for entry in metrics:
-        better = {True: "higher", False: "lower", None: "-"}[entry.higher_is_better]
-        low, high = (f"{bound:g}" if math.isfinite(bound) else "-" for bound in entry.bounds)
-        needs = ", ".join(sorted(entry.needs))
-        bounds = "-" if low == high == "-" else f"{low} to {high}"
-        table.add_row(entry.name, entry.level, better, bounds, needs, entry.summary, entry.cite)
+        table.add_row(entry.name, entry.summary, better(entry), bounds(entry), entry.level, entry.cite)
     console.print(table)
+
+
+def metric_page(entry: Metric) -> str:
+    """Everything about one metric, one fact per line."""
+    return page(
+        entry.name,
+        {
+            "what it says": entry.summary,
+            "also called": ", ".join(entry.aliases),
+            "better": better(entry),
+            "bounds": bounds(entry),
+            "one per": entry.level,
+            "needs": ", ".join(sorted(entry.needs)),
+            "citation": entry.cite,
+        },
+    )
+
+
+def better(entry: Metric) -> str:
+    return {True: "higher", False: "lower", None: "-"}[entry.higher_is_better]
+
+
+def bounds(entry: Metric) -> str:
+    low, high = (f"{bound:.3g}" if math.isfinite(bound) else "" for bound in entry.bounds)
+    return f"{low} to {high}" if low and high else f">= {low}" if low else f"<= {high}" if high else "-"
+
+
+def page(name: str, facts: dict[str, str]) -> str:
+    return "\n".join([name, *(f"  {fact + ':':<15} {text}" for fact, text in facts.items() if text), ""])
 
 
 @list_group.command("layers")

@@ -1,7 +1,7 @@
 """Floors: maps that know nothing of the model. A method that does not beat them explains nothing.
 
 random: uniform noise. edges: where the picture changes; many maps look like it (adebayo2018sanity). centre:
-the photographer's bias, objects sit in the middle; the usual floor of the pointing game (zhang2018pointing).
+the photographer's bias, objects sit in the middle; the usual floor of the pointing game (zhang2018excitation).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def edges(trace: Trace) -> Tensor:
     return (slopes.square().sum(1) / 2).sqrt()
 
 
-@explainer("centre", cite="zhang2018pointing", aliases=("center",), card=FLOOR_CARD)
+@explainer("centre", cite="zhang2018excitation", aliases=("center",), card=FLOOR_CARD)
 def centre(trace: Trace) -> Tensor:
     """A bump around the middle pixel (H // 2, W // 2).
 

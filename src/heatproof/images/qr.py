@@ -10,7 +10,7 @@ the masks are exact, in modules of a code N modules wide:
 
 A negative has the same kind of background, plate and colours, so that none of these gives the class away: a
 checkerboard, rectangle clutter, a linear barcode, stripes, or a real code whose finders and separators are
-replaced by random modules. Definitions: CAMBench-QR (chakraborty2026cambench).
+replaced by random modules. Definitions: CAMBench-QR (chakraborty2025cambench).
 
 Picture i follows from the seed and i alone: asking for more pictures does not change the first ones.
 """
@@ -188,14 +188,13 @@ class Spot(NamedTuple):
 def draw(modules: np.ndarray, height: int, width: int, random: Random) -> tuple[np.ndarray, Spot]:
     """Modules with a quiet zone on a background: "H W 3" uint8, and where they are."""
     n = len(modules)
-    free = [math.floor(side * (1 - 2 * MARGIN)) for side in (height, width)]
-    quiet = int(random.choice([q for q in QUIET_ZONES if n + 2 * q <= min(free)]))
-    largest = min(free) // (n + 2 * quiet)
+    room = min(_room(height), _room(width))
+    quiet = int(random.choice([q for q in QUIET_ZONES if n + 2 * q <= room]))
+    largest = room // (n + 2 * quiet)
     scale = int(random.integers((largest + 1) // 2, largest + 1))
     plate = (n + 2 * quiet) * scale
     top, left = (
-        int(random.integers(math.ceil(side * MARGIN), side - math.ceil(side * MARGIN) - plate + 1))
-        for side in (height, width)
+        (side - _room(side)) // 2 + int(random.integers(_room(side) - plate + 1)) for side in (height, width)
     )
     dark, light = random.uniform(0, 70, 3), random.uniform(185, 255, 3)
     picture = background(height, width, random)
@@ -244,14 +243,17 @@ def _smooth(values: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.stack([np.interp(rows, knots, line) for line in wide.T], axis=1)
 
 
+def _room(side: int) -> int:
+    """Pixels along a side without the margins."""
+    return side - 2 * math.ceil(side * MARGIN)
+
+
 def _versions_that_fit(height: int, width: int) -> int:
     """The largest version that fits with a pixel per module, the thinnest quiet zone and the margin."""
-    room = math.floor(min(height, width) * (1 - 2 * MARGIN)) - 2 * QUIET_ZONES[0]
+    room = min(_room(height), _room(width)) - 2 * QUIET_ZONES[0]
     fitting = [v for v in range(1, len(CAPACITY) + 1) if modules_of(v) <= room]
     if not fitting:
-        raise InputError(
-            f"a QR code does not fit into {height}x{width} pixels; make pictures of at least 32x32"
-        )
+        raise InputError(f"a QR code does not fit into {height}x{width} pixels; make them at least 32x32")
     return fitting[-1]
 
 

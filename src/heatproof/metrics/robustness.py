@@ -5,7 +5,7 @@ For a metric m at severities s of one distortion:
     slope = least-squares slope of m on s
     aurc  = trapezoid of m(s) / m(0) over s        1 for a metric that does not move
 
-Both are averaged over the distortions. Cite: chakraborty2026cambench (its BL slope and FMR-, TMR-AURC).
+Both are averaged over the distortions. Cite: chakraborty2025cambench (its BL slope and FMR-, TMR-AURC).
 
 The paper does not say how either is computed; these are the plain readings. A curve with an undefined point
 is left out and `n` counts the rest; m(0) = 0 leaves nothing to compare with.
@@ -31,7 +31,7 @@ NO_START = "the metric is 0 or not defined at severity 0 (or later) under every 
     "bl_slope",
     needs=("severities",),
     higher_is_better=False,
-    cite="chakraborty2026cambench",
+    cite="chakraborty2025cambench",
     aliases=("slope",),
 )
 def bl_slope(values: Any, severities: Any) -> PerImage:
@@ -50,7 +50,7 @@ def bl_slope(values: Any, severities: Any) -> PerImage:
     needs=("severities",),
     higher_is_better=True,
     bounds=(0.0, float("inf")),
-    cite="chakraborty2026cambench",
+    cite="chakraborty2025cambench",
 )
 def aurc(values: Any, severities: Any) -> PerImage:
     """Area under m(s) / m(0): values "b d s" (or "d s") over d distortions -> "b".

@@ -9,7 +9,7 @@ With C~ the map in [0, 1], S = sum C~, masks M_p of the parts, M_B of the region
     score      = AUC_F + AUC_T - 3 AUC_BG - DtS   ("auc", eq. 10)
                  FMR + TMR - 3 BL - DtS           ("mass", what the paper's Fig. 5 plots)
 
-Cite: chakraborty2026cambench.
+Cite: chakraborty2025cambench.
 
 Where the paper leaves room or errs:
 - Quantile levels are linspace(0, 0.99, 31); the AUC is their plain mean. The paper says a map that stays
@@ -217,6 +217,6 @@ for _name, _better, _bounds, _aliases in (
         needs=("maps", "masks"),
         higher_is_better=_better,
         bounds=_bounds,
-        cite="chakraborty2026cambench",
+        cite="chakraborty2025cambench",
         aliases=_aliases,
     )(structure)

@@ -1,0 +1,37 @@
+# Everything runs inside .venv, which is made once from pyproject.toml.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help venv demo test bench clean
+
+help:
+	@echo "make demo    train a small network, explain it, score the heatmaps (about a minute, no data needed)"
+	@echo "make test    format, lint, types, tests"
+	@echo "make bench   measure speed against bare forward passes and other packages"
+	@echo "make venv    only the environment, in .venv"
+	@echo "make clean   remove .venv, caches and what the demo wrote"
+
+venv: $(READY)
+
+$(READY): pyproject.toml
+	@echo "making .venv (once; downloads PyTorch)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/heatproof demo --out demo
+
+test: $(READY)
+	@$(BIN)/ruff format --check --quiet src tests
+	@$(BIN)/ruff check --quiet --output-format concise src tests
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/python -m pytest
+
+bench: $(READY)
+	@$(BIN)/heatproof bench
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis demo build dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

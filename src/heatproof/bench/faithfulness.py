@@ -1,0 +1,121 @@
+"""Insertion and deletion beside the bare forward passes they need, and how their cost grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from heatproof.bench.common import Row, side_by_side
+from heatproof.errors import need
+from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
+from heatproof.models.model import Model
+from heatproof.models.queue import automatic_batch
+
+SIZE = (224, 224)
+STEPS = 100
+FEW_STEPS = 20  # enough to see how the cost grows
+GROWTH = "<= 2.2"
+
+
+def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
+    """ResNet-50 (ResNet-18 when quick); minutes on a CPU, seconds on a GPU."""
+    torch.manual_seed(0)
+    torchvision = need("torchvision", "torchvision")
+    name = "resnet18" if quick else "resnet50"
+    model = Model(getattr(torchvision.models, name)(weights=None).eval().to(device), name)
+    count = 1 if device == "cpu" else 8
+    repeat = 1 if quick and device == "cpu" else 3
+    return [
+        *_beside_bare(model, count, repeat, device),
+        *_growth(model, count, repeat, device),
+        *_adaptive(model, count, device),
+    ]
+
+
+def _beside_bare(model: Model, count: int, repeat: int, device: str) -> list[Row]:
+    images, maps = _inputs(count, device)
+    batch = automatic_batch(torch.device(device), SIZE)
+    passes = count * 2 * STEPS
+    full = torch.randn(batch, 3, *SIZE, device=device).contiguous(memory_format=torch.channels_last)
+    rest = full[: passes % batch].contiguous(memory_format=torch.channels_last)
+
+    def bare() -> None:
+        with torch.inference_mode():
+            for _ in range(passes // batch):
+                model.module(full)
+            if len(rest):
+                model.module(rest)
+
+    ours = partial(insertion_deletion, model, images, maps, 0)
+    ms = side_by_side({"ours": ours, "bare": bare}, repeat, device)
+    what = f"insertion and deletion, {STEPS} steps, images {count}, {model.name}"
+    other = f"{passes} bare forward passes, batch {batch}"
+    return [Row(what, ms["ours"], other, ms["bare"], ms["ours"] / ms["bare"], "<= 1.15")]
+
+
+def _growth(model: Model, count: int, repeat: int, device: str) -> list[Row]:
+    """Time with twice as many images, and with twice as many methods, over time with one lot."""
+    images, maps = _inputs(2 * count, device)
+    half = {"a": maps[:count]}
+    contenders: dict[str, Callable[[], object]] = {
+        "one": partial(insertion_deletion, model, images[:count], half, 0, steps=FEW_STEPS),
+        "images": partial(insertion_deletion, model, images, {"a": maps}, 0, steps=FEW_STEPS),
+        "methods": partial(
+            insertion_deletion, model, images[:count], half | {"b": maps[count:]}, 0, steps=FEW_STEPS
+        ),
+    }
+    ms = side_by_side(contenders, repeat, device)
+    return [
+        Row(
+            f"insertion and deletion, {what} doubled",
+            ms[what],
+            "one lot",
+            ms["one"],
+            ms[what] / ms["one"],
+            GROWTH,
+        )
+        for what in ("images", "methods")
+    ]
+
+
+def _adaptive(model: Model, count: int, device: str) -> list[Row]:
+    """Passes saved; the error is that of a network with random weights, whose curves are smooth."""
+    images, maps = _inputs(count, device)
+    found: dict[str, Faithfulness] = {}
+
+    def run(adaptive: bool) -> None:
+        found["adaptive" if adaptive else "full"] = insertion_deletion(
+            model, images, maps, 0, adaptive=adaptive
+        )
+
+    ms = side_by_side({"adaptive": partial(run, True), "full": partial(run, False)}, 1, device, warmup=0)
+    full, adaptive = found["full"], found["adaptive"]
+    errors = [
+        (a - b).abs().max().item()
+        for a, b in (
+            (full.insertion_auc, adaptive.insertion_auc),
+            (full.deletion_auc, adaptive.deletion_auc),
+        )
+    ]
+    note = f"passes {adaptive.passes} of {full.passes}; largest error of an area {max(errors):.1e}"
+    share = adaptive.passes / full.passes
+    return [
+        Row(
+            "adaptive steps, share of the passes",
+            ms["adaptive"],
+            "100 steps",
+            ms["full"],
+            share,
+            "<= 0.3334",
+            note,
+        )
+    ]
+
+
+def _inputs(count: int, device: str) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(count, 3, *SIZE, generator=generator)
+    return images.to(device), torch.rand(count, 7, 7, generator=generator).to(device)

@@ -1,0 +1,94 @@
+"""heatproof run: a study in TOML becomes a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from heatproof.cli._console import console, errors, new_table
+
+INTERRUPTED = 130  # what shells expect of a program stopped by Ctrl-C
+BROKEN_SHOWN = 10
+
+
+@click.command("run")
+@click.argument("study", type=click.Path(path_type=Path))
+@click.option("--out", "-o", type=click.Path(path_type=Path), help="Run folder; runs/STUDY by default.")
+@click.option(
+    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Who computes."
+)
+@click.option("--shard", default="0/1", show_default=True, help="Do only part i of n, from 0: i/n.")
+@click.option("--dry-run", is_flag=True, help="Check everything, print the plan, write nothing.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first picture that cannot be used.")
+@click.pass_context
+def run_command(
+    ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool, fail_fast: bool
+) -> None:
+    """Explain and score what STUDY.toml describes; run it again to go on where it stopped.
+
+    Everything is checked before work starts. The folder can be left at any moment (Ctrl-C, kill, power): what
+    is finished stays, and the same command resumes it. More methods, metrics or checkpoints at the end of
+    their lists are added to a finished run; any other change of the study is refused.
+
+    \b
+    Examples:
+      heatproof run study.toml --dry-run            units, passes and time, before spending it
+      heatproof run study.toml --out runs/first
+      heatproof run study.toml --shard 0/2          on one machine, and 1/2 on another, into one folder
+      heatproof run study.toml --engine ray
+
+    A picture that cannot be used becomes a row with the reason and the run goes on; the exit code is then 1.
+    """
+    from heatproof.run.engine import prepare, run_study  # needs msgspec
+    from heatproof.run.estimate import estimate
+    from heatproof.run.plan import read_shard
+    from heatproof.run.progress import Progress
+
+    part = read_shard(shard)
+    if dry_run:
+        prepared = prepare(study, out)
+        table = new_table(f"plan of {study}; nothing was written")
+        table.add_column("what", no_wrap=True)
+        table.add_column("how much", overflow="fold")
+        for what, much in estimate(prepared, part):
+            table.add_row(what, much)
+        console.print(table)
+        return
+    folder = out
+    try:
+        result = run_study(
+            study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console)
+        )
+    except KeyboardInterrupt:
+        errors.print("stopped; what was finished is kept, and the same command goes on", soft_wrap=True)
+        ctx.exit(INTERRUPTED)
+    folder = result.folder.path
+    if result.broken:
+        errors.print(broken_table(result.broken))
+    console.print(f"{result.done} of {result.units} units are done in {folder}", soft_wrap=True)
+    if result.stopped:
+        again = f"heatproof run {study}" + (f" --out {out}" if out else "")
+        again += (f" --shard {shard}" if shard != "0/1" else "") + (
+            f" --engine {engine}" * (engine != "local")
+        )
+        console.print(f"stopped before the end; to resume: {again}", soft_wrap=True)
+        ctx.exit(INTERRUPTED)
+    if result.done < result.units:
+        console.print("the rest belongs to other shards; the last one adds the group metrics", soft_wrap=True)
+    else:
+        console.print(f'look at it: heatproof sql {folder} "from scores limit 5"', soft_wrap=True)
+    if result.broken:
+        ctx.exit(1)
+
+
+def broken_table(broken: list[dict[str, str]]) -> Table:
+    more = f"; the first {BROKEN_SHOWN}" if len(broken) > BROKEN_SHOWN else ""
+    pictures = "1 picture" if len(broken) == 1 else f"{len(broken)} pictures"
+    table = new_table(f"{pictures} could not be used{more}")
+    table.add_column("image", overflow="fold")
+    table.add_column("reason", overflow="fold")
+    for row in broken[:BROKEN_SHOWN]:
+        table.add_row(row["image"], row["reason"])
+    return table

@@ -1,0 +1,61 @@
+"""heatproof sql: ask a run folder anything."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from heatproof.cli._console import console, new_table
+from heatproof.store import RunFolder
+
+
+@click.command("sql")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("query")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="How to print the rows.",
+)
+def sql_command(run: Path, query: str, form: str) -> None:
+    """Run a DuckDB QUERY over the table `scores` of the folder RUN.
+
+    Columns: model, checkpoint, image, label, explained, method, metric, value, reason, unit. Rows about a
+    whole class or checkpoint have image ''. A run that is still going shows what is finished.
+
+    \b
+    Examples:
+      heatproof sql runs/first "select method, avg(value), count(*) from scores where metric = 'insertion'
+                                group by method order by 2 desc"
+      heatproof sql runs/first "select image, reason from scores where metric = 'image'" --format csv
+    """
+    rows = RunFolder.open(run).scores().sql(query)
+    names = list(rows[0]) if rows else []
+    if form == "json":
+        click.echo(json.dumps(rows, default=str))
+    elif form == "csv":
+        writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    elif not rows:
+        console.print("no row")
+    else:
+        table = new_table("")
+        for name in names:
+            numeric = all(isinstance(row[name], int | float | None) for row in rows)
+            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(cell(row[name]) for name in names))
+        console.print(table)
+
+
+def cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

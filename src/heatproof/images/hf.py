@@ -1,0 +1,88 @@
+"""Hugging Face datasets: a folder written by save_to_disk, or anything load_dataset takes.
+
+Pictures are decoded here, not by the datasets library: a broken one gives a reason and not a crash, and
+16 bits, orientation and palettes are treated as everywhere else.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from heatproof.errors import InputError, did_you_mean, need
+from heatproof.images.manifest import number_labels
+from heatproof.images.memory import check_labels
+from heatproof.images.preprocess import read_image
+from heatproof.images.source import Sample, Source
+
+SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
+
+
+def open_hf(
+    path: str | Path,
+    *,
+    split: str | None = None,
+    name: str | None = None,
+    image_column: str = "image",
+    label_column: str | None = "label",
+    class_names: Sequence[str] | None = None,
+) -> Source:
+    """A dataset's pictures. split: needed where there are several; name: the dataset's configuration."""
+    datasets = need("datasets", "datasets")
+    table = _load(datasets, str(path), split, name)
+    if hasattr(table, "keys"):
+        table = _one_split(table, split, str(path))
+    for column in filter(None, (image_column, label_column)):
+        if column not in table.column_names:
+            raise InputError(f"{path} has no column {column!r}; {did_you_mean(column, table.column_names)}")
+    labels, classes = _labels(table, label_column, class_names, Path(path))
+    pictures = table.select_columns([image_column]).cast_column(image_column, datasets.Image(decode=False))
+    samples = tuple(Sample(f"{i:06d}", label, content=i) for i, label in enumerate(labels))
+    mark = str(table._fingerprint)  # the library's own hash of the data and what was done to it
+    return Source(samples, classes, lambda sample: _read(pictures, sample, image_column), lambda _: mark)
+
+
+def _load(datasets: Any, path: str, split: str | None, name: str | None) -> Any:
+    try:
+        if any((Path(path) / file).exists() for file in SAVED):
+            return datasets.load_from_disk(path)
+        return datasets.load_dataset(path, name, split=split)
+    except Exception as error:  # the library fails in many ways: no network, no such split, no such folder
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"cannot load the dataset {path}: {reason}") from error
+
+
+def _one_split(tables: Any, split: str | None, path: str) -> Any:
+    names = list(tables.keys())
+    if split is None and len(names) == 1:
+        return tables[names[0]]
+    if split not in names:
+        raise InputError(f"{path} has the splits {', '.join(names)}; set split to one of them")
+    return tables[split]
+
+
+def _labels(
+    table: Any, column: str | None, class_names: Sequence[str] | None, path: Path
+) -> tuple[list[int | None], tuple[str, ...]]:
+    if column is None:
+        return [None] * len(table), ()
+    values = list(table[column])
+    if values and all(isinstance(value, int) for value in values):
+        return check_labels(
+            values, len(values), class_names or getattr(table.features[column], "names", None)
+        )
+    numbers, classes = number_labels(["" if v is None else str(v) for v in values], class_names, path)
+    return numbers, tuple(classes)
+
+
+def _read(pictures: Any, sample: Sample, column: str) -> Image.Image:
+    cell = pictures[sample.content][column]
+    if cell is None:
+        raise InputError("the row has no picture")
+    if cell["bytes"] is not None:
+        return read_image(io.BytesIO(cell["bytes"]))
+    return read_image(Path(cell["path"]))

@@ -1,0 +1,185 @@
+"""A CSV file that lists pictures: path, label, boxes, masks.
+
+    path,label,x0,y0,x1,y1,mask_finder
+    photos/1.jpg,dog,30,40,199,180,
+    photos/1.jpg,dog,250,60,330,170,
+    photos/2.jpg,cat,,,,,masks/2.png
+
+Only `path` must be there; paths are relative to the CSV file. A row per box: rows of one path belong to one
+picture. A label is a class's name or its number. Box corners are pixel indices, both inside the box; the
+first pixel is 0, or 1 where `first_pixel=1` says so (Pascal VOC). `width` and `height`, where present, are
+those of the picture the boxes were drawn on. A column mask_NAME holds the file of the mask of the part NAME.
+Other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from heatproof.errors import InputError, did_you_mean
+from heatproof.images.preprocess import Box, Size, check_box, read_image
+from heatproof.images.source import Sample, Source, file_source
+
+CORNERS = ("x0", "y0", "x1", "y1")
+MASK = "mask_"
+
+
+def open_csv(
+    path: str | Path,
+    *,
+    root: str | Path | None = None,
+    class_names: Sequence[str] | None = None,
+    first_pixel: int = 0,
+    path_column: str = "path",
+    label_column: str = "label",
+) -> Source:
+    """Pictures of a CSV manifest. root: where its paths start; else the CSV file's folder.
+
+    class_names: the model's classes in its own order; else names are sorted and numbers name themselves.
+    """
+    samples, classes = list_csv(Path(path), root, class_names, first_pixel, path_column, label_column)
+    return file_source(samples, classes, read_image)
+
+
+def list_csv(
+    path: Path,
+    root: str | Path | None = None,
+    class_names: Sequence[str] | None = None,
+    first_pixel: int = 0,
+    path_column: str = "path",
+    label_column: str = "label",
+) -> tuple[list[Sample], list[str]]:
+    """Samples in the order of their first rows, and the classes."""
+    entries = read_entries(path, path_column, label_column, first_pixel)
+    start = Path(root) if root is not None else path.parent
+    texts = [entry.label for entry in entries.values()]
+    labels, classes = number_labels(texts, class_names, path)
+    samples = [
+        Sample(
+            name,
+            label,
+            tuple(entry.boxes),
+            {part: start / file for part, file in entry.masks.items()},
+            entry.frame,
+            start / name,
+        )
+        for (name, entry), label in zip(entries.items(), labels, strict=True)
+    ]
+    return samples, classes
+
+
+@dataclass
+class Entry:
+    """What the rows of one picture say."""
+
+    label: str
+    frame: Size | None = None
+    boxes: list[Box] = field(default_factory=list)
+    masks: dict[str, str] = field(default_factory=dict)
+
+
+def read_entries(path: Path, path_column: str, label_column: str, first_pixel: int = 0) -> dict[str, Entry]:
+    """The rows of a CSV file, gathered by picture."""
+    entries: dict[str, Entry] = {}
+    for line, row in read_rows(path, path_column):
+        where = f"{path.name}, line {line}"
+        name, label = row[path_column], row.get(label_column, "")
+        if not name:
+            raise InputError(f"{where}: the column {path_column!r} is empty")
+        entry = entries.setdefault(name, Entry(label, read_frame(row, where)))
+        if entry.label != label:
+            raise InputError(f"{where}: {name} has the label {label!r} here and {entry.label!r} before")
+        box = read_box([row.get(corner, "") for corner in CORNERS], where, first_pixel)
+        if box is not None:
+            entry.boxes.append(box)
+        for column, file in row.items():
+            if column.startswith(MASK) and file:
+                part = column.removeprefix(MASK)
+                if entry.masks.setdefault(part, file) != file:
+                    raise InputError(f"{where}: {name} has two masks of {part!r}; merge them into one file")
+    if not entries:
+        raise InputError(f"{path} lists no picture")
+    return entries
+
+
+def read_rows(path: Path, *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
+    """Line number and cells of each row; the named columns must exist."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="", strict=True)
+            header = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = header
+            missing = [name for name in columns if name not in header]
+            if missing:
+                raise InputError(f"{path} has no column {missing[0]!r}; {did_you_mean(missing[0], header)}")
+            corners = [corner for corner in CORNERS if corner in header]
+            if corners and len(corners) < len(CORNERS):
+                raise InputError(f"{path} has {', '.join(corners)}, but a box needs {', '.join(CORNERS)}")
+            for row in reader:
+                if None in row:
+                    raise InputError(f"{path.name}, line {reader.line_num}: more cells than columns")
+                yield reader.line_num, {name: cell.strip() for name, cell in row.items()}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        detail = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path} as a CSV file: {detail}") from error
+
+
+def read_box(texts: Sequence[str], where: str, first_pixel: int = 0) -> Box | None:
+    """Corners counted from `first_pixel` as corners counted from 0; None where no cell is filled."""
+    if not any(texts):
+        return None
+    try:
+        x0, y0, x1, y1 = check_box(float(text) - first_pixel for text in texts)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    except ValueError:
+        raise InputError(f"{where}: a box is four numbers; got {', '.join(texts)}") from None
+    return x0, y0, x1, y1
+
+
+def read_frame(row: dict[str, str], where: str) -> Size | None:
+    width, height = row.get("width", ""), row.get("height", "")
+    if not width and not height:
+        return None
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise InputError(
+            f"{where}: width and height are whole numbers of pixels; got {width!r} and {height!r}"
+        )
+    return int(width), int(height)
+
+
+def number_labels(
+    texts: Sequence[str], class_names: Sequence[str] | None, path: Path
+) -> tuple[list[int | None], list[str]]:
+    """Labels as indices into the classes; without class names, labels that are all numbers stay so."""
+    if not any(texts):
+        return [None] * len(texts), []
+    if not all(texts):
+        raise InputError(
+            f"{path}: some pictures have a label and some have none; fill the column or empty it"
+        )
+    numbers = [_whole(text) for text in texts]
+    if class_names is not None:
+        classes = list(class_names)
+    elif None in numbers:
+        classes = sorted(set(texts))
+    else:
+        classes = [str(k) for k in range(max(n for n in numbers if n is not None) + 1)]
+    index = {name: k for k, name in enumerate(classes)}
+    labels: list[int | None] = []
+    for text, number in zip(texts, numbers, strict=True):
+        label = index.get(text, number)
+        if label is None or label >= len(classes):
+            hint = did_you_mean(text, classes)
+            raise InputError(f"{path}: the label {text!r} is none of the {len(classes)} classes; {hint}")
+        labels.append(label)
+    return labels, classes
+
+
+def _whole(text: str) -> int | None:
+    """A class's number, also as spreadsheets write it (3.0)."""
+    number = text.removesuffix(".0")
+    return int(number) if number.isdecimal() else None

@@ -1,0 +1,141 @@
+"""Pictures that are already arrays: in memory, or in an .npz file laid out like MedMNIST's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from heatproof.errors import InputError, did_you_mean
+from heatproof.images.preprocess import Box, check_box, eight_bits, scale_to_bytes
+from heatproof.images.source import Sample, Source, content_stamp
+
+CHANNELS = (1, 3)
+
+
+def open_memory(
+    images: Any,
+    *,
+    labels: Any = None,
+    boxes: Sequence[Sequence[Box]] | None = None,
+    masks: Mapping[str, Any] | None = None,
+    ids: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Source:
+    """A batch of pictures, or a list of any sizes: arrays "h w" or "h w c", tensors "c h w", Pillow pictures.
+
+    Values have 8 or 16 bits or are fractions of 1; all become 8-bit. These are pictures, not model-ready
+    images: the model's preprocessing is still to come. masks: part name -> "n h w".
+    """
+    pictures = [to_pixels(image, f"picture {i}") for i, image in enumerate(images)]
+    if not pictures:
+        raise InputError("there is no picture in memory to open")
+    n = len(pictures)
+    given = {
+        "labels": labels,
+        "boxes": boxes,
+        "ids": ids,
+        **{f"masks[{k!r}]": m for k, m in (masks or {}).items()},
+    }
+    for name, values in given.items():
+        if values is not None and len(values) != n:
+            raise InputError(f"{name} has {len(values)} entries, but there are {n} pictures")
+    numbers, classes = check_labels(labels, n, class_names)
+    parts = {part: _array(mask) for part, mask in (masks or {}).items()}
+    samples = tuple(
+        Sample(
+            f"{i:06d}" if ids is None else str(ids[i]),
+            numbers[i],
+            () if boxes is None else tuple(check_box(box) for box in boxes[i]),
+            {part: mask[i] for part, mask in parts.items()},
+            content=pictures[i],
+        )
+        for i in range(n)
+    )
+    return Source(samples, classes, lambda s: Image.fromarray(s.content), lambda s: content_stamp(s.content))
+
+
+def open_npz(
+    path: str | Path, *, split: str | None = "test", class_names: Sequence[str] | None = None
+) -> Source:
+    """The arrays SPLIT_images "n h w" or "n h w c", and SPLIT_labels, of an .npz file; without a split,
+    images and labels. The pictures of the split are held in memory.
+    """
+    prefix = "" if split is None else f"{split}_"
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            if f"{prefix}images" not in arrays:
+                splits = [
+                    key.removesuffix("images").removesuffix("_") for key in arrays if key.endswith("images")
+                ]
+                hint = did_you_mean(split or "", splits)
+                raise InputError(f"{path} has no array {prefix}images; set split to one it has ({hint})")
+            images, labels = arrays[f"{prefix}images"], arrays.get(f"{prefix}labels")
+            mark = arrays.zip.getinfo(f"{prefix}images.npy").CRC  # a checksum that the file already holds
+    except InputError:
+        raise
+    except Exception as error:  # damaged archives fail in their own ways
+        detail = getattr(error, "strerror", None) or "it is damaged or holds something else"
+        raise InputError(f"cannot read {path} as an .npz file: {detail}") from error
+    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in CHANNELS):
+        raise InputError(
+            f"{prefix}images must be 'n h w' or 'n h w c' with 1 or 3 channels; got {images.shape}"
+        )
+    ids = [f"{prefix}{i:06d}" for i in range(len(images))]
+    source = open_memory(images, labels=labels, ids=ids, class_names=class_names)
+    return replace(source, stamp=lambda _: mark)
+
+
+def _array(values: Any) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def to_pixels(image: Any, name: str) -> np.ndarray:
+    """ "h w" or "h w 3", 8-bit. Tensors have channels first, arrays last, unless only the other fits."""
+    array = _array(eight_bits(image) if isinstance(image, Image.Image) else image)
+    shape = array.shape
+    if array.ndim == 3 and shape[0] in CHANNELS and (isinstance(image, Tensor) or shape[2] not in CHANNELS):
+        array = np.moveaxis(array, 0, 2)
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if 0 in shape or not (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)):
+        raise InputError(
+            f"{name} must be 'h w', 'h w c' or 'c h w' with 1 or 3 channels; its shape is {shape}"
+        )
+    if array.dtype == bool:
+        array = array.astype(np.uint8) * 255
+    if array.dtype != np.uint8:
+        if array.dtype != np.uint16 and array.dtype.kind != "f":
+            raise InputError(
+                f"{name} has {array.dtype} values; give 8 or 16 unsigned bits, or fractions of 1"
+            )
+        try:
+            array = scale_to_bytes(array)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from error
+    return np.ascontiguousarray(array)
+
+
+def check_labels(
+    labels: Any, n: int, class_names: Sequence[str] | None
+) -> tuple[list[int | None], tuple[str, ...]]:
+    """Labels given as class numbers, and the classes' names."""
+    if labels is None:
+        return [None] * n, ()
+    array = _array(labels)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or array.dtype.kind not in "iub":
+        raise InputError(f"labels are one class number per picture; got {array.dtype} of shape {array.shape}")
+    low, high = int(array.min()), int(array.max())
+    if low < 0:
+        raise InputError(f"a picture has the label {low}; class numbers start at 0")
+    classes = tuple(class_names) if class_names is not None else tuple(str(k) for k in range(high + 1))
+    if high >= len(classes):
+        raise InputError(f"a picture has the label {high}, but there are only {len(classes)} class names")
+    return [int(label) for label in array], classes

@@ -1,0 +1,262 @@
+"""A source is a list of samples that nobody has decoded yet, and one function that reads a sample.
+
+Every kind of data (folder, csv, imagenet, npz, hf, dicom, memory) is a function that returns a Source, so
+filters, loader and runs know one type. Labels are indices into `classes`; a source has labels for all its
+samples or for none. Boxes are (x0, y0, x1, y1) in the picture's pixels, from 0, both corners inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.images.preprocess import Box, Carried, Preprocess, Size, read_image
+
+SAME_SHAPE = 0.02  # sides may be rounded when a picture is resized; more is another shape
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is known about one picture without decoding it."""
+
+    id: str
+    label: int | None = None
+    boxes: tuple[Box, ...] = ()
+    masks: Mapping[str, Any] = field(default_factory=dict)  # part name -> mask file, or "h w" array
+    frame: Size | None = None  # width and height of the picture the boxes were drawn on, where known
+    content: Any = None  # what the source's `read` needs: a file, a row, an array
+
+
+@dataclass(frozen=True)
+class Source:
+    """Samples in a fixed order, the names of their classes, and how to read one."""
+
+    samples: tuple[Sample, ...]
+    classes: tuple[str, ...]
+    read: Callable[[Sample], Image.Image]
+    stamp: Callable[[Sample], Any]  # a cheap mark of the picture's content, for the hash
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def sample(self, i: int) -> Sample:
+        return self.samples[i]
+
+    def open(self, i: int) -> Image.Image:
+        """The picture, upright, as "L" or "RGB"."""
+        sample = self.samples[i]
+        try:
+            return self.read(sample)
+        except InputError as error:
+            raise InputError(f"cannot read {sample.id}: {error}") from error
+
+    def truth(self, i: int, preprocess: Preprocess, picture: Size) -> tuple[Carried, dict[str, Tensor]]:
+        """Boxes and masks in the pixels of the crop, for a picture that has this width and height."""
+        sample = self.samples[i]
+        if sample.boxes and sample.frame and not _same_shape(sample.frame, picture):
+            drawn, found = ("x".join(map(str, size)) for size in (sample.frame, picture))
+            raise InputError(f"its boxes were drawn on a {drawn} picture, but the file has {found} pixels")
+        boxes = preprocess.carry_boxes(sample.boxes, picture, sample.frame)
+        masks = {
+            name: preprocess.carry_mask(read_mask(name, mask), picture) for name, mask in sample.masks.items()
+        }
+        return boxes, masks
+
+    @property
+    def labelled(self) -> bool:
+        return bool(self.classes)
+
+    @cached_property
+    def boxed(self) -> bool:
+        """Whether any sample has a box."""
+        return any(sample.boxes for sample in self.samples)
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the masks, over all samples."""
+        return tuple(sorted({name for sample in self.samples for name in sample.masks}))
+
+    @cached_property
+    def hash(self) -> str:
+        """Changes when samples, labels, boxes, masks or class names do.
+
+        It reads no pixels: a picture file counts by its name and its size in bytes, so one that is replaced
+        by another of exactly the same size goes unnoticed. Times are left out: a copy hashes the same.
+        """
+        digest = hashlib.sha256(json.dumps(self.classes).encode())
+        for s in self.samples:
+            masks = [[name, content_stamp(mask)] for name, mask in sorted(s.masks.items())]
+            row = [s.id, s.label, s.boxes, s.frame, masks, self.stamp(s)]
+            digest.update(json.dumps(row).encode())
+        return digest.hexdigest()[:16]
+
+    def subset(self, indices: Iterable[int]) -> Source:
+        """Some of the samples, in the order given; labels keep their meaning."""
+        return replace(self, samples=tuple(self.samples[i] for i in indices))
+
+
+def file_source(
+    samples: Iterable[Sample], classes: Sequence[str], read: Callable[[Path], Image.Image]
+) -> Source:
+    """A source whose samples' contents are files."""
+    return Source(
+        tuple(samples),
+        tuple(classes),
+        lambda sample: read(sample.content),
+        lambda s: content_stamp(s.content),
+    )
+
+
+def content_stamp(content: Any) -> Any:
+    """The size of a file in bytes (None where it is missing), a digest of an array."""
+    if isinstance(content, Path):
+        try:
+            return content.stat().st_size
+        except OSError:
+            return None
+    array = np.ascontiguousarray(content)
+    digest = hashlib.sha256(array.data.cast("B") if array.size else b"").hexdigest()[:16]
+    return [str(array.dtype), array.shape, digest]
+
+
+def read_mask(name: str, mask: Any) -> np.ndarray:
+    """ "h w" bool. Of a file, the pixels at least half as bright as its brightest; of an array, all but 0."""
+    if not isinstance(mask, Path):
+        return np.asarray(mask) != 0
+    try:
+        pixels = np.asarray(read_image(mask).convert("L"))
+    except InputError as error:
+        raise InputError(f"its mask of {name!r} cannot be read: {error}") from error
+    return pixels >= max(1, pixels.max() / 2)
+
+
+def select(
+    source: Source,
+    *,
+    single_object: bool = False,
+    box_share: tuple[float, float] | None = None,
+    classes: Sequence[str | int] | None = None,
+    limit: int | None = None,
+    stratified: bool = True,
+    seed: int = 0,
+) -> Source:
+    """Filters, then a random subset, in the source's order. Labels and class names stay as they are.
+
+    single_object: exactly one box. box_share: the boxes cover a share of the picture within these bounds.
+    classes: names or numbers. limit: at most so many, drawn with `seed`; `stratified` keeps the proportions
+    of the classes. A larger limit adds pictures to those of a smaller one, up to rounding of proportions.
+    """
+    indices = list(range(len(source)))
+    left = [f"{len(indices)} in the source"]
+    if classes is not None:
+        wanted = class_numbers(classes, source.classes)
+        indices = [i for i in indices if source.samples[i].label in wanted]
+        left.append(f"{len(indices)} in the classes")
+    if single_object:
+        indices = [i for i in indices if len(source.samples[i].boxes) == 1]
+        left.append(f"{len(indices)} with one box")
+    if box_share is not None:
+        if len(box_share) != 2 or not 0 <= box_share[0] < box_share[1] <= 1:
+            raise InputError(f"box_share is a low and a high share such as (0.1, 0.8); got {box_share}")
+        low, high = box_share
+        indices = [i for i in indices if _share_within(source, i, low, high)]
+        left.append(f"{len(indices)} whose boxes cover {low:g} to {high:g} of the picture")
+    if not indices:
+        raise InputError(f"no picture is left: {', '.join(left)}")
+    if limit is not None:
+        if limit < 1:
+            raise InputError(f"limit is a number of pictures, at least 1; got {limit}")
+        labels = [source.samples[i].label if stratified else None for i in indices]
+        indices = [indices[k] for k in draw(labels, limit, seed)]
+    return source if len(indices) == len(source) else source.subset(indices)
+
+
+def draw(labels: Sequence[int | None], count: int, seed: int = 0) -> list[int]:
+    """Ascending indices of `count` random entries, each label in its proportion (largest remainder).
+
+    >>> draw([0, 0, 0, 0, 1, 1], 3)[-1] in (4, 5)
+    True
+    """
+    if count >= len(labels):
+        return list(range(len(labels)))
+    groups: dict[int, list[int]] = {}
+    for i, label in enumerate(labels):
+        groups.setdefault(-1 if label is None else label, []).append(i)
+    quota = {label: count * len(group) / len(labels) for label, group in groups.items()}
+    take = {label: int(share) for label, share in quota.items()}
+    by_remainder = sorted(groups, key=lambda label: (take[label] - quota[label], label))
+    for label in by_remainder[: count - sum(take.values())]:
+        take[label] += 1
+    chosen: list[int] = []
+    for label, group in groups.items():
+        order = np.random.default_rng((seed, label + 1)).permutation(len(group))
+        chosen += [group[k] for k in order[: take[label]]]
+    return sorted(chosen)
+
+
+def class_numbers(wanted: Sequence[str | int], classes: Sequence[str]) -> set[int]:
+    """Classes by name or number; a name that several classes share means all of them."""
+    numbers: set[int] = set()
+    for one in wanted:
+        found = {k for k, name in enumerate(classes) if k == one or name == one}
+        if not found:
+            raise UnknownNameError("class", str(one), classes)
+        numbers |= found
+    return numbers
+
+
+def covered(boxes: Sequence[Box], size: Size) -> float:
+    """The share of a picture that its boxes cover together.
+
+    >>> covered([(0, 0, 4, 9), (3, 0, 4, 9)], (10, 10))
+    0.5
+    """
+    frames = [
+        (max(x0, 0), max(y0, 0), min(x1 + 1, size[0]), min(y1 + 1, size[1])) for x0, y0, x1, y1 in boxes
+    ]
+    xs, ys = (sorted({f[k] for f in frames} | {f[k + 2] for f in frames}) for k in (0, 1))
+    area = sum(
+        (right - left) * (bottom - top)
+        for left, right in pairwise(xs)
+        for top, bottom in pairwise(ys)
+        if any(f[0] <= left and right <= f[2] and f[1] <= top and bottom <= f[3] for f in frames)
+    )
+    return area / (size[0] * size[1])
+
+
+def _share_within(source: Source, i: int, low: float, high: float) -> bool:
+    """False without a box. A picture that cannot be read stays in, so that the loader reports it."""
+    sample = source.samples[i]
+    if not sample.boxes:
+        return False
+    try:
+        size = sample.frame or _size(source, sample)
+    except InputError:
+        return True
+    return low <= covered(sample.boxes, size) <= high
+
+
+def _size(source: Source, sample: Sample) -> Size:
+    """Width and height, from the header where there is one."""
+    if isinstance(sample.content, Path):
+        try:
+            with Image.open(sample.content) as picture:
+                return picture.size
+        except Exception:  # a DICOM file, or a broken one: reading it will tell
+            pass
+    return source.read(sample).size
+
+
+def _same_shape(a: Size, b: Size) -> bool:
+    return abs(a[0] * b[1] - a[1] * b[0]) <= SAME_SHAPE * max(a[0] * b[1], a[1] * b[0])

@@ -1,0 +1,223 @@
+"""Does the map order the pixels by what they mean to the model?
+
+Deletion replaces the pixels of an image by those of a baseline, the map's largest first; insertion starts at
+the baseline and brings the image's pixels back in the same order. With p the target's probability,
+
+    x_k = baseline where rank < floor(k H W / n), image elsewhere         (deletion; insertion is the reverse)
+    AUC = trapezoid of p(x_0), ..., p(x_n) over [0, 1],  n = 100 steps, 101 points
+
+A faithful map loses the class early (low deletion) and finds it early (high insertion).
+
+Cite: petsiuk2018rise; keak2026budget for the settings.
+
+Conventions and deviations: both curves start from one baseline, by default the image under a Gaussian blur of
+sigma 10 (the RISE paper deletes towards grey and inserts over a blur). Negatives are clipped and ties go in
+row-major order, as in localise. Give the true labels as `targets` for the thesis's numbers; without them the
+class is the one predicted on the whole image. A constant map orders nothing: its curves and areas are NaN,
+with a reason, and cost no pass.
+
+adaptive=True is not in the papers: it visits a third of the points, where the curves bend (see _curves), and
+draws straight lines between them. Results say so in `adaptive`; tables must repeat it.
+
+Cost: an image's two end points serve both curves of every method, so m methods and b images take
+2 b + 2 m b (n - 1) inputs, in one queue of full batches. A variant is a comparison of ranks, made on the
+device when its batch is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import InputError, did_you_mean
+from heatproof.explain._blur import gaussian_blur
+from heatproof.metrics._curves import Plan, adaptive_plan, area, change_steps, next_points, straight_lines
+from heatproof.metrics._inputs import raw_maps, same_length
+from heatproof.metrics.structure import CONSTANT
+from heatproof.models.model import Model, as_model, at_least_float, predicted, probabilities, untouched
+from heatproof.models.queue import Queue
+from heatproof.registry import metric
+from heatproof.types import normalise
+
+BLUR_SIGMA = 10.0
+BASELINES = ("blur", "black", "mean", "noise")
+INSERTION, DELETION = 0, 1
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Both curves of one method's maps; NaN where `reasons` says why."""
+
+    insertion: Tensor  # "b n+1", probability of the target
+    deletion: Tensor  # "b n+1"
+    insertion_auc: Tensor  # "b"
+    deletion_auc: Tensor  # "b"
+    targets: Tensor  # "b", the class the probabilities are of
+    baseline: str
+    adaptive: bool
+    passes: int  # inputs behind these curves; the two end points of an image are shared by all methods
+    reasons: tuple[str, ...]  # one per image, "" where its curves are defined
+
+    @property
+    def degenerate_fraction(self) -> float:
+        """Share of maps that order nothing."""
+        return sum(map(bool, self.reasons)) / len(self.reasons)
+
+
+def insertion_deletion(
+    model: Model | nn.Module,
+    images: Any,
+    maps: Any,
+    targets: Any = None,
+    *,
+    steps: int = 100,
+    baseline: str = "blur",
+    adaptive: bool = False,
+    batch_size: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+    seed: int = 0,
+) -> Any:
+    """Insertion and deletion curves of maps of model-ready images "b c H W", and the areas under them.
+
+    maps: one method's Maps or "b h w" (any size; brought to the image's), or a dict of them by method, which
+        gives a dict: all methods go through one queue and share each image's end points.
+    targets: the class whose probability counts, one or one per image: the true label, or where None the
+        class predicted on the whole image.
+    baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation), "mean"
+        (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every image).
+    adaptive: visit a third of the points, where the curves bend.
+    """
+    model = as_model(model)
+    images = model.check_images(images).to(model.device)
+    if not isinstance(steps, int) or steps < 1:
+        raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
+    methods = maps if isinstance(maps, Mapping) else {"": maps}
+    if not methods:
+        raise InputError("maps is an empty dict; give the maps of at least one method")
+    walk = _Walk(model, images, methods, steps, baseline, seed)
+    with untouched(model.module):
+        walk.run(Queue(model, walk.size, batch_size, progress), targets, adaptive)
+    found = walk.results(baseline, adaptive)
+    return found if isinstance(maps, Mapping) else found[""]
+
+
+def baseline_images(model: Model, images: Tensor, kind: str = "blur", seed: int = 0) -> Tensor:
+    """ "b c H W": what takes the place of removed pixels."""
+    images = at_least_float(images)
+    if kind == "blur":
+        return gaussian_blur(images, BLUR_SIGMA)
+    if kind == "mean":
+        return images.mean((-2, -1), keepdim=True).expand_as(images)
+    if kind == "noise":
+        drawn = np.random.default_rng(seed).standard_normal(images.shape[1:], dtype=np.float32)
+        return torch.from_numpy(drawn).to(images).expand_as(images)
+    if kind == "black":
+        channels = model.preprocess.channels
+        if channels != images.shape[1]:
+            raise InputError(
+                f"'black' needs the model's preprocessing, but that has {channels} channels and the images "
+                f"have {images.shape[1]}; give the model its own Preprocess or use 'mean'"
+            )
+        return model.preprocess.normalise(torch.zeros_like(images))
+    raise InputError(f"unknown baseline {kind!r}; {did_you_mean(kind, BASELINES)}")
+
+
+class _Walk:
+    """Every curve of every map, and the inputs that lead to their points.
+
+    A point is one number: its place in `curves`, "2 m n+1" laid flat (insertion and deletion, maps of all
+    methods one after the other, steps). A list of such numbers is a list of jobs.
+    """
+
+    def __init__(
+        self, model: Model, images: Tensor, methods: Mapping[str, Any], steps: int, baseline: str, seed: int
+    ) -> None:
+        self.model, self.steps, self.count = model, steps, len(images)
+        self.size = int(images.shape[-2]), int(images.shape[-1])
+        self.images = at_least_float(images)
+        self.baselines = baseline_images(model, images, baseline, seed)
+        self.methods = tuple(methods)
+        values = [raw_maps(one).detach().to(images.device) for one in methods.values()]
+        for name, one in zip(methods, values, strict=True):
+            same_length(**{"images": images, f"maps{f' of {name}' if name else ''}": one})
+        self.flat = torch.cat([~normalise(one).flatten(1).any(1) for one in values])
+        self.changes = torch.cat([change_steps(one, self.size, steps) for one in values])
+        shape = (2, len(self.changes), steps + 1)
+        self.curves = torch.full(shape, torch.nan, dtype=self.images.dtype, device=images.device)
+        self.targets = torch.zeros(self.count, dtype=torch.long, device=images.device)
+
+    def run(self, queue: Queue, targets: Any, adaptive: bool) -> None:
+        numbers = torch.arange(self.curves.numel(), device=self.curves.device).view(self.curves.shape)
+        ends = numbers[DELETION, : self.count, [0, self.steps]].T
+        inner = torch.arange(1, self.steps, device=self.curves.device)
+        plan = adaptive_plan(self.steps) if adaptive else Plan(1, ())
+        grid = inner[inner % plan.stride == 0]
+        points = numbers[:, ~self.flat][..., grid]
+        self._visit(queue, torch.cat([ends.flatten(), points.flatten()]), targets, first=True)
+        start, end = self.curves[DELETION, : self.count, [0, self.steps]].T.repeat(1, len(self.methods))
+        self.curves[DELETION, :, 0] = self.curves[INSERTION, :, -1] = start.masked_fill(self.flat, torch.nan)
+        self.curves[DELETION, :, -1] = self.curves[INSERTION, :, 0] = end.masked_fill(self.flat, torch.nan)
+        for more in plan.rounds:
+            self._visit(queue, numbers[next_points(self.curves, more)])
+
+    def _visit(self, queue: Queue, jobs: Tensor, targets: Any = None, first: bool = False) -> None:
+        """Fill the points `jobs`. The first visit starts with the whole images, which settle the targets."""
+
+        def make(start: int, stop: int) -> Tensor:
+            curve, step = _divmod(jobs[start:stop], self.steps + 1)
+            kind, which = _divmod(curve, len(self.changes))
+            changed = self.changes[which] <= step[:, None, None]
+            shown = changed == (kind == INSERTION)[:, None, None]
+            rows = which % self.count
+            return torch.where(shown[:, None], self.images[rows], self.baselines[rows])
+
+        def read(logits: Tensor, start: int, stop: int) -> Tensor:
+            if first and start == 0:
+                alike = logits.new_empty(self.count, logits.shape[1])
+                self.targets = self.model.check_targets(targets, alike).clone()
+            if first and targets is None and start < self.count:
+                self.targets[start:stop] = predicted(logits[: self.count - start])
+            chosen = self.targets[jobs[start:stop] // (self.steps + 1) % self.count]
+            return probabilities(logits).gather(1, chosen[:, None])[:, 0]
+
+        if len(jobs):
+            self.curves.view(-1)[jobs] = queue.predict(len(jobs), make, read).to(self.curves.dtype)
+
+    def results(self, baseline: str, adaptive: bool) -> dict[str, Faithfulness]:
+        visited = (~self.curves[..., 1:-1].isnan()).sum((0, 2)).view(-1, self.count).sum(1) + 2 * self.count
+        insertion, deletion = straight_lines(self.curves).unflatten(1, (-1, self.count))
+        flat = self.flat.view(-1, self.count).tolist()
+        return {
+            name: Faithfulness(
+                insertion[i],
+                deletion[i],
+                insertion_auc=area(insertion[i]),
+                deletion_auc=area(deletion[i]),
+                targets=self.targets,
+                baseline=baseline,
+                adaptive=adaptive,
+                passes=int(visited[i]),
+                reasons=tuple(CONSTANT if constant else "" for constant in flat[i]),
+            )
+            for i, name in enumerate(self.methods)
+        }
+
+
+def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
+    return numbers // by, numbers % by
+
+
+for _name, _better in (("insertion", True), ("deletion", False)):
+    metric(
+        _name,
+        needs=("model", "images", "maps", "labels"),
+        higher_is_better=_better,
+        bounds=(0.0, 1.0),
+        cite="petsiuk2018rise",
+        aliases=(f"{_name}_auc",),
+    )(insertion_deletion)

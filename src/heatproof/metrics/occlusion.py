@@ -1,0 +1,101 @@
+"""Does the model need the part that the map marks?
+
+Occlude the pixels of a part (a QR code's finders, a lung field) and see how far the target's logit falls:
+
+    drop = z(x) - z(x with the part's pixels replaced)
+
+A map is right about the part where its mass on it (FMR, TMR) goes with that drop: Spearman's rho over images.
+
+Cite: chakraborty2025cambench. It does not say with what it occludes; here that is a baseline of insertion and
+deletion, by default the image under a Gaussian blur of sigma 10. Class 0 of a one-logit model is read as -z.
+A mask without a pixel occludes nothing: NaN, with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import InputError
+from heatproof.metrics.agreement import Correlation, rank_correlation
+from heatproof.metrics.faithfulness import baseline_images
+from heatproof.metrics.structure import Cause, PerImage, align
+from heatproof.models.model import Model, as_model, at_least_float, class_scores, untouched
+from heatproof.models.queue import Queue
+from heatproof.registry import metric
+
+NO_PIXEL = "the mask has no pixel, so nothing is occluded"
+
+
+def part_occlusion(
+    model: Model | nn.Module,
+    images: Any,
+    masks: Any,
+    targets: Any = None,
+    *,
+    fill: str = "blur",
+    batch_size: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+    seed: int = 0,
+) -> PerImage:
+    """Fall of the target's logit when a part of model-ready images "b c H W" is occluded.
+
+    masks: "b H W" or one "H W" (any size; resized to the nearest pixel): key drop; or a dict of them by part:
+        keys drop_<part>. Each image is run once whole and once per part, all in one queue.
+    targets: the class, one or one per image; the prediction where None.
+    fill: "blur", "black", "mean" or "noise", as for insertion_deletion.
+    """
+    model = as_model(model)
+    images = at_least_float(model.check_images(images).to(model.device))
+    parts = (
+        {f"drop_{name}": mask for name, mask in masks.items()}
+        if isinstance(masks, Mapping)
+        else {"drop": masks}
+    )
+    if not parts:
+        raise InputError("masks is an empty dict; give at least one part, such as {'finder': mask}")
+    size, count = (int(images.shape[-2]), int(images.shape[-1])), len(images)
+    hidden = torch.stack(
+        [align(mask, size, images, name).expand(count, *size) for name, mask in parts.items()]
+    )
+    filled = baseline_images(model, images, fill, seed)
+
+    def make(start: int, stop: int) -> Tensor:
+        jobs = torch.arange(start, stop, device=images.device)
+        rows, part = jobs % count, jobs // count - 1  # -1: the whole image
+        covered = hidden[part.clamp(min=0), rows] & (part >= 0)[:, None, None]
+        return torch.where(covered[:, None], filled[rows], images[rows])
+
+    with untouched(model.module):
+        queue = Queue(model, size, batch_size, progress)
+        logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
+    chosen = model.check_targets(targets, logits[:count])
+    scores = class_scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
+    drops = dict(zip(parts, scores[0] - scores[1:], strict=True))
+    empty = ~hidden.flatten(2).any(2)
+    return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
+
+
+def occlusion_correlation(mass: Any, drop: Any) -> Correlation:
+    """Spearman's rho, p and n of a part's mass (FMR, TMR) with the drop of the logit, over images.
+
+    Images for which either is NaN are left out of n.
+
+    >>> occlusion_correlation([0.1, 0.4, 0.2], [1.0, 3.0, 2.0])[::2]
+    (1.0, 3)
+    """
+    return rank_correlation(mass, drop, ("mass", "drop"))
+
+
+metric("occlusion_drop", needs=("model", "images", "masks"), cite="chakraborty2025cambench")(part_occlusion)
+metric(
+    "occlusion_correlation",
+    needs=("scores",),
+    level="checkpoint",
+    higher_is_better=True,
+    bounds=(-1.0, 1.0),
+    cite="chakraborty2025cambench",
+)(occlusion_correlation)

@@ -1,0 +1,370 @@
+"""Is the map about the model at all, and does it stay where nothing that matters changes?
+
+parameter_randomisation: give the network's modules fresh random weights, from the head down, and compare the
+map of each half-random network with the original's. A map that explains what was learned must change; one
+that stays (as an edge detector does) explains the picture. (adebayo2018sanity)
+
+input_shift: add a constant to every pixel and take it back in the first layer's bias. Both networks are the
+same function of the picture, so the map must stay: similarity 1. (kindermans2019unreliability)
+
+fragility: add noise too small to change the prediction; the map should stay. (ghorbani2019fragile)
+
+above_floors: how far a method's scores lie above those of `random` and `edges` on the same images.
+
+Similarity is SSIM (local5) and Spearman's rank correlation of maps at image size; where a map is constant
+both are NaN, with a reason. The user's model is never changed: weights are redrawn in a deep copy.
+
+Deviations. Randomised modules start anew as their own reset_parameters has it, statistics of normalisation
+layers included; parameters of modules without one are drawn from a normal distribution with the mean and
+deviation they had. The class explained stays the original network's. A bias per channel undoes a shift only
+without zero padding, which does not shift along; here the first layer's response to the shift is measured and
+subtracted place by place, which away from the border is that bias. The copy's preprocessing shifts along, so
+that methods that look at the picture see the same one. Ghorbani et al. search for the worst noise; here it is
+random signs, which they use as a baseline.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import InputError, ModelError
+from heatproof.explain.api import explain
+from heatproof.metrics._inputs import as_tensor, mean_interval, same_length
+from heatproof.metrics.agreement import map_similarity
+from heatproof.metrics.structure import Cause, PerImage
+from heatproof.models.model import Model, as_model, untouched
+from heatproof.models.queue import Queue
+from heatproof.registry import metric
+
+Methods = str | Sequence[str]
+KINDS = ("ssim", "spearman")
+NEVER_DEFINED = "the similarity is not defined at any depth"
+NOT_UNDONE = "no bias of the first layer undoes the shift: the logits differ"
+CHANGED = "the noise changed the prediction or left no map to compare, in every draw"
+TOLERANCE = 1e-3  # of the largest logit; rounding alone stays far below
+
+
+class Depth(NamedTuple):
+    """How alike the maps still are once `randomised` modules, down to `module`, are random."""
+
+    module: str
+    randomised: int
+    similarity: dict[str, PerImage]  # by method: ssim, spearman, each "b"
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """Similarity to the original maps at each depth, head first."""
+
+    depths: tuple[Depth, ...]
+
+    def mean(self) -> dict[str, PerImage]:
+        """By method: ssim and spearman, "b", averaged over the depths at which they are defined."""
+        found = {}
+        for method in self.depths[0].similarity:
+            tables = {k: torch.stack([depth.similarity[method][k] for depth in self.depths]) for k in KINDS}
+            never = torch.stack([table.isnan().all(0) for table in tables.values()]).any(0)
+            found[method] = PerImage(
+                {k: t.nanmean(0) for k, t in tables.items()}, [Cause(NEVER_DEFINED, never)]
+            )
+        return found
+
+
+def parameter_randomisation(
+    model: Model | nn.Module,
+    images: Any,
+    methods: Methods = "gradcam",
+    targets: Any = None,
+    *,
+    depths: int | None = 10,
+    layer: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+    seed: int = 0,
+) -> Cascade:
+    """Similarity of maps to the original's as modules become random from the head down.
+
+    depths: at how many depths to look, from the head alone to the whole network, evenly spread over its
+        modules; every module where None. Each depth is one shared pass for all methods.
+    """
+    if depths is not None and (not isinstance(depths, int) or depths < 1):
+        raise InputError(
+            f"depths must be a whole number of at least 1, or None for every module; got {depths!r}"
+        )
+    model = as_model(model)
+    options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
+    before = explain(model, images, methods, targets, **options)
+    explained = next(iter(before.values())).explained
+    changing, random = copy_of(model), copy_of(model)
+    names = _from_the_head(changing, as_tensor(images)[:1])
+    if not names:
+        raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
+    _reinitialise(random.module.cpu(), names, seed)
+    found, done = [], 0
+    for stop in _stops(len(names), depths):
+        for name in names[done:stop]:
+            _take_over(changing.module.get_submodule(name), random.module.get_submodule(name))
+        done = stop
+        after = explain(changing, images, methods, explained, **options)
+        similarity = {method: map_similarity(before[method], maps) for method, maps in after.items()}
+        found.append(Depth(names[stop - 1] or "(top)", stop, similarity))
+    return Cascade(tuple(found))
+
+
+def copy_of(model: Model) -> Model:
+    """A deep copy whose weights are its own."""
+    try:
+        copied = copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"{model.name} cannot be copied ({str(error).splitlines()[0]}), but sanity checks need a copy"
+        ) from error
+    if model.call is not None and copied.call is model.call:
+        raise ModelError(
+            f"the call of {model.name} is a function that leads to the original weights, not to a copy's; "
+            "make it a method of the module"
+        )
+    return copied
+
+
+def _stops(count: int, depths: int | None) -> list[int]:
+    """How many modules are random at each depth: the first alone, all at last."""
+    if depths is None or depths >= count:
+        return list(range(1, count + 1))
+    return sorted({int(stop) for stop in np.linspace(1, count, depths).round()}) if depths > 1 else [count]
+
+
+def _from_the_head(model: Model, images: Tensor) -> list[str]:
+    """Modules with parameters of their own, in the reverse order in which they start to run.
+
+    One that never runs by itself (its parent may use its weights directly) goes with the parent that does.
+    """
+    started = {"": 0}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            started[name] = next(clock)
+
+        return hook
+
+    clock = itertools.count(1)
+    parts = dict(model.module.named_modules())
+    handles = [part.register_forward_pre_hook(note(name)) for name, part in parts.items() if name]
+    try:
+        model.logits(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    def turn(name: str) -> int:
+        while name not in started:
+            name = name.rpartition(".")[0]
+        return started[name]
+
+    owners = [name for name, part in parts.items() if next(part.parameters(recurse=False), None) is not None]
+    return sorted(owners, key=turn, reverse=True)
+
+
+def _reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
+    """Fresh weights for the named modules of a network on the CPU; the random state comes back."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.random.default_generator.manual_seed(seed)
+        for name in names:
+            part = module.get_submodule(name)
+            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+            if reset is not None:
+                reset()
+                continue
+            for weight in part.parameters(recurse=False):
+                spread = weight.std() if weight.numel() > 1 else weight.new_zeros(())
+                weight.copy_(weight.mean() + spread * torch.randn(weight.shape))
+
+
+@torch.no_grad()
+def _take_over(part: nn.Module, source: nn.Module) -> None:
+    """The parameters and buffers of one module, not of its children."""
+    for mine, theirs in (
+        (part.named_parameters(recurse=False), dict(source.named_parameters(recurse=False))),
+        (part.named_buffers(recurse=False), dict(source.named_buffers(recurse=False))),
+    ):
+        for name, tensor in mine:
+            tensor.copy_(theirs[name])
+
+
+def input_shift(
+    model: Model | nn.Module,
+    images: Any,
+    methods: Methods = "gradcam",
+    targets: Any = None,
+    *,
+    shift: float = 1.0,
+    layer: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+    seed: int = 0,
+) -> dict[str, PerImage]:
+    """Similarity of maps before and after a constant shift that the first layer takes back; 1 is right.
+
+    shift: added to every value of the model-ready images. Keys by method: ssim, spearman.
+    """
+    model = as_model(model)
+    images = model.check_images(images).to(model.device)
+    options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
+    before = explain(model, images, methods, targets, **options)
+    shifted, twin = images + shift, _shifted_copy(model, images, shift)
+    logits = [_logits(m, x, batch_size) for m, x in ((model, images), (twin, shifted))]
+    gap = (logits[0] - logits[1]).abs().amax(1)
+    undone = gap <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
+    after = explain(twin, shifted, methods, next(iter(before.values())).explained, **options)
+    found = {method: map_similarity(before[method], maps) for method, maps in after.items()}
+    return {method: PerImage(one, [Cause(NOT_UNDONE, ~undone), *one.causes]) for method, one in found.items()}
+
+
+def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
+    """The same function, of shifted images: its first layer subtracts what the shift adds."""
+    twin = copy_of(model)
+    parts = [twin.module.get_submodule(name) for name in _from_the_head(twin, images[:1])]
+    # A parent with weights of its own (class tokens) starts before its children but ends after them.
+    first = next(part for part in reversed(parts) if not any(part.children()))
+    outputs: list[Any] = []
+    handle = first.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    try:
+        for value in (0.0, shift):
+            twin.logits(torch.full_like(images[:1], value))
+    finally:
+        handle.remove()
+    if all(isinstance(output, Tensor) for output in outputs):
+        response = outputs[1] - outputs[0]
+        first.register_forward_hook(lambda _module, _inputs, output: output - response)
+    kept = model.preprocess
+    mean = tuple(m - shift * s for m, s in zip(kept.mean, kept.std, strict=True))
+    return replace(twin, preprocess=replace(kept, mean=mean))
+
+
+def _logits(model: Model, images: Tensor, batch_size: int | None) -> Tensor:
+    queue = Queue(model, (int(images.shape[-2]), int(images.shape[-1])), batch_size)
+    with untouched(model.module):
+        return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
+
+
+def fragility(
+    model: Model | nn.Module,
+    images: Any,
+    methods: Methods = "gradcam",
+    *,
+    epsilon: float = 8 / 255,
+    draws: int = 3,
+    layer: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+    seed: int = 0,
+) -> dict[str, PerImage]:
+    """Similarity of maps of the predicted class under noise that leaves the prediction as it is.
+
+    epsilon: how far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
+    Keys by method: ssim and spearman, means over the draws that keep the prediction, and kept, their share.
+    The noise of a draw follows the seed and is the same for every image.
+    """
+    if not epsilon > 0 or not isinstance(draws, int) or draws < 1:
+        raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
+    model = as_model(model)
+    images = model.check_images(images).to(model.device)
+    options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
+    before = explain(model, images, methods, **options)
+    reach = _picture_range(model, images)
+    tables: dict[str, list[Tensor]] = {method: [] for method in before}
+    for draw in range(draws):
+        signs = np.random.default_rng((seed, draw)).integers(0, 2, images.shape[1:]) * 2 - 1
+        noisy = images + epsilon * reach * torch.from_numpy(signs).to(images)
+        for method, maps in explain(model, noisy, methods, **options).items():
+            same = maps.explained == before[method].explained
+            found = map_similarity(before[method], maps)
+            rows = [found[kind].masked_fill(~same, torch.nan) for kind in KINDS]
+            tables[method].append(torch.stack([*rows, same.float()]))
+    result = {}
+    for method, rows in tables.items():
+        table = torch.stack(rows)  # "draws 3 b"
+        ssim, spearman = table[:, :2].nanmean(0)
+        scores = {"ssim": ssim, "spearman": spearman, "kept": table[:, 2].mean(0)}
+        result[method] = PerImage(scores, [Cause(CHANGED, ssim.isnan() | spearman.isnan(), KINDS)])
+    return result
+
+
+def _picture_range(model: Model, images: Tensor) -> Tensor:
+    """The way from black to white in model-ready values: per channel, or per image where it is unknown."""
+    kept = model.preprocess
+    if kept.channels == images.shape[1]:
+        return 1 / torch.tensor(kept.std, device=images.device, dtype=images.dtype)[:, None, None]
+    low, high = images.flatten(1).aminmax(dim=1)
+    return (high - low)[:, None, None, None]
+
+
+class Margin(NamedTuple):
+    """Mean paired difference to a floor, better counted as positive; NaN has its cause in `reason`."""
+
+    mean: float
+    interval: tuple[float, float]  # 95 %, bootstrap over images
+    n: int
+    share: float  # of images on which the method is better than the floor
+    reason: str = ""
+
+    @property
+    def above(self) -> bool:
+        """Whether the whole interval lies above the floor."""
+        return self.interval[0] > 0
+
+
+def above_floors(
+    scores: Mapping[str, Any],
+    higher_is_better: bool = True,
+    *,
+    floors: Sequence[str] = ("random", "edges"),
+    resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, dict[str, Margin]]:
+    """How far each method is above each floor on the same images: {method: {floor: Margin}}.
+
+    scores: one metric's values per image "b" by method, the floors among them. Images on which either is NaN
+    are left out of n.
+    """
+    values = {
+        name: as_tensor(one).detach().cpu().double().numpy().reshape(-1) for name, one in scores.items()
+    }
+    same_length(**values)
+    present = [floor for floor in floors if floor in values]
+    if not present:
+        raise InputError(f"no floor to compare with; score {' or '.join(floors)} on the same images too")
+    sign = 1.0 if higher_is_better else -1.0
+    return {
+        method: {floor: _margin(sign * (one - values[floor]), resamples, seed) for floor in present}
+        for method, one in values.items()
+        if method not in present
+    }
+
+
+def _margin(differences: np.ndarray, resamples: int, seed: int) -> Margin:
+    defined = differences[np.isfinite(differences)]
+    if not len(defined):
+        nan = float("nan")
+        return Margin(nan, (nan, nan), 0, nan, "no image has both scores")
+    interval = mean_interval(defined, resamples, seed)
+    return Margin(float(defined.mean()), interval, len(defined), float((defined > 0).mean()))
+
+
+for _name, _function, _needs, _better, _cite in (
+    ("randomisation", parameter_randomisation, ("model", "images"), False, "adebayo2018sanity"),
+    ("input_shift", input_shift, ("model", "images"), True, "kindermans2019unreliability"),
+    ("fragility", fragility, ("model", "images"), True, "ghorbani2019fragile"),
+):
+    metric(_name, needs=_needs, higher_is_better=_better, bounds=(-1.0, 1.0), cite=_cite)(_function)
+metric(
+    "above_floors", needs=("scores",), level="checkpoint", higher_is_better=True, cite="adebayo2018sanity"
+)(above_floors)

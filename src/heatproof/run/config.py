@@ -1,0 +1,176 @@
+"""A study as a person writes it: one TOML file, read into typed structs.
+
+    methods = ["gradcam", "lime(samples=200)"]
+    metrics = ["cscore", "auc", "insertion", "localise"]    (localise and structure are families of metrics)
+    [run]         seed, batch_size, targets, device, threads, workers, out
+    [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, ...
+    [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
+    [preprocess]  size, resize, mean, std, interpolation, where the model's own are not wanted
+
+Paths are relative to the file. An unknown key or a wrong type is one sentence with the key's path. What is
+wrong only in combination (a metric that needs boxes, a layer the model lacks) is found by study.py.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from heatproof.errors import InputError, did_you_mean
+
+Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to compute."""
+
+    seed: int = 0
+    batch_size: Count = 32  # images per unit, which is also the batch the model sees
+    targets: str | None = (
+        None  # "label" or "predicted", the class to explain; where None: the label if there is one
+    )
+    device: str | None = None  # where None: a GPU where there is one; kept for the life of the run
+    threads: Count | None = None  # of torch, in each process; where None: one per CPU, kept likewise
+    workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode pictures; changes no number
+    out: str | None = None  # the run folder, where the command line names none
+
+
+class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which network, with which weights."""
+
+    spec: str
+    checkpoints: str | list[str] = []  # files, or patterns such as "epochs/*.pt"
+    random_init: bool = False  # also the untrained network, as checkpoint "random"
+    pretrained: bool = False  # also the library's weights, as checkpoint "pretrained"
+    num_classes: Count | None = None
+    layer: str | list[str] | None = None
+    name: str | None = None  # in the rows; the spec where None
+    allow_pickle: bool = False
+    options: dict[str, Any] = {}  # for the library's own builder
+
+
+class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which pictures."""
+
+    kind: str
+    path: str
+    limit: Count | None = None
+    classes: list[str | int] | None = None
+    single_object: bool = False
+    box_share: tuple[Share, Share] | None = None
+    stratified: bool = True
+    seed: int = 0
+    options: dict[str, Any] = {}
+
+
+class PreprocessTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """What replaces parts of the model's own preprocessing."""
+
+    size: tuple[Count, Count] | None = None
+    resize: int | list[int] | None = None  # not Count | tuple[Count, Count]: msgspec 0.22 crashes on that
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    interpolation: str | None = None
+
+
+class Study(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything a run is told."""
+
+    model: ModelTable
+    images: ImagesTable
+    methods: Annotated[list[str], Meta(min_length=1)]
+    metrics: list[str] = []
+    run: RunTable = RunTable()
+    preprocess: PreprocessTable = PreprocessTable()
+
+
+TABLES: dict[str, type[Struct]] = {
+    "run": RunTable,
+    "model": ModelTable,
+    "images": ImagesTable,
+    "preprocess": PreprocessTable,
+}
+CHOICES = {
+    "run.targets": ("label", "predicted"),
+    "preprocess.interpolation": ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"),
+}
+
+
+def read_study(path: str | Path) -> Study:
+    """The study in a TOML file."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text in UTF-8: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+    try:
+        return study_from(content)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def study_from(content: Mapping[str, Any]) -> Study:
+    """The study in a dict of the same form."""
+    _refuse_unknown(content, Study, "")
+    for name, kind in TABLES.items():
+        table = content.get(name, {})
+        if not isinstance(table, Mapping):
+            raise InputError(f"{name} must be a table: write [{name}] and its keys below")
+        _refuse_unknown(table, kind, f"{name}.")
+    try:
+        study = msgspec.convert(dict(content), Study)
+    except msgspec.ValidationError as error:
+        raise InputError(_plain(str(error))) from error
+    for path, known in CHOICES.items():
+        table, _, key = path.partition(".")
+        value = getattr(getattr(study, table), key)
+        if value is not None and value not in known:
+            raise InputError(f"{path} cannot be {value!r}; {did_you_mean(value, known)}")
+    return study
+
+
+def as_config(study: Study) -> dict[str, Any]:
+    """Plain dicts and lists, every default filled in, for the manifest."""
+    return msgspec.to_builtins(study)
+
+
+def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], path: str) -> None:
+    known = [field.name for field in msgspec.structs.fields(kind)]
+    for key in table:
+        if key not in known:
+            elsewhere = [
+                f"{name}.{key}"
+                for name, other in TABLES.items()
+                if key in other.__struct_fields__ and path != f"{name}."
+            ]
+            if key in Study.__struct_fields__:
+                elsewhere.insert(0, f"{key} (before the first table)")
+            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
+            raise InputError(f"unknown key {path}{key}; {hint}")
+
+
+def _plain(message: str) -> str:
+    """msgspec's sentence with the key first.
+
+    >>> _plain("Expected `int`, got `str` - at `$.run.seed`")
+    'run.seed: expected int, got str'
+    """
+    what, _, where = message.replace("`", "").partition(" - at $.")
+    if missing := re.fullmatch(r"Object missing required field (\w+)", what):
+        return f"the key {f'{where}.' if where else ''}{missing[1]} is missing"
+    what = what[0].lower() + what[1:]
+    return f"{where.replace('[...]', '')}: {what}" if where else what

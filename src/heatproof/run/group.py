@@ -1,0 +1,157 @@
+"""Rows about all images of a checkpoint, from stored maps and stored probabilities: no model pass.
+
+cscore            image '', label c: the class; label NULL: all classes together. With it come cscore_n (size
+                  of the gold list), cscore_low and cscore_high (95 % interval), cscore_degenerate
+accuracy, recall, auc    label NULL: all images; label c, where there is one: the class
+method_agreement  method "a ~ b", mean over images: method_agreement_spearman, _ssim and _overlap
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from heatproof.errors import UnknownNameError
+from heatproof.metrics import agreement
+from heatproof.metrics.cscore import CScore
+from heatproof.run.metrics import Request, read_metrics
+from heatproof.run.plan import Task
+from heatproof.store import MapStore, RunFolder
+from heatproof.store._files import storable
+from heatproof.types import Maps, Score
+
+NO_IMAGE = "no image of this checkpoint could be used"
+NO_COMMON_IMAGE = "no image has a map of every method"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the classifier said about the images that could be used, in the source's order."""
+
+    ids: tuple[str, ...]
+    labels: Tensor  # "b"
+    probabilities: Tensor  # "b k"; zero where a class's probability was not kept
+
+
+def group_rows(folder: RunFolder, task: Task, ids: tuple[str, ...], model: str) -> list[Score]:
+    """The rows of one group task."""
+    answers = read_answers(folder, task.unit.checkpoint, tuple(map(storable, ids)))
+    maker = _Maker(model, task, answers, folder.maps())
+    return [row for request in read_metrics(task.unit.metrics) for row in maker.rows(request)]
+
+
+def read_answers(folder: RunFolder, checkpoint: str, ids: tuple[str, ...]) -> Answers:
+    """`ids` are all images as the store writes them, in the source's order."""
+    rows = folder.scores().columns(
+        "select image, coalesce(label, -1) as label, explained, value from scores "
+        "where checkpoint = ? and metric = 'probability' and not isnan(value)",
+        [storable(checkpoint)],
+    )
+    seen = set(rows["image"])
+    known = tuple(name for name in ids if name in seen)
+    place = {name: i for i, name in enumerate(known)}
+    at = torch.tensor([place[name] for name in rows["image"]], dtype=torch.int64)
+    classes, labels = (torch.as_tensor(rows[name].astype("int64")) for name in ("explained", "label"))
+    count = int(classes.max()) + 1 if len(classes) else 0
+    table = torch.zeros(len(known), max(2, count), dtype=torch.float64)
+    table[at, classes] = torch.as_tensor(rows["value"].astype("float64"))
+    own = torch.full((len(known),), -1, dtype=torch.int64)
+    own[at] = labels
+    return Answers(known, own, table)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    model: str
+    task: Task
+    answers: Answers
+    maps: MapStore
+
+    def rows(self, request: Request) -> Iterator[Score]:
+        if not self.answers.ids:
+            for method in self.task.unit.methods or ("",):
+                yield self._row(method, None, request.text, math.nan, NO_IMAGE)
+        elif request.entry.name == "cscore":
+            yield from self._cscore(request)
+        elif request.entry.name == "method_agreement":
+            yield from self._agreement(request)
+        else:
+            yield from self._classifier(request)
+
+    def _cscore(self, request: Request) -> Iterator[Score]:
+        for method in self.task.unit.methods:
+            maps = self._read(method)
+            if maps is None:
+                yield self._row(method, None, request.text, math.nan, "no map of this method could be stored")
+                continue
+            row = {name: i for i, name in enumerate(self.answers.ids)}
+            chosen = [row[name] for name in maps.ids]
+            found = request.entry.function(
+                maps,
+                self.answers.labels[chosen],
+                self.answers.probabilities[chosen],
+                seed=self.task.unit.seed,
+                **dict(request.options),
+            )
+            for label, score in [(None, found.overall), *found.classes.items()]:
+                yield from self._one_cscore(request, method, label, score)
+
+    def _one_cscore(self, request: Request, method: str, label: int | None, score: CScore) -> Iterator[Score]:
+        yield self._row(method, label, request.text, score.value, score.reason)
+        yield self._row(method, label, request.named("n"), float(score.n))
+        parts = {"low": score.interval[0], "high": score.interval[1], "degenerate": score.degenerate}
+        for part, value in parts.items():
+            reason = (score.reason or "there is no interval") if math.isnan(value) else ""
+            yield self._row(method, label, request.named(part), value, reason)
+
+    def _classifier(self, request: Request) -> Iterator[Score]:
+        found = request.entry.function(
+            self.answers.labels, self.answers.probabilities, **dict(request.options)
+        )
+        yield self._row("", None, request.text, found.value, found.reason)
+        for label, value in found.classes.items():
+            reason = "no image of this class, or none beside it" if math.isnan(value) else ""
+            yield self._row("", label, request.text, value, reason)
+
+    def _agreement(self, request: Request) -> Iterator[Score]:
+        """Pairs in which at least one method is the task's own."""
+        names = (*self.task.beside, *self.task.unit.methods)
+        pairs = [(a, b) for k, b in enumerate(names) for a in names[:k] if b in self.task.unit.methods]
+        if not pairs:
+            yield self._row(names[0], None, request.text, math.nan, "a single method agrees with nobody")
+            return
+        stored = [self._stored(name) for name in names]
+        shared = [name for name in self.answers.ids if all(name in one for one in stored)]
+        if not shared:
+            for a, b in pairs:
+                yield self._row(f"{a} ~ {b}", None, request.text, math.nan, NO_COMMON_IMAGE)
+            return
+        lots = {name: self.maps.read(self.task.unit.checkpoint, name, shared) for name in names}
+        found = agreement.method_agreement(lots, **dict(request.options))
+        for a, b in pairs:
+            for kind in ("spearman", "ssim", "overlap"):
+                matrix = getattr(found, kind)
+                value = matrix[a, b]
+                reason = "on every image one of the two maps is constant" if math.isnan(value) else ""
+                yield self._row(f"{a} ~ {b}", None, request.named(kind), value, reason)
+
+    def _read(self, method: str) -> Maps | None:
+        """All stored maps of a method, in the source's order."""
+        stored = self._stored(method)
+        ids = [name for name in self.answers.ids if name in stored]
+        return self.maps.read(self.task.unit.checkpoint, method, ids) if ids else None
+
+    def _stored(self, method: str) -> set[str]:
+        try:
+            return set(self.maps.ids(self.task.unit.checkpoint, method))
+        except UnknownNameError:
+            return set()
+
+    def _row(self, method: str, label: int | None, metric: str, value: float, reason: str = "") -> Score:
+        return Score(
+            self.model, self.task.unit.checkpoint, "", label, label, method, metric, float(value), reason
+        )

@@ -1,0 +1,149 @@
+"""Which units make up a run, from its manifest alone.
+
+A block is one checkpoint and one range of images, as many as a batch. Its units share the decoded pictures:
+
+    explain   one pass for all new methods: their maps, the classifier's answers, image-level metrics
+    score     metrics that were added later, from the stored maps of the methods that were there before
+
+When all blocks of a checkpoint are done, its group units follow (C-Score, AUC, ...), from the store alone.
+
+A run may grow: the manifest keeps the settings it grew from, and each step adds units for what is new, so
+no finished unit is computed again. Units depend on neither shards nor engines; blocks are dealt out to
+shards by their number modulo n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from heatproof.errors import InputError
+from heatproof.run.metrics import Request, read_metrics
+from heatproof.store import Manifest
+from heatproof.types import Unit
+
+ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
+PER_MAP = ("degenerate",)  # in every unit that makes maps
+GROWING = ("methods", "metrics", "checkpoints")
+# What may change without a word: it has no bearing on numbers, or the hashes of weights and pictures guard it.
+FREE = ("run.workers", "run.out", "images.path", "model.checkpoints")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A unit and how it is computed."""
+
+    unit: Unit
+    kind: Literal["explain", "score", "group"]
+    beside: tuple[str, ...] = ()  # of a group: methods that were there before, for metrics that compare
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tasks that share pictures, in the order they must run."""
+
+    checkpoint: str
+    images: tuple[int, int]
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All blocks and all group tasks of a run, in order."""
+
+    blocks: tuple[Block, ...]
+    groups: tuple[Task, ...]
+
+    @property
+    def units(self) -> list[Unit]:
+        return [task.unit for block in self.blocks for task in block.tasks] + [
+            task.unit for task in self.groups
+        ]
+
+    def checkpoints(self) -> list[str]:
+        return list(dict.fromkeys([block.checkpoint for block in self.blocks]))
+
+    def shard(self, index: int, count: int) -> list[Block]:
+        return [block for number, block in enumerate(self.blocks) if number % count == index]
+
+    def hashes(self, checkpoint: str) -> set[str]:
+        """The block units of a checkpoint, which its group tasks wait for."""
+        return {t.unit.hash for b in self.blocks if b.checkpoint == checkpoint for t in b.tasks}
+
+
+def make_plan(manifest: Manifest, images: int) -> Plan:
+    """The units of a run over so many images, in the order in which the run grew."""
+    stages = [*manifest.earlier, {"config": manifest.config, "models": manifest.models}]
+    batch = int(manifest.config["run"]["batch_size"])
+    ranges = [(start, min(start + batch, images)) for start in range(0, images, batch)]
+    blocks, groups = [], []
+    for checkpoint in manifest.models:
+        steps = list(_steps(checkpoint, stages))
+        for span in ranges:
+            tasks = tuple(t for step in steps for t in step.block_tasks(checkpoint, span, manifest.seed))
+            blocks.append(Block(checkpoint, span, tasks))
+        groups += [t for step in steps for t in step.group_tasks(checkpoint, images, manifest.seed)]
+    return Plan(tuple(blocks), tuple(groups))
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """Which of how many, from 0.
+
+    >>> read_shard("0/4")
+    (0, 4)
+    """
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise InputError(f"a shard is i/n with i from 0 to n - 1, such as 0/4; got {text!r}")
+    return int(index), int(count)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What one set of settings adds for a checkpoint."""
+
+    first: bool
+    new_methods: tuple[str, ...]
+    old_methods: tuple[str, ...]
+    metrics: tuple[Request, ...]  # all of them, for new methods
+    new_metrics: tuple[Request, ...]  # for old methods
+
+    def block_tasks(self, checkpoint: str, span: tuple[int, int], seed: int) -> Iterator[Task]:
+        if self.new_methods:
+            names = (*(ANSWERS if self.first else ()), *PER_MAP, *_texts(self.metrics, group=False))
+            yield Task(Unit(checkpoint, span, self.new_methods, names, seed), "explain")
+        late = _texts(self.new_metrics, group=False)
+        if late and self.old_methods:
+            yield Task(Unit(checkpoint, span, self.old_methods, late, seed), "score")
+
+    def group_tasks(self, checkpoint: str, images: int, seed: int) -> Iterator[Task]:
+        lots = (
+            (self.new_methods, self.old_methods, _texts(self.metrics, group=True, per_method=True)),
+            (self.old_methods, (), _texts(self.new_metrics, group=True, per_method=True)),
+        )
+        for methods, beside, names in lots:
+            if methods and names:
+                yield Task(Unit(checkpoint, (0, images), methods, names, seed), "group", beside)
+        if names := _texts(self.new_metrics, group=True, per_method=False):
+            yield Task(Unit(checkpoint, (0, images), (), names, seed), "group")
+
+
+def _steps(checkpoint: str, stages: Sequence[Mapping[str, Any]]) -> Iterator[_Step]:
+    methods: list[str] = []
+    known: list[str] = []
+    for stage in stages:
+        if checkpoint not in stage["models"]:
+            continue
+        requests = read_metrics(stage["config"]["metrics"])
+        new_methods = [m for m in stage["config"]["methods"] if m not in methods]
+        new_metrics = [r for r in requests if r.text not in known]
+        yield _Step(not methods, tuple(new_methods), tuple(methods), tuple(requests), tuple(new_metrics))
+        methods += new_methods
+        known += [r.text for r in new_metrics]
+
+
+def _texts(requests: Sequence[Request], group: bool, per_method: bool | None = None) -> tuple[str, ...]:
+    return tuple(
+        r.text for r in requests if r.group == group and (per_method is None or r.per_method == per_method)
+    )

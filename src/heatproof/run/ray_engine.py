@@ -1,0 +1,133 @@
+"""The engine that spreads blocks over a Ray cluster.
+
+Each block is a Ray task; the worker that runs it writes its units itself, whole or not at all, so a worker
+that dies loses nothing but the unit in hand, which Ray runs again. The driver writes only the manifest. A
+cluster is joined where RAY_ADDRESS names one, else started on this machine for the length of the run. All
+nodes must see the run folder, the images and the checkpoints under the same paths.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+from heatproof.errors import HeatproofError, InputError, ModelError, need
+from heatproof.images import batches
+from heatproof.run.engine import Stopped, Work, Worker, fixed_threads
+from heatproof.run.plan import Block, Task
+from heatproof.run.study import Opened
+from heatproof.store import RunFolder
+
+RETRIES = 5  # of a task whose worker died; an error in the task itself is not tried again
+WAIT = 0.5  # seconds between looks at Ctrl-C
+
+_workers: dict[str, Worker] = {}  # of this process: a model stays loaded from task to task
+
+
+def run_ray(work: Work) -> None:
+    """All blocks, then the group tasks of checkpoints that are complete."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray = need("ray", "ray")
+    started = not ray.is_initialized()
+    if started:
+        ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        _drive(ray, work)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _drive(ray: Any, work: Work) -> None:
+    gpus = 1 if work.opened.device.startswith("cuda") else 0
+    cpus = max(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"])
+    options = {
+        "max_retries": RETRIES, "num_cpus": min(work.opened.threads, cpus), "num_gpus": gpus,
+    }  # fmt: skip
+    remote_block, remote_group = (ray.remote(**options)(f) for f in (run_block, run_group))
+    shared = ray.put(work.opened)
+    path = str(work.folder.path.resolve())
+    window = 2 * max(1, int(ray.cluster_resources().get("CPU", 1) // options["num_cpus"]))
+    jobs = deque(work.jobs)
+    flying: dict[Any, tuple[int, int]] = {}
+    asked: set[str] = set()  # group tasks are sent once
+
+    def send_more() -> None:
+        if work.stop.is_set():
+            return
+        while jobs and len(flying) < window:
+            job = jobs.popleft()
+            reference = remote_block.remote(shared, path, job.block, work.fail_fast)
+            flying[reference] = job.images, len(job.tasks)
+
+    def send_groups() -> None:
+        for task in [] if work.stop.is_set() else work.ready_groups():
+            if task.unit.hash not in asked:
+                asked.add(task.unit.hash)
+                flying[remote_group.remote(shared, path, task)] = 0, 1
+
+    send_groups()
+    send_more()
+    while flying:
+        finished, _ = ray.wait(list(flying), num_returns=1, timeout=WAIT)
+        for reference in finished:
+            images, units = flying.pop(reference)
+            _take(ray, reference)
+            work.progress.advance(images, units)
+        if finished:
+            send_more()
+            if not any(images for images, _ in flying.values()) or not jobs:
+                send_groups()
+    if work.stop.is_set():
+        raise Stopped
+
+
+def _take(ray: Any, reference: Any) -> None:
+    try:
+        problem = ray.get(reference)
+    except ray.exceptions.RayTaskError:
+        raise  # a bug: its traceback is wanted
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"a Ray worker died {RETRIES + 1} times on one unit ({reason}); see Ray's logs, then run again"
+        ) from error
+    if problem is not None:
+        raise InputError(problem)
+
+
+def run_block(opened: Opened, path: str, block: Block, fail_fast: bool) -> str | None:
+    """What a worker does: the tasks of a block that are not done; a sentence where that is impossible."""
+    worker = _worker(opened, path)
+    done = worker.folder.done()
+    tasks = [task for task in block.tasks if task.unit.hash not in done]
+    settings = worker.opened.study.run
+    try:
+        with fixed_threads(worker.opened.threads):
+            preprocess = worker.opened.model(block.checkpoint).preprocess
+            indices = range(*block.images)
+            for loaded in batches(
+                worker.opened.source, preprocess, settings.batch_size, indices, settings.workers, fail_fast
+            ):
+                worker.run(tasks, loaded)
+    except HeatproofError as error:  # not every exception survives the way back as it was
+        return str(error)
+    return None
+
+
+def run_group(opened: Opened, path: str, task: Task) -> str | None:
+    worker = _worker(opened, path)
+    try:
+        with fixed_threads(worker.opened.threads):
+            worker.group(task)
+    except HeatproofError as error:
+        return str(error)
+    return None
+
+
+def _worker(opened: Opened, path: str) -> Worker:
+    if path not in _workers:
+        _workers.clear()
+        _workers[path] = Worker(opened, RunFolder.open(path))
+    return _workers[path]

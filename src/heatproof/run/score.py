@@ -1,0 +1,298 @@
+"""Maps and image-level rows of one unit.
+
+Metrics read maps as the store gives them back (half precision, see store/maps.py), also in the unit that
+computes the maps: a metric that is added later then gets the same number to the last bit.
+
+Rows beside the metrics, each about one image:
+    image         NaN with the reason, for a picture that could not be used; it has no other row
+    probability   of class `explained`: every class up to 100 of them, else the true and the predicted one
+    predicted     the predicted class
+    degenerate    1 where the map is constant, else 0; for each method, so its mean is the share of such maps
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError
+from heatproof.explain.api import read_methods
+from heatproof.images import Failure
+from heatproof.metrics import localise, structure
+from heatproof.metrics.faithfulness import insertion_deletion
+from heatproof.metrics.sanity import fragility, input_shift, parameter_randomisation
+from heatproof.metrics.structure import PerImage
+from heatproof.models import Model, predicted, probabilities
+from heatproof.models.capture import capture
+from heatproof.models.model import untouched
+from heatproof.models.queue import Queue
+from heatproof.run.metrics import Request, read_metrics
+from heatproof.run.plan import ANSWERS, PER_MAP, Task
+from heatproof.run.study import ALL_CLASSES_UP_TO
+from heatproof.store.maps import pack, unpack
+from heatproof.types import Batch, Maps, Score, Unit
+
+NO_ANSWER = "the model's output is NaN"
+NOT_FINITE = "the map has NaN or infinite values"
+Values = tuple[Tensor, Sequence[str]]  # "b" and a reason for each NaN
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a metric may look at."""
+
+    model: Model
+    batch: Batch
+    maps: Mapping[str, Maps]  # as the store gives them back
+    targets: Tensor  # "b", the explained classes
+    layer: Any = None
+    batch_size: int = 32
+    seed: int = 0
+
+    @property
+    def passes(self) -> dict[str, Any]:
+        """Options of everything that runs the model."""
+        return {"seed": self.seed, "batch_size": self.batch_size}
+
+
+def explain_batch(
+    model: Model,
+    batch: Batch,
+    methods: Sequence[str],
+    targets: Tensor | None,
+    layer: Any,
+    size: int,
+    seed: int,
+) -> tuple[dict[str, Maps], Tensor]:
+    """What hp.explain gives, and the logits "b k" of the same pass."""
+    requests = read_methods(methods)
+    images = model.check_images(batch.images)
+    needs = frozenset().union(*(request.entry.needs for request in requests))
+    pixels = int(images.shape[-2]), int(images.shape[-1])
+    parts: list[tuple[list[Maps], Tensor]] = []
+
+    def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
+        part = images[start:stop].to(model.device)
+        chosen = None if targets is None else targets[start:stop]
+        trace = capture(model, part, chosen, needs, layer, Queue(model, pixels, size), seed)
+        return [request(trace) for request in requests], trace.logits
+
+    with untouched(model.module):
+        Queue(model, pixels, size).each(len(images), work, parts.append)
+    lots = zip(*(maps for maps, _ in parts), strict=True)
+    maps = {r.text: Maps.concatenate(lot) for r, lot in zip(requests, lots, strict=True)}
+    logits = torch.cat([logits for _, logits in parts])
+    return {name: replace(one, ids=batch.ids).to("cpu") for name, one in maps.items()}, logits.cpu()
+
+
+def as_stored(maps: Maps) -> Maps:
+    """The maps as they come back from the store."""
+
+    def round_trip(values: Tensor) -> Tensor:
+        stored, scales = pack(values)
+        scale, offset = (torch.tensor(scales[name]).numpy() for name in ("scale", "offset"))
+        return unpack(stored, scale, offset)
+
+    signed = None if maps.signed_values is None else round_trip(maps.signed_values)
+    return replace(maps, values=round_trip(maps.values), signed_values=signed)
+
+
+def blanked(maps: Maps) -> Maps:
+    """Maps that are not finite become all zeros, so that the others can be scored."""
+    good = finite(maps)[:, None, None]
+    signed = None if maps.signed_values is None else torch.where(good, maps.signed_values, 0.0)
+    return replace(maps, values=torch.where(good, maps.values, 0.0), signed_values=signed)
+
+
+def finite(maps: Maps) -> Tensor:
+    """ "b" bool: maps that can be stored."""
+    good = torch.isfinite(maps.values).flatten(1).all(1)
+    if maps.signed_values is not None:
+        good &= torch.isfinite(maps.signed_values).flatten(1).all(1)
+    return good
+
+
+def storable(maps: Maps) -> Maps:
+    """The maps without those that cannot be stored."""
+    good = finite(maps)
+    if good.all():
+        return maps
+    signed = None if maps.signed_values is None else maps.signed_values[good]
+    ids = tuple(name for name, keep in zip(maps.ids, good.tolist(), strict=True) if keep)
+    return replace(
+        maps, values=maps.values[good], explained=maps.explained[good], ids=ids, signed_values=signed
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Makes the rows of one unit."""
+
+    model: str
+    unit: Unit
+
+    def broken(self, failures: Sequence[Failure], labels: Mapping[str, int | None]) -> Iterator[Score]:
+        for failure in failures:
+            label = labels[failure.id]
+            yield self._row(failure.id, label, None, "", "image", math.nan, failure.reason)
+
+    def answers(self, batch: Batch, logits: Tensor) -> Iterator[Score]:
+        chances, guesses = probabilities(logits).double().tolist(), predicted(logits).tolist()
+        for i, (name, label) in enumerate(zip(batch.ids, _labels(batch), strict=True)):
+            every = range(len(chances[i]))
+            kept = every if len(every) <= ALL_CLASSES_UP_TO else sorted({label, guesses[i]} - {None})
+            for c in kept:
+                reason = NO_ANSWER if math.isnan(chances[i][c]) else ""
+                yield self._row(name, label, c, "", "probability", chances[i][c], reason)
+            yield self._row(name, label, guesses[i], "", "predicted", float(guesses[i]))
+
+    def scores(self, scene: Scene, bad: Mapping[str, Sequence[bool]]) -> Iterator[Score]:
+        """The unit's metrics, method by method; `bad` marks maps that are not finite."""
+        labels, explained = _labels(scene.batch), [c if c >= 0 else None for c in scene.targets.tolist()]
+        for method, metric, values, reasons in self._values(scene):
+            for i, value in enumerate(values.double().tolist()):
+                reason = NOT_FINITE if bad[method][i] else reasons[i]
+                if bad[method][i] or (math.isnan(value) and not reason):
+                    value, reason = math.nan, reason or "the metric is not defined here"
+                yield self._row(scene.batch.ids[i], labels[i], explained[i], method, metric, value, reason)
+
+    def _values(self, scene: Scene) -> Iterator[tuple[str, str, Tensor, Sequence[str]]]:
+        if PER_MAP[0] in self.unit.metrics:
+            for method, maps in scene.maps.items():
+                yield method, PER_MAP[0], maps.degenerate, [""] * len(maps)
+        known = (*ANSWERS, *PER_MAP)
+        requests = read_metrics([text for text in self.unit.metrics if text not in known])
+        computed: dict[tuple[Any, ...], dict[str, dict[str, Values]]] = {}
+        for request in requests:
+            key = request.entry.function, request.options  # one call serves a whole family
+            if key not in computed:
+                computed[key] = compute(request, scene)
+            for method, found in computed[key].items():
+                for name, (values, reasons) in _parts(request, found):
+                    yield method, name, values, reasons
+
+    def _row(
+        self, image: str, label: int | None, explained: int | None, method: str, metric: str, value: float,
+        reason: str = "",
+    ) -> Score:  # fmt: skip
+        return Score(self.model, self.unit.checkpoint, image, label, explained, method, metric, value, reason)
+
+
+def _labels(batch: Batch) -> list[int | None]:
+    return [None] * len(batch.ids) if batch.labels is None else batch.labels.tolist()
+
+
+def _parts(request: Request, found: Mapping[str, Values]) -> Iterator[tuple[str, Values]]:
+    """The request's own number among those its function returns, or all of them under longer names."""
+    own = {"structure_score": "score"}.get(request.entry.name, request.entry.name)
+    if own in found:
+        yield request.text, found[own]
+    else:
+        for part, values in found.items():
+            yield request.named(part), values
+
+
+def compute(request: Request, scene: Scene) -> dict[str, dict[str, Values]]:
+    """By method, by name: what a metric's function says about every map."""
+    adapter = ADAPTERS.get(request.entry.function, _by_name(request))
+    return adapter(scene, dict(request.options))
+
+
+def _per_image(found: Mapping[str, PerImage]) -> dict[str, dict[str, Values]]:
+    return {m: {name: (one[name].cpu(), one.reasons(name)) for name in one} for m, one in found.items()}
+
+
+def _localise(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
+    truth = scene.batch.truth
+    assert truth is not None
+    masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
+    found = {m: localise(one, boxes=truth.boxes, masks=masks, **options) for m, one in scene.maps.items()}
+    return _per_image(found)
+
+
+def _structure(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
+    assert scene.batch.truth is not None
+    masks = scene.batch.truth.masks
+    parts = masks["finder"], masks["timing"], masks["box"]
+    return _per_image({m: structure(one, *parts, **options) for m, one in scene.maps.items()})
+
+
+def _faithfulness(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
+    targets = scene.targets if scene.batch.labels is None else scene.batch.labels
+    found = insertion_deletion(
+        scene.model, scene.batch.images, dict(scene.maps), targets, **scene.passes, **options
+    )
+    return {
+        m: {
+            "insertion": (one.insertion_auc.cpu(), one.reasons),
+            "deletion": (one.deletion_auc.cpu(), one.reasons),
+        }
+        for m, one in found.items()
+    }
+
+
+def _randomisation(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
+    found = parameter_randomisation(
+        scene.model, scene.batch.images, list(scene.maps), scene.targets, layer=scene.layer, **scene.passes,
+        **options,
+    )  # fmt: skip
+    return _per_image(found.mean())
+
+
+def _input_shift(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
+    found = input_shift(
+        scene.model, scene.batch.images, list(scene.maps), scene.targets, layer=scene.layer, **scene.passes,
+        **options,
+    )  # fmt: skip
+    return _per_image(found)
+
+
+def _fragility(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
+    found = fragility(
+        scene.model, scene.batch.images, list(scene.maps), layer=scene.layer, **scene.passes, **options
+    )
+    return _per_image(found)
+
+
+Adapter = Callable[[Scene, dict[str, Any]], dict[str, dict[str, Values]]]
+ADAPTERS: dict[Callable[..., Any], Adapter] = {
+    localise: _localise,
+    structure: _structure,
+    insertion_deletion: _faithfulness,
+    parameter_randomisation: _randomisation,
+    input_shift: _input_shift,
+    fragility: _fragility,
+}
+
+
+def _by_name(request: Request) -> Adapter:
+    """A plug-in's metric: called once per method with what it needs, by name; returns "b" or a PerImage."""
+
+    def adapter(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
+        truth = scene.batch.truth
+        offered = {
+            "model": scene.model, "images": scene.batch.images, "labels": scene.batch.labels,
+            "boxes": truth and truth.boxes, "masks": truth and truth.masks,
+        }  # fmt: skip
+        found: dict[str, dict[str, Values]] = {}
+        for method, maps in scene.maps.items():
+            given = {name: maps if name == "maps" else offered[name] for name in request.entry.needs}
+            result = request.entry.function(**given, **options)
+            if not isinstance(result, PerImage):
+                result = PerImage({request.entry.name: torch.as_tensor(result)})
+            if any(len(values) != len(maps) for values in result.values()):
+                raise InputError(f"{request.entry.name} must return one number per image, {len(maps)} here")
+            found |= _per_image({method: result})
+        return found
+
+    return adapter
+
+
+def is_first(task: Task) -> bool:
+    """Whether a task also reports the classifier's answers and the broken pictures."""
+    return ANSWERS[0] in task.unit.metrics

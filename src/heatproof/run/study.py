@@ -1,0 +1,336 @@
+"""A study opened: the pictures listed, the checkpoints found, every combination checked before work starts.
+
+The network is built once, each checkpoint is loaded into it once, and one blank image goes through it, so
+that a weight file that does not fit, a layer it lacks or a label it has no class for is said now, not hours
+later. A checkpoint is named after its file; its epoch is the last number in that name, and orders the runs.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelError
+from heatproof.explain.api import read_methods
+from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
+from heatproof.models import Model, load_model
+from heatproof.models.layers import find_module
+from heatproof.run.config import ImagesTable, Study, as_config, read_study
+from heatproof.run.metrics import Request, read_metrics
+
+RANDOM, PRETRAINED, OWN = "random", "pretrained", "own"
+LIBRARIES_WITHOUT_WEIGHTS = ("torchvision", "timm", "keras")
+ALL_CLASSES_UP_TO = (
+    100  # probabilities of more classes than this are kept for the true and predicted ones only
+)
+PARTS_OF_A_CODE = ("finder", "timing", "box")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One set of weights: a file, or what the builder gives."""
+
+    name: str
+    file: Path | None = None
+
+
+@dataclass
+class Opened:
+    """What every process of a run works with; it can be sent to another process before it is used there."""
+
+    study: Study
+    folder: Path  # what paths in the study are relative to
+    device: str = "cpu"
+    threads: int = 1
+    hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
+    _source: Source | None = field(default=None, repr=False)
+    _model: tuple[str, Model] | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_source": None, "_model": None}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """For the manifest: as written, with the device and threads that were chosen."""
+        config = as_config(self.study)
+        config["run"] |= {"device": self.device, "threads": self.threads}
+        return config
+
+    @property
+    def source(self) -> Source:
+        if self._source is None:
+            self._source = _open_images(self.study.images, self.folder)
+        return self._source
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        return find_checkpoints(self.study, self.folder)
+
+    @property
+    def metrics(self) -> list[Request]:
+        return read_metrics(self.study.metrics)
+
+    @property
+    def targets(self) -> str:
+        return self.study.run.targets or ("label" if self.source.labelled else "predicted")
+
+    @property
+    def model_name(self) -> str:
+        return self.study.model.name or self.study.model.spec
+
+    def model(self, checkpoint: str) -> Model:
+        """The network with these weights; the last one used is kept."""
+        if self._model is None or self._model[0] != checkpoint:
+            self._model = None  # two networks need not be in memory
+            wanted = next(c for c in self.checkpoints if c.name == checkpoint)
+            model = load_weights(self, wanted)
+            if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
+                raise CheckpointError(
+                    f"the weights of {checkpoint!r} changed while the run was going; keep them"
+                )
+            self._model = checkpoint, model
+        return self._model[1]
+
+
+def open_study(path: str | Path) -> Opened:
+    """Read a TOML file; names of methods, metrics and sources are checked, nothing is loaded yet."""
+    path = Path(path)
+    study = read_study(path)
+    for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", _check_images)):
+        with _at(f"{path}: {key}"):
+            check(getattr(study, key))
+    return Opened(study, path.resolve().parent)
+
+
+def check_study(opened: Opened) -> dict[str, str]:
+    """Refuse what cannot work; the hash of each checkpoint's weights."""
+    study = opened.study
+    with _at("images"):
+        source = opened.source
+    _check_truth(opened.metrics, source, study.run.targets)
+    with _at("model"):
+        checkpoints = opened.checkpoints
+        for checkpoint in checkpoints:
+            model = opened.model(checkpoint.name)
+            opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
+    with _at("model.layer"):
+        for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
+            find_module(model.module, layer)
+    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+    count = max(2, model.logits(blank).shape[1])
+    with _at("images"):
+        _check_labels(source, count, model.name)
+    with _at("metrics"):
+        _check_class_count(opened.metrics, count)
+    return opened.hashes
+
+
+def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
+    """The untrained network first, then files in the order given, those of a pattern by epoch."""
+    table = study.model
+    given = [table.checkpoints] if isinstance(table.checkpoints, str) else list(table.checkpoints)
+    files: list[Path] = []
+    for text in given:
+        path = folder / Path(text).expanduser()
+        if path.exists() or not glob.has_magic(text):
+            matches = [path]
+        else:
+            matches = sorted(map(Path, glob.glob(str(path), recursive=True)), key=_by_epoch)
+        if not matches or not matches[0].exists():
+            raise InputError(f"model.checkpoints: there is no file {text!r} in {folder}")
+        files += matches
+    files = list(dict.fromkeys(files))
+    found = [Checkpoint(RANDOM)] * table.random_init + [Checkpoint(PRETRAINED)] * table.pretrained
+    stems = [file.stem for file in files]
+    for file in files:
+        alone = stems.count(file.stem) == 1 and file.stem not in (RANDOM, PRETRAINED, OWN)
+        found.append(Checkpoint(file.stem if alone else _relative(file, folder), file))
+    if not found:
+        if table.spec.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS:
+            raise InputError(
+                "the model has no weights: set model.checkpoints, model.pretrained = true or "
+                "model.random_init = true"
+            )
+        found.append(Checkpoint(OWN))
+    return found
+
+
+def epoch_of(name: str) -> int | None:
+    """The last number in a checkpoint's name.
+
+    >>> epoch_of("resnet50_epoch-07"), epoch_of("best")
+    (7, None)
+    """
+    numbers = re.findall(r"\d+", name)
+    return int(numbers[-1]) if numbers else None
+
+
+def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
+    """The study's network with one checkpoint's weights, device and preprocessing as the study says."""
+    table = opened.study.model
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(
+            opened.study.run.seed
+        )  # what is random is the same each time
+        model = load_model(
+            _local_spec(table.spec, opened.folder),
+            checkpoint.file,
+            num_classes=table.num_classes,
+            pretrained=checkpoint.name == PRETRAINED and checkpoint.file is None,
+            allow_pickle=table.allow_pickle,
+            **table.options,
+        )
+    preprocess = _preprocess(model.preprocess, opened.study)
+    model = replace(model, name=opened.model_name, preprocess=preprocess)
+    try:
+        model.module.to(opened.device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"cannot use run.device = {opened.device!r}: {str(error).splitlines()[0]}"
+        ) from error
+    return model
+
+
+def _preprocess(own: Preprocess, study: Study) -> Preprocess:
+    given = {name: value for name, value in as_config(study)["preprocess"].items() if value is not None}
+    for name, value in given.items():
+        given[name] = tuple(value) if isinstance(value, list) else value
+    merged = replace(own, **given)
+    if isinstance(merged.resize, tuple) and len(merged.resize) != 2:
+        raise InputError("preprocess.resize is one number or a height and a width")
+    if len(merged.mean) != len(merged.std) or len(merged.mean) not in (1, 3):
+        raise InputError("preprocess.mean and preprocess.std need one number each for 1 or for 3 channels")
+    return merged
+
+
+def _open_images(table: ImagesTable, folder: Path) -> Source:
+    path: Any = folder / Path(table.path).expanduser()
+    if table.kind == "hf" and not path.exists():
+        path = table.path  # the name of a dataset
+    options = dict(table.options)
+    if isinstance(options.get("root"), str):
+        options["root"] = folder / options["root"]
+    return open_source(
+        table.kind, path, limit=table.limit, classes=table.classes, single_object=table.single_object,
+        box_share=table.box_share, stratified=table.stratified, seed=table.seed, **options,
+    )  # fmt: skip
+
+
+def _check_images(table: ImagesTable) -> None:
+    known = source_options(table.kind)
+    if table.kind == "memory":
+        raise InputError(
+            f"kind 'memory' is for Python; use one of {', '.join(k for k in SOURCES if k != 'memory')}"
+        )
+    for name in table.options:
+        if name in ImagesTable.__struct_fields__:
+            raise InputError(f"{name} belongs under [images], not under [images.options]")
+        if name not in known:
+            offered = [option for option in known if option not in ImagesTable.__struct_fields__]
+            raise InputError(f"options.{name}: a {table.kind} source takes {', '.join(offered) or 'none'}")
+
+
+def _check_methods(methods: list[str]) -> None:
+    seen: dict[tuple[str, str], str] = {}
+    for request in read_methods(methods):
+        key = request.entry.name, repr(sorted(request.options.items()))
+        if key in seen:
+            raise InputError(f"{seen[key]!r} and {request.text!r} are the same method; leave one out")
+        seen[key] = request.text
+    if len(set(methods)) < len(methods):
+        raise InputError("a method is named twice; leave one out")
+
+
+def _check_truth(requests: list[Request], source: Source, targets: str | None) -> None:
+    """Every metric gets what it needs from these pictures."""
+    for request in requests:
+        needs, where = request.entry.needs, f"metrics: {request.text} needs"
+        if "labels" in needs and request.group and not source.labelled:
+            raise InputError(f"{where} labels, but the images have none; leave it out or use labelled images")
+        if "boxes" in needs and not (source.boxed or source.parts):
+            raise InputError(f"{where} boxes or masks, but the images have none; leave it out")
+        if "masks" in needs and (missing := [p for p in PARTS_OF_A_CODE if p not in source.parts]):
+            raise InputError(
+                f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
+            )
+        if request.entry.name == "cscore" and targets == "predicted":
+            raise InputError(f"{where} maps of the true class; set run.targets = 'label' or leave it out")
+    if targets == "label" and not source.labelled:
+        raise InputError("run.targets is 'label', but the images have no labels; set it to 'predicted'")
+
+
+def _check_labels(source: Source, count: int, name: str) -> None:
+    outside = next((s for s in source.samples if s.label is not None and s.label >= count), None)
+    if outside is not None and outside.label is not None:
+        raise InputError(
+            f"{outside.id} has label {outside.label} ({source.classes[outside.label]}), but {name} has the "
+            f"classes 0 to {count - 1}; order them with images.options.class_names or set model.num_classes"
+        )
+
+
+def _check_class_count(requests: list[Request], count: int) -> None:
+    for request in requests:
+        options = dict(request.options)
+        every = (
+            request.entry.name == "auc" or "adaptive" in options.values() or "calibrated" in options.values()
+        )
+        if every and count > ALL_CLASSES_UP_TO:
+            raise InputError(
+                f"{request.text} needs the probabilities of all classes, which a run keeps for up to "
+                f"{ALL_CLASSES_UP_TO} classes; this model has {count}"
+            )
+
+
+def weights_hash(checkpoint: Checkpoint, model: Model) -> str:
+    digest = hashlib.sha256()
+    if checkpoint.file is not None:
+        with checkpoint.file.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    for name, tensor in sorted(model.module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _local_spec(spec: str, folder: Path) -> str:
+    """A spec whose file or folder is relative to the study's."""
+    if spec.startswith("hf:"):
+        local = folder / Path(spec[3:]).expanduser()
+        return f"hf:{local}" if local.exists() else spec
+    path, _, factory = spec.rpartition(":")
+    if path.endswith(".py"):
+        return f"{folder / Path(path).expanduser()}:{factory}"
+    return str(folder / Path(spec).expanduser()) if (folder / spec).is_file() else spec
+
+
+def _by_epoch(path: Path) -> tuple[float, str]:
+    epoch = epoch_of(path.stem)
+    return (float("inf") if epoch is None else epoch, path.as_posix())
+
+
+def _relative(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.as_posix()
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Put the key in front of what is wrong with it."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(_behind(place, error)) from error
+    except HeatproofError as error:
+        raise InputError(_behind(place, error)) from error
+
+
+def _behind(place: str, error: Exception) -> str:
+    text = str(error)
+    return text if text.startswith(place) else f"{place}: {text}"

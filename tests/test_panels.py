@@ -1,0 +1,79 @@
+"""Overlays and panels: the right colours in the right places, and text that fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.report import panels
+from heatproof.report.panels import Tile, colours, overlay, panel, sheet
+
+
+def photo(height: int = 40, width: int = 60) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize("name", ["inferno", "magma", "viridis"])
+def test_colour_maps_are_those_everybody_uses(name: str) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    steps = np.linspace(0, 1, 256)
+    published = matplotlib.colormaps[name](steps)[:, :3] * 255
+    assert np.abs(colours(steps, name) - published).max() < 7.5
+
+
+@pytest.mark.parametrize("name", panels.COLOUR_MAPS)
+def test_more_heat_is_always_lighter(name: str) -> None:
+    luminance = colours(np.linspace(0, 1, 64), name) @ np.array([0.2126, 0.7152, 0.0722])
+    assert (np.diff(luminance) > 0).all()
+
+
+def test_an_overlay_is_a_blend_of_the_grey_picture_and_the_map() -> None:
+    picture, heat = photo(), torch.rand(40, 60, generator=torch.Generator().manual_seed(0))
+    grey = np.asarray(picture.convert("L"), dtype=np.float64)[..., None]
+    expected = 0.3 * grey + 0.7 * colours(heat.numpy(), "viridis")
+    found = np.asarray(overlay(picture, heat, "viridis", 0.7), dtype=np.float64)
+    assert np.abs(found - expected).max() <= 1
+    assert np.array_equal(
+        np.asarray(overlay(picture, heat, alpha=0.0)), np.asarray(picture.convert("L").convert("RGB"))
+    )
+
+
+def test_a_map_of_another_size_or_colour_is_refused() -> None:
+    with pytest.raises(InputError, match="upsample the map"):
+        overlay(photo(), torch.zeros(7, 7))
+    with pytest.raises(UnknownNameError, match="viridis"):
+        overlay(photo(), torch.zeros(40, 60), "virids")
+    with pytest.raises(InputError, match="alpha"):
+        overlay(photo(), torch.zeros(40, 60), alpha=2)
+    with pytest.raises(InputError, match="at least one tile"):
+        sheet([])
+
+
+def test_every_tile_is_in_the_panel_unchanged() -> None:
+    tiles = [Tile(Image.new("RGB", (300, 250), (i * 20, 99, 7)), f"tile {i}", "a note") for i in range(5)]
+    made = np.asarray(panel(tiles, columns=3, heading="five", cmap="inferno"))
+    for i in range(5):
+        assert (made == (i * 20, 99, 7)).all(-1).sum() == 300 * 250
+    assert made.shape[1] < 4 * 320  # three columns, not five
+
+
+def test_small_pictures_grow_in_whole_steps() -> None:
+    picture = photo(32, 32)
+    made = np.asarray(panel([Tile(picture, "small")]))
+    factor = round(panels.SMALLEST_TILE / 32)
+    enlarged = np.asarray(picture).repeat(factor, 0).repeat(factor, 1)
+    rows, columns = panels.GAP + panels.LINE, panels.GAP
+    assert np.array_equal(made[rows : rows + len(enlarged), columns : columns + len(enlarged)], enlarged)
+
+
+def test_text_stays_in_its_place() -> None:
+    long = "a method with so many options that its name is wider than the picture it stands above"
+    made = np.asarray(panel([Tile(Image.new("RGB", (224, 224)), long, long)]))
+    assert made.shape[1] == 224 + 2 * panels.GAP
+    assert (made[:, -panels.GAP :] == 255).all()  # nothing is written into the margin
+    assert (made[panels.GAP : panels.GAP + panels.LINE] != 255).any()  # and something above the picture
+    assert panels._fitted(long, 200).endswith("...") and panels._fitted("short", 200) == "short"

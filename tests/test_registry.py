@@ -1,0 +1,98 @@
+"""What holds for every registered method and metric, whoever wrote it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import heatproof as hp
+from conftest import small_cnn
+from heatproof.registry import Card, explainers, metrics
+
+BIBLIOGRAPHY = Path(hp.__file__).with_name("references.bib").read_text()
+KEYS = re.findall(r"^@\w+\{([^,]+),", BIBLIOGRAPHY, re.MULTILINE)
+# Options that only say how much work is done; a contract must hold for little work too.
+CHEAP = {"samples": 6, "masks": 6, "steps": 4, "channels": 4, "segment_count": 9}
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def cheap_call(name: str) -> str:
+    options = {k: v for k, v in CHEAP.items() if k in explainers.get(name).options}
+    return f"{name}({', '.join(f'{k}={v}' for k, v in options.items())})" if options else name
+
+
+def state_of(module: nn.Module) -> dict[str, object]:
+    """Everything about a module that an explanation must leave as it was."""
+    parts = dict(module.named_modules())
+    return {
+        "weights": {k: v.clone() for k, v in module.state_dict().items()},
+        "modes": {n: p.training for n, p in parts.items()},
+        "flags": {n: w.requires_grad for n, w in module.named_parameters()},
+        "gradients": {n: w.grad is None for n, w in module.named_parameters()},
+        "strides": {n: w.stride() for n, w in module.named_parameters()},
+        "hooks": {n: [len(getattr(p, hooks)) for hooks in HOOKS] for n, p in parts.items()},
+        "random": torch.get_rng_state(),
+    }
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return a == b
+
+
+def test_the_bibliography_has_every_key_in_the_source_once() -> None:
+    sources = "".join(path.read_text() for path in Path(hp.__file__).parent.rglob("*.py"))
+    used = {match[0] for match in re.finditer(r"\b[a-z]+(?:19|20)\d\d[a-z]+\b", sources)}
+    assert len(KEYS) == len(set(KEYS)) and set(KEYS) == used
+
+
+@pytest.mark.parametrize("name", explainers.names())
+def test_every_method_is_documented(name: str) -> None:
+    entry = explainers.get(name)
+    assert entry.cite in KEYS
+    assert entry.summary.endswith(".") and 10 < len(entry.summary) < 110
+    assert isinstance(entry.card, Card) and all(vars(entry.card).values())
+
+
+@pytest.mark.parametrize("name", metrics.names())
+def test_every_metric_is_documented(name: str) -> None:
+    entry = metrics.get(name)
+    assert not entry.cite or entry.cite in KEYS
+    assert entry.summary
+    assert entry.level in ("image", "class", "checkpoint")
+    assert entry.bounds[0] < entry.bounds[1]
+
+
+@pytest.mark.parametrize("name", explainers.names())
+@pytest.mark.parametrize("classes", [1, 3])
+def test_every_method_returns_finite_maps_and_leaves_the_model_alone(name: str, classes: int) -> None:
+    module = small_cnn(classes).train()  # the mode a model has in the middle of training
+    module[0].weight.requires_grad_(False)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    before = state_of(module)
+    call = cheap_call(name)
+    maps = hp.explain(module, images, [call], seed=3)[call]
+    assert same(before, state_of(module))
+    assert maps.values.dtype == torch.float32 and maps.values.shape[0] == 2 and maps.values.ndim == 3
+    assert torch.isfinite(maps.values).all() and not maps.values.requires_grad
+    assert maps.upsample().shape == (2, 16, 16)
+    assert maps.explained.tolist() == hp.explain(module, images, "gradcam")["gradcam"].explained.tolist()
+
+
+@pytest.mark.parametrize("name", explainers.names())
+def test_every_method_repeats_and_does_not_depend_on_the_batch(name: str) -> None:
+    module, call = small_cnn().eval(), cheap_call(name)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    whole = hp.explain(module, images, [call], seed=5)[call].values
+    again = hp.explain(module, images, [call], seed=5)[call].values
+    alone = [hp.explain(module, image[None], [call], seed=5, batch_size=1)[call].values for image in images]
+    assert torch.equal(whole, again)
+    torch.testing.assert_close(torch.cat(alone), whole, rtol=1e-3, atol=1e-4 * float(whole.abs().max()))

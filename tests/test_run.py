@@ -1,0 +1,314 @@
+"""Runs: what lands in the folder, what may be added later, broken pictures, shards."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+import heatproof as hp
+from heatproof.cli import main
+from heatproof.errors import CheckpointError, InputError, StoreError
+from heatproof.images import open_source
+from heatproof.models import probabilities
+from heatproof.run import engine
+from heatproof.run.engine import prepare, run_study
+from heatproof.run.plan import make_plan
+from heatproof.store import RunFolder
+from tiny_study import METHODS, METRICS, fingerprint, make_study, write_study
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study with its finished run in `out`."""
+    folder = tmp_path_factory.mktemp("finished")
+    run_study(make_study(folder), folder / "out")
+    return folder
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Hashes of the units that are computed, in order."""
+    seen: list[str] = []
+    compute, group = engine.Worker.compute, engine.Worker.group
+
+    def noted_compute(self: engine.Worker, task: engine.Task, loaded: engine.Loaded) -> object:
+        seen.append(task.unit.hash)
+        return compute(self, task, loaded)
+
+    def noted_group(self: engine.Worker, task: engine.Task) -> None:
+        seen.append(task.unit.hash)
+        group(self, task)
+
+    monkeypatch.setattr(engine.Worker, "compute", noted_compute)
+    monkeypatch.setattr(engine.Worker, "group", noted_group)
+    return seen
+
+
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the batches that go through any model, other than the one blank image of the checks."""
+    sizes: list[int] = []
+    forward = hp.Model.forward
+
+    def counted(self: hp.Model, images: torch.Tensor) -> torch.Tensor:
+        if images.any():
+            sizes.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(hp.Model, "forward", counted)
+    return sizes
+
+
+def test_rows_are_what_the_library_says(finished: Path) -> None:
+    run = RunFolder.open(finished / "out")
+    source = open_source("folder", finished / "pictures")
+    model = hp.load_model(f"{finished}/net.py:tiny", finished / "epochs" / "epoch02.pt")
+    images = torch.stack([model.preprocess(source.open(i)) for i in range(4)])
+    labels = torch.tensor([s.label for s in source.samples[:4]])
+    ids = [s.id for s in source.samples[:4]]
+    maps = hp.explain(model, images, METHODS, targets=labels)
+    chances = probabilities(model.logits(images))
+    for method in METHODS:
+        stored = run.maps().read("epoch02", method, ids)
+        assert stored.explained.tolist() == labels.tolist()
+        torch.testing.assert_close(stored.normalised(), maps[method].normalised(), atol=1e-3, rtol=0)
+    rows = run.scores().sql(
+        "select image, explained, value from scores where checkpoint = 'epoch02' and metric = 'probability'"
+    )
+    found = {(row["image"], row["explained"]): row["value"] for row in rows}
+    assert len(found) == 2 * len(source)
+    for i, name in enumerate(ids):
+        for c in range(2):
+            assert found[name, c] == pytest.approx(float(chances[i, c]), abs=1e-6)
+
+
+def test_group_rows_are_what_the_metrics_say(finished: Path) -> None:
+    run = RunFolder.open(finished / "out")
+    source = open_source("folder", finished / "pictures")
+    ids, labels = [s.id for s in source.samples], [s.label for s in source.samples]
+    sql = run.scores().sql
+    answers = sql(
+        "select image, explained, value from scores where checkpoint = 'epoch01' and metric = 'probability'"
+    )
+    probs = torch.zeros(len(ids), 2, dtype=torch.float64)
+    for row in answers:
+        probs[ids.index(row["image"]), row["explained"]] = row["value"]
+    values = {
+        (row["method"], row["metric"], row["label"]): row["value"]
+        for row in sql("select * from scores where checkpoint = 'epoch01' and image = ''")
+    }
+    for method in METHODS:
+        expected = hp.metrics.cscore_by_class(run.maps().read("epoch01", method, ids), labels, probs)
+        assert values[method, "cscore", None] == expected.overall.value
+        assert values[method, "cscore_n", 1] == expected.classes[1].n
+    assert values["", "accuracy", None] == hp.metrics.accuracy(labels, probs).value
+    assert values["", "auc", None] == hp.metrics.auc(labels, probs).value
+    assert ("gradcam ~ layercam", "method_agreement_ssim", None) in values
+
+
+def test_running_again_computes_nothing(finished: Path, computed: list[str]) -> None:
+    before = fingerprint(finished / "out")
+    result = run_study(finished / "study.toml", finished / "out")
+    assert computed == [] and result.done == result.units == 14
+    assert fingerprint(finished / "out") == before
+
+
+def test_shards_give_the_same_rows_and_maps(finished: Path) -> None:
+    for i in range(3):
+        result = run_study(finished / "study.toml", finished / "shards", shard=(i, 3))
+        assert (result.done == result.units) == (i == 2)
+    assert fingerprint(finished / "shards") == fingerprint(finished / "out")
+
+
+def test_a_metric_added_later_costs_no_pass_and_gives_the_same_numbers(
+    tmp_path: Path, finished: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study(tmp_path, metrics=["accuracy", "insertion(steps=4)"])
+    run_study(study, tmp_path / "out")
+    first = set(computed)
+    computed.clear()
+    sizes = passes(monkeypatch)
+    write_study(tmp_path, metrics=["accuracy", "insertion(steps=4)", "cscore", "auc", "method_agreement"])
+    run_study(study, tmp_path / "out")
+    assert not sizes and computed and not first & set(computed)
+    computed.clear()
+    write_study(
+        tmp_path,
+        metrics=["accuracy", "insertion(steps=4)", "cscore", "auc", "method_agreement", "deletion(steps=4)"],
+    )
+    run_study(study, tmp_path / "out")  # deletion needs the model, but no map is made again
+    assert len(computed) == 10 and sizes
+    assert fingerprint(tmp_path / "out")[0] == fingerprint(finished / "out")[0]  # all rows, bit for bit
+
+
+def test_a_method_added_later_leaves_the_others_alone(
+    tmp_path: Path, finished: Path, computed: list[str]
+) -> None:
+    metrics = [m for m in METRICS if m != "method_agreement"]
+    study = make_study(tmp_path, methods=METHODS[:2], metrics=metrics)
+    run_study(study, tmp_path / "out")
+    first = set(computed)
+    write_study(tmp_path, metrics=metrics)
+    run_study(study, tmp_path / "out")
+    assert len(computed) == len(set(computed)) and first < set(computed)
+    query = "select * exclude unit from scores where metric not like 'method_agreement%' order by all"
+    rows = [RunFolder.open(run / "out").scores().sql(query) for run in (tmp_path, finished)]
+    assert str(rows[0]) == str(rows[1])
+
+
+def test_a_checkpoint_added_later_is_computed_alone(
+    tmp_path: Path, finished: Path, computed: list[str]
+) -> None:
+    study = make_study(tmp_path, checkpoints=["epochs/epoch01.pt"])
+    run_study(study, tmp_path / "out")
+    first = set(computed)
+    write_study(tmp_path, checkpoints=["epochs/epoch01.pt", "epochs/epoch02.pt"])
+    run_study(study, tmp_path / "out")
+    assert len(computed) == 14 and len(first) == 7
+    assert fingerprint(tmp_path / "out") == fingerprint(finished / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"methods": METHODS[1:]}, "methods lost 'gradcam'"),
+        ({"extra": "limit = 6\n"}, "images.limit was None and is now 6"),
+        ({"checkpoints": ["epochs/epoch01.pt"]}, "checkpoint 'epoch02' is gone"),
+    ],
+)
+def test_another_change_is_refused_with_what_changed(finished: Path, change: dict, why: str) -> None:
+    study = write_study(finished, **change)
+    try:
+        with pytest.raises(StoreError, match=why):
+            run_study(study, finished / "out")
+    finally:
+        write_study(finished)
+
+
+def test_other_weights_or_pictures_are_refused(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=6, methods=["gradcam"], metrics=[])
+    run_study(study, tmp_path / "out")
+    picture = tmp_path / "pictures" / "cat" / "000.png"
+    kept = picture.read_bytes()
+    Image.new("RGB", (9, 9)).save(picture)
+    with pytest.raises(StoreError, match="the images are not those of the run"):
+        run_study(study, tmp_path / "out")
+    picture.write_bytes(kept)
+    (tmp_path / "epochs" / "epoch01.pt").write_bytes((tmp_path / "epochs" / "epoch02.pt").read_bytes())
+    with pytest.raises(StoreError, match="weights of 'epoch01'"):
+        run_study(study, tmp_path / "out")
+
+
+def break_pictures(folder: Path) -> tuple[set[str], set[str]]:
+    """Ten kinds of doubtful files; names of those that cannot be used, and of those that can."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    (folder / "zero.jpg").write_bytes(b"")
+    Image.fromarray(pixels).save(folder / "whole.jpg")
+    content = (folder / "whole.jpg").read_bytes()
+    (folder / "whole.jpg").unlink()
+    (folder / "truncated.jpg").write_bytes(content[: len(content) // 2])
+    (folder / "text.jpg").write_text("this is no picture")
+    header = bytearray(content)
+    start = header.index(b"\xff\xc0") + 5
+    header[start : start + 4] = (20000).to_bytes(2, "big") * 2
+    (folder / "huge.jpg").write_bytes(header)
+    Image.fromarray(rng.integers(0, 65536, (40, 40), dtype=np.uint16)).save(folder / "sixteen.png")
+    Image.fromarray(pixels).convert("CMYK").save(folder / "cmyk.jpg")
+    Image.fromarray(pixels).convert("P").save(folder / "palette.png")
+    Image.fromarray(pixels[..., 0]).save(folder / "grey.png")
+    frames = [Image.fromarray(np.roll(pixels, i, 0)) for i in range(3)]
+    frames[0].save(folder / "animated.gif", save_all=True, append_images=frames[1:])
+    Image.fromarray(pixels).save(folder / "locked.png")
+    (folder / "locked.png").chmod(0)
+    good = {"sixteen.png", "cmyk.jpg", "palette.png", "grey.png", "animated.gif"}
+    bad = {"zero.jpg", "truncated.jpg", "text.jpg", "huge.jpg"}
+    (good if os.geteuid() == 0 else bad).add("locked.png")  # root may read everything
+    return bad, good
+
+
+def test_broken_pictures_are_rows_with_a_reason_and_the_run_goes_on(tmp_path: Path) -> None:
+    study = make_study(tmp_path, checkpoints="epochs/epoch01.pt")
+    bad, good = break_pictures(tmp_path / "pictures" / "cat")
+    shown = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
+    assert shown.exit_code == 1, shown.output
+    assert f"{len(bad)} pictures could not be used" in shown.output
+    scores = RunFolder.open(tmp_path / "out").scores()
+    broken = scores.sql("select image, reason, value from scores where metric = 'image'")
+    assert {row["image"] for row in broken} == {f"cat/{name}" for name in bad}
+    assert all(row["reason"] and math.isnan(row["value"]) for row in broken)
+    scored = {
+        row["image"] for row in scores.sql("select distinct image from scores where method = 'gradcam'")
+    }
+    assert len(scored - {""}) == 18 + len(good) and not scored & {f"cat/{name}" for name in bad}
+    with pytest.raises(InputError, match="cannot use cat/"):
+        run_study(study, tmp_path / "strict", fail_fast=True)
+
+
+def test_a_folder_of_broken_pictures_still_ends(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=6)
+    for picture in (tmp_path / "pictures").rglob("*.png"):
+        picture.write_bytes(b"")
+    result = run_study(study, tmp_path / "out")
+    assert result.done == result.units and len(result.broken) == 6
+    scores = result.folder.scores().sql("select value, reason from scores where metric = 'cscore'")
+    assert scores and all(math.isnan(row["value"]) and row["reason"] for row in scores)
+
+
+def test_a_model_that_answers_nan_is_rows_with_reasons(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=6, checkpoints="epochs/epoch01.pt")
+    weights = torch.load(tmp_path / "epochs" / "epoch01.pt")
+    torch.save({name: w * math.nan for name, w in weights.items()}, tmp_path / "epochs" / "epoch01.pt")
+    result = run_study(study, tmp_path / "out")
+    assert result.done == result.units
+    rows = result.folder.scores().sql("select distinct metric, reason from scores where isnan(value)")
+    reasons = {row["metric"]: row["reason"] for row in rows}
+    assert reasons["probability"] == "the model's output is NaN"
+    assert reasons["degenerate"] == reasons["insertion(steps=4)"] == "the map has NaN or infinite values"
+    assert reasons["auc"] == reasons["cscore"] == "no image of this checkpoint could be used"
+
+
+def test_weights_that_change_during_a_run_are_refused(tmp_path: Path) -> None:
+    opened = prepare(make_study(tmp_path)).opened
+    opened.model("epoch01")
+    (tmp_path / "epochs" / "epoch02.pt").write_bytes((tmp_path / "epochs" / "epoch01.pt").read_bytes())
+    with pytest.raises(CheckpointError, match="changed while the run was going"):
+        opened.model("epoch02")
+
+
+def test_units_do_not_depend_on_the_shard_or_the_engine(finished: Path) -> None:
+    plan = make_plan(RunFolder.open(finished / "out").manifest, 18)
+    assert len({unit.hash for unit in plan.units}) == len(plan.units) == 14
+    dealt = [block for i in range(3) for block in plan.shard(i, 3)]
+    assert sorted(dealt, key=plan.blocks.index) == list(plan.blocks)
+
+
+def test_dry_run_counts_and_writes_nothing(finished: Path) -> None:
+    shown = CliRunner().invoke(
+        main, ["run", str(finished / "study.toml"), "--out", str(finished / "x"), "--dry-run"]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "14 of up to 4 images, 0 done" in shown.output and not (finished / "x").exists()
+    # Each image: one shared pass, 2 end points, 3 methods x 2 curves x 3 inner points; for 18 images, twice.
+    assert f"about {18 * 2 * (1 + 2 + 18):,} inputs" in shown.output
+
+
+def test_sql_and_export(finished: Path, tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    shown = run(main, ["sql", str(finished / "out"), "select count(*) as n from scores", "--format", "csv"])
+    rows = int(shown.output.split()[1])
+    names = {form: str(tmp_path / f"scores.{form}") for form in ("csv", "parquet", "latex")}
+    wrote = run(
+        main, ["export", str(finished / "out"), *(a for f, p in names.items() for a in (f"--{f}", p))]
+    )
+    assert wrote.exit_code == 0, wrote.output
+    assert len(Path(names["csv"]).read_text().splitlines()) == rows + 1
+    assert "insertion" in Path(names["latex"]).read_text()
+    assert "columns" in run(main, ["sql", str(finished / "out"), "select nonsense from scores"]).output
+    assert run(main, ["sql", str(tmp_path), "from scores"]).exit_code == 2
