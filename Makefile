@@ -27,7 +27,7 @@ test: $(READY)
 	@$(BIN)/ruff format --check --quiet src tests
 	@$(BIN)/ruff check --quiet --output-format concise src tests
 	@$(BIN)/mypy --no-error-summary
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 bench: $(READY)
 	@$(BIN)/heatproof bench

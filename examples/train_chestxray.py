@@ -2,8 +2,9 @@
 
     python examples/train_chestxray.py FOLDER      FOLDER holds train/NORMAL and train/PNEUMONIA
 
-A four-stage convolutional network, grey pictures of 112 x 112, class-balanced batches, on the CPU: about two
-minutes. Weights after epochs 1, 2, 4 and 6 go to runs/chestxray/, where the study looks for them.
+A four-stage convolutional network, grey pictures of 112 x 112, class-weighted loss, on the CPU: two minutes
+or so, half of it decoding. Weights after epochs 1 and 5 go to runs/chestxray/, where the study looks for
+them.
 """
 
 from __future__ import annotations
@@ -22,22 +23,20 @@ from heatproof.models import Model
 
 OUT = Path(__file__).parents[1] / "runs" / "chestxray"
 PREPROCESS = Preprocess(size=(112, 112), resize=(112, 112), mean=(0.48,), std=(0.23,))
-IMAGES, EPOCHS, KEPT, BATCH = 1600, 6, (1, 2, 4, 6), 32
+IMAGES, EPOCHS, KEPT, BATCH = 1000, 5, (1, 5), 32
 
 
 def network() -> Model:
     """The untrained network, as the study builds it."""
-    widths = (1, 24, 48, 96, 128)
+    widths = (1, 16, 32, 64, 96)
     stages: list[nn.Module] = []
     for before, after in pairwise(widths):
-        stages.append(
-            nn.Sequential(
-                nn.Conv2d(before, after, 3, padding=1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-            )
+        first = before == 1
+        convolution = nn.Conv2d(
+            before, after, 5 if first else 3, 2 if first else 1, 2 if first else 1, bias=False
         )
+        halving = nn.Identity() if first else nn.MaxPool2d(2)
+        stages.append(nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU(), halving))
     module = nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 2))
     return Model(module, preprocess=PREPROCESS, classes=("NORMAL", "PNEUMONIA"))
 

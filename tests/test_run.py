@@ -312,3 +312,27 @@ def test_sql_and_export(finished: Path, tmp_path: Path) -> None:
     assert "insertion" in Path(names["latex"]).read_text()
     assert "columns" in run(main, ["sql", str(finished / "out"), "select nonsense from scores"]).output
     assert run(main, ["sql", str(tmp_path), "from scores"]).exit_code == 2
+
+
+def test_boxes_and_masks_reach_the_metrics(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=4, metrics=["localise", "structure"], checkpoints="epochs/epoch01.pt")
+    lines = ["path,label,x0,y0,x1,y1,mask_finder,mask_timing,mask_box"]
+    for part in ("finder", "timing", "box"):
+        mask = np.zeros((36, 40), np.uint8)
+        mask[4:12, 6:20] = 255
+        Image.fromarray(mask).save(tmp_path / f"{part}.png")
+    for picture in sorted((tmp_path / "pictures").rglob("*.png")):
+        masks = "finder.png,timing.png,box.png" if picture.name != "003.png" else ",,"
+        box = "6,4,19,11" if picture.name != "003.png" else ",,,"
+        lines.append(f"{picture.relative_to(tmp_path)},{picture.parent.name},{box},{masks}")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    text = study.read_text().replace('"folder"', '"csv"').replace('"pictures"', '"list.csv"')
+    study.write_text(text)
+    result = run_study(study, tmp_path / "out")
+    rows = result.folder.scores().sql(
+        "select metric, count(*) as n, count(*) filter (isnan(value)) as undefined from scores "
+        "where method = 'layercam' group by metric"
+    )
+    counts = {row["metric"]: (row["n"], row["undefined"]) for row in rows}
+    assert counts["pointing"] == counts["mask_iou"] == (4, 1)  # one picture has neither box nor mask
+    assert counts["structure_score"] == (4, 1) and counts["fmr"] == (4, 0)

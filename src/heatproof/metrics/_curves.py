@@ -12,10 +12,10 @@ random walk of the logit makes of a probability, v ~ (p (1 - p))^2, which counts
 curves of a map compete for the same points; other maps do not, so a result does not depend on its company.
 
 How well that does: on 3,440 curves of 215 ImageNet photographs (EfficientNet-Lite0, SqueezeNet, a ResNet-18
-with random weights; gradcam, gradient, edges, random; blur and black) the area is off by 0.0008 on average, by
-at most 0.0029 for 95 % and 0.005 for 99.3 % of the curves, and by 0.0104 at worst. As many points evenly spread
-miss 0.005 on 6 %. What is left are jagged curves, of which a third of the points cannot say more. The rule was
-chosen on every other photograph; it misses 0.005 on 1.0 % of those and on 0.5 % of the others.
+with random weights; gradcam, gradient, edges, random; blur and black) the area is off by 0.0008 on average,
+by at most 0.0029 for 95 % and 0.005 for 99.3 % of the curves, and by 0.0104 at worst. As many points evenly
+spread miss 0.005 on 6 %. What is left are jagged curves, of which a third of the points cannot say more. The
+rule was chosen on every other photograph; it misses 0.005 on 1.0 % of those and on 0.5 % of the others.
 """
 
 from __future__ import annotations

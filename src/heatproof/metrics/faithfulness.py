@@ -139,8 +139,11 @@ class _Walk:
     ) -> None:
         self.model, self.steps, self.count = model, steps, len(images)
         self.size = int(images.shape[-2]), int(images.shape[-1])
-        self.images = at_least_float(images)
-        self.baselines = baseline_images(model, images, baseline, seed)
+        # In the memory format the model reads, so that variants come out in it.
+        self.images, self.baselines = (
+            pictures.contiguous(memory_format=torch.channels_last)
+            for pictures in (at_least_float(images), baseline_images(model, images, baseline, seed))
+        )
         self.methods = tuple(methods)
         values = [raw_maps(one).detach().to(images.device) for one in methods.values()]
         for name, one in zip(methods, values, strict=True):

@@ -26,7 +26,7 @@ from heatproof.types import Unit
 ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
 PER_MAP = ("degenerate",)  # in every unit that makes maps
 GROWING = ("methods", "metrics", "checkpoints")
-# What may change without a word: it has no bearing on numbers, or the hashes of weights and pictures guard it.
+# What may change without a word: no number depends on it, or the hashes of weights and pictures guard it.
 FREE = ("run.workers", "run.out", "images.path", "model.checkpoints")
 
 

@@ -1,0 +1,252 @@
+"""Sanity of maps: randomised weights, shifted inputs, small noise, and the distance to the floors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from skimage.metrics import structural_similarity
+from torch import Tensor, nn
+
+import heatproof as hp
+from conftest import counting, small_cnn
+from heatproof.errors import InputError, ModelError
+from heatproof.metrics.sanity import (
+    _shifted_copy,
+    above_floors,
+    copy_of,
+    fragility,
+    input_shift,
+    parameter_randomisation,
+)
+from heatproof.models.model import Model
+
+HEAD_FIRST = ["11", "7", "4", "1", "0"]  # modules of small_cnn with weights
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_edges_stay_and_gradcam_falls_when_weights_are_random(cnn: nn.Sequential, images: Tensor) -> None:
+    found = parameter_randomisation(cnn, images, ["gradcam", "gradient", "edges"])
+    assert [depth.module for depth in found.depths] == HEAD_FIRST
+    assert [depth.randomised for depth in found.depths] == [1, 2, 3, 4, 5]
+    for depth in found.depths:
+        assert all(torch.allclose(score, torch.ones(3)) for score in depth.similarity["edges"].values())
+    means = found.mean()
+    assert torch.allclose(means["edges"]["spearman"], torch.ones(3))
+    for method in ("gradcam", "gradient"):
+        assert (means[method]["ssim"] < 0.5).all() and found.depths[-1].similarity[method][
+            "spearman"
+        ].mean() < 0.5
+
+
+def test_the_cascade_equals_its_slow_twin(cnn: nn.Sequential, images: Tensor) -> None:
+    """Modules are reset one after the other on a copy, and each map is compared by other people's code."""
+    found = parameter_randomisation(cnn, images, "gradient", 2, seed=7)
+    before = hp.explain(cnn, images, "gradient", 2)["gradient"].upsample().double().numpy()
+    random = copy.deepcopy(cnn)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        for depth, name in zip(found.depths, HEAD_FIRST, strict=True):
+            random.get_submodule(name).reset_parameters()
+            after = hp.explain(random, images, "gradient", 2)["gradient"].upsample().double().numpy()
+            pairs = list(zip(before, after, strict=True))
+            ssim = [structural_similarity(a, b, win_size=5, data_range=1.0) for a, b in pairs]
+            rho = [spearmanr(a.ravel(), b.ravel()).statistic for a, b in pairs]
+            assert np.allclose(depth.similarity["gradient"]["ssim"], ssim, atol=1e-5)
+            assert np.allclose(depth.similarity["gradient"]["spearman"], rho, atol=1e-4)
+
+
+def test_one_shared_pass_per_depth_and_the_model_stays(images: Tensor) -> None:
+    net = small_cnn().train()
+    before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    with counting(net) as passes:  # the copies take the counter along
+        found = parameter_randomisation(net, images, ["gradcam", "layercam", "edges"], depths=3, batch_size=2)
+    assert [depth.randomised for depth in found.depths] == [1, 3, 5]
+    assert (
+        passes.batches == [2, 1] + [1] + 3 * [2, 1] and passes.backward == 4 * 2
+    )  # [1]: the order of modules
+    with counting(net) as passes:
+        input_shift(net, images, ["gradcam", "gradient"])
+        fragility(net, images, ["gradcam", "gradient"], draws=2)
+    assert torch.equal(state, torch.get_rng_state()) and all(part.training for part in net.modules())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not net._forward_hooks and all(weight.requires_grad for weight in net.parameters())
+
+
+def test_the_seed_decides(cnn: nn.Sequential, images: Tensor) -> None:
+    first, again, other = (
+        parameter_randomisation(cnn, images, "gradcam", depths=1, seed=seed)
+        .depths[0]
+        .similarity["gradcam"]["ssim"]
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again) and not torch.allclose(first, other)
+
+
+class Tokens(nn.Module):
+    """A parameter of its own, weights that run inside another module, a module that never runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+        self.spare = nn.Linear(8, 3)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.patch = nn.Conv2d(3, 8, 8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patch(images).flatten(2).mT
+        tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], 1)
+        return self.head(self.attention(tokens, tokens, tokens)[0][:, 0])
+
+
+def test_every_weight_becomes_random_in_the_order_modules_run(images: Tensor) -> None:
+    torch.manual_seed(0)
+    net = Tokens().eval()
+    found = parameter_randomisation(net, images, "gradient", depths=None)
+    names = [depth.module for depth in found.depths]
+    assert names[:3] == ["head", "attention", "attention.out_proj"] and names[3] == "patch"
+    assert set(names[4:]) == {"(top)", "spare"}
+    assert (found.depths[-1].similarity["gradient"]["spearman"] < 0.9).all()
+
+
+def test_a_model_that_cannot_be_randomised_says_so(cnn: nn.Sequential, images: Tensor) -> None:
+    with pytest.raises(ModelError, match="no parameters"):
+        parameter_randomisation(nn.Sequential(nn.AvgPool2d(8), nn.Flatten()), images, "edges")
+    with pytest.raises(InputError, match="depths must be"):
+        parameter_randomisation(cnn, images, depths=0)
+    with pytest.raises(ModelError, match="leads to the original weights"):
+        copy_of(Model(cnn, call=lambda batch: cnn(batch)))
+    cnn.cached = cnn[0].weight * 2
+    with pytest.raises(ModelError, match="cannot be copied"):
+        copy_of(Model(cnn))
+
+
+def test_gradients_do_not_see_a_shift_that_is_taken_back(cnn: nn.Sequential, images: Tensor) -> None:
+    methods = ["gradcam", "gradient", "edges", "ig(baseline='black')", "ig"]
+    found = input_shift(cnn, images, methods, shift=0.7)
+    for method in methods[:4]:
+        assert all(torch.allclose(score, torch.ones(3), atol=1e-3) for score in found[method].values()), (
+            method
+        )
+    assert (found["ig"]["ssim"] < 0.9).all()  # its baseline stays at zero: the paper's own example
+
+
+def test_the_shift_is_taken_back_at_padded_borders_too(cnn: nn.Sequential, images: Tensor) -> None:
+    twin = _shifted_copy(Model(cnn), images, 2.0)
+    assert torch.allclose(twin.logits(images + 2), cnn(images), atol=1e-4)
+    assert not torch.allclose(twin.logits(images), cnn(images), atol=1e-2)
+
+
+def test_without_padding_the_correction_is_the_bias_of_the_paper(images: Tensor) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    ).eval()
+    biased = copy.deepcopy(net)
+    with torch.no_grad():
+        biased[0].bias -= 0.5 * biased[0].weight.sum((1, 2, 3))
+    twin = _shifted_copy(Model(net), images, 0.5)
+    assert torch.allclose(twin.module[0](images + 0.5), biased[0](images + 0.5), atol=1e-5)
+
+
+class Squared(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(images.square())
+
+
+def test_a_shift_that_no_bias_can_undo_is_not_scored(images: Tensor) -> None:
+    found = input_shift(Squared(small_cnn().eval()), images, ["gradient"])["gradient"]
+    assert found["ssim"].isnan().all() and "no bias" in found.reasons("spearman")[0]
+
+
+def test_fragility_is_1_without_and_less_with_noise(cnn: nn.Sequential, images: Tensor) -> None:
+    calm = fragility(cnn, images, ["gradcam", "gradient"], epsilon=1e-7)
+    loud = fragility(cnn, images, ["gradcam", "gradient"], epsilon=0.05)
+    for method in calm:
+        assert (calm[method]["ssim"] > 0.999).all() and (calm[method]["kept"] == 1).all()
+        defined = ~loud[method]["ssim"].isnan()
+        assert (loud[method]["ssim"][defined] < 0.99).all() and defined.any()
+
+
+def test_a_changed_prediction_is_not_scored(images: Tensor) -> None:
+    class Fickle(nn.Module):
+        """Says 1 where the picture is one of those given, else 0."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.known = nn.Parameter(images.clone())
+
+        def forward(self, batch: Tensor) -> Tensor:
+            gap = (batch[:, None] - self.known).abs().flatten(2).sum(2).amin(1)
+            return torch.stack([gap - 1e-3, 1e-3 - gap], 1)
+
+    found = fragility(Fickle(), images, ["gradient"], draws=2)["gradient"]
+    assert found["spearman"].isnan().all() and (found["kept"] == 0).all()
+    assert "changed the prediction" in found.reasons("ssim")[0] and found.reasons("kept") == [""] * 3
+    with pytest.raises(InputError, match="epsilon > 0"):
+        fragility(Fickle(), images, epsilon=0.0)
+
+
+def test_noise_moves_every_pixel_by_epsilon(images: Tensor) -> None:
+    seen: list[Tensor] = []
+    net = small_cnn().eval()
+    net.register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach().clone()))
+    model = hp.load_model(net)
+    fragility(model, images, ["gradcam"], epsilon=0.1, draws=1)
+    moved = (seen[1] - seen[0]) * torch.tensor(model.preprocess.std)[:, None, None]
+    assert (
+        torch.allclose(moved.abs(), torch.full_like(moved, 0.1), atol=1e-5)
+        and (moved > 0).any()
+        and (moved < 0).any()
+    )
+
+
+@pytest.mark.parametrize("check", [parameter_randomisation, input_shift, fragility])
+def test_batch_size_and_order_do_not_matter(cnn: nn.Sequential, images: Tensor, check: Any) -> None:
+    def scores(batch: Tensor, batch_size: int) -> Tensor:
+        found = check(cnn, batch, "gradcam", batch_size=batch_size)
+        return (found.mean() if check is parameter_randomisation else found)["gradcam"]["ssim"]
+
+    whole = scores(images, 3)
+    assert torch.allclose(whole, scores(images, 2), atol=1e-4)
+    assert torch.allclose(whole, scores(images.flip(0), 3).flip(0), atol=1e-4)
+
+
+def test_margins_are_paired_and_bootstrapped() -> None:
+    rng = np.random.default_rng(0)
+    scores = {name: rng.normal(at, 1, 40) for name, at in (("gradcam", 1.0), ("edges", 0.2), ("random", 0.0))}
+    scores["gradcam"][3] = math.nan
+    found = above_floors(scores, resamples=200, seed=4)
+    assert list(found) == ["gradcam"] and list(found["gradcam"]) == ["random", "edges"]
+    for floor, margin in found["gradcam"].items():
+        gaps = np.delete(scores["gradcam"] - scores[floor], 3)
+        draws = np.random.default_rng(4)
+        means = [gaps[draws.integers(0, 39, 39)].mean() for _ in range(200)]
+        assert margin.mean == pytest.approx(gaps.mean()) and margin.n == 39
+        assert margin.interval == pytest.approx(np.quantile(means, [0.025, 0.975]))
+        assert margin.share == pytest.approx((gaps > 0).mean()) and margin.above == (margin.interval[0] > 0)
+    turned = above_floors(scores, higher_is_better=False)["gradcam"]["random"]
+    assert turned.mean == pytest.approx(-found["gradcam"]["random"].mean) and not turned.above
+
+
+def test_margins_that_are_not_defined_say_why() -> None:
+    found = above_floors({"gradcam": [math.nan, 0.4], "random": torch.tensor([0.1, math.nan])})
+    margin = found["gradcam"]["random"]
+    assert math.isnan(margin.mean) and margin.n == 0 and margin.reason and not margin.above
+    with pytest.raises(InputError, match="no floor to compare with"):
+        above_floors({"gradcam": [0.1]})
+    with pytest.raises(InputError, match="they must match"):
+        above_floors({"gradcam": [0.1], "random": [0.1, 0.2]})
