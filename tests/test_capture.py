@@ -342,6 +342,7 @@ def test_memory_running_out_shrinks_the_batch(cnn: nn.Module, images: Tensor) ->
         ({"targets": [0, 1, 2]}, TargetError, "need one target or 4"),
         ({"targets": 0.5}, TargetError, "class numbers"),
         ({"ids": ["a"]}, InputError, "ids has 1 entries"),
+        ({"seed": -1}, InputError, "seed must be 0 or more"),
         ({"batch_size": 0}, InputError, "batch_size must be at least 1"),
     ],
 )  # fmt: skip

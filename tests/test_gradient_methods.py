@@ -341,4 +341,4 @@ def test_bad_options_get_one_sentence(method: str, word: str) -> None:
 def test_black_needs_the_channels_of_the_preprocessing() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     with pytest.raises(InputError, match="black"):
-        explain(net, torch.rand(1, 1, 8, 8), ["ig(baseline='black')"])
+        explain(Model(net, preprocess=Preprocess()), torch.rand(1, 1, 8, 8), ["ig(baseline='black')"])

@@ -96,7 +96,7 @@ def test_segments_are_those_of_the_8_bit_picture() -> None:
 
 def test_one_channel_and_foreign_channel_counts_are_cut_too() -> None:
     for channels in (1, 4):
-        model = as_model(nn.Conv2d(channels, 2, 3))
+        model = Model(nn.Conv2d(channels, 2, 3), preprocess=PREPROCESS)
         images = some_images(2)[:, :1].repeat(1, channels, 1, 1)
         for kind in ("slic", "quickshift"):
             found = segments_of(model, images, kind)

@@ -81,6 +81,8 @@ def explain(
     """
     model, requests = as_model(model), read_methods(methods)
     images = model.check_images(images)
+    if seed < 0:
+        raise InputError(f"seed must be 0 or more, got {seed}")
     if ids is not None and len(ids) != len(images):
         raise InputError(f"ids has {len(ids)} entries but there are {len(images)} images; they must match")
     names = tuple(ids) if ids is not None else tuple(map(str, range(len(images))))

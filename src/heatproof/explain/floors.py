@@ -1,7 +1,7 @@
 """Floors: maps that know nothing of the model. A method that does not beat them explains nothing.
 
 random: uniform noise. edges: where the picture changes; many maps look like it (adebayo2018sanity). centre:
-the photographer's bias, objects sit in the middle; the usual floor of the pointing game (zhang2018excitation).
+the photographer's bias, objects sit in the middle; the floor of the pointing game (zhang2018excitation).
 """
 
 from __future__ import annotations

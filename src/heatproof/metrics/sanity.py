@@ -260,7 +260,7 @@ def fragility(
     images: Any,
     methods: Methods = "gradcam",
     *,
-    epsilon: float = 8 / 255,
+    epsilon: float = 2 / 255,
     draws: int = 3,
     layer: str | Sequence[str] | None = None,
     batch_size: int | None = None,

@@ -7,6 +7,7 @@ follows the number of threads, so it is part of the run; on a GPU, bits also dep
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -137,7 +138,13 @@ def prepare(study: str | Path, out: str | Path | None = None) -> Prepared:
     """Check everything that can be checked before work starts; nothing is written."""
     opened = open_study(study)
     chosen = opened.study.run.out
-    path = Path(out) if out else opened.folder / chosen if chosen else Path("runs") / Path(study).stem
+    path = (
+        Path(out)
+        if out
+        else Path(os.path.normpath(opened.folder / chosen))
+        if chosen
+        else Path("runs") / Path(study).stem
+    )
     _settle(opened, path)
     hashes = check_study(opened)
     manifest = Manifest.collect(

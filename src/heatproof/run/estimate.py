@@ -1,22 +1,22 @@
-"""What a run would cost, before it is started: counted from the plan, timed on two of its pictures."""
+"""What a run would cost, before it is started: counted from the plan, timed on its first pictures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from heatproof.errors import StoreError
-from heatproof.images import Loaded, batches
+from heatproof.images import batches
 from heatproof.run.engine import Prepared, Worker, fixed_threads
-from heatproof.run.plan import FREE, GROWING, Plan, Task, make_plan
+from heatproof.run.plan import FREE, GROWING, Task, make_plan
 from heatproof.run.progress import spell
 from heatproof.store import Manifest, RunFolder
 
-TRIED = 2  # pictures
+FEW = 4  # pictures
 
 
 def estimate(prepared: Prepared, shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[str, str]]:
@@ -36,7 +36,7 @@ def estimate(prepared: Prepared, shard: tuple[int, int] = (0, 1)) -> Iterator[tu
     yield "units", f"{len(plan.units)} of up to {study.run.batch_size} images, {finished} done"
     yield "to do", f"{len(pending)} units in this shard, then {len(groups)} about whole checkpoints"
     if pending:
-        yield from _timed(prepared, plan, pending)
+        yield from _timed(prepared, pending)
 
 
 def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
@@ -51,45 +51,50 @@ def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
     return manifest, folder.done()
 
 
-def _timed(prepared: Prepared, plan: Plan, pending: list[Task]) -> Iterator[tuple[str, str]]:
-    """Time and inputs of each kind of unit on a few pictures, times the number of pictures."""
+def _timed(prepared: Prepared, pending: list[Task]) -> Iterator[tuple[str, str]]:
+    """seconds = a + b images for each kind of unit, from a single picture and from a few."""
     opened = prepared.opened
     worker = Worker(opened, RunFolder(prepared.path, prepared.manifest))
-    kinds = {(task.unit.checkpoint, task.kind, task.unit.methods): task for task in pending}
-    seconds = inputs = 0.0
-    later = False
-    for (checkpoint, kind, methods), task in kinds.items():
-        alike = [
-            t for t in pending if (t.unit.checkpoint, t.kind, t.unit.methods) == (checkpoint, kind, methods)
-        ]
-        if kind == "score":
-            later = True
-            continue
-        pictures, decoding = _some(prepared, checkpoint)
-        if not pictures.batch.ids:
-            yield "estimated time", "unknown: the first pictures cannot be read"
+    seconds, inputs = 0.0, 0.0
+    kinds: dict[tuple[str, tuple[str, ...]], list[Task]] = {}
+    for task in pending:
+        if task.kind == "explain":
+            kinds.setdefault((task.unit.checkpoint, task.unit.methods), []).append(task)
+    for (checkpoint, _), tasks in kinds.items():
+        one, few = (_try(worker, tasks[0], checkpoint, count) for count in (1, FEW))
+        if one is None or few is None:
+            yield "estimated time", f"unknown: the first {FEW} pictures cannot be read"
             return
-        model = opened.model(checkpoint)
-        with fixed_threads(opened.threads), _counting(model.module) as passed:
-            start = time.perf_counter()
-            worker.compute(task, pictures)
-            spent = time.perf_counter() - start
-        count = sum(t.unit.images[1] - t.unit.images[0] for t in alike)
-        seconds += count * (spent + decoding) / len(pictures.batch.ids)
-        inputs += count * sum(passed) / len(pictures.batch.ids)
+        images = sum(task.unit.images[1] - task.unit.images[0] for task in tasks)
+        each = max(few.seconds - one.seconds, 0.0) / max(few.images - one.images, 1)
+        seconds += images * each + len(tasks) * max(one.seconds - each, 0.0)
+        inputs += images * few.inputs / few.images
+    later = any(task.kind == "score" for task in pending)
     note = "; metrics added to stored maps come on top" if later else ""
     yield "forward passes", f"about {inputs:,.0f} inputs through the network{note}"
-    basis = f"from {TRIED} pictures on {opened.device}, metrics over whole checkpoints not counted"
+    basis = f"from {FEW} pictures on {opened.device}, metrics over whole checkpoints not counted"
     yield "estimated time", f"about {spell(seconds)}, {basis}"
 
 
-def _some(prepared: Prepared, checkpoint: str) -> tuple[Loaded, float]:
-    """The first readable pictures, and the seconds it took to decode them."""
-    source, preprocess = prepared.opened.source, prepared.opened.model(checkpoint).preprocess
-    start = time.perf_counter()
-    indices = range(min(TRIED, len(source)))
-    loaded = next(iter(batches(source, preprocess, TRIED, indices, 0)))
-    return loaded, time.perf_counter() - start
+class _Trial(NamedTuple):
+    images: int
+    seconds: float  # decoding included
+    inputs: int
+
+
+def _try(worker: Worker, task: Task, checkpoint: str, count: int) -> _Trial | None:
+    """Decode and compute the first pictures twice; the second time counts, as the first one warms up."""
+    source, model = worker.opened.source, worker.opened.model(checkpoint)
+    for _ in range(2):
+        start = time.perf_counter()
+        indices = range(min(count, len(source)))
+        loaded = next(iter(batches(source, model.preprocess, count, indices, 0)))
+        if not loaded.batch.ids:
+            return None
+        with fixed_threads(worker.opened.threads), _counting(model.module) as passed:
+            worker.compute(task, loaded)
+        trial = _Trial(len(loaded.batch.ids), time.perf_counter() - start, sum(passed))
+    return trial
 
 
 @contextmanager
