@@ -122,7 +122,7 @@ def test_memory_stays_flat_over_many_batches() -> None:
             tensors = [o for o in gc.get_objects() if type(o) is torch.Tensor and o.shape[1:] == (3, 64, 64)]
             alive.append(len({tensor.data_ptr() for tensor in tensors}))
             del tensors
-    # Those in the making, the caller's, and what each of two workers holds for a moment; there are 150 in all.
+    # Those in the making, the caller's, and what each worker holds for a moment; there are 150 in all.
     assert len(alive) == 3 and max(alive) <= batches_ahead(4, 2) + 1 + 2
 
 
