@@ -169,7 +169,6 @@ def _reference_perturbations(model: Model, images: Tensor, batch: int) -> dict[s
                     num_samples=SAMPLES,
                     batch_size=batch,
                     segmentation_fn=segment,
-                    progress_bar=False,
                 )
 
         found["lime"] = run
