@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help venv demo test bench clean
+.PHONY: help venv browser demo test bench clean
 
 help:
 	@echo "make demo    train a small network, explain it, score the heatmaps (about a minute, no data needed)"
@@ -14,6 +14,11 @@ help:
 
 venv: $(READY)
 
+# The pages are tested in a real browser. Where it can be neither found nor installed, those tests say so.
+browser:
+	@command -v chromium >/dev/null || { test -x /usr/bin/apt-get && test "$$(id -u)" = 0 \
+	  && apt-get update -qq >/dev/null && apt-get install -y -qq chromium >/dev/null; } || true
+
 $(READY): pyproject.toml
 	@echo "making .venv (once; downloads PyTorch)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -23,7 +28,7 @@ $(READY): pyproject.toml
 demo: $(READY)
 	@$(BIN)/heatproof demo --out demo
 
-test: $(READY)
+test: $(READY) browser
 	@$(BIN)/ruff format --check --quiet src tests
 	@$(BIN)/ruff check --quiet --output-format concise src tests
 	@$(BIN)/mypy --no-error-summary

@@ -2,8 +2,8 @@
 
     python examples/train_chestxray.py FOLDER      FOLDER holds train/NORMAL and train/PNEUMONIA
 
-A four-stage convolutional network, grey pictures of 112 x 112, class-weighted loss, on the CPU: two minutes
-or so, half of it decoding. Weights after epochs 1 and 5 go to runs/chestxray/, where the study looks for
+A four-stage convolutional network, grey pictures of 112 x 112, class-weighted loss, on the CPU: a minute
+or so, a third of it decoding. Weights after epochs 1 and 5 go to runs/chestxray/, where the study looks for
 them.
 """
 

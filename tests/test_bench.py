@@ -11,8 +11,7 @@ from heatproof.models.model import Model
 
 
 @pytest.mark.parametrize("name", ["ig", "lime"])
-def test_reference_contenders_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(section, "SAMPLES", 8)
+def test_reference_contenders_run(name: str) -> None:
     image = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    contenders = section._reference_perturbations(Model(small_cnn().eval()), image, batch=4)
+    contenders = section._reference_perturbations(Model(small_cnn().eval()), image, batch=4, samples=8)
     assert contenders[name]() is not None

@@ -90,7 +90,7 @@ def test_impossible_combinations_are_refused_before_work_starts(folder: Path) ->
     assert "are the same method" in refused(folder, methods=["gradcam", "GradCAM"])
     assert "metrics: unknown metric 'insertio'" in refused(folder, metrics=["insertio"])
     assert "twice" in refused(folder, metrics=["insertion_deletion", "insertion"])
-    assert "needs ssim" in refused(folder, metrics=["cose"])
+    assert "needs ssim" in refused(folder, metrics=["consistency"])
     assert "needs scores" in refused(folder, metrics=["metric_agreement"])
     assert "seed is set by the run" in refused(folder, metrics=["insertion(seed=3)"])
     assert "needs boxes or masks, but the images have none" in refused(folder, metrics=["localise"])
@@ -100,7 +100,7 @@ def test_impossible_combinations_are_refused_before_work_starts(folder: Path) ->
         folder, metrics=[], replace=[*unlabelled, ("threads = 1", 'threads = 1\ntargets = "label"')]
     )
     assert "maps of the true class" in refused(
-        folder, replace=[("threads", 'targets = "predicted"\nthreads')]
+        folder, metrics=["cscore(tau=0.3)"], replace=[("threads", 'targets = "predicted"\nthreads')]
     )
 
 

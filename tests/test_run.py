@@ -15,7 +15,8 @@ from PIL import Image
 import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import CheckpointError, InputError, StoreError
-from heatproof.images import open_source
+from heatproof.images import Preprocess, open_source
+from heatproof.metrics.cose import comparable
 from heatproof.models import probabilities
 from heatproof.run import engine
 from heatproof.run.engine import prepare, run_study
@@ -336,3 +337,81 @@ def test_boxes_and_masks_reach_the_metrics(tmp_path: Path) -> None:
     counts = {row["metric"]: (row["n"], row["undefined"]) for row in rows}
     assert counts["pointing"] == counts["mask_iou"] == (4, 1)  # one picture has neither box nor mask
     assert counts["structure_score"] == (4, 1) and counts["fmr"] == (4, 0)
+
+
+def test_the_pictures_are_kept_as_the_model_sees_them(finished: Path, tmp_path: Path) -> None:
+    run, source = RunFolder.open(finished / "out"), open_source("folder", finished / "pictures")
+    model = hp.load_model(f"{finished}/net.py:tiny")
+    for i, sample in enumerate(source.samples):
+        shown = model.preprocess.restore(model.preprocess(source.open(i))[None])[0]
+        kept = np.asarray(Image.open(run.pictures().path(sample.id)))  # noise: stored as JPEG
+        assert np.abs(kept / 255 - shown.permute(1, 2, 0).numpy()).mean() < 0.06
+    assert len(list((run.path / "pictures").iterdir())) == len(source)
+    without = run_study(make_study(tmp_path, run="pictures = false"), tmp_path / "out").folder
+    assert not (without.path / "pictures").exists()
+    assert without.pictures().read(source.samples[0].id) is None
+
+
+def test_the_curve_behind_an_area_is_kept(finished: Path) -> None:
+    rows = (
+        RunFolder.open(finished / "out")
+        .scores()
+        .sql(
+            "select image, metric, value from scores where checkpoint = 'epoch02' and method = 'gradcam' and "
+            "metric like '%sertion%(steps=4)' and not isnan(value)"
+        )
+    )
+    by_image: dict[str, dict[str, float]] = {}
+    for row in rows:
+        by_image.setdefault(row["image"], {})[row["metric"]] = row["value"]
+    assert by_image
+    for found in by_image.values():
+        heights = [found[f"insertion_at_{percent}(steps=4)"] for percent in range(0, 101, 10)]
+        # four steps: the curve bends at 0, 25, 50, 75 and 100 %, of which 0, 50 and 100 are among these
+        assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=1e-5)
+        assert min(heights) - 0.2 <= found["insertion(steps=4)"] <= max(heights) + 0.2
+
+
+def test_cose_over_checkpoints_comes_from_stored_maps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted = 'targets = "predicted"'
+    study = make_study(tmp_path, methods=["gradcam", "gradient"], metrics=["accuracy"], run=predicted)
+    run_study(study, tmp_path / "out")
+    write_study(
+        tmp_path, methods=["gradcam", "gradient"], metrics=["accuracy", "cose", "cscore"], run=predicted
+    )
+    seen = passes(monkeypatch)
+    run = run_study(study, tmp_path / "out").folder
+    assert seen == []
+    source = open_source("folder", tmp_path / "pictures")
+    ids = [s.id for s in source.samples]
+    images = torch.stack([Preprocess(size=(32, 32), resize=32)(source.open(i)) for i in range(len(ids))])
+    for method in ("gradcam", "gradient"):
+        maps, guesses = [], []
+        for epoch in (1, 2):
+            model = hp.load_model(f"{tmp_path}/net.py:tiny", tmp_path / "epochs" / f"epoch{epoch:02d}.pt")
+            maps.append(comparable(hp.explain(model, images, method)[method]))
+            guesses.append(model.logits(images).argmax(1))
+        alike, same = hp.metrics.ssim(*maps), guesses[0] == guesses[1]
+        found = {
+            row["metric"]: row["value"]
+            for row in run.scores().sql(
+                f"select metric, value from scores where metric like 'cose%' and method = '{method}'"
+            )
+        }
+        assert found["cose_to(epoch02)"] == pytest.approx(float(alike.nanmean()), abs=5e-3)
+        assert found["cose_same"] + found["cose_changed"] == len(ids)
+        if same.any():
+            assert found["cose_consistency"] == pytest.approx(float(alike[same].mean()), abs=5e-3)
+        if not same.all():
+            assert found["cose_sensitivity"] == pytest.approx(float(1 - alike[~same].mean()), abs=5e-3)
+
+
+def test_cose_needs_checkpoints_and_predicted_classes(tmp_path: Path) -> None:
+    study = make_study(tmp_path, metrics=["cose"])
+    with pytest.raises(InputError, match="cose needs maps of the predicted class"):
+        run_study(study, tmp_path / "out")
+    write_study(tmp_path, metrics=["cose"], checkpoints=["epochs/epoch01.pt"], run='targets = "predicted"')
+    with pytest.raises(InputError, match="cose compares checkpoints, but there is one"):
+        run_study(study, tmp_path / "out")

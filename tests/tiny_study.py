@@ -34,6 +34,7 @@ batch_size = 4
 threads = 1
 device = "cpu"
 workers = 1
+{run}
 [model]
 spec = "net.py:tiny"
 checkpoints = {checkpoints}
@@ -52,6 +53,7 @@ def make_study(
     metrics: list[str] = METRICS,
     checkpoints: str | list[str] = "epochs/*.pt",
     extra: str = "",
+    run: str = "",
 ) -> Path:
     """Write the study and everything it names; the path of its TOML file."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,7 @@ def make_study(
         picture.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(i).integers(0, 256, (36, 40, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(picture)
-    return write_study(folder, methods, metrics, checkpoints, extra)
+    return write_study(folder, methods, metrics, checkpoints, extra, run)
 
 
 def write_study(
@@ -78,9 +80,10 @@ def write_study(
     metrics: list[str] = METRICS,
     checkpoints: str | list[str] = "epochs/*.pt",
     extra: str = "",
+    run: str = "",
 ) -> Path:
     text = STUDY.format(
-        methods=json.dumps(methods), metrics=json.dumps(metrics), checkpoints=json.dumps(checkpoints)
+        methods=json.dumps(methods), metrics=json.dumps(metrics), checkpoints=json.dumps(checkpoints), run=run
     )
     (folder / "study.toml").write_text(text + extra)
     return folder / "study.toml"

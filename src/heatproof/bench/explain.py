@@ -23,14 +23,15 @@ CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", 
 GRAD_CAM = ("GradCAM", "GradCAMPlusPlus", "LayerCAM", "XGradCAM", "HiResCAM", "EigenCAM", "EigenGradCAM")
 REFERENCES = {"ig": "captum, the same", "lime": "lime package, the same"}
 SAMPLES = 64  # per image, for methods that take hundreds or thousands: the cost per pass is what is compared
+QUICK_SAMPLES = 16
 
 
 def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
     """The whole section; on a GPU also milliseconds per image over batch sizes and precisions."""
     torch.manual_seed(0)
-    model = _network("resnet50", device)
+    model = _network("resnet18" if quick else "resnet50", device)
     found = [*_cams(model, 4 if quick else 16, device, 2 if quick else 5)]
-    found += _perturbing(model, device, 1 if quick else 3)
+    found += _perturbing(model, device, 2 if quick else 3, QUICK_SAMPLES if quick else SAMPLES)
     if device.startswith("cuda"):
         found += [row for name in ("resnet50", "convnext_base") for row in _per_image(name, device, quick)]
     return found
@@ -63,7 +64,7 @@ def _cams(model: Model, batch: int, device: str, repeat: int) -> list[Row]:
         contenders |= {f"grad-cam {name}": _grad_cam(model, images, name) for name in GRAD_CAM}
     ms = side_by_side(contenders, repeat, device)
     ours, bare = ms["seven CAMs"], ms["bare forward"]
-    what = f"seven CAMs together, ResNet-50, batch {batch}"
+    what = f"seven CAMs together, {model.name}, batch {batch}"
     found = [Row(what, ours, "bare forward", bare, ours / bare, "<= 1.25")]
     if "captum LayerGradCam" in ms:
         captum = ms["captum LayerGradCam"]
@@ -101,13 +102,13 @@ def _grad_cam(model: Model, images: Tensor, name: str) -> Callable[[], object]:
     return run
 
 
-def _perturbing(model: Model, device: str, repeat: int) -> list[Row]:
+def _perturbing(model: Model, device: str, repeat: int, samples: int) -> list[Row]:
     """Methods of many passes against the bare passes they need by definition, at the same batch size."""
-    batch, count = (32, 1) if device == "cpu" else (128, 8)
+    batch, count = (min(32, samples), 1) if device == "cpu" else (128, 8)
     images = torch.randn(count, 3, 224, 224, device=device)
     full = torch.randn(batch, 3, 224, 224, device=device).contiguous(memory_format=torch.channels_last)
     targets = torch.zeros(batch, dtype=torch.long, device=device)
-    many, few = (SAMPLES, SAMPLES) if device == "cpu" else (1024, 64)  # on a GPU, near the methods' defaults
+    many, few = (samples, samples) if device == "cpu" else (1024, samples)  # on a GPU, near the defaults
     methods = {
         f"lime(samples={many})": (many, "forward"),
         f"rise(masks={many})": (many, "forward"),
@@ -126,7 +127,7 @@ def _perturbing(model: Model, device: str, repeat: int) -> list[Row]:
         "shared pass": _bare(model, images),
     }
     contenders |= {m: partial(explain, model, images, m, targets=0, batch_size=batch) for m in methods}
-    contenders |= _reference_perturbations(model, images, batch)
+    contenders |= _reference_perturbations(model, images, batch, samples)
     ms = side_by_side(contenders, repeat, device)
     found = []
     for method, (variants, kind) in methods.items():
@@ -142,11 +143,13 @@ def _perturbing(model: Model, device: str, repeat: int) -> list[Row]:
     return found
 
 
-def _reference_perturbations(model: Model, images: Tensor, batch: int) -> dict[str, Callable[[], object]]:
+def _reference_perturbations(
+    model: Model, images: Tensor, batch: int, samples: int
+) -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {}
     if find_spec("captum"):
         ig = need("captum.attr", "references").IntegratedGradients(model.module)
-        found["ig"] = lambda: ig.attribute(images, target=0, n_steps=SAMPLES, internal_batch_size=batch)
+        found["ig"] = lambda: ig.attribute(images, target=0, n_steps=samples, internal_batch_size=batch)
     if find_spec("lime") and len(images) == 1:
         explainer = need("lime.lime_image", "references").LimeImageExplainer(random_state=0)
         picture = model.preprocess.restore(images)[0].permute(1, 2, 0).double().cpu().numpy()
@@ -166,7 +169,7 @@ def _reference_perturbations(model: Model, images: Tensor, batch: int) -> dict[s
                 return explainer.explain_instance(
                     picture,
                     classify,
-                    num_samples=SAMPLES,
+                    num_samples=samples,
                     batch_size=batch,
                     segmentation_fn=segment,
                 )

@@ -29,7 +29,7 @@ from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics._inputs import as_tensor, raw_maps, same_length
 from heatproof.metrics._ssim import ssim
 from heatproof.metrics.localise import budget_masks, kept_pixels
-from heatproof.metrics.structure import Cause, PerImage, ascending, chunks
+from heatproof.metrics.structure import Cause, PerImage, chunks
 from heatproof.registry import metric, metrics
 from heatproof.types import Maps, normalise, upsample
 
@@ -86,10 +86,13 @@ def average_ranks(values: Tensor) -> Tensor:
     >>> average_ranks(torch.tensor([[3.0, 1.0, 3.0]])).tolist()
     [[2.5, 1.0, 2.5]]
     """
-    values = values.contiguous()
-    ordered = ascending(values)
-    below, upto = (torch.searchsorted(ordered, values, right=side) for side in (False, True))
-    return (below + upto + 1).double() / 2
+    ordered, order = values.sort(-1)
+    fresh = torch.ones(*values.shape[:-1], values.shape[-1] + 1, dtype=torch.bool, device=values.device)
+    fresh[..., 1:-1] = ordered[..., 1:] != ordered[..., :-1]  # where a run of equal values begins
+    place = torch.arange(values.shape[-1], device=values.device)
+    first = torch.where(fresh[..., :-1], place, 0).cummax(-1).values
+    last = torch.where(fresh[..., 1:], place, len(place)).flip(-1).cummin(-1).values.flip(-1)
+    return torch.zeros_like(values, dtype=torch.float64).scatter_(-1, order, (first + last).double() / 2 + 1)
 
 
 def _standard_ranks(values: Tensor) -> Tensor:

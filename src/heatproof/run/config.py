@@ -2,7 +2,7 @@
 
     methods = ["gradcam", "lime(samples=200)"]
     metrics = ["cscore", "auc", "insertion", "localise"]    (localise and structure are families of metrics)
-    [run]         seed, batch_size, targets, device, threads, workers, out
+    [run]         seed, batch_size, targets, device, threads, workers, out, pictures
     [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, ...
     [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
     [preprocess]  size, resize, mean, std, interpolation, where the model's own are not wanted
@@ -40,6 +40,7 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Count | None = None  # of torch, in each process; where None: one per CPU, kept likewise
     workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode pictures; changes no number
     out: str | None = None  # the run folder, where the command line names none
+    pictures: bool = True  # keep a small copy of every picture in the run folder, for the report
 
 
 class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,11 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
-from heatproof.errors import InputError, UnknownNameError, did_you_mean
+from heatproof.errors import InputError, did_you_mean
 from heatproof.images import Loaded
 from heatproof.images.loader import available_cpus
+from heatproof.run.across import across_rows
 from heatproof.run.group import group_rows
 from heatproof.run.plan import FREE, GROWING, Block, Plan, Task, make_plan
 from heatproof.run.progress import Progress
@@ -55,7 +57,21 @@ class Worker:
         """Compute the tasks of one block on its decoded pictures, and write each."""
         for task in tasks:
             scores, maps = self.compute(task, loaded)
-            self.folder.write_unit(task.unit, scores, maps)
+            keep = self.opened.study.run.pictures and is_first(task)
+            pictures = self.pictures(task, loaded.batch) if keep else None
+            self.folder.write_unit(task.unit, scores, maps, pictures)
+
+    def pictures(self, task: Task, batch: Batch) -> dict[str, np.ndarray]:
+        """The pictures of a block as the model sees them, 8 bits, those that are not kept yet."""
+        missing = set(self.folder.pictures().missing(batch.ids))
+        rows = [i for i, name in enumerate(batch.ids) if name in missing]
+        if not rows:
+            return {}
+        shown = self.opened.model(task.unit.checkpoint).preprocess.restore(batch.images[rows])
+        if shown.shape[1] == 1:
+            shown = shown.expand(-1, 3, -1, -1)
+        pixels = shown.mul(255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
+        return {batch.ids[i]: pixels[k] for k, i in enumerate(rows)}
 
     def compute(self, task: Task, loaded: Loaded) -> tuple[list[Score], dict[str, Maps]]:
         """Rows and new maps of one block task."""
@@ -88,6 +104,9 @@ class Worker:
         return scores, {name: storable(maps) for name, maps in made.items()} if task.kind == "explain" else {}
 
     def group(self, task: Task) -> None:
+        if task.among:
+            self.folder.write_unit(task.unit, across_rows(self.folder, task, self.opened.model_name))
+            return
         ids = tuple(sample.id for sample in self.opened.source.samples)
         self.folder.write_unit(task.unit, group_rows(self.folder, task, ids, self.opened.model_name))
 
@@ -95,11 +114,7 @@ class Worker:
 def _stored_maps(store: MapStore, checkpoint: str, method: str, batch: Batch) -> Maps:
     """A method's maps of these images; one that could not be stored is NaN, and explains nobody (-1)."""
     names = [stored_name(name) for name in batch.ids]
-    try:
-        known = set(store.ids(checkpoint, method))
-    except UnknownNameError:  # none of the method's maps could be stored
-        known = set()
-    rows = [i for i, name in enumerate(names) if name in known]
+    rows = [i for i, known in enumerate(store.known(checkpoint, method, names)) if known]
     size = int(batch.images.shape[-2]), int(batch.images.shape[-1])
     values, signed = torch.full((len(names), 1, 1), torch.nan), None
     explained = torch.full((len(names),), -1)
@@ -153,6 +168,7 @@ def prepare(study: str | Path, out: str | Path | None = None) -> Prepared:
         models=hashes,
         data=opened.source.hash,
         device=opened.device,
+        classes=opened.source.classes,
     )
     return Prepared(opened, manifest, path)
 
@@ -243,7 +259,8 @@ class Work:
         return [
             task
             for task in self.plan.groups
-            if task.unit.hash not in done and self.plan.hashes(task.unit.checkpoint) <= done
+            if task.unit.hash not in done
+            and all(self.plan.hashes(of) <= done for of in task.among or (task.unit.checkpoint,))
         ]
 
 

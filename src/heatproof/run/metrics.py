@@ -14,13 +14,22 @@ FAMILIES = {
     "structure": ("fmr", "tmr", "bl", "auc_f", "auc_t", "auc_bg", "dts", "structure_score"),
     "insertion_deletion": ("insertion", "deletion"),
 }
-GROUP = ("cscore", "accuracy", "recall", "auc", "method_agreement")  # about all images of a checkpoint
+GROUP = (
+    "cscore",
+    "accuracy",
+    "recall",
+    "auc",
+    "method_agreement",
+    "cose",
+)  # about all images of a checkpoint
+ACROSS = ("cose",)  # about several checkpoints
 OFFERED = frozenset({"maps", "labels", "probabilities", "boxes", "masks", "model", "images"})
 OTHERWISE = {  # metrics whose inputs a run does not have
     "ssim": "it compares two lots of maps; method_agreement does that for the methods of a run",
     "occlusion_drop": "it occludes one named part; call hp.metrics for it",
 }
-RESERVED = ("progress", "batch_size", "layer", "anchor", "boxes", "masks", "targets", "seed", "logits")
+RESERVED = ("progress", "batch_size", "layer", "anchor", "boxes", "masks", "targets", "seed", "logits",
+            "same_images", "changed_images")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,10 @@ class Request:
     @property
     def group(self) -> bool:
         return self.entry.name in GROUP
+
+    @property
+    def across(self) -> bool:
+        return self.entry.name in ACROSS
 
     @property
     def per_method(self) -> bool:
@@ -77,6 +90,8 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
             raise InputError(f"{entry.name}: {option} is set by the run itself; leave it out")
     if entry.name in OTHERWISE:
         raise InputError(f"a run cannot compute {entry.name}: {OTHERWISE[entry.name]}")
+    if entry.name in ACROSS:  # the run makes its pairs
+        return
     if missing := sorted(entry.needs - OFFERED):
         raise InputError(
             f"a run cannot compute {entry.name}, which needs {', '.join(missing)}; call hp.metrics for it"

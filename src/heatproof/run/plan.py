@@ -27,7 +27,7 @@ ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit o
 PER_MAP = ("degenerate",)  # in every unit that makes maps
 GROWING = ("methods", "metrics", "checkpoints")
 # What may change without a word: no number depends on it, or the hashes of weights and pictures guard it.
-FREE = ("run.workers", "run.out", "images.path", "model.checkpoints")
+FREE = ("run.workers", "run.out", "run.pictures", "images.path", "model.checkpoints")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Task:
     unit: Unit
     kind: Literal["explain", "score", "group"]
     beside: tuple[str, ...] = ()  # of a group: methods that were there before, for metrics that compare
+    among: tuple[str, ...] = ()  # of a group that compares checkpoints: all of them, the last one last
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,17 @@ def make_plan(manifest: Manifest, images: int) -> Plan:
             tasks = tuple(t for step in steps for t in step.block_tasks(checkpoint, span, manifest.seed))
             blocks.append(Block(checkpoint, span, tasks))
         groups += [t for step in steps for t in step.group_tasks(checkpoint, images, manifest.seed)]
-    return Plan(tuple(blocks), tuple(groups))
+    return Plan(tuple(blocks), (*groups, *_across(manifest, images)))
+
+
+def _across(manifest: Manifest, images: int) -> Iterator[Task]:
+    """One unit per method and metric that compares checkpoints; another last checkpoint makes new units."""
+    among = tuple(manifest.models)
+    requests = [r for r in read_metrics(manifest.config["metrics"]) if r.across]
+    for request in requests if len(among) > 1 else ():
+        for method in manifest.config["methods"]:
+            unit = Unit(among[-1], (0, images), (method,), (request.text,), manifest.seed)
+            yield Task(unit, "group", among=among)
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -145,5 +156,7 @@ def _steps(checkpoint: str, stages: Sequence[Mapping[str, Any]]) -> Iterator[_St
 
 def _texts(requests: Sequence[Request], group: bool, per_method: bool | None = None) -> tuple[str, ...]:
     return tuple(
-        r.text for r in requests if r.group == group and (per_method is None or r.per_method == per_method)
+        r.text
+        for r in requests
+        if r.group == group and not r.across and (per_method is None or r.per_method == per_method)
     )

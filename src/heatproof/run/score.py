@@ -8,6 +8,7 @@ Rows beside the metrics, each about one image:
     probability   of class `explained`: every class up to 100 of them, else the true and the predicted one
     predicted     the predicted class
     degenerate    1 where the map is constant, else 0; for each method, so its mean is the share of such maps
+    insertion_at_0 .. insertion_at_100, deletion_at_...    the curve behind an area, by per cent of the pixels
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure
 from heatproof.metrics import localise, structure
-from heatproof.metrics.faithfulness import insertion_deletion
+from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
 from heatproof.metrics.sanity import fragility, input_shift, parameter_randomisation
 from heatproof.metrics.structure import PerImage
 from heatproof.models import Model, predicted, probabilities
@@ -39,6 +40,7 @@ from heatproof.types import Batch, Maps, Score, Unit
 
 NO_ANSWER = "the model's output is NaN"
 NOT_FINITE = "the map has NaN or infinite values"
+CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 Values = tuple[Tensor, Sequence[str]]  # "b" and a reason for each NaN
 
 
@@ -192,6 +194,9 @@ def _parts(request: Request, found: Mapping[str, Values]) -> Iterator[tuple[str,
     own = {"structure_score": "score"}.get(request.entry.name, request.entry.name)
     if own in found:
         yield request.text, found[own]
+        for part, values in found.items():  # the curve behind an area
+            if part.startswith(f"{own}_at_"):
+                yield request.named(part.removeprefix(f"{own}_")), values
     else:
         for part, values in found.items():
             yield request.named(part), values
@@ -227,13 +232,21 @@ def _faithfulness(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, 
     found = insertion_deletion(
         scene.model, scene.batch.images, dict(scene.maps), targets, **scene.passes, **options
     )
-    return {
-        m: {
-            "insertion": (one.insertion_auc.cpu(), one.reasons),
-            "deletion": (one.deletion_auc.cpu(), one.reasons),
-        }
-        for m, one in found.items()
-    }
+    return {m: _curve_rows(one) for m, one in found.items()}
+
+
+def _curve_rows(found: Faithfulness) -> dict[str, Values]:
+    """Both areas, and both curves at every tenth of the pixels, for pictures of them."""
+    rows: dict[str, Values] = {}
+    for name in ("insertion", "deletion"):
+        curve = getattr(found, name).cpu()
+        rows[name] = getattr(found, f"{name}_auc").cpu(), found.reasons
+        for percent in CURVE_POINTS:
+            place = percent / 100 * (curve.shape[1] - 1)
+            low = min(int(place), curve.shape[1] - 2)
+            height = torch.lerp(curve[:, low], curve[:, low + 1], place - low)
+            rows[f"{name}_at_{percent}"] = height, found.reasons
+    return rows
 
 
 def _randomisation(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:

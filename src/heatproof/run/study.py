@@ -121,6 +121,10 @@ def check_study(opened: Opened) -> dict[str, str]:
         for checkpoint in checkpoints:
             model = opened.model(checkpoint.name)
             opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
+    if len(checkpoints) < 2 and (compared := [r.text for r in opened.metrics if r.across]):
+        raise InputError(
+            f"metrics: {compared[0]} compares checkpoints, but there is one; add model.checkpoints"
+        )
     with _at("model.layer"):
         for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
             find_module(model.module, layer)
@@ -261,8 +265,14 @@ def _check_truth(requests: list[Request], source: Source, targets: str | None) -
             raise InputError(
                 f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
             )
-        if request.entry.name == "cscore" and targets == "predicted":
-            raise InputError(f"{where} maps of the true class; set run.targets = 'label' or leave it out")
+        if request.across and (targets or ("label" if source.labelled else "")) == "label":
+            raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")
+        # From a half up, an image of the gold list is one whose label was predicted, so both maps are one.
+        tau = dict(request.options).get("tau", 0.5)
+        if request.entry.name == "cscore" and targets == "predicted" and (tau == "adaptive" or tau < 0.5):
+            raise InputError(
+                f"{where} maps of the true class; set run.targets = 'label', or a tau of 0.5 or more"
+            )
     if targets == "label" and not source.labelled:
         raise InputError("run.targets is 'label', but the images have no labels; set it to 'predicted'")
 

@@ -3,6 +3,7 @@
     run.json               the manifest
     scores/PART.parquet    rows of a finished unit; the unit is done exactly when this file exists
     maps/...               maps, in place before the rows of their unit (see maps.py)
+    pictures/...           the pictures as the model saw them, likewise (see pictures.py)
     locks/                 who is writing; the system frees a lock when its process ends, however it ends
 
 Every file is whole or absent, so a resume asks only which parts exist. Several processes may write
@@ -19,10 +20,13 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from heatproof.errors import StoreError
 from heatproof.store._files import clear_failure, host_name, remove_leftovers, write_whole
 from heatproof.store.manifest import GROWING, Manifest
 from heatproof.store.maps import MapStore, shard_files
+from heatproof.store.pictures import Pictures
 from heatproof.store.scores import Scores, write_part
 from heatproof.types import Maps, Score, Unit
 
@@ -94,14 +98,23 @@ class RunFolder:
             yield
 
     def write_unit(
-        self, unit: Unit, scores: Sequence[Score] = (), maps: Mapping[str, Maps] | None = None
+        self,
+        unit: Unit,
+        scores: Sequence[Score] = (),
+        maps: Mapping[str, Maps] | None = None,
+        pictures: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Write a finished unit: first its maps, then its rows (there may be none), which make it done.
+        """Write a finished unit: first its maps and pictures, then its rows (maybe none), which make it done.
 
-        `maps` is keyed by the method as the rows name it. May be called from any thread or process.
+        `maps` is keyed by the method as the rows name it, `pictures` ("H W 3" uint8) by the image; a picture
+        that is there is left alone. May be called from any thread or process.
         """
-        if maps:
-            write_whole(shard_files(self.path / "maps", unit, maps))
+        files = shard_files(self.path / "maps", unit, maps) if maps else {}
+        kept = self.pictures()
+        for name in kept.missing(pictures or ()):
+            files |= kept.files(name, pictures[name])  # type: ignore[index]  # missing() names what was given
+        if files:
+            write_whole(files)
         part = self.path / "scores" / f"{unit.hash}.parquet"
         write_whole({part: partial(write_part, scores=scores, unit=unit.hash)})
 
@@ -114,6 +127,9 @@ class RunFolder:
 
     def maps(self) -> MapStore:
         return MapStore(self.path / "maps", self.path / "scores")
+
+    def pictures(self) -> Pictures:
+        return Pictures(self.path / "pictures")
 
 
 def _manifest_lock(path: Path) -> contextlib.AbstractContextManager[None]:

@@ -48,6 +48,7 @@ class Manifest:
     seed: int = 0
     models: Mapping[str, str] = field(default_factory=dict)  # hash of the weights by checkpoint name
     data: str = ""  # hash of the images' names and contents
+    classes: Sequence[str] = ()  # their names, by label
     versions: Mapping[str, str] = field(default_factory=dict)
     git: Mapping[str, Any] | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Manifest:
         seed: int = 0,
         models: Mapping[str, str] | None = None,
         data: str = "",
+        classes: Sequence[str] = (),
         device: str = "cpu",
         command: Sequence[str] | None = None,
     ) -> Manifest:
@@ -71,6 +73,7 @@ class Manifest:
             seed=seed,
             models=dict(models or {}),
             data=data,
+            classes=list(classes),
             versions={"python": platform.python_version(), **_versions()},
             git=git_state(Path.cwd()),
             machine=_machine(device),

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -142,19 +142,31 @@ class MapStore:
 
     def __init__(self, root: Path, scores: Path) -> None:
         self.root, self.scores = root, scores
-        self._known: dict[str, list[Shard]] = {}
+        self._known: set[str] = set()
+        self._places: dict[tuple[str, str], dict[str, tuple[Shard, int]]] = {}
 
     def contents(self) -> list[tuple[str, str]]:
         """Every (checkpoint, method) that has maps."""
-        return sorted({(shard.checkpoint, shard.method) for shard in self._shards()})
+        self._refresh()
+        return sorted(self._places)
 
     def ids(self, checkpoint: str, method: str) -> tuple[str, ...]:
         """The images whose maps are stored, in order of their ids."""
-        return tuple(sorted(self._places(checkpoint, method)))
+        self._refresh()
+        return tuple(sorted(self._of(checkpoint, method)))
+
+    def known(self, checkpoint: str, method: str, ids: Sequence[str]) -> list[bool]:
+        """Which of these images have a map; the disk is only asked again where one seems to have none."""
+        key, wanted = (storable(checkpoint), storable(method)), [storable(i) for i in ids]
+        if any(i not in self._places.get(key, {}) for i in wanted):
+            self._refresh()
+        return [i in self._places.get(key, {}) for i in wanted]
 
     def read(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> Maps:
         """The maps of these images in the order given, or of all images in order of their ids."""
-        places = self._places(checkpoint, method)
+        if not ids or not all(self.known(checkpoint, method, ids)):
+            self._refresh()
+        places = self._of(checkpoint, method)
         wanted = sorted(places) if ids is None else [storable(i) for i in ids]
         missing = [i for i in wanted if i not in places]
         if missing:
@@ -168,32 +180,31 @@ class MapStore:
 
     def shards(self, checkpoint: str, method: str) -> Iterator[Maps]:
         """The same maps shard by shard, each image once, with one shard in memory at a time."""
+        self._refresh()
         rows: dict[Shard, list[int]] = {}
-        for shard, row in self._places(checkpoint, method).values():
+        for shard, row in self._of(checkpoint, method).values():
             rows.setdefault(shard, []).append(row)
         for shard, picked in rows.items():
             yield shard.read(picked)
 
-    def _places(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
-        """Where each image's map lies. A map stored by two units is equal in both; the first is taken."""
-        shards = list(self._shards())
-        own = [s for s in shards if (s.checkpoint, s.method) == (storable(checkpoint), storable(method))]
-        if not own:
-            _explain_absence(shards, checkpoint, method)
-        places: dict[str, tuple[Shard, int]] = {}
-        for shard in sorted(own, key=lambda s: (s.ids[0], s.path.name)):
-            for row, name in enumerate(shard.ids):
-                places.setdefault(name, (shard, row))
+    def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
+        """Where each image's map lies."""
+        places = self._places.get((storable(checkpoint), storable(method)))
+        if places is None:
+            _explain_absence(list(self._places), checkpoint, method)
         return places
 
-    def _shards(self) -> Iterator[Shard]:
+    def _refresh(self) -> None:
+        """Take up the parts that were finished since. A map stored by two units is equal in both."""
         for path in sorted(self.root.glob("*.json.gz")):
             part = path.name.removesuffix(".json.gz")
-            if part not in self._known:
-                if not (self.scores / f"{part}.parquet").exists():
-                    continue
-                self._known[part] = _read_index(self.root, path, part)
-            yield from self._known[part]
+            if part in self._known or not (self.scores / f"{part}.parquet").exists():
+                continue
+            self._known.add(part)
+            for shard in _read_index(self.root, path, part):
+                places = self._places.setdefault((shard.checkpoint, shard.method), {})
+                for row, name in enumerate(shard.ids):
+                    places.setdefault(name, (shard, row))
 
 
 def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> Maps:
@@ -254,11 +265,11 @@ def _read_index(root: Path, path: Path, part: str) -> list[Shard]:
         ) from error
 
 
-def _explain_absence(shards: Sequence[Shard], checkpoint: str, method: str) -> None:
-    checkpoints = sorted({shard.checkpoint for shard in shards})
+def _explain_absence(stored: Sequence[tuple[str, str]], checkpoint: str, method: str) -> NoReturn:
+    checkpoints = sorted({of for of, _ in stored})
     if storable(checkpoint) not in checkpoints:
         raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
-    methods = sorted({shard.method for shard in shards if shard.checkpoint == storable(checkpoint)})
+    methods = sorted(name for of, name in stored if of == storable(checkpoint))
     raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
 
 

@@ -112,10 +112,10 @@ class Scores:
             methods = sorted({method for _, method in cells})
             yield f"\n% {_one_line(model)}, {_one_line(checkpoint)}"
             yield f"\\begin{{tabular}}{{l{'r' * len(methods)}}}\n\\toprule"
-            yield " & ".join(["metric", *map(_latex_text, methods)]) + " \\\\\n\\midrule"
+            yield " & ".join(["metric", *map(latex_text, methods)]) + " \\\\\n\\midrule"
             for quantity in sorted({quantity for quantity, _ in cells}):
                 values = [cells.get((quantity, method), "") for method in methods]
-                yield " & ".join([_latex_text(quantity), *values]) + " \\\\"
+                yield " & ".join([latex_text(quantity), *values]) + " \\\\"
             yield "\\bottomrule\n\\end{tabular}"
         yield ""
 
@@ -218,5 +218,5 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 }
 
 
-def _latex_text(text: str) -> str:
+def latex_text(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in _one_line(text))

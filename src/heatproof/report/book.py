@@ -1,0 +1,52 @@
+"""What a study says: text, tables and figures in order, as one Markdown page with its files beside it.
+
+OUT/summary.md      the page
+OUT/tables/         each table as Markdown, CSV and LaTeX
+OUT/figures/        each figure as SVG, PDF and PNG
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heatproof.report.figures import save
+from heatproof.report.tables import Table
+from heatproof.store._files import write_whole
+
+
+@dataclass
+class Book:
+    """The parts of a page, in the order they were added."""
+
+    folder: Path
+    title: str
+    tables: dict[str, Table] = field(default_factory=dict)
+    figures: dict[str, Path] = field(default_factory=dict)  # the PNG of each
+    _parts: list[str] = field(default_factory=list)
+
+    def heading(self, text: str) -> None:
+        self._parts.append(f"## {text}")
+
+    def text(self, text: str) -> None:
+        """A paragraph of Markdown."""
+        self._parts.append(text.strip())
+
+    def table(self, table: Table) -> None:
+        table.write(self.folder / "tables")
+        self.tables[table.name] = table
+        self._parts.append(table.markdown().strip())
+
+    def figure(self, figure: Any, name: str, caption: str) -> None:
+        """Save a matplotlib figure and show it with its caption."""
+        files = save(figure, self.folder / "figures", name)
+        self.figures[name] = files[-1]
+        self._parts.append(f"![{caption}](figures/{name}.png)\n\n*{caption}*")
+
+    def write(self) -> Path:
+        """summary.md, whole or not at all."""
+        page = self.folder / "summary.md"
+        text = "\n\n".join([f"# {self.title}", *self._parts]) + "\n"
+        write_whole({page: lambda path: path.write_text(text, encoding="utf-8")})
+        return page

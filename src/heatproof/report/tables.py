@@ -1,0 +1,172 @@
+"""Tables a study prints: one object, written as Markdown, CSV, LaTeX or on the terminal.
+
+A cell is text, a number, or a `Value`: a mean with its 95 % interval and how many it is the mean of. A column
+knows which way is better, so that the best and the second best are marked the same way everywhere.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from heatproof.errors import InputError
+from heatproof.store.scores import latex_text
+
+ARROWS = {True: "↑", False: "↓", None: ""}
+LATEX_ARROWS = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with what is known about its certainty."""
+
+    value: float
+    interval: tuple[float, float] | None = None  # 95 %
+    n: int | None = None
+
+
+Cell = str | float | int | Value | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, how its numbers are written, and which way is better (None: no better)."""
+
+    name: str
+    form: str = ".3f"
+    higher_is_better: bool | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns, with a title and a note."""
+
+    name: str  # of its files
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    marked: bool = True  # best **bold**, second best *slanted*
+    unranked: frozenset[int] = field(default_factory=frozenset)  # rows that do not compete: floors, published
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise InputError(
+                    f"table {self.name}: a row has {len(row)} cells for {len(self.columns)} columns"
+                )
+
+    def marks(self) -> dict[tuple[int, int], int]:
+        """(row, column) -> 1 for the best, 2 for the second best; ties share."""
+        found: dict[tuple[int, int], int] = {}
+        for j, column in enumerate(self.columns):
+            if not self.marked or column.higher_is_better is None:
+                continue
+            numbers = {i: number(row[j]) for i, row in enumerate(self.rows) if i not in self.unranked}
+            defined = {i: x for i, x in numbers.items() if not math.isnan(x)}
+            order = sorted(set(defined.values()), reverse=column.higher_is_better)
+            if len(order) > 1:
+                found |= {(i, j): order.index(x) + 1 for i, x in defined.items() if x in order[:2]}
+        return found
+
+    def text(self, i: int, j: int, interval: bool = True) -> str:
+        return cell_text(self.rows[i][j], self.columns[j].form, interval)
+
+    def markdown(self) -> str:
+        """As GitHub shows it."""
+        marks, around = self.marks(), {1: "**", 2: "*"}
+        head = [f"{c.name} {ARROWS[c.higher_is_better]}".strip() for c in self.columns]
+        lines = [head, ["---" if self._left(j) else "---:" for j in range(len(head))]]
+        for i in range(len(self.rows)):
+            cells = [self.text(i, j).replace("|", "\\|") for j in range(len(head))]
+            lines.append(
+                [f"{around.get(marks.get((i, j), 0), '')}{c}{around.get(marks.get((i, j), 0), '')}"
+                 for j, c in enumerate(cells)]
+            )  # fmt: skip
+        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return f"**{self.title}**\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
+
+    def csv(self) -> str:
+        """Bare numbers; an interval and a count get columns of their own."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        wide = [any(isinstance(row[j], Value) for row in self.rows) for j in range(len(self.columns))]
+        heads: list[str] = []
+        for column, has in zip(self.columns, wide, strict=True):
+            heads += [column.name, *(f"{column.name} {part}" for part in ("low", "high", "n") if has)]
+        writer.writerow(heads)
+        for row in self.rows:
+            writer.writerow(x for cell, has in zip(row, wide, strict=True) for x in _flat(cell, has))
+        return out.getvalue()
+
+    def latex(self) -> str:
+        """A booktabs table."""
+        marks, around = self.marks(), {1: r"\textbf{%s}", 2: r"\underline{%s}", 0: "%s"}
+        spec = "".join("l" if self._left(j) else "r" for j in range(len(self.columns)))
+        head = " & ".join(latex_text(c.name) + LATEX_ARROWS[c.higher_is_better] for c in self.columns)
+        rows = [
+            " & ".join(
+                around[marks.get((i, j), 0)] % latex_text(self.text(i, j, interval=False))
+                for j in range(len(self.columns))
+            )
+            for i in range(len(self.rows))
+        ]
+        lines = [
+            r"\begin{table}", rf"\caption{{{latex_text(self.title)}}}",
+            rf"\begin{{tabular}}{{{spec}}}", r"\toprule",
+            rf"{head} \\", r"\midrule", *(rf"{row} \\" for row in rows), r"\bottomrule", r"\end{tabular}",
+            r"\end{table}",
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """NAME.md, NAME.csv and NAME.tex in this folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        written = []
+        for suffix, text in (("md", self.markdown()), ("csv", self.csv()), ("tex", self.latex())):
+            path = folder / f"{self.name}.{suffix}"
+            path.write_text(text, encoding="utf-8")
+            written.append(path)
+        return written
+
+    def _left(self, j: int) -> bool:
+        return all(isinstance(row[j], str) for row in self.rows)
+
+
+def number(cell: Cell) -> float:
+    """The number in a cell; NaN where there is none."""
+    if isinstance(cell, Value):
+        return cell.value
+    return float("nan") if cell is None or isinstance(cell, str) else float(cell)
+
+
+def cell_text(cell: Cell, form: str = ".3f", interval: bool = True) -> str:
+    """A cell as people read it.
+
+    >>> cell_text(Value(0.5, (0.25, 0.75), 9)), cell_text(float("nan")), cell_text(7, "d")
+    ('0.500 [0.250, 0.750]', '–', '7')
+    """
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if math.isnan(number(cell)):
+        return "–"
+    if isinstance(cell, Value):
+        text = format(cell.value, form)
+        if not interval or cell.interval is None or any(map(math.isnan, cell.interval)):
+            return text
+        return f"{text} [{format(cell.interval[0], form)}, {format(cell.interval[1], form)}]"
+    return format(cell, form) if isinstance(cell, float) else str(cell)
+
+
+def _flat(cell: Cell, wide: bool) -> Sequence[object]:
+    if not wide:
+        return ["" if cell is None else cell]
+    if isinstance(cell, Value):
+        low, high = cell.interval or ("", "")
+        return [cell.value, low, high, "" if cell.n is None else cell.n]
+    return ["" if cell is None else cell, "", "", ""]

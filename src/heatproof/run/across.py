@@ -1,0 +1,91 @@
+"""COSE over the checkpoints of a run, from stored maps and stored predictions: no model pass.
+
+A pair is one image under an earlier checkpoint and under the last one. Rows, for each method:
+
+    cose                     at the last checkpoint; with it cose_consistency, cose_sensitivity, cose_same and
+                             cose_changed (numbers of pairs), cose_low and cose_high (95 % interval)
+    cose_to(LAST)            at each earlier checkpoint: mean SSIM of its maps with those of LAST
+
+The maps must explain the predicted class, so run.targets is "predicted". See metrics/cose.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from heatproof.metrics._ssim import ssim
+from heatproof.metrics.cose import comparable
+from heatproof.run.metrics import Request, read_metrics
+from heatproof.run.plan import Task
+from heatproof.store import MapStore, RunFolder
+from heatproof.store._files import storable
+from heatproof.types import Score
+
+PART = 256  # images compared at a time, so that memory does not grow with the run
+
+
+def across_rows(folder: RunFolder, task: Task, model: str) -> list[Score]:
+    """The rows of one group task that compares checkpoints."""
+    (method,), (request,) = task.unit.methods, read_metrics(task.unit.metrics)
+    *earlier, last = task.among
+    maps, ssims, same, names = folder.maps(), [], [], []
+    rows: list[Score] = []
+    final = predictions(folder, last)
+    for checkpoint in earlier:
+        before = predictions(folder, checkpoint)
+        shared = _shared(maps, method, checkpoint, last, [n for n in before if n in final])
+        found = np.concatenate(
+            [np.zeros(0), *_ssims(maps, method, checkpoint, last, shared)], dtype=np.float64
+        )
+        ssims.append(found)
+        same += [before[name] == final[name] for name in shared]
+        names += shared
+        defined = found[~np.isnan(found)]
+        value = float(defined.mean()) if len(defined) else math.nan
+        reason = "" if len(defined) else "no image has a map at both checkpoints"
+        rows.append(Score(model, checkpoint, "", None, None, method, f"cose_to({last})", value, reason))
+    rows += _summary(request, model, last, method, np.concatenate(ssims), np.array(same, bool), names, task)
+    return rows
+
+
+def _summary(
+    request: Request, model: str, last: str, method: str, ssims: np.ndarray, same: np.ndarray,
+    names: list[str], task: Task,
+) -> Iterator[Score]:  # fmt: skip
+    images = np.array(names, dtype=object)
+    found = request.entry.function(
+        ssims[same], ssims[~same], images[same], images[~same], seed=task.unit.seed, **dict(request.options)
+    )
+    parts = {
+        "": found.value, "consistency": found.consistency, "sensitivity": found.sensitivity,
+        "same": float(found.n_same), "changed": float(found.n_changed),
+        "low": found.interval[0], "high": found.interval[1],
+    }  # fmt: skip
+    for part, value in parts.items():
+        reason = (found.reason or "there is no interval") if math.isnan(value) else ""
+        name = request.named(part) if part else request.text
+        yield Score(model, last, "", None, None, method, name, value, reason)
+
+
+def predictions(folder: RunFolder, checkpoint: str) -> dict[str, int]:
+    """The predicted class of every image, in order of their names."""
+    rows = folder.scores().columns(
+        "select image, explained from scores where checkpoint = ? and metric = 'predicted' order by image",
+        [storable(checkpoint)],
+    )
+    return dict(zip(rows["image"], map(int, rows["explained"]), strict=True))
+
+
+def _shared(maps: MapStore, method: str, first: str, second: str, names: list[str]) -> list[str]:
+    stored = zip(names, maps.known(first, method, names), maps.known(second, method, names), strict=True)
+    return [name for name, here, there in stored if here and there]
+
+
+def _ssims(maps: MapStore, method: str, first: str, second: str, names: list[str]) -> Iterator[np.ndarray]:
+    for start in range(0, len(names), PART):
+        part = names[start : start + PART]
+        before, after = (comparable(maps.read(checkpoint, method, part)) for checkpoint in (first, second))
+        yield ssim(before, after).double().numpy()

@@ -1,0 +1,62 @@
+"""The pictures of a run as the model saw them, so that a report needs nothing but the run folder.
+
+    pictures/NAME.png or .jpg     NAME from the image's id, so that any id makes a valid file name
+
+Pictures with few colours (codes, drawings) stay exact as PNG; the others are JPEG of high quality.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from heatproof.store._files import Write, storable
+
+FEW_COLOURS = 256
+QUALITY = 90
+SUFFIXES = (".png", ".jpg")
+
+
+class Pictures:
+    """A run's pictures by image id."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, name: str) -> Path | None:
+        """The file of an image, where it was kept."""
+        stem = _stem(name)
+        return next((file for s in SUFFIXES if (file := self.root / f"{stem}{s}").exists()), None)
+
+    def read(self, name: str) -> bytes | None:
+        """PNG or JPEG; None where the picture was not kept."""
+        path = self.path(name)
+        return None if path is None else path.read_bytes()
+
+    def missing(self, names: Iterable[str]) -> Iterator[str]:
+        return (name for name in names if self.path(name) is None)
+
+    def files(self, name: str, pixels: np.ndarray) -> dict[Path, Write]:
+        """The file of one picture, "H W 3" uint8, and how to write it."""
+        content, suffix = encode(pixels)
+        return {self.root / f"{_stem(name)}{suffix}": lambda path: path.write_bytes(content)}
+
+
+def encode(pixels: np.ndarray) -> tuple[bytes, str]:
+    """The picture's file and its suffix."""
+    picture = Image.fromarray(pixels)
+    out = io.BytesIO()
+    if picture.getcolors(FEW_COLOURS) is not None:
+        picture.save(out, "PNG")
+        return out.getvalue(), ".png"
+    picture.save(out, "JPEG", quality=QUALITY, subsampling=0)
+    return out.getvalue(), ".jpg"
+
+
+def _stem(name: str) -> str:
+    return hashlib.sha256(storable(name).encode()).hexdigest()[:24]

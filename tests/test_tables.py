@@ -1,0 +1,125 @@
+"""Tables and the page of a study: marks, formats, files; settings from a TOML file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from heatproof.cli._study import StudyCommand
+from heatproof.errors import InputError
+from heatproof.report.book import Book
+from heatproof.report.figures import drawing
+from heatproof.report.tables import Column, Table, Value
+
+NAN = float("nan")
+
+
+def table() -> Table:
+    columns = (
+        Column("method"),
+        Column("FMR", higher_is_better=True),
+        Column("BL", higher_is_better=False),
+        Column("n", "d"),
+    )
+    rows = (
+        ("a|b", Value(0.5, (0.25, 0.75), 9), 0.3, 9),
+        ("c", Value(0.7, (0.6, 0.8), 9), 0.1, 9),
+        ("d", Value(NAN, None, 0), 0.2, 0),
+        ("floor", Value(0.9, (0.8, 1.0), 9), 0.0, 9),
+    )
+    return Table("scores", "Some scores", columns, rows, "A note.", unranked=frozenset({3}))
+
+
+def test_best_and_second_best_leave_out_what_does_not_compete() -> None:
+    assert table().marks() == {(1, 1): 1, (0, 1): 2, (1, 2): 1, (2, 2): 2}
+
+
+def test_markdown_shows_marks_arrows_intervals_and_escapes() -> None:
+    text = table().markdown()
+    assert "| method | FMR ↑ | BL ↓ | n |" in text
+    assert "| a\\|b | *0.500 [0.250, 0.750]* | 0.300 | 9 |" in text
+    assert "| c | **0.700 [0.600, 0.800]** | **0.100** | 9 |" in text
+    assert "| d | – | *0.200* | 0 |" in text
+    assert text.rstrip().endswith("A note.")
+
+
+def test_csv_has_a_column_for_every_number() -> None:
+    rows = list(csv.reader(io.StringIO(table().csv())))
+    assert rows[0] == ["method", "FMR", "FMR low", "FMR high", "FMR n", "BL", "n"]
+    assert rows[1] == ["a|b", "0.5", "0.25", "0.75", "9", "0.3", "9"]
+    assert {len(row) for row in rows} == {7}
+
+
+def test_latex_is_escaped_and_marked() -> None:
+    text = table().latex()
+    assert r"\textbf{0.700}" in text and r"\underline{0.500}" in text
+    assert r"FMR $\uparrow$" in text and text.count(r"\\") == 5
+
+
+def test_a_row_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="1 cells for 2 columns"):
+        Table("t", "t", (Column("a"), Column("b")), (("x",),))
+
+
+def test_a_book_writes_one_page_and_its_files(tmp_path: Path) -> None:
+    book = Book(tmp_path, "A study")
+    book.text("It went well.")
+    book.table(table())
+    with drawing() as (figure, axes):
+        axes.plot([0, 1], [0, 1])
+        book.figure(figure, "line", "A line.")
+    text = book.write().read_text()
+    assert text.index("It went well.") < text.index("Some scores") < text.index("figures/line.png")
+    written = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    assert written == {
+        "summary.md", "tables/scores.md", "tables/scores.csv", "tables/scores.tex",
+        "figures/line.svg", "figures/line.pdf", "figures/line.png",
+    }  # fmt: skip
+
+
+def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with drawing() as (figure, axes):
+            axes.plot([0, 1], [1, 0])
+            Book(tmp_path / name, name).figure(figure, "line", "A line.")
+    for suffix in ("svg", "pdf", "png"):
+        first, second = ((tmp_path / n / "figures" / f"line.{suffix}").read_bytes() for n in "ab")
+        assert first == second, suffix
+
+
+@click.command("some", cls=StudyCommand)
+@click.option("--images", type=click.Path(path_type=Path))
+@click.option("--methods", default="gradcam")
+@click.option("--draws", type=int, default=6)
+@click.option("--keep", multiple=True)
+def some(images: Path, methods: str, draws: int, keep: tuple[str, ...]) -> None:
+    click.echo(f"{images} {methods} {draws} {keep}")
+
+
+def call(*args: object) -> tuple[object, str]:
+    result = CliRunner().invoke(some, [str(a) for a in args])
+    return result.exception, result.output.strip()
+
+
+def test_settings_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text('images = "photos"\nmethods = ["gradcam", "lime"]\ndraws = 3\nkeep = ["a", "b"]\n')
+    assert call(file) == (None, f"{tmp_path / 'photos'} gradcam,lime 3 ('a', 'b')")
+    assert call(file, "--draws", 9, "--images", "x") == (None, "x gradcam,lime 9 ('a', 'b')")
+    assert call("--draws", 2) == (None, "None gradcam 2 ()")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("draw = 3", "unknown key draw; did you mean 'draws'"), ("[draws]\na = 1", "not a table"), ("=", "TOML")],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    (tmp_path / "study.toml").write_text(text)
+    error, _ = call(tmp_path / "study.toml")
+    assert isinstance(error, InputError) and sentence in str(error)
+    assert "there is no file" in str(call(tmp_path / "none.toml")[0])
