@@ -14,8 +14,9 @@ Deviations: COSE prints eq. 2 and says it lies in [0, 1]; the windowed form is t
 be negative. Two constant maps have R = 0: NaN in "local5".
 
 How: with s = x + y and d = x - y, four window sums (of s, d, s^2, d^2) give all five moments. They are kept
-in float64, since float32 loses the variance of flat windows next to C2. On the CPU each map is one task of a
-thread pool and NumPy does the work: torch would start and join its threads some forty times per map.
+in float64, since float32 loses the variance of flat windows next to C2. On the CPU NumPy does the work in a
+few threads, each with its own maps: torch would start and join its threads some forty times per map. Memory
+is what costs there, so each thread keeps three buffers that fit a core's cache and never asks for more.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ K1, K2 = 0.01, 0.03
 C1, C2 = 0.01, 0.03
 SIDE, REACH = 5, 2
 WINDOW = SIDE * SIDE
+STRIP = 25_000  # pixels of a strip: twelve lines of float64 of this length fit the cache of a core
 
 
 @metric("ssim", needs=("maps",), bounds=(-1.0, 1.0), cite="wang2004ssim")
@@ -123,62 +125,112 @@ def _range(values: Tensor) -> Tensor:
 def _local5(pair: _Pair) -> Tensor:
     x, y, reach, weight = pair[:4]
     inner = None if weight is None else weight[:, REACH:-REACH, REACH:-REACH]
-    if x.device.type != "cpu":
-        parts = [
-            _similarity(
-                x[part].double(),
-                y[part].double(),
-                reach[part, None, None],
-                None if inner is None else inner[part],
-            )
-            for part in chunks(x, (x.shape[1], x.shape[2]))
-        ]
-        return torch.cat(parts) if parts else reach
-
-    def one(i: int) -> float:
-        seen = None if inner is None else inner[i].numpy()
-        left, right = (m[i].numpy().astype(np.float64) for m in (x, y))
-        return float(_similarity(left, right, float(reach[i]), seen))
-
-    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
-        return torch.tensor(list(pool.map(one, range(len(x)))), dtype=torch.float64)
+    if x.device.type == "cpu":
+        return _in_threads(x, y, reach, inner)
+    parts = []
+    for part in chunks(x, (x.shape[1], x.shape[2])):
+        first, second = x[part].double(), y[part].double()
+        total, gap = first + second, first - second
+        a, b, p, q = (_window_sums(field) for field in (total, gap, total * total, gap * gap))
+        similar = _similarity(a, b, p, q, reach[part, None, None])
+        parts.append(_mean(similar, None if inner is None else inner[part]))
+    return torch.cat(parts) if parts else reach
 
 
-def _similarity(x: Any, y: Any, reach: Any, weight: Any) -> Any:
-    """ "... h w" float64 tensors or arrays -> "...", in place where it can: memory traffic is the cost.
+def _in_threads(x: Tensor, y: Tensor, reach: Tensor, inner: Tensor | None) -> Tensor:
+    """Each thread takes every n-th map, with buffers of its own that all its maps share."""
+    threads = max(1, min(torch.get_num_threads(), len(x)))
+    scores = np.empty(len(x))
+    seen = None if inner is None else inner.numpy()
+    first, second, reaches = x.numpy(), y.numpy(), reach.tolist()
+
+    def work(thread: int) -> None:
+        strips = _Strips(*first.shape[1:])
+        for i in range(thread, len(first), threads):
+            scores[i] = strips.score(first[i], second[i], reaches[i], None if seen is None else seen[i])
+
+    if threads == 1:
+        work(0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(threads)))
+    return torch.from_numpy(scores)
+
+
+class _Strips:
+    """SSIM of one map after the other, a strip of rows at a time, without asking for memory again.
+
+    A strip is laid out flat, so that a neighbour below is `width` steps away and every operation runs over
+    one unbroken line. Windows that would reach around the end of a row are computed and not counted.
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        self.rows, self.width = height - SIDE + 1, width
+        strips = -(-self.rows * width // STRIP)
+        self.step = -(-self.rows // strips)
+        self.buffers = np.empty((3, 4, (self.step + SIDE - 1) * width))
+
+    def score(self, x: np.ndarray, y: np.ndarray, reach: float, weight: np.ndarray | None) -> float:
+        total, count = 0.0, 0.0
+        for top in range(0, self.rows, self.step):
+            bottom = min(top + self.step, self.rows)
+            lines = slice(top, bottom + SIDE - 1)
+            similar = self._strip(x[lines].reshape(-1), y[lines].reshape(-1), reach)
+            if weight is not None:
+                similar = similar[weight[top:bottom]]
+            total, count = total + similar.sum(), count + similar.size
+        return total / max(count, 1)
+
+    def _strip(self, x: np.ndarray, y: np.ndarray, reach: float) -> np.ndarray:
+        """ "rows columns" of windows, in a buffer that the next call overwrites."""
+        n, w = len(x), self.width
+        inside, kept = n - 4 * w, n - 4 * w - 4
+        fields, pairs, sums = (buffer[:, :n] for buffer in self.buffers)
+        np.add(x, y, out=fields[0], dtype=np.float64)
+        np.subtract(x, y, out=fields[1], dtype=np.float64)
+        np.multiply(fields[:2], fields[:2], out=fields[2:])
+        # Five rows, then five columns: two pairs and the fifth.
+        np.add(fields[:, :-w], fields[:, w:], out=pairs[:, : n - w])
+        rows = np.add(pairs[:, :inside], pairs[:, 2 * w : 2 * w + inside], out=sums[:, :inside])
+        rows += fields[:, 4 * w :]
+        np.add(rows[:, :-1], rows[:, 1:], out=pairs[:, : inside - 1])
+        windows = np.add(pairs[:, :kept], pairs[:, 2 : 2 + kept], out=fields[:, :kept])
+        windows += rows[:, 4:]
+        _similarity(*windows, reach)
+        return fields[0, :inside].reshape(-1, w)[:, : w - SIDE + 1]
+
+
+def _similarity(a: Any, b: Any, p: Any, q: Any, reach: Any) -> Any:
+    """SSIM of each window from its sums of s, d, s^2 and d^2, float64, arrays or tensors; all in place.
 
     Every term of the formula is scaled by 2 * 25^2 (means) or 2 * 25 * 24 (sample covariances).
     """
-    total, gap = x + y, x - y
-    a, b = _window_sums(total), _window_sums(gap)
-    total *= total
-    gap *= gap
-    p, q = _window_sums(total), _window_sums(gap)
-    a *= a
-    b *= b
-    p *= WINDOW
-    p -= a
-    q *= WINDOW
-    q -= b
     c1 = 2 * WINDOW**2 * (K1 * reach) ** 2
     c2 = 2 * WINDOW * (WINDOW - 1) * (K2 * reach) ** 2
-    top, covariance = a - b, p - q
-    top += c1
-    covariance += c2
-    top *= covariance
-    a += b
-    a += c1
-    p += q
-    p += c2
+    for mean, square in ((a, p), (b, q)):
+        mean *= mean
+        square *= WINDOW
+        square -= mean
+    for first, second, constant in ((a, b, c1), (p, q, c2)):
+        first -= second  # first - second and first + second in place of first and second
+        second *= 2
+        second += first
+        first += constant
+        second += constant
     a *= p
-    top /= a
+    b *= q
+    a /= b
+    return a
+
+
+def _mean(similar: Tensor, weight: Tensor | None) -> Tensor:
     if weight is None:
-        return top.mean((-2, -1))
+        return similar.mean((-2, -1))
     # An empty mask would divide 0 by 0; the caller has marked it as undefined.
-    return (top * weight).sum((-2, -1)) / weight.sum((-2, -1)).clip(1)
+    return (similar * weight).sum((-2, -1)) / weight.sum((-2, -1)).clip(1)
 
 
-def _window_sums(x: Any) -> Any:
+def _window_sums(x: Tensor) -> Tensor:
     """Sums over the 5x5 windows that lie inside, "... h w" -> "... h-4 w-4": two pairs and the fifth."""
     pairs = x[..., :-1] + x[..., 1:]
     rows = pairs[..., :-3] + pairs[..., 2:-1]
