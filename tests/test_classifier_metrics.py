@@ -121,3 +121,15 @@ def test_bad_input_is_one_clear_sentence(labels: list, probs: list, logits: bool
         with pytest.raises(InputError) as error:
             metric(labels, probs, logits=logits)
         assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_auc_of_saturated_probabilities_follows_the_logits() -> None:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(60) % 2
+    for k in (2, 3):
+        z = torch.randn(60, k, generator=generator)
+        z[torch.arange(60), labels] += 1.0
+        z[:, 1] += 20.0  # every p(1) is 1 in single precision
+        probs = z.softmax(1)
+        assert (probs[:, 1] == 1).any()
+        assert auc(labels, probs).value == pytest.approx(auc(labels, z, logits=True).value, abs=1e-3)

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.table import Table as Grid
 
+from heatproof.cli._console import new_table
 from heatproof.errors import InputError, did_you_mean
+from heatproof.report.tables import Table
 
 
 class StudyCommand(click.Command):
@@ -62,3 +65,13 @@ def _value(option: click.Option, key: str, value: Any, path: Path) -> Any:
         placed = [str(path.parent / Path(one).expanduser()) for one in several]
         return placed[0] if isinstance(value, str) else placed
     return value
+
+
+def shown(table: Table) -> Grid:
+    """A study's table on the terminal, without its intervals."""
+    grid = new_table(table.title)
+    for column in table.columns:
+        grid.add_column(column.name, overflow="fold")
+    for i in range(len(table.rows)):
+        grid.add_row(*(table.text(i, j, interval=False) for j in range(len(table.columns))))
+    return grid

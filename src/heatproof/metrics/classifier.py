@@ -70,6 +70,9 @@ def auc(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     0.75
     """
     y, scores = _checked(labels, probs, logits)
+    if not logits and (scores >= 1).any():
+        # Probabilities that round to 1 are told apart by what is left for the other classes.
+        scores, logits = scores.clamp(min=torch.finfo(scores.dtype).tiny).log(), True
     if scores.shape[1] == 2:
         both = _rank_auc(scores[:, 1] - scores[:, 0] if logits else scores[:, 1], y == 1)
         return _macro([both, both], len(y), "has no image to rank or none to rank it against")

@@ -13,6 +13,7 @@ wrong only in combination (a metric that needs boxes, a layer the model lacks) i
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -147,6 +148,30 @@ def study_from(content: Mapping[str, Any]) -> Study:
 def as_config(study: Study) -> dict[str, Any]:
     """Plain dicts and lists, every default filled in, for the manifest."""
     return msgspec.to_builtins(study)
+
+
+def toml(config: Mapping[str, Any]) -> str:
+    """A config of plain values and tables as TOML; JSON writes strings, numbers and lists the same way.
+
+    >>> print(toml({"methods": ["gradcam"], "run": {"seed": 0}}), end="")
+    methods = ["gradcam"]
+    <BLANKLINE>
+    [run]
+    seed = 0
+    """
+
+    def lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+        found = []
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                found += lines(value, f"{prefix}{key}.")
+            elif value is not None:
+                found.append(f"{prefix}{key} = {json.dumps(value, ensure_ascii=False)}")
+        return found
+
+    plain = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
+    parts = [lines(plain)] + [[f"[{k}]", *lines(v)] for k, v in config.items() if isinstance(v, Mapping)]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], path: str) -> None:

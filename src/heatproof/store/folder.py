@@ -51,8 +51,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run, to read or to write more units; nothing on disk is touched."""
+        """An existing run, to read or to write more units; nothing on disk is touched.
+
+        The folder of a study serves too: its run lies inside, in run/.
+        """
         path = Path(path)
+        if not (path / "run.json").exists() and (path / "run" / "run.json").exists():
+            path = path / "run"
         return cls(path, Manifest.read(path / "run.json"))
 
     @classmethod

@@ -1,0 +1,138 @@
+"""heatproof gate: fail a build when a run breaks a rule."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import click
+
+from heatproof.cli._console import console, new_table
+
+if TYPE_CHECKING:
+    from heatproof.monitor.gate import Verdict
+
+FAILED = 1
+SHOWN = 5  # lines per rule in the table; files hold everything
+
+
+@click.command("gate")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--rule", "rules", multiple=True, required=True, help="What must hold; give it several times.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Also write JUnit XML, which CI systems show.")
+@click.option("--json", "as_json", type=click.Path(path_type=Path), help="Also write JSON.")
+@click.pass_context
+def gate_command(
+    ctx: click.Context, run: Path, rules: tuple[str, ...], junit: Path | None, as_json: Path | None
+) -> None:
+    """Check the folder RUN against rules. Exit code 0: all hold; 1: one does not; 2: a rule cannot be read.
+
+    \b
+    Rules:
+      cscore >= 0.4                     every method, over all classes, at the last checkpoint
+      cscore.pneumonia >= 0.5           one class, by name or number
+      cscore.gradcam.pneumonia >= 0.5   one method and class
+      any(cscore.pneumonia >= 0.5)      one method is enough
+      insertion.gradcam >= 0.3          any metric of the run: its mean over the images
+      auc@epoch05 >= 0.9                at another checkpoint, by name or epoch; @all: at each of them
+      no-alarms   no-alarms(1, 2)       at no checkpoint an explanation collapse, or none of these mechanisms
+
+    \b
+    Examples:
+      heatproof gate runs/first --rule "cscore.pneumonia >= 0.5" --rule no-alarms
+      heatproof gate runs/first --rule "auc >= 0.9" --junit gate.xml --json gate.json
+    """
+    from heatproof.monitor.gate import check
+    from heatproof.store._files import write_whole
+
+    verdicts = check(run, rules)
+    for path, text in ((junit, junit_xml(verdicts, run.name)), (as_json, json_text(verdicts, run))):
+        if path is not None:
+            write_whole({path: partial(Path.write_text, data=text, encoding="utf-8")})
+    _print(verdicts, run)
+    if not all(verdict.holds for verdict in verdicts):
+        ctx.exit(FAILED)
+
+
+def _print(verdicts: Sequence[Verdict], run: Path) -> None:
+    held = sum(verdict.holds for verdict in verdicts)
+    table = new_table("")
+    for name in ("", "rule", "value", "of", "why"):
+        table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
+    for verdict in verdicts:
+        lines = _lines(verdict)
+        for k, (value, where, why) in enumerate(lines[:SHOWN]):
+            head = ("ok" if verdict.holds else "FAIL", verdict.rule) if k == 0 else ("", "")
+            table.add_row(*head, value, where, why)
+        if len(lines) > SHOWN:
+            table.add_row("", "", "", f"and {len(lines) - SHOWN} more", "")
+    console.print(table)
+    console.print(f"{held} of {len(verdicts)} rules hold for {run}", soft_wrap=True)
+
+
+def _lines(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """What decided: everything that breaks the rule, or the number that came nearest to it."""
+    lines = [("", f"{a.where} / {a.checkpoint}", f"{a.name}: {a.sentence}") for a in verdict.alarms]
+    lines += [("", "", reason) for reason in verdict.reasons]
+    values = [v for v in verdict.values if v.holds == verdict.holds]
+    lines += [(_number(v.value), v.where, v.reason) for v in (values[:1] if verdict.holds else values)]
+    return lines or [("", "", "")]
+
+
+def _number(value: float) -> str:
+    return "not defined" if math.isnan(value) else f"{value:.4g}"
+
+
+def junit_xml(verdicts: Sequence[Verdict], name: str) -> str:
+    """One test case per rule."""
+    failures = sum(not verdict.holds for verdict in verdicts)
+    counts = {"tests": str(len(verdicts)), "failures": str(failures), "errors": "0", "skipped": "0"}
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "heatproof gate", **counts})
+    for verdict in verdicts:
+        names = {"classname": _xml(name), "name": _xml(verdict.rule), "time": "0"}
+        case = ElementTree.SubElement(suite, "testcase", names)
+        lines = [" ".join(filter(None, line)) for line in _lines(verdict)]
+        if not verdict.holds:
+            failure = ElementTree.SubElement(case, "failure", {"type": "rule", "message": _xml(lines[0])})
+            failure.text = _xml("\n".join(lines))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML has no way to write."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
+
+
+def json_text(verdicts: Sequence[Verdict], run: Path) -> str:
+    """Everything that was looked at; what is not defined is null."""
+    content = {
+        "run": run.as_posix(),
+        "holds": all(verdict.holds for verdict in verdicts),
+        "rules": [
+            {
+                "rule": verdict.rule,
+                "holds": verdict.holds,
+                "values": [_plain(asdict(value)) for value in verdict.values],
+                "alarms": [
+                    _plain(asdict(alarm) | {"name": alarm.name, "evidence": _plain(dict(alarm.evidence))})
+                    for alarm in verdict.alarms
+                ],
+                "reasons": list(verdict.reasons),
+            }
+            for verdict in verdicts
+        ],
+    }
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}

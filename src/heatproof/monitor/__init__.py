@@ -1,0 +1,13 @@
+"""Watching explanations while a model trains, and after: Monitor, alarms, the gate.
+
+    monitor = hp.monitor.Monitor(images, labels, methods)
+    monitor.step(model, epoch)          inside any training loop
+
+Callbacks for Lightning, Hugging Face and Keras are in files of those names; each imports its library.
+"""
+
+from heatproof.monitor.alarms import Alarm, Thresholds, find_alarms
+from heatproof.monitor.trajectory import Trajectory
+from heatproof.monitor.watch import AlarmRaised, Monitor
+
+__all__ = ["Alarm", "AlarmRaised", "Monitor", "Thresholds", "Trajectory", "find_alarms"]

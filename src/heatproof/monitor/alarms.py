@@ -1,0 +1,285 @@
+"""Alarms: explanations that fail while the usual number, AUC, says that all is well.
+
+Three mechanisms (elangovan2026cscore), judged at every checkpoint t from what was known up to t:
+
+    1 gold-list collapse     a class's gold list is nearly empty: |G_c| < max(2, N_c / 10), and |G_c| / N_c is
+                             surely below 1/2; and it was not so before, or the model is sure of most other
+                             images, here and at the checkpoint before (if there is one)
+    2 attribution collapse   a method's C is surely below a tenth of its best so far; or a class's maps (every
+                             class's: the method's) are, surely, all zeros in more than half of the cases
+    3 class masking          a class's C is surely below half of the C over all classes
+
+each only while AUC holds: it is at least 0.75 and not below its best so far by more than sampling error,
+
+    AUC_t >= max_{s<t} AUC_s - 1.96 sqrt(SE_t^2 + SE_best^2),    SE by hanley1982auc
+
+Each number has a reason of its own; what else was weighed, and how far each can be moved before the alarms on
+the published tables change, is in docs/alarms.md:
+- near_zero, a tenth: "nearly nothing" is an order of magnitude less than what there was, or could be.
+- far_below, a half: the number over all classes then claims more than twice what the class has.
+- most, a half: most maps of a class say nothing; most of its images are not recognised.
+- high_auc, 0.75: half way from guessing to perfect. Below it AUC itself says that the model is no good.
+- fewest, 5 images: with 4 there are 35 different resamples, too few to leave 2.5 % in a tail, so that a
+  C-Score has no meaningful interval.
+- confidence, 95 %: as everywhere here. "Surely": the nearer end of the interval is beyond the threshold; the
+  exact binomial one (clopper1934binomial) for counts, bootstrap for C. Pages print none: the value counts.
+
+SE is the mean over classes, each against the rest. "Before" and "so far" mean checkpoints at which AUC held:
+what an untrained network does by chance is no past to fall from, and one that is not sure of anything yet has
+lost no class. Two looks at a class that never had a list tell a wrong threshold from one on its way.
+
+An alarm of a higher number yields to a lower one about the same thing: a class without a gold list has no C
+to judge (2, 3), and the global score hides nobody where the method itself has collapsed, nor a class whose
+maps are known to be empty (3). Where AUC is not known, 1 is not judged, since it says nothing without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+from scipy.special import betaincinv
+
+from heatproof.metrics.cscore import CScore
+from heatproof.monitor.trajectory import Checkpoint, MethodState, Trajectory
+
+NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}
+Severity = Literal["warning", "critical"]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """When to speak; the reasons are at the top of the file."""
+
+    near_zero: float = 0.1
+    far_below: float = 0.5
+    most: float = 0.5
+    high_auc: float = 0.75
+    fewest: int = 5
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One finding at one checkpoint, in numbers and in words."""
+
+    mechanism: int
+    checkpoint: str
+    epoch: int | None
+    method: str | None  # None: every method alike
+    label: int | None  # the class; None: all of them
+    class_name: str | None
+    severity: Severity
+    evidence: Mapping[str, float]
+    sentence: str  # what is wrong, and what to do
+    auc_tells_at: str | None  # the first later checkpoint at which AUC alone would have told
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.mechanism]
+
+    @property
+    def where(self) -> str:
+        """Method and class, as far as the alarm is about one."""
+        return " / ".join(part for part in (self.method, self.class_name) if part) or "all"
+
+
+def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:  # noqa: B008
+    """Every alarm of a training run, in the order of its checkpoints."""
+    fallen = auc_falls(trajectory, thresholds)
+    return [
+        alarm for k in range(len(trajectory)) for alarm in _Look(trajectory, k, thresholds, fallen).alarms()
+    ]
+
+
+def auc_falls(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[bool]:  # noqa: B008
+    """By checkpoint: whether AUC is below its best so far by more than sampling error."""
+    z = NormalDist().inv_cdf((1 + thresholds.confidence) / 2)
+    fallen, best, best_error = [], math.nan, 0.0
+    for checkpoint in trajectory:
+        error = auc_error(checkpoint)
+        fallen.append(checkpoint.auc < best - z * math.hypot(error, best_error))  # False where one is NaN
+        if math.isnan(best) or checkpoint.auc > best:
+            best, best_error = checkpoint.auc, error
+    return fallen
+
+
+def auc_error(checkpoint: Checkpoint) -> float:
+    """The standard error of a checkpoint's AUC, from its value and the sizes of the classes."""
+    a, every = checkpoint.auc, sum(state.total for state in checkpoint.classes.values())
+    two_own, two_rest = a / (2 - a) - a * a, 2 * a * a / (1 + a) - a * a
+    pairs = [(state.total, every - state.total) for state in checkpoint.classes.values()]
+    errors = [
+        math.sqrt(max(a * (1 - a) + (own - 1) * two_own + (rest - 1) * two_rest, 0.0) / (own * rest))
+        for own, rest in pairs
+        if own and rest
+    ]
+    return sum(errors) / len(errors) if errors else math.nan
+
+
+def share_bounds(hits: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact interval of a share.
+
+    >>> [round(bound, 3) for bound in share_bounds(0, 317)]
+    [0.0, 0.012]
+    """
+    tail = (1 - confidence) / 2
+    low = float(betaincinv(hits, n - hits + 1, tail)) if hits else 0.0
+    high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
+    return low, high
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The run as it stands at checkpoint k."""
+
+    run: Trajectory
+    k: int
+    thresholds: Thresholds
+    fallen: list[bool]
+
+    @property
+    def now(self) -> Checkpoint:
+        return self.run.checkpoints[self.k]
+
+    def alarms(self) -> Iterator[Alarm]:
+        if not self._holds(self.k):
+            return
+        empty = {c for c in self.now.classes if self._nearly_empty(self.k, c)}
+        if not math.isnan(self.now.auc):
+            yield from (self._gold_list(c) for c in sorted(empty) if self._had(c) or self._stays_empty(c))
+        for method, state in self.now.methods.items():
+            listed = {
+                c: score
+                for c, score in state.classes.items()
+                if c not in empty and score.n >= self.thresholds.fewest and not math.isnan(score.value)
+            }
+            yield from self._method(method, state, listed)
+
+    def _method(self, method: str, state: MethodState, listed: Mapping[int, CScore]) -> Iterator[Alarm]:
+        """Collapse of the method first, then of single classes, then what the global score hides."""
+        blank = {c for c, score in listed.items() if self._mostly_blank(score)}
+        before = self._best_before(method)
+        if before and listed and _high(state.overall) < self.thresholds.near_zero * before[1]:
+            yield self._attribution(method, state.overall, None, before)
+        elif blank and len(blank) == len(listed):
+            yield self._attribution(method, state.overall, None, None)
+        else:
+            for c in sorted(blank):
+                yield self._attribution(method, listed[c], c, None)
+            limit = self.thresholds.far_below * state.overall.value
+            for c, score in sorted(listed.items()):
+                if c not in blank and len(listed) > 1 and _high(score) < limit:
+                    yield self._masking(method, state.overall, c, score)
+
+    def _holds(self, k: int) -> bool:
+        """Whether AUC says that all is well, or says nothing."""
+        return not self.fallen[k] and not self.run.checkpoints[k].auc < self.thresholds.high_auc
+
+    def _nearly_empty(self, k: int, c: int) -> bool:
+        state, t = self.run.checkpoints[k].classes[c], self.thresholds
+        short = state.total > 0 and state.gold < max(2, t.near_zero * state.total)
+        return short and share_bounds(state.gold, state.total, t.confidence)[1] < t.most
+
+    def _had(self, c: int) -> bool:
+        """Whether the class had a gold list before."""
+        past = (k for k in range(self.k) if self._holds(k) and c in self.run.checkpoints[k].classes)
+        return any(not self._nearly_empty(k, c) for k in past)
+
+    def _stays_empty(self, c: int) -> bool:
+        """Whether the model is sure of most images of the other classes, now and at the last look."""
+        for k in range(max(self.k - 1, 0), self.k + 1):
+            classes = self.run.checkpoints[k].classes
+            gold = sum(state.gold for other, state in classes.items() if other != c)
+            total = sum(state.total for other, state in classes.items() if other != c)
+            sure = share_bounds(gold, total, self.thresholds.confidence)[0] > self.thresholds.most
+            if not (sure and self._holds(k) and c in classes and self._nearly_empty(k, c)):
+                return False
+        return True
+
+    def _mostly_blank(self, score: CScore) -> bool:
+        if math.isnan(score.degenerate):
+            return False
+        hits = round(score.degenerate * score.n)
+        return share_bounds(hits, score.n, self.thresholds.confidence)[0] > self.thresholds.most
+
+    def _best_before(self, method: str) -> tuple[str, float] | None:
+        """Where the method agreed best before, and how well."""
+        found = [
+            (checkpoint.methods[method].overall.value, checkpoint.name)
+            for k, checkpoint in enumerate(self.run.checkpoints[: self.k])
+            if self._holds(k)
+            and method in checkpoint.methods
+            and checkpoint.methods[method].overall.n >= self.thresholds.fewest
+            and not math.isnan(checkpoint.methods[method].overall.value)
+        ]
+        if not found:
+            return None
+        value, name = max(found, key=lambda one: one[0])
+        return name, value
+
+    def _gold_list(self, c: int) -> Alarm:
+        state, name = self.now.classes[c], self.run.class_name(c)
+        sentence = (
+            f"At {self.now.name} the model is sure of {state.gold} of {state.total} images of {name}, while "
+            f"{self._auc()}: its ranking is intact but its threshold has left the class, whose explanations "
+            f"cannot be judged. Recalibrate the output (or move its threshold), or use another checkpoint."
+        )
+        share = state.gold / state.total
+        evidence = {"gold": float(state.gold), "images": float(state.total), "share": share}
+        return self._alarm(1, None, c, "critical" if state.gold < 2 else "warning", evidence, sentence)
+
+    def _attribution(
+        self, method: str, score: CScore, c: int | None, before: tuple[str, float] | None
+    ) -> Alarm:
+        whose = f"the {method} maps" + ("" if c is None else f" of {self.run.class_name(c)}")
+        evidence = {"cscore": score.value, "n": float(score.n), "degenerate": score.degenerate}
+        if before:
+            what = f"agree no more: C-Score {score.value:.3f}, after {before[1]:.3f} at {before[0]}"
+            evidence["best_before"] = before[1]
+        else:
+            what = f"are empty: {score.degenerate:.0%} of {score.n} show nothing at all"
+        sentence = (
+            f"At {self.now.name} {whose} {what}, while {self._auc()}. Do not show these maps; keep an "
+            f"earlier checkpoint, and look at the activations of the explained layer: AUC may fall next."
+        )
+        return self._alarm(2, method, c, "critical", evidence, sentence)
+
+    def _masking(self, method: str, overall: CScore, c: int, score: CScore) -> Alarm:
+        name = self.run.class_name(c)
+        sentence = (
+            f"At {self.now.name} the {method} C-Score over all classes, {overall.value:.3f}, hides {name}: "
+            f"{score.value:.3f} over {score.n} images, while {self._auc()}. Report it by class, and explain "
+            f"{name} with a method that is consistent there."
+        )
+        evidence = {
+            "cscore": score.value,
+            "n": float(score.n),
+            "overall": overall.value,
+            "share": score.value / overall.value,
+        }
+        nothing = score.value < self.thresholds.near_zero * overall.value
+        return self._alarm(3, method, c, "critical" if nothing else "warning", evidence, sentence)
+
+    def _auc(self) -> str:
+        return "AUC is not known" if math.isnan(self.now.auc) else f"AUC holds at {self.now.auc:.3f}"
+
+    def _alarm(
+        self, mechanism: int, method: str | None, c: int | None, severity: Severity,
+        evidence: Mapping[str, float], sentence: str,
+    ) -> Alarm:  # fmt: skip
+        later = range(self.k + 1, len(self.run))
+        tells = next((self.run.checkpoints[k].name for k in later if self.fallen[k]), None)
+        name = None if c is None else self.run.class_name(c)
+        evidence = {**evidence, "auc": self.now.auc, "accuracy": self.now.accuracy}
+        return Alarm(
+            mechanism, self.now.name, self.now.epoch, method, c, name, severity, evidence, sentence, tells
+        )
+
+
+def _high(score: CScore) -> float:
+    """The upper end of what the score may be; the score itself where there is no interval."""
+    return score.value if math.isnan(score.interval[1]) else score.interval[1]

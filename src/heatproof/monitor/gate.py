@@ -1,0 +1,349 @@
+"""A gate: rules about a run folder, each of which holds or not, so that a build can fail.
+
+    cscore >= 0.4                        over all classes, for every method
+    cscore.pneumonia >= 0.5              of one class (by name or number), for every method
+    cscore.gradcam.pneumonia > .5        of one method and class, in either order
+    any(cscore.pneumonia >= 0.5)         it is enough that one method keeps it
+    auc >= 0.9, insertion.gradcam >= 0.3, bl.gradcam <= 0.2    any metric of the run; the mean over its images
+    auc@epoch05 >= 0.8, auc@5 >= 0.8     at a checkpoint, by name or epoch; @last (when nothing is said), @all
+    no-alarms, no-alarms(1), no-alarms@last    see alarms.py; of any mechanism or of some, at any checkpoint
+
+Names are matched as everywhere: case, hyphens, underscores and spaces do not matter; a name with a dot or a
+bracket in it goes in quotes. A metric or method named without options means all its variants, and everything
+that a rule matches must keep it. What is not defined, or not computed yet, keeps no rule.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from heatproof.errors import InputError, UnknownNameError, did_you_mean
+from heatproof.monitor.alarms import NAMES, Alarm, find_alarms
+from heatproof.monitor.trajectory import Trajectory, class_names, models, ordered
+from heatproof.registry import Registry, explainers, metrics
+from heatproof.store import RunFolder
+
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq,
+}  # fmt: skip
+NO_SCORES = ("image", "predicted", "probability")  # rows about the data and the answers
+LAST, ALL = "last", "all"
+EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-alarms(1)"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that was read: either a comparison, or no alarms of these mechanisms."""
+
+    text: str
+    metric: str = ""
+    parts: tuple[str, ...] = ()  # methods and classes
+    operator: str = ">="
+    limit: float = 0.0
+    checkpoint: str = LAST
+    any: bool = False
+    mechanisms: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Value:
+    """One number that a rule is about."""
+
+    model: str
+    checkpoint: str
+    method: str
+    class_name: str  # "" over all classes
+    metric: str
+    value: float
+    n: int  # what it is the mean of: images, or one score
+    holds: bool
+    reason: str = ""
+
+    @property
+    def where(self) -> str:
+        return " / ".join(part for part in (self.method, self.class_name, self.checkpoint) if part)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a rule holds, with every number or alarm it was decided by."""
+
+    rule: str
+    holds: bool
+    values: tuple[Value, ...] = ()  # the worst first
+    alarms: tuple[Alarm, ...] = ()
+    reasons: tuple[str, ...] = ()  # why it fails where no number says so
+
+
+def check(folder: RunFolder | str | Path, rules: Sequence[str]) -> list[Verdict]:
+    """Judge a run; every rule is read, and its names are looked up, before the first is judged."""
+    run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder))
+    read = [read_rule(text) for text in rules]
+    plans = [None if rule.mechanisms else run.plan(rule) for rule in read]
+    return [
+        run.alarms(rule) if plan is None else run.judge(rule, plan)
+        for rule, plan in zip(read, plans, strict=True)
+    ]
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+_NAME = r"""(?:"([^"]+)"|'([^']+)'|([^\s.()<>=@"']+(?:\([^()]*\))?))"""
+_PLACE = r"""(?:"([^"]+)"|'([^']+)'|([^\s<>=()"']+))"""
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+
+
+def read_rule(text: str) -> Rule:
+    """A rule from its text, or one sentence that says where it cannot be read.
+
+    >>> read_rule("cscore.gradcam.'no finding' >= .5").parts
+    ('gradcam', 'no finding')
+    """
+    reader = _Reader(text)
+    if reader.take(r"no-alarms?(?![\w.])"):
+        numbers = reader.take(r"\(\s*([1-3](?:\s*,\s*[1-3])*)\s*\)")
+        chosen = frozenset(map(int, re.findall(r"\d", numbers[1]))) if numbers else frozenset(NAMES)
+        at = reader.place() or ALL
+        reader.end("the end, or mechanisms such as (1) or (2, 3)")
+        return Rule(text, checkpoint=at, mechanisms=chosen)
+    one_is_enough = reader.take(r"any\s*\(") is not None
+    metric = reader.name("a metric")
+    parts = []
+    while reader.take(r"\."):
+        parts.append(reader.name("a method or a class"))
+    place = reader.place()
+    sign = reader.need(r"(>=|<=|==|>|<)", "one of >= <= > < ==")[1]
+    limit = float(reader.need(_NUMBER, "a number")[0])
+    place = place or reader.place() or LAST
+    if one_is_enough:
+        reader.need(r"\)", "a closing bracket")
+    reader.end("the end")
+    return Rule(text, metric, tuple(parts), sign, limit, place, one_is_enough)
+
+
+class _Reader:
+    """Takes a text apart from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def take(self, pattern: str) -> re.Match[str] | None:
+        found = re.compile(r"\s*" + pattern).match(self.text, self.at)
+        if found:
+            self.at = found.end()
+            return re.match(pattern, found[0].lstrip())
+        return None
+
+    def need(self, pattern: str, what: str) -> re.Match[str]:
+        found = self.take(pattern)
+        if found is None:
+            rest = self.text[self.at :].strip()
+            there = f"{rest!r} stands there" if rest else "the rule ends there"
+            raise InputError(
+                f"cannot read the rule {self.text!r}: expected {what}, but {there}; write it like {EXAMPLES}"
+            )
+        return found
+
+    def name(self, what: str) -> str:
+        return next(part for part in self.need(_NAME, what).groups() if part)
+
+    def place(self) -> str | None:
+        if not self.take("@"):
+            return None
+        return next(part for part in self.need(_PLACE, "a checkpoint").groups() if part)
+
+    def end(self, what: str) -> None:
+        self.need(r"$", what)
+
+
+# --- judging ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a rule is about, by the names that the rows use."""
+
+    metrics: tuple[str, ...]
+    methods: tuple[str, ...]  # none: every method that has the metric
+    classes: tuple[int, ...]  # none: all classes together
+    checkpoints: tuple[tuple[str, str], ...]  # model and checkpoint
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run folder as rules see it."""
+
+    folder: RunFolder
+
+    @cached_property
+    def columns(self) -> list[tuple[str, str]]:
+        """Each metric with each method that has it."""
+        rows = self.folder.scores().sql("select distinct metric, method from scores order by all")
+        found = [(row["metric"], row["method"]) for row in rows if row["metric"] not in NO_SCORES]
+        if not found:
+            raise InputError(f"{self.folder.path} holds no score yet; let the run finish first")
+        return found
+
+    @cached_property
+    def models(self) -> list[str]:
+        return models(self.folder)
+
+    @cached_property
+    def checkpoints(self) -> dict[str, list[str]]:
+        return {model: ordered(self.folder, model) for model in self.models}
+
+    @cached_property
+    def classes(self) -> dict[int, str]:
+        """Names by number; a class without a name is called by its number."""
+        names = class_names(self.folder)
+        query = "select distinct label from scores where label is not null order by 1"
+        seen = [row["label"] for row in self.folder.scores().sql(query)]
+        return {c: names[c] if c < len(names) else str(c) for c in sorted({*seen, *range(len(names))})}
+
+    def plan(self, rule: Rule) -> _Plan:
+        """Look up every name of a rule."""
+        stored = list(dict.fromkeys(metric for metric, _ in self.columns))
+        named = _matching(rule.metric, stored, metrics)
+        if not named:
+            raise self._no_metric(rule.metric, stored)
+        methods = list(dict.fromkeys(method for _, method in self.columns if method))
+        chosen_methods: list[str] = []
+        chosen_classes: list[int] = []
+        for part in rule.parts:
+            as_methods, as_classes = _matching(part, methods, explainers), self._classes(part)
+            if not as_methods and not as_classes:
+                known = [*methods, *self.classes.values()]
+                raise UnknownNameError(f"method or class in the rule {rule.text!r}:", part, known)
+            taken = chosen_methods if as_methods else chosen_classes
+            if (as_methods and as_classes) or taken:
+                why = "is both a method and a class" if as_methods and as_classes else "is one too many"
+                raise InputError(f"in the rule {rule.text!r}, {part!r} {why}; name one method and one class")
+            chosen_methods += as_methods
+            chosen_classes += [] if as_methods else as_classes
+        for metric in named:
+            having = [method for name, method in self.columns if name == metric]
+            if chosen_methods and not set(having) & set(chosen_methods):
+                of = f"that of {', '.join(filter(None, having))}" if any(having) else "one for the classifier"
+                raise InputError(
+                    f"in the rule {rule.text!r}, {metric} has no value of that method, only {of}"
+                )
+        places = [(m, c) for m in self.models for c in self._places(m, rule.checkpoint)]
+        return _Plan(tuple(named), tuple(chosen_methods), tuple(chosen_classes), tuple(places))
+
+    def judge(self, rule: Rule, plan: _Plan) -> Verdict:
+        values = [
+            self._value(rule, model, checkpoint, metric, method, c)
+            for model, checkpoint in plan.checkpoints
+            for metric, method in self.columns
+            if metric in plan.metrics and (not plan.methods or method in plan.methods)
+            for c in plan.classes or (None,)
+        ]
+        values.sort(key=lambda value: _margin(value.value, rule))
+        enough = any if rule.any else all
+        return Verdict(rule.text, enough(value.holds for value in values), tuple(values))
+
+    def alarms(self, rule: Rule) -> Verdict:
+        found: list[Alarm] = []
+        reasons: list[str] = []
+        for model in self.models:
+            places = self._places(model, rule.checkpoint)
+            try:
+                run = Trajectory.from_run(self.folder, model)
+            except InputError as error:
+                reasons.append(str(error))
+                continue
+            known = {checkpoint.name for checkpoint in run}
+            reasons += [
+                f"{p} has no C-Score yet, so its alarms are not known" for p in places if p not in known
+            ]
+            found += [
+                a for a in find_alarms(run) if a.mechanism in rule.mechanisms and a.checkpoint in places
+            ]
+        if not self.models:
+            reasons.append(f"{self.folder.path} holds no score yet")
+        return Verdict(rule.text, not found and not reasons, alarms=tuple(found), reasons=tuple(reasons))
+
+    def _value(
+        self, rule: Rule, model: str, checkpoint: str, metric: str, method: str, c: int | None
+    ) -> Value:
+        which, parameters = "(image <> '' or label is null)", [model, checkpoint, metric, method]
+        name = ""
+        if c is not None:
+            which, name = "label = ?", self.classes[c]
+            parameters.append(c)  # type: ignore[arg-type]
+        row: dict[str, Any] = self.folder.scores().sql(
+            "select avg(value) filter (not isnan(value)) as value, "
+            "count(*) filter (not isnan(value)) as n, count(*) as total, max(reason) as reason from scores "
+            f"where model = ? and checkpoint = ? and metric = ? and method = ? and {which}",
+            parameters,
+        )[0]
+        value, reason = row["value"], row["reason"] or ""
+        if value is None:
+            value, of = math.nan, f" of {name}" if name else ""
+            reason = reason or f"there is no {metric}{of} at {checkpoint}"
+        elif row["n"] < row["total"]:
+            reason = f"not defined for {row['total'] - row['n']} of {row['total']} images: {reason}"
+        holds = OPERATORS[rule.operator](value, rule.limit)  # NaN keeps nothing
+        return Value(model, checkpoint, method, name, metric, value, row["n"], holds, reason)
+
+    def _places(self, model: str, wanted: str) -> list[str]:
+        from heatproof.run.study import epoch_of  # needs msgspec
+
+        every = self.checkpoints[model]
+        if wanted in every:
+            return [wanted]
+        if wanted.lower() in (LAST, ALL):
+            return every[-1:] if wanted.lower() == LAST else every
+        found = [name for name in every if wanted.isdigit() and epoch_of(name) == int(wanted)]
+        if not found:
+            raise UnknownNameError("checkpoint", wanted, every)
+        return found
+
+    def _classes(self, part: str) -> list[int]:
+        named = [c for c, name in self.classes.items() if _key(name) == _key(part)]
+        return named or [c for c in self.classes if str(c) == part]
+
+    def _no_metric(self, name: str, stored: list[str]) -> Exception:
+        try:
+            known = metrics.get(name.partition("(")[0]).name
+        except UnknownNameError:
+            return UnknownNameError("metric", name, stored)
+        near = did_you_mean(name, stored)
+        return InputError(
+            f"{self.folder.path} holds no {known}; add it to the metrics of its study (or {near})"
+        )
+
+
+def _margin(value: float, rule: Rule) -> float:
+    """How far a value is from breaking the rule; below 0 where it does."""
+    if math.isnan(value):
+        return -math.inf
+    difference = value - rule.limit
+    return -abs(difference) if rule.operator == "==" else difference if ">" in rule.operator else -difference
+
+
+def _key(text: str) -> str:
+    return re.sub(r"[-_\s]", "", text.lower())
+
+
+def _matching(given: str, stored: Sequence[str], registry: Registry[Any]) -> list[str]:
+    """Stored names that are meant: the very same, or any variant where no option is given."""
+    exact = [name for name in stored if _key(name) == _key(given)]
+    if exact or "(" in given:
+        return exact
+    meant = _registered(given, registry)
+    return [s for s in stored if " ~ " not in s and _registered(s.partition("(")[0], registry) == meant]
+
+
+def _registered(name: str, registry: Registry[Any]) -> str:
+    try:
+        return _key(registry.get(name).name)
+    except UnknownNameError:
+        return _key(name)

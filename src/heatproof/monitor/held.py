@@ -1,0 +1,179 @@
+"""The images a monitor looks at again and again, checked before training starts.
+
+They are kept in memory, model-ready, in one fixed order. A source or a folder is decoded once. A subset keeps
+the proportions of the classes, and a smaller one is part of a larger one (see images.source.draw).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import InputError
+from heatproof.images import Failure, Preprocess, Source, batches, open_source
+from heatproof.images.source import draw
+from heatproof.models import Model
+from heatproof.types import Batch
+
+FEWEST = 2  # images of a class: one has no pair
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Images with their names and labels."""
+
+    ids: tuple[str, ...]
+    images: Tensor  # "b c H W", model-ready
+    labels: Tensor  # "b"
+    classes: tuple[str, ...]
+    preprocess: Preprocess | None = None  # where the pictures were made ready here
+    failures: tuple[Failure, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, rows: Sequence[int]) -> HeldOut:
+        chosen = list(rows)
+        if len(chosen) == len(self):
+            return self
+        ids = tuple(self.ids[i] for i in chosen)
+        return replace(self, ids=ids, images=self.images[chosen], labels=self.labels[chosen])
+
+    def at_most(self, count: int, seed: int) -> list[int]:
+        """Rows of a stratified subset of `count`, or of a few more, so that every class keeps a pair."""
+        sizes = torch.bincount(self.labels)
+        kept = torch.minimum(sizes, torch.tensor(FEWEST))
+        for size in range(max(count, 1), len(self) + 1):
+            rows = draw(self.labels.tolist(), size, seed)
+            if (torch.bincount(self.labels[rows], minlength=len(sizes)) >= kept).all():
+                return rows
+        return list(range(len(self)))
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """ "b H W 3" uint8, for people; stretched to the whole range where nobody knows their own."""
+        images = self.images.float().cpu()
+        if self.preprocess is not None:
+            shown = self.preprocess.restore(images)
+        else:
+            low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+            shown = (images - low) / (high - low).clamp(min=1e-12)
+        if shown.shape[1] != 3:
+            shown = shown.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+        return shown.mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+
+    @property
+    def hash(self) -> str:
+        """Changes when an image, a label, a name or a class does."""
+        digest = hashlib.sha256(repr((self.ids, self.labels.tolist(), self.classes)).encode())
+        for image in self.images:
+            digest.update(image.detach().float().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def hold(
+    images: Any,
+    labels: Any = None,
+    *,
+    preprocess: Preprocess | None = None,
+    class_names: Sequence[str] | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+) -> HeldOut:
+    """Model-ready images "b c H W" with labels; a list of Batch; a Source or a folder with `preprocess`."""
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is a number of images, at least 1; got {limit}")
+    if isinstance(images, (str, Path)):
+        images = open_source("folder", images)
+    if isinstance(images, Source):
+        return _from_source(images, labels, preprocess, class_names, limit, seed, batch_size)
+    if isinstance(images, Batch):
+        images = [images]
+    if isinstance(images, (list, tuple)) and images and all(isinstance(one, Batch) for one in images):
+        held = _from_batches(images, labels, class_names)
+    else:
+        pixels = _ready(images)
+        held = _checked(tuple(f"{i:06d}" for i in range(len(pixels))), pixels, labels, class_names)
+    return held if limit is None else held.take(held.at_most(limit, seed))
+
+
+def _from_source(
+    source: Source,
+    labels: Any,
+    preprocess: Preprocess | None,
+    class_names: Sequence[str] | None,
+    limit: int | None,
+    seed: int,
+    batch_size: int,
+) -> HeldOut:
+    if labels is not None:
+        raise InputError("a source brings its own labels; leave labels out")
+    if not source.labelled:
+        raise InputError(
+            "the pictures have no labels; a C-Score is about the images of a class, so give some"
+        )
+    if preprocess is None:
+        raise InputError("pictures need preprocess=, such as the preprocess of hp.load_model(your_model)")
+    if limit is not None:
+        source = source.subset(draw([s.label for s in source.samples], limit, seed))
+    loaded = list(batches(source, preprocess, batch_size))
+    held = _from_batches([one.batch for one in loaded], None, class_names or source.classes)
+    failures = tuple(failure for one in loaded for failure in one.failures)
+    return replace(held, preprocess=preprocess, failures=failures)
+
+
+def _from_batches(given: Sequence[Batch], labels: Any, class_names: Sequence[str] | None) -> HeldOut:
+    if labels is None:
+        if any(one.labels is None for one in given):
+            raise InputError("the batches have no labels; give them labels, or pass labels beside the images")
+        labels = torch.cat([one.labels for one in given if one.labels is not None])
+    shapes = {tuple(one.images.shape[1:]) for one in given if len(one.ids)}
+    if len(shapes) > 1:
+        raise InputError(f"images of one size are needed; the batches have {' and '.join(map(str, shapes))}")
+    pixels = _ready(torch.cat([one.images for one in given]))
+    return _checked(tuple(name for one in given for name in one.ids), pixels, labels, class_names)
+
+
+def _ready(images: Any) -> Tensor:
+    # These checks are the same for every network; none is there yet.
+    return Model(nn.Identity()).check_images(images)
+
+
+def _checked(ids: tuple[str, ...], images: Tensor, labels: Any, class_names: Sequence[str] | None) -> HeldOut:
+    if labels is None:
+        raise InputError("a monitor needs labels, one class number per image")
+    y = torch.as_tensor(labels).detach().cpu()
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or y.is_floating_point() or y.is_complex():
+        raise InputError(f"labels are one class number per image; got {y.dtype} of shape {tuple(y.shape)}")
+    y = y.long()
+    if len(y) != len(images):
+        raise InputError(f"there are {len(images)} images but {len(y)} labels; they must match")
+    if len(set(ids)) < len(ids):
+        raise InputError("two images have the same name; names must differ")
+    if y.min() < 0:
+        raise InputError(f"an image has the label {int(y.min())}; class numbers start at 0")
+    if len(y.unique()) < 2:
+        raise InputError(
+            f"all {len(y)} images have label {int(y[0])}; AUC and C-Score by class need two classes"
+        )
+    if isinstance(class_names, str):
+        raise InputError(f"class_names is a list of names, not the text {class_names!r}")
+    count = int(y.max()) + 1
+    if class_names is not None and len(class_names) < count:
+        raise InputError(f"labels go up to {count - 1}, but there are only {len(class_names)} class names")
+    classes = tuple(map(str, class_names)) if class_names else tuple(map(str, range(count)))
+    if len(set(classes)) < len(classes):
+        raise InputError("two classes have the same name; names must differ")
+    return HeldOut(ids, images, y, classes)

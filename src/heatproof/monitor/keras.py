@@ -1,0 +1,45 @@
+"""A monitor in Keras (torch backend): model.fit(..., callbacks=[HeatproofCallback(monitor)]).
+
+The monitored images are "b c H W", as everywhere here, also where Keras has channels last; the values are
+those that the model is trained on. The check runs before the first batch, a step after each epoch, counted
+from 1.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from heatproof.models.keras_graph import import_keras
+from heatproof.monitor.watch import AlarmRaised, Monitor
+
+
+class Hooks:
+    """Runs a monitor in model.fit."""
+
+    model: Any  # set by Keras
+
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__()
+        self.monitor = monitor
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.monitor.check(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        try:
+            self.monitor.step(self.model, epoch + 1)
+        except AlarmRaised:
+            self.model.stop_training = True
+
+
+@cache
+def _callback() -> type:
+    base = import_keras().callbacks.Callback
+    return type("HeatproofCallback", (Hooks, base), {"__module__": __name__})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HeatproofCallback":  # a class of a library that is imported only now
+        return _callback()
+    raise AttributeError(name)

@@ -1,0 +1,125 @@
+"""One checkpoint measured in one shared pass, so that nothing about the training changes.
+
+ceil(n / batch) forward passes serve predictions and maps of all methods; each image's own class is explained,
+as the C-Score asks (elangovan2026cscore). The numbers are those of hp.explain and hp.metrics.cscore_by_class.
+
+Given back is what training could notice: every module's mode, which parameters want gradients, the random
+states of torch (CPU and the model's GPUs), NumPy and Python. Gradients, buffers and optimiser are never
+touched: gradients are asked for at a layer, not accumulated, and BatchNorm runs in evaluation mode. Autocast
+is off inside, so that a number does not depend on where in the loop the monitor is called, and a compiled
+model runs as written, since hooks inside a compiled graph would compile it anew.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError, TargetError
+from heatproof.explain.api import Request
+from heatproof.metrics import accuracy, auc, cscore_by_class, recall
+from heatproof.metrics.classifier import ClassifierScore
+from heatproof.metrics.cscore import CScores
+from heatproof.models import Model, probabilities
+from heatproof.models.capture import capture
+from heatproof.models.model import untouched
+from heatproof.models.queue import Queue
+from heatproof.monitor.held import HeldOut
+from heatproof.types import Maps
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one pass over the images gave."""
+
+    logits: Tensor  # "b k", on the CPU
+    maps: Mapping[str, Maps]  # by method, where the model is
+
+    @property
+    def probabilities(self) -> Tensor:
+        return probabilities(self.logits).double()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of one checkpoint."""
+
+    scores: Mapping[str, CScores]  # by method
+    degenerate: Mapping[str, float]  # by method: share of all maps in which nothing stands out
+    auc: ClassifierScore
+    accuracy: ClassifierScore
+    recall: ClassifierScore
+    unusable: Mapping[str, int]  # by method: maps that are not finite, left out of its score
+
+
+def answers(
+    model: Model, held: HeldOut, requests: list[Request], layer: object, batch_size: int, seed: int
+) -> Answers:
+    """Logits and maps of all images."""
+    size = int(held.images.shape[-2]), int(held.images.shape[-1])
+    needs = frozenset().union(*(request.entry.needs for request in requests))
+    parts: list[tuple[list[Maps], Tensor]] = []
+
+    def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
+        images, targets = held.images[start:stop].to(model.device), held.labels[start:stop]
+        trace = capture(model, images, targets, needs, layer, Queue(model, size, batch_size), seed)  # type: ignore[arg-type]
+        return [request(trace) for request in requests], trace.logits
+
+    with undisturbed(model):
+        try:
+            Queue(model, size, batch_size).each(len(held), work, parts.append)
+        except TargetError as error:
+            raise InputError(f"the labels do not match the model's outputs: {error}") from error
+    logits = torch.cat([logits for _, logits in parts]).cpu()
+    lots = zip(*(maps for maps, _ in parts), strict=True)
+    maps = {r.text: Maps.concatenate(lot) for r, lot in zip(requests, lots, strict=True)}
+    return Answers(logits, {name: replace(one, ids=held.ids) for name, one in maps.items()})
+
+
+def measure(found: Answers, labels: Tensor, tau: float, seed: int) -> Measured:
+    """Scores of one pass."""
+    lost = int((~torch.isfinite(found.logits).all(1)).sum())
+    if lost:
+        raise InputError(f"the model's output is NaN or infinite for {lost} of {len(labels)} images")
+    probs = found.probabilities
+    scores, degenerate, unusable = {}, {}, {}
+    for method, maps in found.maps.items():
+        good = torch.isfinite(maps.values).flatten(1).all(1)
+        unusable[method] = int((~good).sum())
+        usable = good.cpu()
+        kept = maps if good.all() else replace(maps, values=maps.values[good])
+        scores[method] = cscore_by_class(kept, labels[usable], probs[usable], tau=tau, seed=seed)
+        degenerate[method] = float(kept.degenerate.double().mean())
+    return Measured(
+        scores, degenerate, auc(labels, probs), accuracy(labels, probs), recall(labels, probs), unusable
+    )
+
+
+@contextmanager
+def undisturbed(model: Model) -> Iterator[None]:
+    """The model as it is evaluated; see the top of the file. Also when an exception flies."""
+    with ExitStack() as stack:
+        stack.enter_context(untouched(model.module))
+        stack.enter_context(torch.autocast(model.device.type, enabled=False))
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """Whatever is drawn inside, also by loggers, the training draws as it would have."""
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that others use
+    try:
+        with torch.random.fork_rng(devices=[]):  # those of GPUs: untouched() knows which the model is on
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002

@@ -1,0 +1,172 @@
+"""A monitored training as a run folder, so that report, gate and serve work on it while training goes on.
+
+Rows, units and names are those of a run (see run/plan.py, run/score.py, run/group.py): a checkpoint is named
+epoch-NNN and belongs to the weights it was measured with. Maps are stored in half precision; the C-Score rows
+are those of the full maps. When a training is taken up from an earlier epoch, an epoch that comes again with
+other weights is stored beside the first as attempt2-epoch-NNN; nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heatproof.metrics.cscore import CScore
+from heatproof.models import Model
+from heatproof.monitor.held import HeldOut
+from heatproof.monitor.measure import Answers, Measured
+from heatproof.monitor.trajectory import Trajectory
+from heatproof.store import Manifest, RunFolder
+from heatproof.types import Batch, Maps, Score
+
+CLASSIFIER = ("accuracy", "recall", "auc")
+FREE = ("model.spec", "run.device", "run.threads")  # known when the model is; no reason to refuse a resume
+
+
+class Recorder:
+    """Writes the checkpoints of one training."""
+
+    def __init__(
+        self, path: str | Path, held: HeldOut, methods: Sequence[str], batch_size: int, seed: int, tau: float,
+        layer: Any,
+    ) -> None:  # fmt: skip
+        self.path, self.held = Path(path), held
+        self.cscore = "cscore" if tau == 0.5 else f"cscore(tau={tau!r})"
+        config = {
+            "kind": "monitor",
+            "methods": list(methods),
+            "metrics": [self.cscore, *CLASSIFIER],
+            "run": {"seed": seed, "batch_size": batch_size, "targets": "label"},
+            "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
+            "images": {"kind": "memory", "count": len(held)},
+        }
+        self.manifest = Manifest.collect(config, seed=seed, data=held.hash, classes=held.classes)
+        if (self.path / "run.json").exists():  # said now, not after the first epoch
+            old = RunFolder.open(self.path).manifest
+            RunFolder.resume(self.path, replace(self.manifest, models=old.models), free=FREE)
+            self.manifest = replace(self.manifest, models=old.models)
+
+    def trajectory(self) -> Trajectory | None:
+        """What is in the folder; of an epoch that was measured twice, the later attempt."""
+        if not self.manifest.models:
+            return None
+        folder = RunFolder.open(self.path)
+        whole = [c for c in self.manifest.models if self._complete(folder, c)]
+        if not whole:
+            return None
+        found = Trajectory.from_run(folder)
+        by_epoch = {c.epoch: c for c in found if c.name in whole}
+        return replace(found, checkpoints=tuple(by_epoch.values()))
+
+    def _complete(self, folder: RunFolder, checkpoint: str) -> bool:
+        from heatproof.run.plan import make_plan
+
+        plan = make_plan(folder.manifest, len(self.held))
+        groups = {task.unit.hash for task in plan.groups if task.unit.checkpoint == checkpoint}
+        return (plan.hashes(checkpoint) | groups) <= folder.done()
+
+    def place(self, model: Model, epoch: int) -> tuple[str, str]:
+        """The checkpoint's name, and the hash of its weights."""
+        from heatproof.run.study import Checkpoint, weights_hash
+
+        weights = weights_hash(Checkpoint(""), model)
+        name, attempt = f"epoch-{epoch:03d}", 1
+        while self.manifest.models.get(name, weights) != weights:
+            attempt += 1
+            name = f"attempt{attempt}-epoch-{epoch:03d}"
+        return name, weights
+
+    def write(self, model: Model, epoch: int, rows: Sequence[int], found: Answers, measured: Measured) -> str:
+        """Store one checkpoint of the images in `rows`; its name."""
+        from heatproof.run.plan import make_plan
+
+        name, weights = self.place(model, epoch)
+        config: dict[str, Any] = dict(self.manifest.config)
+        config["model"] = {**config["model"], "spec": model.name}
+        config["run"] = {**config["run"], "device": str(model.device), "threads": torch.get_num_threads()}
+        models = {**self.manifest.models, name: weights}
+        self.manifest = replace(self.manifest, config=config, models=models)
+        folder = RunFolder.resume(self.path, self.manifest, free=FREE)
+        plan, done = make_plan(folder.manifest, len(self.held)), folder.done()
+        with folder.lock():
+            for block in plan.blocks:
+                for task in block.tasks:
+                    if block.checkpoint == name and task.unit.hash not in done:
+                        self._write_block(folder, task, model, rows, found)
+            for task in plan.groups:
+                if task.unit.checkpoint == name and task.unit.hash not in done:
+                    folder.write_unit(task.unit, self._group(task, model.name, measured))
+        return name
+
+    def _write_block(
+        self, folder: RunFolder, task: Any, model: Model, rows: Sequence[int], found: Answers
+    ) -> None:
+        """The images of the block that were looked at; all of them, unless the subset was made smaller."""
+        from heatproof.run.score import Rows, Scene, blanked, finite, is_first, storable
+
+        first, last = task.unit.images
+        at = [k for k, row in enumerate(rows) if first <= row < last]
+        part = self.held.take([rows[k] for k in at])
+        maker = Rows(model.name, task.unit)
+        scores = list(maker.broken(self.held.failures, {f.id: None for f in self.held.failures})) * (
+            first == 0
+        )
+        if not at:
+            return folder.write_unit(task.unit, scores)
+        batch = Batch(part.ids, part.images, part.labels)
+        maps = {name: _rows_of(found.maps[name], at) for name in task.unit.methods}
+        if is_first(task):
+            scores += maker.answers(batch, found.logits[at])
+        bad = {name: (~finite(one)).tolist() for name, one in maps.items()}
+        seen = {name: blanked(one) for name, one in maps.items()}
+        scores += maker.scores(Scene(model, batch, seen, part.labels), bad)
+        shown = dict(zip(part.ids, part.pixels, strict=True))
+        folder.write_unit(task.unit, scores, {name: storable(one) for name, one in maps.items()}, shown)
+
+    def _group(self, task: Any, model: str, measured: Measured) -> list[Score]:
+        def row(method: str, label: int | None, metric: str, value: float, reason: str) -> Score:
+            return Score(model, task.unit.checkpoint, "", label, label, method, metric, value, reason)
+
+        if task.unit.methods:
+            return [
+                row(method, label, *part)
+                for method in task.unit.methods
+                for label, score in self._scored(measured, method)
+                for part in self._parts(score)
+            ]
+        found = [(name, getattr(measured, name)) for name in task.unit.metrics]
+        return [
+            row("", label, name, value, (one.reason or "no image of this class") * math.isnan(value))
+            for name, one in found
+            for label, value in [(None, one.value), *one.classes.items()]
+        ]
+
+    @staticmethod
+    def _scored(measured: Measured, method: str) -> Iterator[tuple[int | None, CScore]]:
+        yield None, measured.scores[method].overall
+        yield from measured.scores[method].classes.items()
+
+    def _parts(self, score: CScore) -> Iterator[tuple[str, float, str]]:
+        from heatproof.run.metrics import read_metrics
+
+        request = read_metrics([self.cscore])[0]
+        yield request.text, score.value, score.reason
+        yield request.named("n"), float(score.n), ""
+        for part, value in (
+            ("low", score.interval[0]), ("high", score.interval[1]), ("degenerate", score.degenerate)
+        ):  # fmt: skip
+            yield request.named(part), value, (score.reason or "there is no interval") * math.isnan(value)
+
+
+def _rows_of(maps: Maps, rows: Sequence[int]) -> Maps:
+    chosen = list(rows)
+    signed = None if maps.signed_values is None else maps.signed_values[chosen].cpu()
+    return replace(
+        maps, values=maps.values[chosen].cpu(), explained=maps.explained[chosen].cpu(),
+        ids=tuple(maps.ids[k] for k in chosen), signed_values=signed,
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Reports of a monitor in the tracker people already have. Adapters: they own no run that they did not open.
+
+A logger is anything with `log(report)`. Scalars are named heatproof/cscore/METHOD/CLASS (CLASS "all": over
+all classes), heatproof/gold/METHOD/CLASS (size of the gold list), heatproof/degenerate/METHOD, heatproof/auc,
+heatproof/accuracy, heatproof/recall/CLASS, heatproof/seconds; alarms are text; the picture shows one image of
+each class under the map of each method. Numbers that are not defined are not sent.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+from heatproof.errors import InputError, need
+from heatproof.monitor.outcome import Report, alarm_text
+
+EXTRA = "trackers"
+PICTURE, ALARMS = "heatproof/maps", "heatproof/alarms"
+
+
+class Tracker(Protocol):
+    """What a monitor calls after every step."""
+
+    def log(self, report: Report) -> None: ...
+
+
+class TensorBoard:
+    """TensorBoard, through a SummaryWriter of yours or one for a folder."""
+
+    def __init__(self, writer_or_folder: Any) -> None:
+        self.writer = writer_or_folder
+        if isinstance(writer_or_folder, (str, Path)):
+            need("tensorboard", EXTRA)
+            self.writer = need("torch.utils.tensorboard", EXTRA).SummaryWriter(str(writer_or_folder))
+
+    def log(self, report: Report) -> None:
+        for name, value in report.scalars().items():
+            self.writer.add_scalar(name, value, report.epoch)
+        if report.new_alarms:
+            self.writer.add_text(ALARMS, _text(report), report.epoch)
+        if (picture := report.picture()) is not None:
+            self.writer.add_image(PICTURE, picture, report.epoch, dataformats="HWC")
+        self.writer.flush()
+
+
+class MLflow:
+    """MLflow: the run of this id, or the one that is active when a report comes.
+
+    MLflow allows fewer letters in names: + becomes p, others an underscore.
+    """
+
+    def __init__(self, run_id: str | None = None) -> None:
+        self.mlflow = need("mlflow", EXTRA)
+        self.run_id = run_id
+
+    def log(self, report: Report) -> None:
+        run_id = self.run_id
+        if run_id is None:
+            active = self.mlflow.active_run()
+            if active is None:  # mlflow would open one by itself, and nobody would close it
+                raise InputError("there is no active MLflow run; start one, or give MLflow(run_id)")
+            run_id = active.info.run_id
+        named = {_mlflow_name(name): value for name, value in report.scalars().items()}
+        self.mlflow.log_metrics(named, step=report.epoch, run_id=run_id)
+        client = self.mlflow.MlflowClient()
+        if report.new_alarms:
+            client.log_text(run_id, _text(report), f"{ALARMS}/{report.checkpoint}.txt")
+        if (picture := report.picture()) is not None:
+            client.log_image(run_id, picture, f"{PICTURE}/{report.checkpoint}.png")
+
+
+class WandB:
+    """Weights & Biases: this run, or the one that is active when a report comes.
+
+    heatproof/epoch is the axis of its charts. A report joins the user's current step and leaves it open: what
+    he logs to that step later would be refused after a commit.
+    """
+
+    def __init__(self, run: Any = None) -> None:
+        self.wandb = need("wandb", EXTRA)
+        self.run = run
+        self._defined: Any = None
+        self._open: int | None = None  # the step that the last report went to
+
+    def log(self, report: Report) -> None:
+        run = self.run or self.wandb.run
+        if run is None:
+            raise InputError("there is no active wandb run; call wandb.init, or give WandB(run)")
+        if self._defined is not run:
+            run.define_metric("heatproof/epoch")
+            run.define_metric("heatproof/*", step_metric="heatproof/epoch")
+            self._defined = run
+        content: dict[str, Any] = {"heatproof/epoch": report.epoch, **report.scalars()}
+        if report.new_alarms:
+            content[ALARMS] = self.wandb.Html(f"<pre>{html.escape(_text(report))}</pre>")
+        if (picture := report.picture()) is not None:
+            content[PICTURE] = self.wandb.Image(picture)
+        if run.step == self._open:  # nobody logged since: two epochs must not share a row
+            run.log({})
+        run.log(content, commit=False)
+        self._open = run.step
+
+
+def _mlflow_name(name: str) -> str:
+    """
+    >>> _mlflow_name("heatproof/cscore/gradcam++/all")
+    'heatproof/cscore/gradcampp/all'
+    """
+    return re.sub(r"[^\w\-. /]", "_", name.replace("+", "p"))
+
+
+def _text(report: Report) -> str:
+    return "\n\n".join(map(alarm_text, report.new_alarms))

@@ -1,0 +1,261 @@
+"""A training run as one small table, wherever it comes from: a run folder, a monitor, a published page.
+
+Per checkpoint it holds what the classifier does (AUC, accuracy, for each class its images and how many are in
+its gold list) and what the explanations do (C-Score per class and overall, with the number of maps, the share
+of empty ones and the 95 % interval; elangovan2026cscore). Alarms read nothing else.
+
+A gold list belongs to a class, not to a method: it is counted from the probabilities. The `n` of a method's
+score can be smaller, where some of its maps could not be used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.metrics._inputs import as_tensor
+from heatproof.metrics.classifier import accuracy, auc
+from heatproof.metrics.cscore import CScore, CScores, global_cscore
+from heatproof.metrics.gold import gold_list
+from heatproof.registry import parse_call
+
+if TYPE_CHECKING:
+    from heatproof.store import RunFolder
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class ClassState:
+    """How many images a class has, and how many of them the model is sure enough of."""
+
+    total: int
+    gold: int
+
+
+@dataclass(frozen=True)
+class MethodState:
+    """One method's consistency: over all classes, and by class."""
+
+    overall: CScore
+    classes: Mapping[int, CScore]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One set of weights, as the classifier and as the explanations see it."""
+
+    name: str
+    epoch: int | None
+    auc: float
+    accuracy: float
+    classes: Mapping[int, ClassState]
+    methods: Mapping[str, MethodState]
+
+    @staticmethod
+    def measured(
+        name: str,
+        epoch: int | None,
+        labels: Any,
+        probs: Any,
+        scores: Mapping[str, CScores],
+        tau: Any = 0.5,
+    ) -> Checkpoint:
+        """From labels "b", probabilities "b k" and what cscore_by_class gave for each method."""
+        y, gold = as_tensor(labels).long(), gold_list(labels, probs, tau)
+        states = {
+            c: ClassState(int((y == c).sum()), int(gold[y == c].sum())) for c in sorted(set(y.tolist()))
+        }
+        methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
+        return Checkpoint(name, epoch, auc(y, probs).value, accuracy(y, probs).value, states, methods)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Checkpoints in the order of training. Names of classes are shown where they are known."""
+
+    checkpoints: tuple[Checkpoint, ...]
+    class_names: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return iter(self.checkpoints)
+
+    def __len__(self) -> int:
+        return len(self.checkpoints)
+
+    def class_name(self, c: int) -> str:
+        return self.class_names[c] if c < len(self.class_names) else f"class {c}"
+
+    @staticmethod
+    def from_tables(
+        names: Sequence[str],
+        epochs: Sequence[int | None],
+        aucs: Sequence[float],
+        accuracies: Sequence[float],
+        totals: Mapping[int, int],
+        gold: Mapping[int, Sequence[int]],
+        values: Mapping[str, Mapping[int, Sequence[float]]],
+        overall: Mapping[str, Sequence[float]] | None = None,
+        class_names: Sequence[str] = (),
+    ) -> Trajectory:
+        """From numbers on a page: one column per checkpoint, values[method][class] and gold[class] its rows.
+
+        `overall` by method, where it is printed; else it follows from the classes. Intervals and shares of
+        empty maps, which pages do not print, stay unknown (NaN).
+        """
+        columns = {"names": names, "epochs": epochs, "aucs": aucs, "accuracies": accuracies}
+        columns |= {f"gold[{c}]": row for c, row in gold.items()}
+        columns |= {f"overall[{m!r}]": row for m, row in (overall or {}).items()}
+        columns |= {f"values[{m!r}][{c}]": row for m, rows in values.items() for c, row in rows.items()}
+        for what, column in columns.items():
+            if len(column) != len(names):
+                raise InputError(f"{what} has {len(column)} entries, but there are {len(names)} checkpoints")
+        checkpoints = []
+        for k, name in enumerate(names):
+            states = {c: ClassState(total, int(gold[c][k])) for c, total in totals.items()}
+            methods = {
+                method: _printed(
+                    {c: row[k] for c, row in rows.items()}, states, overall[method][k] if overall else None
+                )
+                for method, rows in values.items()
+            }
+            checkpoints.append(Checkpoint(name, epochs[k], aucs[k], accuracies[k], states, methods))
+        return Trajectory(tuple(checkpoints), tuple(class_names))
+
+    @staticmethod
+    def from_run(folder: RunFolder, model: str | None = None) -> Trajectory:
+        """From the rows of a run folder; `model` says whose, where the folder holds several."""
+        names = models(folder)
+        if model is None and len(names) > 1:
+            raise InputError(f"{folder.path} holds the models {', '.join(names)}; name one of them")
+        if model is not None and model not in names:
+            raise UnknownNameError("model", model, names)
+        chosen = model if model is not None else (names[0] if names else "")
+        metric = _cscore_name(folder, chosen)
+        found = [_read(folder, chosen, name, metric) for name in ordered(folder, chosen)]
+        return Trajectory(tuple(c for c in found if c is not None), class_names(folder))
+
+
+def models(folder: RunFolder) -> list[str]:
+    """The models a run folder has rows of."""
+    return [r["model"] for r in folder.scores().sql("select distinct model from scores order by 1")]
+
+
+def ordered(folder: RunFolder, model: str) -> list[str]:
+    """A model's checkpoints in the order of training, also those that are planned but not computed yet.
+
+    By epoch; untrained and library weights before the first epoch, names without a number after the last.
+    """
+    from heatproof.run.study import PRETRAINED, RANDOM, epoch_of  # needs msgspec
+    from heatproof.store._files import storable
+
+    query = "select distinct checkpoint from scores where model = ? order by 1"
+    with_rows = [row["checkpoint"] for row in folder.scores().sql(query, [model])]
+    planned = [storable(name) for name in folder.manifest.models] if len(models(folder)) < 2 else []
+
+    def place(name: str) -> float:
+        epoch = epoch_of(name)
+        return (-math.inf if name in (RANDOM, PRETRAINED) else math.inf) if epoch is None else epoch
+
+    return sorted(dict.fromkeys([*planned, *with_rows]), key=place)
+
+
+def class_names(folder: RunFolder) -> tuple[str, ...]:
+    """The names of the classes as the run knows them, none where it does not."""
+    options = folder.manifest.config.get("images", {}).get("options", {})
+    return tuple(folder.manifest.classes) or tuple(options.get("class_names") or ())
+
+
+def _printed(
+    values: Mapping[int, float], states: Mapping[int, ClassState], overall: float | None
+) -> MethodState:
+    scores = {c: CScore(value, states[c].gold, NAN) for c, value in values.items()}
+    sizes = [score.n for score in scores.values()]
+    if overall is None:
+        overall = global_cscore([score.value for score in scores.values()], sizes)
+    return MethodState(CScore(overall, sum(sizes), NAN), scores)
+
+
+def _cscore_name(folder: RunFolder, model: str) -> str:
+    """How the rows name the C-Score: with the options of the study, plain where there are several."""
+    query = (
+        "select distinct metric from scores where model = ? and metric ~ 'cscore(\\(.*\\))?' order by metric"
+    )
+    found = [row["metric"] for row in folder.scores().sql(query, [model])]
+    if not found:
+        raise InputError(f"{folder.path} holds no C-Score; add cscore to the metrics of its study and run it")
+    return found[0]
+
+
+def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkpoint | None:
+    """One checkpoint's rows; None where it has no C-Score yet."""
+    from heatproof.run.study import epoch_of
+
+    rows = folder.scores().sql(
+        "select method, label, metric, value, reason from scores where model = ? and checkpoint = ? "
+        "and image = '' and (metric like 'cscore%' or metric = 'auc')",
+        [model, checkpoint],
+    )
+    cells = {(r["method"], r["label"], r["metric"]): (r["value"], r["reason"]) for r in rows}
+    methods = sorted({method for method, _, name in cells if name == metric})
+    if not methods:
+        return None
+    options = metric.removeprefix("cscore")
+
+    def score(method: str, label: int | None) -> CScore:
+        def part(name: str) -> float:
+            return cells.get((method, label, f"cscore_{name}{options}"), (NAN, ""))[0]
+
+        value, reason = cells[method, label, metric]
+        n = part("n")
+        interval = part("low"), part("high")
+        return CScore(value, 0 if math.isnan(n) else int(n), part("degenerate"), interval, reason)
+
+    states = {}
+    for method in methods:
+        labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
+        states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
+    classes, right = _answers(folder, model, checkpoint, _tau(metric))
+    ranking = cells[("", None, "auc")][0] if ("", None, "auc") in cells else _auc(folder, checkpoint)
+    return Checkpoint(checkpoint, epoch_of(checkpoint), ranking, right, classes, states)
+
+
+def _tau(metric: str) -> float:
+    """The threshold of the gold lists; an adaptive one is counted at its default, 0.5."""
+    tau = parse_call(metric)[1].get("tau", 0.5)
+    return 0.5 if isinstance(tau, str) else float(tau)
+
+
+def _answers(
+    folder: RunFolder, model: str, checkpoint: str, tau: float
+) -> tuple[dict[int, ClassState], float]:
+    """Images and gold lists by class, and the accuracy over all images."""
+    rows = folder.scores().sql(
+        "select label, count(*) filter (metric = 'predicted') as total, "
+        "count(*) filter (metric = 'predicted' and value = label) as hits, "
+        "count(*) filter (metric = 'probability' and explained = label and value >= ?) as gold from scores "
+        "where model = ? and checkpoint = ? and metric in ('predicted', 'probability') "
+        "and label is not null and not isnan(value) group by label order by label",
+        [tau, model, checkpoint],
+    )
+    total, hits = sum(row["total"] for row in rows), sum(row["hits"] for row in rows)
+    states = {row["label"]: ClassState(row["total"], row["gold"]) for row in rows}
+    return states, hits / total if total else NAN
+
+
+def _auc(folder: RunFolder, checkpoint: str) -> float:
+    """From the stored probabilities, for runs that were not asked for it; NaN where some were not kept."""
+    from heatproof.run.group import read_answers
+
+    rows = folder.scores().columns(
+        "select image, explained from scores where checkpoint = ? and metric = 'probability'", [checkpoint]
+    )
+    ids = tuple(sorted(set(rows["image"])))
+    complete = len(ids) > 0 and len(rows["image"]) == len(ids) * (int(rows["explained"].max()) + 1)
+    if not complete or len(models(folder)) > 1:
+        return NAN
+    answers = read_answers(folder, checkpoint, ids)
+    return auc(answers.labels, answers.probabilities).value

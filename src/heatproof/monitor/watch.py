@@ -1,0 +1,292 @@
+"""One line in a training loop: per-class consistency at every epoch, alarms, and training left as it is.
+
+    monitor = Monitor(images, labels)          # before training; bad input is said here
+    monitor.step(model, epoch)                 # after each epoch
+
+A step costs one pass over the monitored images (see measure.py) and the pairs of the C-Score. What goes wrong
+in it is said once in the log (logger "heatproof.monitor") and in the report's `problem`, and training goes
+on; only `stop_on`, or an `on_alarm` of yours that raises, stops it. Nothing is written without `out`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from heatproof.errors import HeatproofError, InputError
+from heatproof.explain.api import read_methods
+from heatproof.images import Preprocess
+from heatproof.models import Model, load_model
+from heatproof.monitor.alarms import NAMES, Alarm, find_alarms
+from heatproof.monitor.held import HeldOut, hold
+from heatproof.monitor.measure import Answers, answers, measure, same_randomness
+from heatproof.monitor.outcome import Cost, Report, alarm_text
+from heatproof.monitor.trackers import Tracker
+from heatproof.monitor.trajectory import Checkpoint, Trajectory
+
+log = logging.getLogger("heatproof.monitor")
+SHOWN = 4  # classes in the picture
+
+
+class AlarmRaised(HeatproofError):
+    """An alarm that the user wanted training to stop for."""
+
+
+class Monitor:
+    """Watches a model's explanations on fixed images while it trains."""
+
+    def __init__(
+        self,
+        images: Any,
+        labels: Any = None,
+        methods: str | Sequence[str] = ("gradcam", "layercam"),
+        *,
+        every: int = 1,
+        limit: int | None = None,
+        batch_size: int = 32,
+        class_names: Sequence[str] | None = None,
+        preprocess: Preprocess | None = None,
+        out: str | PathLike[str] | None = None,
+        layer: str | Sequence[str] | None = None,
+        tau: float = 0.5,
+        loggers: Sequence[Tracker] = (),
+        on_alarm: Callable[[Alarm], Any] | None = None,
+        stop_on: str | int | Sequence[str | int] = (),
+        max_seconds: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        """images: model-ready "b c H W" with labels "b", a list of Batch, or a Source or folder of pictures
+            with the model's `preprocess`. They are kept in memory.
+        every: measure the first epoch given and every n-th. limit: a stratified subset of so many images.
+        out: a run folder to write and to resume. layer: where CAMs look; found by itself where None.
+        on_alarm: called with each new alarm, instead of a line in the log.
+        stop_on: mechanisms ("class masking", ..., or "any") for which step() raises AlarmRaised; callbacks
+            then end the training.
+        max_seconds: a step that takes longer makes the subset smaller for the next ones.
+        """
+        self._requests = read_methods(methods)
+        self._stop_on = _mechanisms(stop_on)
+        if every < 1:
+            raise InputError(f"every is a number of epochs, at least 1; got {every}")
+        if max_seconds is not None and not max_seconds > 0:
+            raise InputError(f"max_seconds must be above 0; got {max_seconds}")
+        if not 0 <= tau <= 1:
+            raise InputError(f"tau must be a number in [0, 1]; got {tau!r}")
+        if seed < 0:
+            raise InputError(f"seed must be 0 or more, got {seed}")
+        for logger in loggers:
+            if not callable(getattr(logger, "log", None)):
+                raise InputError(f"a logger has a method log(report); {type(logger).__name__} has none")
+        self.every, self.batch_size, self.layer, self.tau, self.seed = every, batch_size, layer, tau, seed
+        self.loggers, self.on_alarm, self.max_seconds = tuple(loggers), on_alarm, max_seconds
+        self._all = hold(
+            images, labels, preprocess=preprocess, class_names=class_names, limit=limit, seed=seed,
+            batch_size=batch_size,
+        )  # fmt: skip
+        self._rows = list(range(len(self._all)))
+        self._expected = len(self._all.classes) if class_names is not None else None
+        for failure in self._all.failures:
+            log.warning("%s is left out: %s", failure.id, failure.reason)
+        self.trajectory = Trajectory((), self._all.classes)
+        self._known: tuple[Any, Model] | None = None
+        self._said: set[str] = set()
+        self._spent, self._born = 0.0, time.perf_counter()
+        self._recorder: Any = None
+        if out is not None:
+            self._open(Path(out))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(request.text for request in self._requests)
+
+    @property
+    def images(self) -> HeldOut:
+        """What a step looks at."""
+        return self._all.take(self._rows)
+
+    @property
+    def cost(self) -> Cost:
+        """All steps so far."""
+        return Cost(self._spent, self._spent / max(time.perf_counter() - self._born, 1e-9))
+
+    def check(self, model: Any) -> None:
+        """Refuse a model that does not fit, before training starts: one image of each class goes through."""
+        with same_randomness():
+            found = self._answers(self._model(model), self._all.take(_first_of_each(self._all)))
+        count = max(2, found.logits.shape[1])
+        if self._expected not in (None, count):
+            raise InputError(f"there are {self._expected} class names, but the model has {count} classes")
+
+    def step(self, model: Any, epoch: int) -> Report | None:
+        """Measure the model after `epoch`; None where it is not due (see `every`) or in a second process."""
+        if not self._due(epoch) or _second_process():
+            return None
+        started = time.perf_counter()
+        try:
+            with same_randomness():
+                report = self._measured(model, int(epoch), started)
+                for logger in self.loggers:
+                    self._send(logger, report)
+        finally:
+            seconds = time.perf_counter() - started
+            self._spent += seconds
+        self._keep_within(seconds)
+        self._tell(report)
+        return report
+
+    def _measured(self, model: Any, epoch: int, started: float) -> Report:
+        held, name = self.images, f"epoch-{epoch:03d}"
+        classes = {c: held.classes[c] for c in sorted(set(held.labels.tolist()))}
+        report = Report(epoch, name, len(held), classes, 0.0)
+        try:
+            wrapped = self._model(model)
+            found = self._answers(wrapped, held)
+            numbers = measure(found, held.labels, self.tau, self.seed)
+            if self._recorder is not None:
+                try:
+                    name = self._recorder.write(wrapped, epoch, self._rows, found, numbers)
+                except (HeatproofError, OSError) as error:  # the numbers are good all the same
+                    self._say(f"epoch {epoch} is not stored: {error}", str(error))
+            for method, count in numbers.unusable.items():
+                if count:
+                    self._say(f"{method} left {count} of {len(held)} images out: {_NOT_FINITE}")
+            probs = found.probabilities
+            alarms, new = self._alarms(
+                Checkpoint.measured(name, epoch, held.labels, probs, numbers.scores, self.tau)
+            )
+            pictures, heat = _shown(held, found)
+        except Exception as error:  # training goes on, whatever it is
+            problem = str(error) or type(error).__name__
+            self._say(f"epoch {epoch} was not measured: {problem}", problem)
+            return replace(report, seconds=time.perf_counter() - started, problem=problem)
+        return replace(
+            report, checkpoint=name, seconds=time.perf_counter() - started, measured=numbers, alarms=alarms,
+            new_alarms=new, pictures=pictures, heat=heat,
+        )  # fmt: skip
+
+    def _answers(self, model: Model, held: HeldOut) -> Answers:
+        return answers(model, held, self._requests, self.layer, self.batch_size, self.seed)
+
+    def _alarms(self, now: Checkpoint) -> tuple[tuple[Alarm, ...], tuple[Alarm, ...]]:
+        """Add the checkpoint; its alarms, and those of them that the checkpoint before did not have.
+
+        A training that was taken up from an earlier epoch rewinds.
+        """
+        past = tuple(c for c in self.trajectory if c.epoch is not None and c.epoch < (now.epoch or 0))
+        self.trajectory = replace(self.trajectory, checkpoints=(*past, now))
+        every = find_alarms(self.trajectory)
+        known = {_about(alarm) for alarm in every if past and alarm.checkpoint == past[-1].name}
+        here = tuple(alarm for alarm in every if alarm.checkpoint == now.name)
+        return here, tuple(alarm for alarm in here if _about(alarm) not in known)
+
+    def _tell(self, report: Report) -> None:
+        for alarm in report.new_alarms:
+            if self.on_alarm is not None:
+                self.on_alarm(alarm)
+            else:
+                log.warning("%s", alarm_text(alarm))
+        for alarm in report.new_alarms:
+            if alarm.mechanism in self._stop_on:
+                raise AlarmRaised(f"stopped after epoch {report.epoch}: {alarm_text(alarm)}")
+
+    def _send(self, logger: Tracker, report: Report) -> None:
+        if report.measured is None:
+            return
+        try:
+            logger.log(report)
+        except Exception as error:  # a tracker that is offline does not stop a training
+            name = type(logger).__name__
+            self._say(f"{name} did not take epoch {report.epoch}: {error}", f"{name}: {error}")
+
+    def _keep_within(self, seconds: float) -> None:
+        """Make the subset smaller after a step that took too long."""
+        if self.max_seconds is None or seconds <= self.max_seconds:
+            return
+        had = len(self._rows)
+        rows = self._all.at_most(int(had * self.max_seconds / seconds), self.seed)
+        too_long = f"a step over {had} images took {seconds:.1f} s, more than {self.max_seconds:g} s"
+        if len(rows) < had:
+            self._rows = rows
+            log.warning("%s; the next ones look at %d images", too_long, len(rows))
+        else:
+            self._say(
+                f"a step takes more than {self.max_seconds:g} s also with {had} images, the fewest possible"
+            )
+
+    def _due(self, epoch: int) -> bool:
+        return len(self.trajectory) == 0 or epoch % self.every == 0
+
+    def _say(self, text: str, about: str = "") -> None:
+        """A line in the log, once for each text, or for each thing it is about."""
+        if (about or text) not in self._said:
+            self._said.add(about or text)
+            log.warning("%s", text)
+
+    def _model(self, model: Any) -> Model:
+        """The module as heatproof sees it; the last one is kept, with the layer that was found in it."""
+        if self._known is None or self._known[0] is not model:
+            self._known = model, load_model(model)
+        return self._known[1]
+
+    def _open(self, path: Path) -> None:
+        from heatproof.monitor.record import Recorder  # which needs duckdb and msgspec
+
+        self._recorder = Recorder(
+            path, self._all, self.methods, self.batch_size, self.seed, self.tau, self.layer
+        )
+        if (before := self._recorder.trajectory()) is not None:
+            self.trajectory = before
+
+
+_NOT_FINITE = "their maps have NaN or infinite values"
+
+
+def _about(alarm: Alarm) -> tuple[Any, ...]:
+    return alarm.mechanism, alarm.method, alarm.label
+
+
+def _mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
+    """Mechanisms by number or name.
+
+    >>> sorted(_mechanisms("any")), sorted(_mechanisms(["class masking", 1]))
+    ([1, 2, 3], [1, 3])
+    """
+    if stop_on == "any":
+        return frozenset(NAMES)
+    numbers = {name: number for number, name in NAMES.items()}
+    wanted = [stop_on] if isinstance(stop_on, (str, int)) else list(stop_on)
+    for one in wanted:
+        if one not in NAMES and one not in numbers:
+            raise InputError(f"stop_on: there is no mechanism {one!r}; name 'any', {', '.join(numbers)}")
+    return frozenset(one if isinstance(one, int) else numbers[one] for one in wanted)
+
+
+def _first_of_each(held: HeldOut) -> list[int]:
+    first: dict[int, int] = {}
+    for i, label in enumerate(held.labels.tolist()):
+        first.setdefault(label, i)
+    return sorted(first.values())
+
+
+def _shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Pictures of the first classes, with their maps."""
+    rows = _first_of_each(held)[:SHOWN]
+    heat = {}
+    for method, maps in found.maps.items():
+        few = replace(maps, values=maps.values[rows].nan_to_num(0, 0, 0))
+        heat[method] = few.upsample().cpu().numpy()
+    return held.take(rows).pixels, heat
+
+
+def _second_process() -> bool:
+    """In distributed training the first process measures; the others have the same weights."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_rank() != 0

@@ -1,0 +1,303 @@
+"""C-Score over training: does the model look at the same place for every image of a class, and since when?
+
+    split     four fifths of the pictures train, one fifth is held out, each class in proportion
+    train     two phases (train/two_phase.py), weights kept at seven epochs; or weights that exist are taken
+    run       six CAMs at every checkpoint on the held-out pictures, C-Score per class: the engine
+    sweep     Grad-CAM's C-Score at every depth of the network, at the end of each phase
+    report    tables, figures, alarms, and a recommendation with its evidence (_cscore_page.py)
+
+The run is an ordinary run folder (OUT/run, from OUT/study.toml): it can be killed and taken up again, and so
+can the training (OUT/training). elangovan2026cscore.
+
+Deviations: every number carries a 95 % interval; gold lists are drawn anew at each checkpoint (see
+metrics/gold.py). With weights that exist nothing is held out: all pictures given are scored.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from heatproof.errors import InputError
+from heatproof.explain.api import read_methods
+from heatproof.images import Failure, Source, open_source
+from heatproof.models import Model, load_model
+from heatproof.models.layers import default_layer, known_scales, searched_scales
+from heatproof.monitor.trajectory import Trajectory
+from heatproof.report.book import Book
+from heatproof.run.config import toml
+from heatproof.run.engine import Result, run_study
+from heatproof.run.progress import Progress
+from heatproof.run.study import open_study
+from heatproof.store import RunFolder
+from heatproof.store._files import write_whole
+from heatproof.studies import _cscore_page as page
+from heatproof.train import Progress as TrainProgress
+from heatproof.train import read_data, stratified_split, two_phase
+from heatproof.train.recipe import History
+from heatproof.train.two_phase import CHECKPOINTS
+
+METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
+METRICS = ("accuracy", "recall", "auc", "cscore")
+SWEPT = "gradcam"
+KINDS = ("folder", "csv")
+DEPTHS_SWEPT = 5
+
+Told = Callable[[TrainProgress], object]
+
+
+@dataclass(frozen=True)
+class CscoreSettings:
+    """What a C-Score study is told. Numbers of the training are the paper's."""
+
+    images: tuple[Path, ...]
+    out: Path
+    model: str = "lite0"
+    kind: str = "folder"
+    checkpoints: tuple[str, ...] = ()  # weights that exist; none: train
+    pretrained: bool = False  # begin with the library's weights
+    methods: tuple[str, ...] = METHODS
+    held_out: float = 0.2
+    head_epochs: int = 20
+    full_epochs: int = 10
+    head_lr: float = 1e-4
+    full_lr: float = 1e-5
+    label_smoothing: float = 0.1
+    clip: float = 1.0
+    train_batch: int = 32
+    first_phase: str = "head"  # or "all", for a backbone without weights worth freezing
+    class_weights: bool = False
+    keep: tuple[int, ...] = CHECKPOINTS
+    layer: str | None = None
+    sweep: bool = True
+    limit: int | None = None
+    batch_size: int = 32
+    device: str | None = None
+    threads: int | None = None
+    amp: bool = False
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a study left behind; `page` is None where it was stopped before the end."""
+
+    page: Path | None
+    run: Result
+    book: Book | None = None
+
+
+class Places(NamedTuple):
+    """Where the pictures of a list lie, and what their classes are called."""
+
+    root: Path
+    classes: tuple[str, ...]
+
+
+def cscore_study(
+    settings: CscoreSettings, progress: Progress | None = None, training: Told | None = None
+) -> Outcome:
+    """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
+    source = check(settings)
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    history: History | None = None
+    failures: list[Failure] = []
+    weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
+    if weights:
+        indices = torch.arange(len(source))
+    else:
+        trained, indices = stratified_split(
+            [s.label for s in source.samples], settings.held_out, settings.seed
+        )
+        history, failures = train(settings, source, trained, indices, device, training)
+        weights = ["training/epoch*.safetensors"]
+    write_list(source, indices.tolist(), settings.out / "pictures.csv")
+    places = Places(common_root([Path(s.content).parent for s in source.samples]), source.classes)
+    study = write_study(settings, "study.toml", places, weights, settings.methods, settings.layer)
+    result = run_study(study, settings.out / "run", progress=progress)
+    if result.done < result.units:
+        return Outcome(None, result)
+    ends = phase_ends(result.folder, settings if history else None)
+    swept = sweep_depths(settings, places, ends, progress) if settings.sweep else {}
+    if swept is None:
+        return Outcome(None, result)
+    book = Book(settings.out, f"C-Score of {settings.model} over training" if history else "C-Score")
+    page.write(book, result.folder, history, ends, swept, settings.held_out if history else None, failures)
+    return Outcome(book.write(), result, book)
+
+
+def check(settings: CscoreSettings) -> Source:
+    """The pictures; settings that cannot work are refused before anything is trained."""
+    read_methods(settings.methods)
+    if settings.kind not in KINDS:
+        raise InputError(f"pictures come as {' or '.join(KINDS)}; got {settings.kind!r}")
+    if settings.first_phase not in ("head", "all"):
+        raise InputError(f"the first phase trains the head or all; got {settings.first_phase!r}")
+    if not settings.images:
+        raise InputError("no pictures were named; give a folder with one folder for each class")
+    source = pooled(settings)
+    if len(source.classes) < 2:
+        raise InputError(
+            f"the pictures have one class only ({source.classes[0]}); a classifier needs at least two"
+        )
+    last = settings.head_epochs + settings.full_epochs
+    if not settings.checkpoints and not any(1 <= epoch <= last for epoch in settings.keep):
+        raise InputError(f"no checkpoint would be kept: there are {last} epochs and keep names none of them")
+    return source
+
+
+def pooled(settings: CscoreSettings) -> Source:
+    """One source over all places named; a class may have pictures in each of them."""
+    rows: list[tuple[Path, str]] = []
+    for path in settings.images:
+        source = open_source(settings.kind, path)
+        if not source.labelled:
+            raise InputError(f"the pictures of {path} have no labels; put them in one folder for each class")
+        rows += [
+            (Path(s.content).resolve(), source.classes[s.label])
+            for s in source.samples
+            if s.label is not None
+        ]
+    root = common_root([path.parent for path, _ in rows])
+    listed = settings.out / "all-pictures.csv"
+    _write_rows(listed, [(path.relative_to(root).as_posix(), name) for path, name in rows])
+    classes = sorted({name for _, name in rows})
+    return open_source(
+        "csv", listed, root=root, class_names=classes, limit=settings.limit, seed=settings.seed
+    )
+
+
+def common_root(paths: Sequence[Path]) -> Path:
+    shared = paths[0]
+    while not all(path.is_relative_to(shared) for path in paths):
+        shared = shared.parent
+    return shared
+
+
+def train(
+    settings: CscoreSettings, source: Source, trained: Any, held_out: Any, device: str, told: Told | None
+) -> tuple[History, list[Failure]]:
+    """The two phases, from where they were left, and the pictures that could not be read."""
+    model = build(settings, len(source.classes))
+    model.module.to(device)
+    data, failed = read_data(source, model.preprocess, trained.tolist())
+    valid, _ = read_data(source, model.preprocess, held_out.tolist())
+    last = settings.head_epochs + settings.full_epochs
+    history = two_phase(
+        model, data, valid, settings.out / "training", settings.seed,
+        sorted({e for e in settings.keep if e <= last} | {last}), told,
+        head_epochs=settings.head_epochs, full_epochs=settings.full_epochs, head_lr=settings.head_lr,
+        full_lr=settings.full_lr, label_smoothing=settings.label_smoothing, clip=settings.clip,
+        first_depth=settings.first_phase, batch_size=settings.train_batch, amp=settings.amp,
+        class_weights="balanced" if settings.class_weights else None,
+    )  # fmt: skip
+    return history, failed
+
+
+def build(settings: CscoreSettings, classes: int) -> Model:
+    """The network before training, its new head drawn from the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(settings.seed)
+        return load_model(
+            settings.model, num_classes=classes, pretrained=settings.pretrained, **settings.options
+        )
+
+
+def write_list(source: Source, indices: Sequence[int], path: Path) -> None:
+    """The pictures that are scored, as a CSV manifest."""
+    samples = [source.samples[i] for i in indices]
+    _write_rows(path, [(s.id, source.classes[s.label or 0]) for s in samples])
+
+
+def _write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
+    def write(temporary: Path) -> None:
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["path", "label"])
+            table.writerows(rows)
+
+    write_whole({path: write})
+
+
+def write_study(
+    settings: CscoreSettings,
+    name: str,
+    places: Places,
+    weights: Sequence[str],
+    methods: Sequence[str],
+    layer: str | None,
+) -> Path:
+    """The study of the run as a TOML file, which `heatproof run` takes as well."""
+    config: dict[str, Any] = {
+        "methods": list(methods),
+        "metrics": list(METRICS),
+        "run": {
+            "seed": settings.seed, "batch_size": settings.batch_size, "targets": "label",
+            "device": settings.device, "threads": settings.threads,
+        },
+        "model": {
+            "spec": local_spec(settings.model), "num_classes": len(places.classes),
+            "checkpoints": list(weights),
+            "layer": layer, "name": settings.model, "options": dict(settings.options),
+        },
+        "images": {
+            "kind": "csv", "path": "pictures.csv",
+            "options": {"root": str(places.root), "class_names": list(places.classes)},
+        },
+    }  # fmt: skip
+    path = settings.out / name
+    write_whole({path: lambda temporary: temporary.write_text(toml(config), encoding="utf-8")})
+    return path
+
+
+def local_spec(spec: str) -> str:
+    """A network's own file by its full path: the study lies in another folder."""
+    file, colon, factory = spec.rpartition(":")
+    return f"{Path(file).resolve()}{colon}{factory}" if file.endswith(".py") else spec
+
+
+def phase_ends(folder: RunFolder, settings: CscoreSettings | None) -> tuple[str, str]:
+    """The checkpoints at the end of phase 1 and 2; the first and the last one of weights that existed."""
+    run = Trajectory.from_run(folder)
+    first = run.checkpoints[0].name
+    if settings is not None:
+        before = [c.name for c in run if c.epoch is not None and c.epoch <= settings.head_epochs]
+        first = before[-1] if before else first
+    return first, run.checkpoints[-1].name
+
+
+def sweep_depths(
+    settings: CscoreSettings,
+    places: Places,
+    ends: tuple[str, str],
+    progress: Progress | None,
+) -> dict[str, RunFolder] | None:
+    """Grad-CAM's C-Score at every depth, one run folder each; None where one was stopped."""
+    opened = open_study(settings.out / "study.toml")
+    files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
+    model = opened.model(ends[-1])
+    found: dict[str, RunFolder] = {}
+    for number, layer in enumerate(depths(model, settings.layer)):
+        name = f"depth-{number}.toml"
+        study = write_study(settings, name, places, files, [SWEPT], layer)
+        result = run_study(study, settings.out / f"depth-{number}", progress=progress)
+        if result.done < result.units:
+            return None
+        found[layer] = result.folder
+    return found
+
+
+def depths(model: Model, layer: str | None) -> tuple[str, ...]:
+    """Layers from early to late: the last one at every size of the picture inside the network."""
+    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size, device=model.device)
+    main = layer or default_layer(model)
+    try:
+        return searched_scales(model, blank, main, DEPTHS_SWEPT)
+    except InputError:
+        return known_scales(model) or ()

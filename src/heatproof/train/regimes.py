@@ -1,0 +1,98 @@
+"""CAMBench-QR's three ways to teach a network what a QR code is, and the studies around them.
+
+    zs          frozen backbone, trained linear head                     cross-entropy
+    ft-struct   last stage and head                                      cross-entropy (eq. 1)
+    ft-leakmin  the same parameters                                      cross-entropy + leakage (eq. 2)
+
+The depth study (Table 5) is ft-struct at head / L4 / L3-L4 / all, which makes "head" the same as zs; the
+ablation (Table 6) is ft-leakmin over lambda x alpha, in which lambda = 0 is ft-struct, bit for bit, whatever
+alpha is.
+Cite: chakraborty2025cambench.
+
+The paper speaks of short schedules and gives no number. Here: 5 epochs of Adam, 1e-3 for a head alone and
+1e-4 from the last stage on, constant, batches of 32; all are settings. BatchNorm of frozen parts stays in
+evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from os import PathLike
+from typing import Any
+
+from heatproof.errors import InputError, did_you_mean
+from heatproof.models.model import Model
+from heatproof.train.data import Data
+from heatproof.train.leakmin import LeakMin
+from heatproof.train.loop import Progress, fit
+from heatproof.train.parts import Depth
+from heatproof.train.recipe import History, Phase, Recipe
+
+REGIMES = ("zs", "ft-struct", "ft-leakmin")
+GRID = (0.0, 0.25, 0.5)  # of lambda and of alpha
+HEAD_LR, STAGE_LR = 1e-3, 1e-4
+
+
+def regime_recipe(
+    name: str,
+    depth: Depth | None = None,
+    lam: float = 0.25,
+    alpha: float = 0.25,
+    epochs: int = 5,
+    lr: float | None = None,
+    schedule: str = "constant",
+    layer: str | None = None,
+    batch_size: int = 32,
+    flip: bool = False,
+    amp: bool = False,
+    **phase: Any,
+) -> Recipe:
+    """A regime as a recipe. layer: where LeakMin's Grad-CAM reads; phase: other settings of the Phase."""
+    if name not in REGIMES:
+        raise InputError(f"unknown regime {name!r}; {did_you_mean(name, REGIMES)}")
+    if name == "zs" and depth not in (None, "head"):
+        raise InputError(f"zs trains the head alone; for depth {depth!r} take ft-struct")
+    depth = depth or ("head" if name == "zs" else "L4")
+    leakage = LeakMin(lam, alpha, layer) if name == "ft-leakmin" else None
+    return Recipe(
+        (
+            Phase(
+                epochs,
+                lr or (HEAD_LR if depth == "head" else STAGE_LR),
+                depth,
+                # Not the regime's name: with lambda 0 the two are one and the same training.
+                name="cross-entropy" if leakage is None or lam == 0 else "leakage",
+                schedule=schedule,
+                penalty=leakage if lam > 0 else None,
+                **phase,
+            ),
+        ),
+        batch_size,
+        flip,
+        amp,
+    )
+
+
+def regime(
+    name: str,
+    model: Model,
+    train: Data,
+    valid: Data,
+    out: str | PathLike[str] | None = None,
+    seed: int = 0,
+    keep: Sequence[int] | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    **settings: Any,
+) -> History:
+    """Train a network in place by one regime; settings as regime_recipe takes them (depth, lam, alpha, ...).
+
+    keep: epochs whose weights are written to `out`; by default the last.
+    """
+    recipe = regime_recipe(name, **settings)
+    return fit(model, train, valid, recipe, out, seed, [recipe.epochs] if keep is None else keep, progress)
+
+
+def ablation_grid(values: Sequence[float] = GRID) -> Iterator[tuple[float, float]]:
+    """(lambda, alpha) of Table 6, row by row: alpha down, lambda across."""
+    return ((lam, alpha) for alpha, lam in product(values, values))

@@ -1,0 +1,318 @@
+"""Rules about a real run folder: what they mean, what they refuse, exit codes, files for CI systems."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+from torch import nn
+
+from heatproof.cli import Commands
+from heatproof.cli.gate import gate_command
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.images import batches
+from heatproof.monitor.alarms import find_alarms
+from heatproof.monitor.gate import Verdict, check, read_rule
+from heatproof.monitor.trajectory import Trajectory
+from heatproof.run.engine import run_study
+from heatproof.run.study import open_study
+from heatproof.store import Manifest, RunFolder
+from heatproof.types import Score, Unit
+from tiny_study import make_study
+
+METHODS = ["gradcam", "gradcam++"]
+METRICS = ["cscore", "accuracy", "auc", "recall", "insertion(steps=4)"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("gate")
+    study = make_study(
+        folder, 16, METHODS, METRICS, extra='options.class_names = ["cat", "dog"]\nlimit = 16\n'
+    )
+    run_study(study, folder / "out")
+    return RunFolder.open(folder / "out")
+
+
+def only(run: RunFolder, rule: str) -> Verdict:
+    (verdict,) = check(run, [rule])
+    return verdict
+
+
+def stored(run: RunFolder, where: str) -> float:
+    return run.scores().sql(f"select avg(value) as v from scores where {where}")[0]["v"]
+
+
+def invoke(*arguments: object) -> Result:
+    main = Commands("heatproof")
+    main.add_command(gate_command)
+    return CliRunner().invoke(main, ["gate", *map(str, arguments)])
+
+
+def test_values_are_those_of_the_rows(run: RunFolder) -> None:
+    last = "checkpoint = 'epoch02' and "
+    expected = {
+        "cscore.gradcam.dog": last + "metric = 'cscore' and method = 'gradcam' and label = 1",
+        "CScore.1.Grad-CAM": last + "metric = 'cscore' and method = 'gradcam' and label = 1",
+        "cscore.gradcam++": last + "metric = 'cscore' and method = 'gradcam++' and label is null",
+        "auc": last + "metric = 'auc' and label is null",
+        "recall.CAT": last + "metric = 'recall' and label = 0",
+        "insertion.gradcam": last + "metric = 'insertion(steps=4)' and method = 'gradcam'",
+        "insertion(steps=4).gradcam++.dog": last
+        + "metric = 'insertion(steps=4)' and method = 'gradcam++' and label = 1",
+        "auc@epoch01": "checkpoint = 'epoch01' and metric = 'auc' and label is null",
+        "auc@1": "checkpoint = 'epoch01' and metric = 'auc' and label is null",
+        "degenerate.gradcam": last + "metric = 'degenerate' and method = 'gradcam'",
+    }
+    for quantity, where in expected.items():
+        (value,) = only(run, f"{quantity} >= 0").values
+        assert value.value == pytest.approx(stored(run, where), abs=1e-12), quantity
+
+
+def test_all_methods_must_hold_unless_one_is_enough(run: RunFolder) -> None:
+    values = {v.method: v.value for v in only(run, "insertion >= 0").values}
+    assert set(values) == set(METHODS)
+    between = sum(values.values()) / 2
+    assert min(values.values()) < between < max(values.values())
+    assert not only(run, f"insertion >= {between}").holds
+    assert not only(run, f"insertion <= {between}").holds
+    assert only(run, f"any(insertion >= {between})").holds
+    assert not only(run, f"any(insertion >= {max(values.values()) + 0.01})").holds
+    assert only(run, f"insertion >= {between}").values[0].value == min(values.values())  # the worst first
+
+
+def test_the_limit_itself_counts_as_written(run: RunFolder) -> None:
+    value = only(run, "auc >= 0").values[0].value
+    assert only(run, f"auc >= {value!r}").holds and only(run, f"auc == {value!r}").holds
+    assert not only(run, f"auc > {value!r}").holds and not only(run, f"auc < {value!r}").holds
+
+
+def test_every_checkpoint(run: RunFolder) -> None:
+    assert [v.checkpoint for v in only(run, "auc@all >= 0").values] != []
+    assert {v.checkpoint for v in only(run, "auc >= 0 @all").values} == {"epoch01", "epoch02"}
+    assert {v.checkpoint for v in only(run, "auc@last >= 0").values} == {"epoch02"}
+
+
+def test_what_is_not_defined_fails_with_its_reason(run: RunFolder) -> None:
+    verdict = only(run, "accuracy.dog >= 0")  # there is recall by class, but no accuracy
+    assert not verdict.holds and math.isnan(verdict.values[0].value)
+    assert verdict.values[0].reason == "there is no accuracy of dog at epoch02"
+
+
+def row(metric: str, value: float, reason: str = "", **more: object) -> Score:
+    cells = {
+        "model": "m",
+        "checkpoint": "epoch1",
+        "image": "",
+        "label": None,
+        "explained": None,
+        "method": "",
+    }
+    return Score(**{**cells, **more}, metric=metric, value=value, reason=reason)  # type: ignore[arg-type]
+
+
+def small_folder(path: Path, rows: list[Score], checkpoints: tuple[str, ...] = ("epoch1",)) -> RunFolder:
+    manifest = Manifest.collect({}, models={name: name for name in checkpoints}, classes=["left.lung", "2 b"])
+    folder = RunFolder.create(path, manifest)
+    folder.write_unit(Unit("epoch1", (0, 1), (), ("any",)), rows)
+    return folder
+
+
+def test_nan_is_skipped_in_a_mean_and_fails_alone(tmp_path: Path) -> None:
+    rows = [row("bl", v, "an empty map" if math.isnan(v) else "", image=str(v), method="lime(samples=9)")
+            for v in (0.1, 0.3, math.nan)]  # fmt: skip
+    rows.append(row("dts", math.nan, "no structure", image="0.1", method="lime(samples=9)"))
+    folder = small_folder(tmp_path / "run", rows)
+    verdict = only(folder, "bl.lime <= 0.2")
+    assert verdict.holds and verdict.values[0].value == pytest.approx(0.2) and verdict.values[0].n == 2
+    assert verdict.values[0].reason == "not defined for 1 of 3 images: an empty map"
+    for rule in ("dts >= 0", "dts <= 1", "any(dts < 9)"):
+        assert not only(folder, rule).holds and only(folder, rule).values[0].reason == "no structure"
+
+
+def test_a_planned_checkpoint_without_rows_fails(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path / "run", [row("auc", 0.9)], ("epoch1", "epoch2"))
+    verdict = only(folder, "auc >= 0.5")
+    assert not verdict.holds and verdict.values[0].reason == "there is no auc at epoch2"
+    assert only(folder, "auc@1 >= 0.5").holds
+
+
+def test_several_models_are_all_judged(tmp_path: Path) -> None:
+    rows = [row("auc", 0.9), row("auc", 0.6, model="other", checkpoint="epoch7")]
+    verdict = only(small_folder(tmp_path / "run", rows), "auc >= 0.8")
+    assert [(v.model, v.checkpoint, v.holds) for v in verdict.values] == [
+        ("other", "epoch7", False), ("m", "epoch1", True),
+    ]  # fmt: skip
+
+
+def test_class_names_with_dots_go_in_quotes_and_a_name_beats_a_number(tmp_path: Path) -> None:
+    rows = [row("recall", 0.4, label=0), row("recall", 0.7, label=1)]
+    folder = small_folder(tmp_path / "run", rows)
+    assert only(folder, "recall.'left.lung' >= 0").values[0].value == 0.4
+    assert only(folder, "recall.2-B >= 0").values[0].value == 0.7
+    assert only(folder, "recall.1 >= 0").values[0].value == 0.7
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("cscore", "expected one of >= <= > < ==, but the rule ends there"),
+        ("cscore >= high", "expected a number, but 'high' stands there"),
+        ("cscore. >= 0.5", "expected a method or a class, but '>= 0.5' stands there"),
+        ("any(auc >= 0.5", "expected a closing bracket"),
+        ("auc >= 0.5 or else", "expected the end, but 'or else' stands there"),
+        ("no-alarms(4)", r"mechanisms such as \(1\)"),
+        ("auc@ >= 1", "expected a checkpoint"),
+        ("", "expected a metric"),
+        (">= 3", "expected a metric"),
+    ],
+)
+def test_a_rule_that_cannot_be_read_says_where(rule: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_rule(rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("cscor >= 1", "unknown metric 'cscor'; did you mean 'cscore'"),
+        ("cscore.gradcan >= 1", "'gradcan'; did you mean 'gradcam'"),
+        ("cscore.dogs >= 1", "'dogs'; did you mean 'dog'"),
+        ("cscore.7 >= 1", "unknown method or class"),
+        ("auc@epoch09 >= 1", "unknown checkpoint 'epoch09'; did you mean 'epoch02' or 'epoch01'"),
+        ("deletion >= 1", "holds no deletion; add it to the metrics of its study"),
+        ("auc.gradcam >= 1", "auc has no value of that method, only one for the classifier"),
+        ("cscore.cat.dog >= 1", "'dog' is one too many"),
+    ],
+)
+def test_a_name_that_the_run_does_not_have_is_refused(run: RunFolder, rule: str, message: str) -> None:
+    with pytest.raises((InputError, UnknownNameError), match=message):
+        check(run, ["auc >= 0", rule])
+
+
+def test_the_trajectory_of_a_run_is_what_its_rows_say(run: RunFolder) -> None:
+    trajectory = Trajectory.from_run(run)
+    assert [(c.name, c.epoch) for c in trajectory] == [("epoch01", 1), ("epoch02", 2)]
+    assert trajectory.class_names == ("cat", "dog")
+    for checkpoint in trajectory:
+        at = f"checkpoint = '{checkpoint.name}' and "
+        assert checkpoint.auc == stored(run, at + "metric = 'auc' and label is null")
+        assert checkpoint.accuracy == pytest.approx(stored(run, at + "metric = 'accuracy'"))
+        assert {c: s.total for c, s in checkpoint.classes.items()} == {0: 8, 1: 8}
+        for method in METHODS:
+            own = at + f"method = '{method}' and metric = "
+            for c, score in checkpoint.methods[method].classes.items():
+                assert (
+                    score.n == checkpoint.classes[c].gold == stored(run, f"{own}'cscore_n' and label = {c}")
+                )
+                for name, value in (("cscore", score.value), ("cscore_low", score.interval[0])):
+                    np.testing.assert_equal(value, stored(run, f"{own}'{name}' and label = {c}"))
+            assert checkpoint.methods[method].overall.value == stored(run, own + "'cscore' and label is null")
+
+
+def test_auc_is_computed_where_a_run_was_not_asked_for_it(run: RunFolder, tmp_path: Path) -> None:
+    names = "model, checkpoint, image, label, explained, method, metric, value, reason"
+    rows = run.scores().sql(f"select {names} from scores where metric <> 'auc' and metric not like 'recall%'")
+    folder = RunFolder.create(tmp_path / "run", run.manifest)
+    folder.write_unit(Unit("epoch01", (0, 1), (), ("any",)), [Score(**one) for one in rows])
+    assert [c.auc for c in Trajectory.from_run(folder)] == [c.auc for c in Trajectory.from_run(run)]
+
+
+@pytest.fixture(scope="module")
+def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose last checkpoint has its threshold shifted: it still ranks, but calls nothing a cat."""
+    folder = tmp_path_factory.mktemp("collapsed")
+    study = make_study(folder, 16, ["eigencam"], ["cscore"])
+    for file in (folder / "pictures").rglob("*.png"):  # cats are bright, dogs are dark
+        noise = np.random.default_rng(int(file.stem)).integers(-40, 40, (36, 40, 3))
+        Image.fromarray((noise + (200 if file.parent.name == "cat" else 60)).astype(np.uint8)).save(file)
+    opened = open_study(study)
+    model = opened.model("epoch01")
+    assert isinstance(model.module, nn.Sequential)
+    head = model.module[-1]
+    (loaded,) = batches(opened.source, model.preprocess, 16)
+    with torch.no_grad():
+        labels = loaded.batch.labels
+        centres = torch.stack([model.module[:-1](loaded.batch.images)[labels == c].mean(0) for c in (0, 1)])
+        head.weight.copy_((centres - centres.mean(0)) * 20)
+        head.bias.copy_(-(head.weight * centres.mean(0)).sum(1))  # the middle between the classes
+    torch.save(model.module.state_dict(), folder / "epochs" / "epoch01.pt")
+    with torch.no_grad():
+        logits = model.logits(loaded.batch.images)
+        head.bias[1] += (logits[:, 0] - logits[:, 1]).max() + 1
+    torch.save(model.module.state_dict(), folder / "epochs" / "epoch02.pt")
+    run_study(study, folder / "out")
+    return folder / "out"
+
+
+def test_no_alarms(collapsed: Path) -> None:
+    folder = RunFolder.open(collapsed)
+    (alarm,) = find_alarms(Trajectory.from_run(folder))
+    assert (alarm.mechanism, alarm.checkpoint, alarm.class_name) == (1, "epoch02", "cat")
+    for rule, holds in (
+        ("no-alarms", False), ("no-alarms(1)", False), ("no-alarms(1, 3)", False), ("no-alarms@last", False),
+        ("no-alarms(2,3)", True), ("no-alarms@epoch01", True),
+    ):  # fmt: skip
+        verdict = only(folder, rule)
+        assert (verdict.holds, len(verdict.alarms)) == (holds, 0 if holds else 1), rule
+
+
+def test_no_alarms_cannot_hold_where_nobody_looked(tmp_path: Path) -> None:
+    verdict = only(small_folder(tmp_path / "run", [row("auc", 0.9)]), "no-alarms")
+    assert not verdict.holds and "holds no C-Score; add cscore" in verdict.reasons[0]
+
+
+def test_exit_codes_and_table(run: RunFolder, collapsed: Path) -> None:
+    good = invoke(run.path, "--rule", "auc >= 0", "--rule", "any(cscore.gradcam >= 0)")
+    assert good.exit_code == 0 and "2 of 2 rules hold" in good.output
+    bad = invoke(collapsed, "--rule", "cscore_n.cat >= 2", "--rule", "no-alarms")
+    assert bad.exit_code == 1
+    assert "FAIL" in bad.output and "0 of 2 rules hold" in bad.output and "gold-list collapse" in bad.output
+    assert invoke(run.path, "--rule", "auc >").exit_code == 2
+    assert invoke(run.path, "--rule", "acu >= 1").exit_code == 2
+    assert invoke(run.path).exit_code == 2
+    assert invoke(run.path / "nowhere", "--rule", "auc >= 0").exit_code == 2
+
+
+def test_exit_code_of_a_process(collapsed: Path) -> None:
+    code = "from heatproof.cli import Commands; from heatproof.cli.gate import gate_command\n"
+    code += "main = Commands('heatproof'); main.add_command(gate_command); main()"
+    command = [sys.executable, "-c", code, "gate", str(collapsed), "--rule", "no-alarms"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "images of cat" in " ".join(done.stdout.split()), done.stderr
+
+
+def test_junit_and_json(collapsed: Path, tmp_path: Path) -> None:
+    xml, text = tmp_path / "new" / "gate.xml", tmp_path / "gate.json"
+    rules = ["cscore.eigencam.cat >= 0.5", "no-alarms", "cscore.dog > 0"]
+    arguments = [part for rule in rules for part in ("--rule", rule)]
+    assert invoke(collapsed, *arguments, "--junit", xml, "--json", text).exit_code == 1
+    root = ElementTree.parse(xml).getroot()
+    suite = root.find("testsuite")
+    assert root.tag == "testsuites" and suite is not None
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "2")
+    cases = suite.findall("testcase")
+    assert [case.get("name") for case in cases] == rules and cases[2].find("failure") is None
+    failure = cases[1].find("failure")
+    assert failure is not None and "0 of 8 images of cat" in str(failure.text)
+    content = json.loads(text.read_text())
+    assert content["holds"] is False and [one["holds"] for one in content["rules"]] == [False, False, True]
+    assert content["rules"][0]["values"][0]["value"] == 0 and content["rules"][0]["values"][0]["n"] == 1
+    assert content["rules"][1]["alarms"][0]["evidence"]["gold"] == 0
+
+
+def test_json_writes_null_for_what_is_not_defined(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path / "run", [row("dts", math.nan, "no structure\x00\x07", image="a")])
+    xml, text = tmp_path / "gate.xml", tmp_path / "gate.json"
+    assert invoke(folder.path, "--rule", "dts < 1", "--json", text, "--junit", xml).exit_code == 1
+    assert json.loads(text.read_text())["rules"][0]["values"][0]["value"] is None
+    assert "no structure" in ElementTree.parse(xml).getroot()[0][0][0].get("message", "")
