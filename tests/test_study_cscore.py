@@ -78,8 +78,10 @@ def test_the_study_leaves_a_page_with_every_table_and_figure(finished: Path) -> 
 
 
 def test_the_tables_say_what_the_rows_say(finished: Path) -> None:
-    rows = RunFolder.open(finished / "out").scores().sql(
-        "select checkpoint, method, value from scores where metric = 'cscore' and label is null"
+    rows = (
+        RunFolder.open(finished / "out")
+        .scores()
+        .sql("select checkpoint, method, value from scores where metric = 'cscore' and label is null")
     )
     table = (finished / "out" / "tables" / "overall.csv").read_text().splitlines()
     checkpoints = table[0].split(",")[1:]
@@ -123,8 +125,8 @@ def heatproof(*arguments: object, folder: Path) -> subprocess.CompletedProcess[s
 
 def test_new_weights_are_compared_with_a_reference(finished: Path, tmp_path: Path) -> None:
     weights = finished / "out" / "training"
-    same = heatproof("study", "cscore", "--reference", finished / "out", "--checkpoints",
-                     weights / "epoch04.safetensors", "--out", tmp_path / "same", folder=tmp_path)  # fmt: skip
+    new = ["--checkpoints", weights / "epoch04.safetensors", "--out", tmp_path / "same"]
+    same = heatproof("study", "cscore", "--reference", finished / "out", *new, folder=tmp_path)
     assert same.returncode == 0, same.stderr
     assert "no worse" in same.stdout
     refused = heatproof("study", "cscore", "--reference", finished / "out", folder=tmp_path)

@@ -116,7 +116,11 @@ def test_settings_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("draw = 3", "unknown key draw; did you mean 'draws'"), ("[draws]\na = 1", "not a table"), ("=", "TOML")],
+    [
+        ("draw = 3", "unknown key draw; did you mean 'draws'"),
+        ("[draws]\na = 1", "not a table"),
+        ("=", "TOML"),
+    ],
 )
 def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "study.toml").write_text(text)

@@ -1,6 +1,7 @@
 """The command line. Each command is one file beside this one; the work itself is done by the rooms they call.
 
-Exit codes: 0 all went well; 1 the command finished, but some images could not be used; 2 it could not start.
+Exit codes: 0 all went well; 1 the command finished, but some images could not be used or a rule of the gate
+does not hold; 2 it could not start.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from heatproof.cli.bench import bench_command
 from heatproof.cli.demo import demo_command
 from heatproof.cli.explain import explain_command
 from heatproof.cli.export import export_command
+from heatproof.cli.gate import gate_command
 from heatproof.cli.listing import list_group
+from heatproof.cli.qr import qr_group
+from heatproof.cli.report import report_command
 from heatproof.cli.run import run_command
 from heatproof.cli.sql import sql_command
+from heatproof.cli.study import study_group
 from heatproof.errors import HeatproofError
 
 
@@ -52,8 +57,12 @@ for _command in (
     demo_command,
     explain_command,
     run_command,
+    study_group,
+    report_command,
+    gate_command,
     sql_command,
     export_command,
+    qr_group,
     list_group,
     bench_command,
 ):

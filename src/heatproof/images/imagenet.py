@@ -104,8 +104,8 @@ def _from_xml(
     if not found:
         raise InputError(f"there is no XML box file in {folder}, and no boxes.csv was given")
     files = by_stem(root)
-    drawn = {file: _read_xml(file, first_pixel) for file in found}
-    labels = {file: _label(file, annotation, files) for file, annotation in drawn.items()}
+    drawn = {file: read_xml(file, first_pixel) for file in found}
+    labels = {file: label_of(file, annotation, files) for file, annotation in drawn.items()}
     wnids = {wnid: number for number, (wnid, _) in index.items()}
     numbers = wnids or {name: k for k, name in enumerate(sorted(set(labels.values())))}
     samples = []
@@ -123,7 +123,7 @@ def _from_xml(
 Annotation = tuple[Size | None, list[tuple[str, tuple[float, float, float, float]]]]
 
 
-def _read_xml(file: Path, first_pixel: int) -> Annotation:
+def read_xml(file: Path, first_pixel: int) -> Annotation:
     """Width and height of the picture, and each object's class and box."""
     try:
         tree = ElementTree.parse(file)
@@ -141,7 +141,7 @@ def _read_xml(file: Path, first_pixel: int) -> Annotation:
     return frame, objects
 
 
-def _label(file: Path, annotation: Annotation, files: Mapping[str, Path]) -> str:
+def label_of(file: Path, annotation: Annotation, files: Mapping[str, Path]) -> str:
     """The class of the objects; where they differ, the one the picture's folder is named after."""
     names = {name for name, _ in annotation[1]}
     folder = files[file.stem].parent.name if file.stem in files else ""

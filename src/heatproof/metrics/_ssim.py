@@ -16,7 +16,7 @@ be negative. Two constant maps have R = 0: NaN in "local5".
 How: with s = x + y and d = x - y, four window sums (of s, d, s^2, d^2) give all five moments. They are kept
 in float64, since float32 loses the variance of flat windows next to C2. On the CPU NumPy does the work in a
 few threads, each with its own maps: torch would start and join its threads some forty times per map. Memory
-is what costs there, so each thread keeps three buffers that fit a core's cache and never asks for more.
+is what costs there, so each thread keeps its buffers from map to map.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ K1, K2 = 0.01, 0.03
 C1, C2 = 0.01, 0.03
 SIDE, REACH = 5, 2
 WINDOW = SIDE * SIDE
-STRIP = 25_000  # pixels of a strip: twelve lines of float64 of this length fit the cache of a core
+REASONS = ("", "both maps are constant, so they have no range", "the mask leaves no pixel to compare")
+STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of float64
 
 
 @metric("ssim", needs=("maps",), bounds=(-1.0, 1.0), cite="wang2004ssim")
@@ -60,9 +61,8 @@ def ssim_reasons(
 ) -> list[str]:
     """Why `ssim` of the same arguments is NaN, pair by pair; "" where it is defined."""
     pair = _pair(a, b, mode, mask, data_range)
-    reasons = ("", "both maps are constant, so they have no range", "the mask leaves no pixel to compare")
     kinds = torch.where(pair.unseen, 2, pair.constant.int())
-    return [reasons[kind] for kind in kinds.tolist()]
+    return [REASONS[kind] for kind in kinds.tolist()]
 
 
 class _Pair(NamedTuple):
@@ -131,8 +131,9 @@ def _local5(pair: _Pair) -> Tensor:
     for part in chunks(x, (x.shape[1], x.shape[2])):
         first, second = x[part].double(), y[part].double()
         total, gap = first + second, first - second
-        a, b, p, q = (_window_sums(field) for field in (total, gap, total * total, gap * gap))
-        similar = _similarity(a, b, p, q, reach[part, None, None])
+        sums = [_window_sums(field) for field in (total, gap, total * total, gap * gap)]
+        spare = torch.empty_like(sums[0]), torch.empty_like(sums[0])
+        similar = _similarity(sums, reach[part, None, None], spare, torch.add)
         parts.append(_mean(similar, None if inner is None else inner[part]))
     return torch.cat(parts) if parts else reach
 
@@ -196,30 +197,31 @@ class _Strips:
         np.add(rows[:, :-1], rows[:, 1:], out=pairs[:, : inside - 1])
         windows = np.add(pairs[:, :kept], pairs[:, 2 : 2 + kept], out=fields[:, :kept])
         windows += rows[:, 4:]
-        _similarity(*windows, reach)
+        _similarity(windows, reach, pairs[:2, :kept], np.add)
         return fields[0, :inside].reshape(-1, w)[:, : w - SIDE + 1]
 
 
-def _similarity(a: Any, b: Any, p: Any, q: Any, reach: Any) -> Any:
+def _similarity(sums: Any, reach: Any, spare: Any, add: Any) -> Any:
     """SSIM of each window from its sums of s, d, s^2 and d^2, float64, arrays or tensors; all in place.
 
+    `spare` is room for two more of them, `add` the library's own.
     Every term of the formula is scaled by 2 * 25^2 (means) or 2 * 25 * 24 (sample covariances).
     """
-    c1 = 2 * WINDOW**2 * (K1 * reach) ** 2
-    c2 = 2 * WINDOW * (WINDOW - 1) * (K2 * reach) ** 2
+    a, b, p, q = sums
     for mean, square in ((a, p), (b, q)):
         mean *= mean
         square *= WINDOW
         square -= mean
-    for first, second, constant in ((a, b, c1), (p, q, c2)):
-        first -= second  # first - second and first + second in place of first and second
-        second *= 2
-        second += first
-        first += constant
-        second += constant
+    p += 2 * WINDOW * (WINDOW - 1) * (K2 * reach) ** 2
+    a += 2 * WINDOW**2 * (K1 * reach) ** 2
+    spread, size = spare
+    add(p, q, out=spread)
+    add(a, b, out=size)
+    spread *= size
+    p -= q
+    a -= b
     a *= p
-    b *= q
-    a /= b
+    a /= spread
     return a
 
 

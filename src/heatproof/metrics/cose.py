@@ -28,7 +28,6 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.metrics._inputs import as_tensor, same_length
 from heatproof.registry import metric
-from heatproof.types import Maps, upsample
 
 Interval = tuple[float, float]
 NAN = float("nan")
@@ -163,13 +162,6 @@ def cose_map(signed: Any) -> Tensor:
     # An infinite divisor sends a map without contrast to zero, as everywhere else.
     ceiling = torch.where(ceiling > 0, ceiling, torch.inf)[:, None]
     return (pixels / ceiling).clamp(max=1).reshape(strength.shape)
-
-
-def comparable(maps: Maps) -> Tensor:
-    """ "b H W" in [0, 1]: maps as COSE compares them, signed ones by strength."""
-    if maps.signed_values is None:
-        return maps.upsample()
-    return cose_map(upsample(maps.signed_values, maps.image_size))
 
 
 def _flat(values: Any) -> np.ndarray:

@@ -276,7 +276,8 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
     """The last layer at each of the `count` coarsest octaves up to the main layer, found by one pass."""
     by_octave: dict[int, str] = {}
     for name, layout, channels in picture_layers(model, images):
-        if channels > 1:
+        padding = isinstance(find_module(model.module, name), nn.modules.padding._ConstantPadNd)
+        if channels > 1 and not padding:
             by_octave[round(math.log2(images.shape[-2] / layout.height))] = name
         if name == main:
             break

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from heatproof.metrics._cose_pairs import comparable
 from heatproof.metrics._ssim import ssim
-from heatproof.metrics.cose import comparable
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.plan import Task
 from heatproof.store import MapStore, RunFolder

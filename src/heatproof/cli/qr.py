@@ -1,0 +1,162 @@
+"""heatproof qr: pictures of codes with exact masks of their parts, for any program to use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import numpy as np
+from PIL import Image
+
+from heatproof.cli._console import Steps, console, steps
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.images.code_files import check_folder, write_codes
+from heatproof.images.codes import QRSet, make_codes
+from heatproof.images.distort import DISTORTIONS, distort
+from heatproof.images.symbols import SYMBOLS
+from heatproof.report.panels import Tile, sheet
+
+PREVIEW = "preview.png"
+LINE_EVERY = 200  # pictures, where there is no terminal
+TINTS = {"box": (60, 120, 255), "finder": (255, 40, 40), "timing": (0, 170, 60)}
+STUDY = """
+methods = ["gradcam", "layercam"]
+metrics = ["structure", "localise"]
+[model]
+spec = "YOUR MODEL"        # label 1 is a code, 0 is none
+[images]
+kind = "csv"
+path = "{path}"
+classes = ["1"]            # only codes have parts to score"""
+
+
+@click.group("qr")
+def qr_group() -> None:
+    """Make pictures of QR codes and other codes, with exact masks of their parts."""
+
+
+@qr_group.command("make")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--positives", type=click.IntRange(min=0), default=600, show_default=True, help="Codes.")
+@click.option("--negatives", type=click.IntRange(min=0), default=600, show_default=True, help="Not codes.")
+@click.option("--size", type=int, default=224, show_default=True, help="Pixels along a side.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Everything follows from it.")
+@click.option("--symbol", default="qr", show_default=True, help=f"One of {', '.join(sorted(SYMBOLS))}.")
+@click.option("--versions", help="Sizes of the code, such as 1-6 or 2,5,10; else the symbol's usual ones.")
+@click.option("--photos", type=click.Path(path_type=Path), help="A folder of photographs for backgrounds.")
+@click.option("--distortion", help=f"One of {', '.join(DISTORTIONS)}.")
+@click.option("--severity", type=float, help="Of the distortion, from 0 to 1.  [default: 0.5]")
+@click.option("--overwrite", is_flag=True, help="Replace an older set in the same folder.")
+def make_command(
+    out: Path,
+    positives: int,
+    negatives: int,
+    size: int,
+    seed: int,
+    symbol: str,
+    versions: str | None,
+    photos: Path | None,
+    distortion: str | None,
+    severity: float | None,
+    overwrite: bool,
+) -> None:
+    """Write pictures of codes and of hard negatives, their masks and a manifest into the folder OUT.
+
+    \b
+    Examples:
+      heatproof qr make codes
+      heatproof qr make rotated --distortion rotation --severity 0.5 --positives 300 --negatives 300 --seed 1
+      heatproof qr make matrices --symbol datamatrix --photos holiday/
+    """
+    if positives + negatives == 0:
+        raise InputError("there is nothing to make; ask for some --positives or --negatives")
+    strength = check_distortion(distortion, severity)
+    check_folder(out, overwrite)
+    count = positives + negatives
+    with steps("drawing", count) as progress:
+        data = make_codes(
+            symbol, positives, negatives, size, seed,
+            versions=parse_versions(versions), photos=photos, progress=counter(progress, "drawn"),
+        )  # fmt: skip
+    if distortion is not None:
+        pictures, masks = distort(data.pictures, distortion, strength, seed, data.masks)
+        data = data._replace(pictures=pictures, masks=masks or {})
+    with steps("writing", count) as progress:
+        manifest = write_codes(data, out, counter(progress, "written"), overwrite)
+    preview(data).save(out / PREVIEW)
+    what = f", {distortion} {strength:g}" if distortion else ""
+    console.print(f"{positives} codes ({symbol}) and {negatives} negatives, {size}x{size}, seed {seed}{what}")
+    for name, path in (("manifest", manifest), ("a look at them", out / PREVIEW)):
+        console.print(f"{name}: {path}", soft_wrap=True)
+    console.print(
+        "a study that scores maps on their parts:", STUDY.format(path=manifest.as_posix()), soft_wrap=True
+    )
+
+
+def check_distortion(distortion: str | None, severity: float | None) -> float:
+    """The severity; both are looked at before anything is drawn."""
+    if distortion is None:
+        if severity is not None:
+            raise InputError("--severity says how strong a distortion is; name one with --distortion")
+        return 0.0
+    strength = 0.5 if severity is None else severity
+    if distortion not in DISTORTIONS:
+        raise UnknownNameError("distortion", distortion, DISTORTIONS)
+    if not 0 <= strength <= 1:
+        raise InputError(f"a severity is a number from 0 (none) to 1; got {strength:g}")
+    return strength
+
+
+def parse_versions(text: str | None) -> list[int] | None:
+    """
+    >>> parse_versions("1-3,7")
+    [1, 2, 3, 7]
+    """
+    if text is None:
+        return None
+    versions: set[int] = set()
+    for piece in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?", piece)
+        if not found:
+            raise InputError(f"cannot read the versions {text!r}; write them like 1-6 or 2,5,10")
+        first = int(found[1])
+        versions |= set(range(first, int(found[2] or first) + 1))
+    return sorted(versions)
+
+
+def counter(progress: Steps, what: str) -> Callable[[int], None]:
+    """Moves the bar; without a terminal, a line now and then."""
+
+    def made(count: int) -> None:
+        after = progress.finished + count
+        told = after == progress.total or after // LINE_EVERY > progress.finished // LINE_EVERY
+        progress.done(what if told else None, count)
+
+    return made
+
+
+def preview(data: QRSet, columns: int = 6) -> Image.Image:
+    """Some codes, the same with their parts tinted, and negatives of every kind."""
+    codes, others = (np.flatnonzero(data.labels == label)[:columns] for label in (1, 0))
+    rows = [
+        [Tile(Image.fromarray(data.pictures[i]), str(data.kinds[i]), about(data, i)) for i in codes],
+        [Tile(tinted(data, i), "finder red, timing green, box blue") for i in codes],
+        [Tile(Image.fromarray(data.pictures[i]), str(data.kinds[i]), about(data, i)) for i in others],
+    ]
+    return sheet([row for row in rows if row], heading=f"{len(data.labels)} pictures")
+
+
+def about(data: QRSet, i: int) -> str:
+    spot = data.spots[i]
+    drawn = f"{spot.scale} px per module"
+    return f"version {spot.code.version}{spot.code.level}, {drawn}" if spot.code else drawn
+
+
+def tinted(data: QRSet, i: int) -> Image.Image:
+    picture = data.pictures[i].astype(float)
+    for part, colour in TINTS.items():
+        inside = data.masks[part][i]
+        picture[inside] = 0.5 * data.pictures[i][inside] + 0.5 * np.array(colour)
+    return Image.fromarray(picture.round().astype(np.uint8))

@@ -1,0 +1,229 @@
+"""Six distortions of pictures with a severity s in [0, 1]; masks follow the geometry.
+
+    rotation     by 40 s degrees, either way, about the centre
+    perspective  each corner moves inwards by up to 0.3 s of either side
+    blur         Gaussian, sigma = 4 s at 224 pixels, in proportion for other sizes
+    jpeg         quality 90 - 85 s
+    low_light    (1 - 0.9 s) of the light, and noise with a deviation of 8 s grey levels
+    occlusion    one rectangle over 0.25 s of the area
+
+The six and the severities are those of chakraborty2025cambench, which gives no strengths; these are ours.
+Severity 0 returns the pictures as they are. What is random (a direction, corners, noise, the rectangle's
+place, shape and colour) follows from the seed, the picture's index and the distortion, not from s: the
+severities of a picture are steps along one path.
+
+Geometry: an output pixel's centre is sent back through the inverse map. Pictures are read there bilinearly,
+and beyond their edge by its nearest pixel, which is background; masks take the pixel they land in, and
+nothing beyond the edge. Since modules are whole pixels, that is the exact test whether a centre lies in the
+warped part. A rotated picture is shrunk just so far that all of it stays in the frame, so turning loses no
+part. (Not 45 degrees: there the shrunken pixel grid falls on pixel centres, and every border would be a
+tie.)
+
+Occlusion leaves the masks alone: the part is still there, behind something. A map that rightly avoids it
+loses finder mass, and a robustness curve is to show that.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy import ndimage
+from torch.nn import functional as F
+
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.images.symbols import Random
+
+SEVERITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
+PICTURES_AT_ONCE = 32
+ANGLE, CORNER_SHIFT, SIGMA, QUALITY, DARKER, NOISE, HIDDEN = 40.0, 0.3, 4 / 224, (90, 85), 0.9, 8.0, 0.25
+
+Masks = dict[str, np.ndarray]
+Picture = np.ndarray  # "H W 3", uint8
+
+
+def rotation(severity: float, height: int, width: int, random: Random) -> np.ndarray:
+    """The map from the picture's points (x, y, 1) to the distorted picture's, "3 3"."""
+    angle = math.radians(ANGLE * severity) * (1 if random.random() < 0.5 else -1)
+    cos, sin = math.cos(angle), math.sin(angle)
+    spread = max(cos + abs(sin) * height / width, cos + abs(sin) * width / height)
+    centre = np.array([[1, 0, width / 2], [0, 1, height / 2], [0, 0, 1]])
+    turn = np.array([[cos / spread, -sin / spread, 0], [sin / spread, cos / spread, 0], [0, 0, 1]])
+    return centre @ turn @ np.linalg.inv(centre)
+
+
+def perspective(severity: float, height: int, width: int, random: Random) -> np.ndarray:
+    """Likewise, "3 3": the frame's corners go to points inside it."""
+    shifts = CORNER_SHIFT * severity * random.random((4, 2))
+    corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
+    frame = np.array([width, height])
+    return homography(corners * frame, (corners + (1 - 2 * corners) * shifts) * frame)
+
+
+def homography(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The projective map that sends four points to four points, each "4 2"."""
+    rows = []
+    for (x, y), (u, v) in zip(source, target, strict=True):
+        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
+    return np.append(np.linalg.solve(np.array(rows), target.reshape(-1)), 1).reshape(3, 3)
+
+
+def blur(picture: Picture, severity: float, random: Random) -> Picture:
+    sigma = SIGMA * severity * min(picture.shape[:2])
+    values = ndimage.gaussian_filter(picture.astype(np.float32), (sigma, sigma, 0), mode="nearest")
+    return to_bytes(values)
+
+
+def jpeg(picture: Picture, severity: float, random: Random) -> Picture:
+    best, worse = QUALITY
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "JPEG", quality=round(best - worse * severity))
+    return np.asarray(Image.open(buffer).convert("RGB"))
+
+
+def low_light(picture: Picture, severity: float, random: Random) -> Picture:
+    noise = random.standard_normal(picture.shape, dtype=np.float32)
+    return to_bytes((1 - DARKER * severity) * picture + NOISE * severity * noise)
+
+
+def occlusion(picture: Picture, severity: float, random: Random) -> Picture:
+    height, width = picture.shape[:2]
+    middle, log_aspect, colour = random.random(2), random.uniform(-1, 1), random.integers(0, 256, 3)
+    aspect = 2**log_aspect
+    share = HIDDEN * severity
+    tall, wide = round(math.sqrt(share / aspect) * height), round(math.sqrt(share * aspect) * width)
+    top, left = round(middle[0] * (height - tall)), round(middle[1] * (width - wide))
+    hidden = picture.copy()
+    hidden[top : top + tall, left : left + wide] = colour
+    return hidden
+
+
+def to_bytes(values: np.ndarray) -> Picture:
+    return values.round().clip(0, 255).astype(np.uint8)
+
+
+class Distortion(NamedTuple):
+    """Either moves points, or changes one picture's values in place."""
+
+    geometry: Callable[[float, int, int, Random], np.ndarray] | None = None
+    values: Callable[[Picture, float, Random], Picture] | None = None
+
+
+DISTORTIONS: dict[str, Distortion] = {
+    "rotation": Distortion(geometry=rotation),
+    "perspective": Distortion(geometry=perspective),
+    "blur": Distortion(values=blur),
+    "jpeg": Distortion(values=jpeg),
+    "low_light": Distortion(values=low_light),
+    "occlusion": Distortion(values=occlusion),
+}
+
+
+def distort(
+    pictures: np.ndarray,
+    kind: str,
+    severity: float,
+    seed: int = 0,
+    masks: Mapping[str, Any] | None = None,
+    indices: Sequence[int] | None = None,
+) -> tuple[np.ndarray, Masks | None]:
+    """Pictures "n H W 3" uint8 and their masks (each "n H W"), distorted; the arguments stay as they are.
+
+    indices: the pictures' numbers where they are some of a larger set; else 0, 1, ... The same number gives
+    the same distortion, in any batch.
+    """
+    moved, severity, numbers = check(pictures, kind, severity, masks, indices)
+    kept = None if masks is None else {part: _binary(mask) for part, mask in masks.items()}
+    if severity == 0 or not len(pictures):
+        return pictures.copy(), kept
+    randoms = [_random(seed, number, kind) for number in numbers]
+    if moved.values is not None:
+        change = moved.values
+        with ThreadPoolExecutor() as threads:
+            changed = threads.map(
+                lambda pair: change(pair[0], severity, pair[1]), zip(pictures, randoms, strict=True)
+            )
+            return np.stack(list(changed)), kept
+    height, width = pictures.shape[1:3]
+    assert moved.geometry is not None
+    maps = np.stack([moved.geometry(severity, height, width, random) for random in randoms])
+    return _warp(pictures, kept, maps)
+
+
+def geometry(
+    kind: str, severity: float, size: tuple[int, int], seed: int = 0, indices: Sequence[int] = (0,)
+) -> np.ndarray:
+    """ "n 3 3": where `distort` moves points (x, y, 1) of pictures of height and width `size`.
+
+    The corner of the first pixel is 0, its centre 0.5. The identity where a distortion moves nothing.
+    """
+    check(np.empty((len(indices), *size, 3), np.uint8), kind, severity, None, indices)
+    move = DISTORTIONS[kind].geometry
+    if move is None or severity == 0:
+        return np.repeat(np.eye(3)[None], len(indices), 0)
+    return np.stack([move(severity, *size, _random(seed, number, kind)) for number in indices])
+
+
+def _random(seed: int, number: int, kind: str) -> Random:
+    return np.random.default_rng((seed, int(number), *kind.encode()))
+
+
+def _warp(pictures: np.ndarray, masks: Masks | None, maps: np.ndarray) -> tuple[np.ndarray, Masks | None]:
+    warped = np.empty_like(pictures)
+    carried = None if masks is None else {part: np.empty_like(mask) for part, mask in masks.items()}
+    for some, sources in _sources(np.linalg.inv(maps), *pictures.shape[1:3]):
+        values = torch.from_numpy(pictures[some]).permute(0, 3, 1, 2).float()
+        read = F.grid_sample(values, sources, mode="bilinear", padding_mode="border", align_corners=False)
+        warped[some] = to_bytes(read.permute(0, 2, 3, 1).numpy())
+        for part, mask in (masks or {}).items():
+            assert carried is not None
+            flags = torch.from_numpy(mask[some])[:, None].float()
+            read = F.grid_sample(flags, sources, mode="nearest", padding_mode="zeros", align_corners=False)
+            carried[part][some] = read[:, 0].numpy() >= 0.5
+    return warped, carried
+
+
+def _sources(inverse: np.ndarray, height: int, width: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Where each output pixel's centre comes from, "n H W 2" with the frame's edges at -1 and 1."""
+    rows, columns = np.indices((height, width)) + 0.5
+    points = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
+    for start in range(0, len(inverse), PICTURES_AT_ONCE):
+        some = slice(start, start + PICTURES_AT_ONCE)
+        x, y, w = (inverse[some] @ points).reshape(-1, 3, height, width).swapaxes(0, 1)
+        grid = np.stack([2 * x / w / width - 1, 2 * y / w / height - 1], axis=-1)
+        yield some, torch.from_numpy(grid).float()
+
+
+def _binary(mask: Any) -> np.ndarray:
+    values = np.asarray(mask)
+    return values.copy() if values.dtype == bool else values >= 0.5
+
+
+def check(
+    pictures: np.ndarray,
+    kind: str,
+    severity: float,
+    masks: Mapping[str, Any] | None,
+    indices: Sequence[int] | None,
+) -> tuple[Distortion, float, Sequence[int]]:
+    """What was asked for, in usable form."""
+    if kind not in DISTORTIONS:
+        raise UnknownNameError("distortion", kind, DISTORTIONS)
+    if not isinstance(severity, int | float | np.number) or not 0 <= float(severity) <= 1:
+        raise InputError(f"a severity is a number from 0 (none) to 1; got {severity!r}")
+    shape, dtype = np.shape(pictures), getattr(pictures, "dtype", type(pictures).__name__)
+    if len(shape) != 4 or shape[3] != 3 or dtype != np.uint8:
+        raise InputError(f"pictures to distort are 8-bit 'n H W 3'; got {dtype} of shape {shape}")
+    for part, mask in (masks or {}).items():
+        if np.shape(mask) != shape[:3]:
+            raise InputError(f"the masks of {part!r} must have the shape {shape[:3]}; got {np.shape(mask)}")
+    numbers = range(shape[0]) if indices is None else indices
+    if len(numbers) != shape[0]:
+        raise InputError(f"{shape[0]} pictures need as many indices; got {len(numbers)}")
+    return DISTORTIONS[kind], float(severity), numbers

@@ -1,0 +1,207 @@
+"""COSE's thirteen transforms, on the device: what each does to pictures, and how a map is brought back.
+
+    geometric     translate-x, translate-y (to 32 px of 224, scaled with the picture), rotate (to 135 degrees,
+                  counter-clockwise, about the centre), flip-x (left and right), flip-y (top and bottom)
+    photometric   brightness, colour, contrast, sharpness (factor 1 + m, |m| to .99), autocontrast, equalize,
+                  blur, smooth (see photometric.py)
+
+Pictures "b c h w" uint8 go in and come out, each with a magnitude of its own. What a geometric transform
+moves, it also moves back: by the opposite magnitude, flips by themselves, photometric ones by nothing. What
+left the frame is lost, so a mask of ones makes the same round trip and is eroded by 5x5: where it is still
+one, every window of SSIM holds pixels that the transformed picture showed.
+
+A signed transform has 61 magnitudes, evenly from -reach to reach; zero is dropped. `draw` takes 6 of the 60
+per image without putting back. 7 signed transforms x 6 + 6 fixed ones = 48 transformed inputs per image.
+
+Cite: daroya2023cose.
+
+Deviations: translations are rounded to whole pixels, at least one, so that they are exact both ways (the
+authors drop the fraction, which makes the smallest ones no change at all). Rotations are bilinear, for
+pictures and maps alike; the authors take the nearest pixel for pictures. New pixels are black.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.images import photometric
+
+STEPS = 30  # magnitudes on each side of zero
+DRAWS = 6
+REFERENCE = 224  # the side that translations are stated for
+ERODED = 5  # SSIM's window
+WHOLE = 0.999  # a pixel of the mask that survived two interpolations
+
+Change = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A transform with its inverse. Magnitudes are "b"; a transform that is not signed ignores them."""
+
+    name: str
+    reach: float  # the largest magnitude; 0 for a transform that has none
+    carry: Change | None = None  # moves "b c h w" of any type; None: nothing moves
+    recolour: Change | None = None  # uint8 -> uint8
+
+    @property
+    def signed(self) -> bool:
+        return self.reach > 0
+
+    @property
+    def geometric(self) -> bool:
+        return self.carry is not None
+
+    @property
+    def magnitudes(self) -> np.ndarray:
+        """All that may be drawn: 60, or the one 0 of a fixed transform."""
+        steps = np.delete(np.arange(-STEPS, STEPS + 1), STEPS)
+        return steps * self.reach / STEPS if self.signed else np.zeros(1)
+
+    def apply(self, pictures: Tensor, magnitudes: Tensor) -> Tensor:
+        """ "b c h w" uint8 -> the same, transformed."""
+        if pictures.dtype != torch.uint8 or pictures.ndim != 4 or pictures.shape[1] not in (1, 3):
+            raise InputError(
+                f"{self.name} takes 8-bit pictures 'b c h w' with 1 or 3 channels; got "
+                f"{pictures.dtype} of shape {tuple(pictures.shape)}"
+            )
+        if len(magnitudes) != len(pictures):
+            raise InputError(f"{self.name} needs one magnitude per picture: {len(pictures)}")
+        if self.carry is not None:
+            return self.carry(pictures, magnitudes)
+        assert self.recolour is not None
+        return self.recolour(pictures, magnitudes)
+
+    def transport(self, maps: Tensor, magnitudes: Tensor) -> Tensor:
+        """Maps "b h w" moved as the picture is."""
+        return maps if self.carry is None else self.carry(maps[:, None], magnitudes)[:, 0]
+
+    def inverse_maps(self, maps: Tensor, magnitudes: Tensor) -> Tensor:
+        """Maps "b h w" of transformed pictures, laid over the original ones; 0 where nothing is known."""
+        return self.transport(maps, -magnitudes)
+
+    def valid(self, size: tuple[int, int], magnitudes: Tensor) -> Tensor | None:
+        """ "b h w" bool: where a map that was brought back can be compared; None: everywhere."""
+        if not (self.signed and self.geometric):
+            return None
+        ones = torch.ones(len(magnitudes), *size, device=magnitudes.device)
+        back = self.inverse_maps(self.transport(ones, magnitudes), magnitudes)
+        lost = (back < WHOLE).float()
+        return F.max_pool2d(lost[:, None], ERODED, stride=1, padding=ERODED // 2)[:, 0] == 0
+
+
+def _translate(pixels: Tensor, magnitudes: Tensor, *, dim: int) -> Tensor:
+    """Shift along an axis; positive goes right or down."""
+    side = pixels.shape[dim]
+    wanted = magnitudes.double() * (side / REFERENCE)
+    shift = (wanted.sign() * wanted.abs().round().clamp(min=1)).long()
+    source = torch.arange(side, device=pixels.device) - shift[:, None]
+    inside = (source >= 0) & (source < side)
+    shape = [len(pixels), 1, 1, 1]
+    shape[dim] = side
+    moved = pixels.gather(dim, source.clamp(0, side - 1).view(shape).expand_as(pixels))
+    return moved * inside.view(shape).to(pixels.dtype)
+
+
+def _rotate(pixels: Tensor, magnitudes: Tensor) -> Tensor:
+    """Counter-clockwise by so many degrees, bilinear, 8-bit pictures rounded."""
+    height, width = pixels.shape[-2:]
+    x, y = (
+        (torch.arange(n, device=pixels.device, dtype=torch.float64) - (n - 1) / 2) for n in (width, height)
+    )
+    angles = torch.deg2rad(magnitudes.double()).view(-1, 1, 1)
+    cos, sin = angles.cos(), angles.sin()
+    # By hand, not affine_grid: a GPU may multiply its matrices in reduced precision.
+    columns = cos * x - sin * y[:, None]
+    rows = sin * x + cos * y[:, None]
+    grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1).float()
+    turned = F.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return turned if pixels.is_floating_point() else (turned + 0.5).floor().clamp(0, 255).to(pixels.dtype)
+
+
+def _flip(pixels: Tensor, _magnitudes: Tensor, *, dim: int) -> Tensor:
+    return pixels.flip(dim)
+
+
+TRANSFORMS: dict[str, Transform] = {
+    transform.name: transform
+    for transform in (
+        Transform("translate-x", 32.0, partial(_translate, dim=3)),
+        Transform("translate-y", 32.0, partial(_translate, dim=2)),
+        Transform("rotate", 135.0, _rotate),
+        Transform("flip-x", 0.0, partial(_flip, dim=3)),
+        Transform("flip-y", 0.0, partial(_flip, dim=2)),
+        Transform("brightness", 0.99, recolour=photometric.brightness),
+        Transform("colour", 0.99, recolour=photometric.colour),
+        Transform("contrast", 0.99, recolour=photometric.contrast),
+        Transform("sharpness", 0.99, recolour=photometric.sharpness),
+        Transform("autocontrast", 0.0, recolour=photometric.autocontrast),
+        Transform("equalize", 0.0, recolour=photometric.equalize),
+        Transform("blur", 0.0, recolour=photometric.blur),
+        Transform("smooth", 0.0, recolour=photometric.smooth),
+    )
+}
+
+
+class Run(NamedTuple):
+    """Neighbouring variants made by one transform."""
+
+    transform: Transform
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Which variants each image gets: the same transforms for all, magnitudes of its own."""
+
+    names: tuple[str, ...]  # "v": the transform of each variant, equal ones side by side
+    magnitudes: np.ndarray  # "images v", 0 for fixed transforms
+
+    def runs(self) -> Iterator[Run]:
+        """The variants transform by transform."""
+        for name in dict.fromkeys(self.names):
+            first = self.names.index(name)
+            yield Run(TRANSFORMS[name], first, first + self.names.count(name))
+
+
+def draw(seed: int, ids: Sequence[str], draws: int = DRAWS, names: Sequence[str] | None = None) -> Drawn:
+    """The variants of each image, which follow from the seed and the image's id alone.
+
+    draws: magnitudes per image and signed transform, 1 to 60, all different. names: some of the transforms.
+    A larger number of draws adds to those of a smaller one.
+
+    >>> drawn = draw(0, ["cat.png"])
+    >>> len(drawn.names), drawn.names.count("rotate")
+    (48, 6)
+    """
+    chosen = list(TRANSFORMS if names is None else dict.fromkeys(names))
+    for name in chosen:
+        if name not in TRANSFORMS:
+            raise UnknownNameError("transform", name, TRANSFORMS)
+    if not 1 <= draws <= 2 * STEPS or seed < 0 or not chosen:
+        raise InputError(
+            f"draw 1 to {2 * STEPS} magnitudes of at least one transform with a seed of 0 or more; got "
+            f"draws={draws}, {len(chosen)} transforms, seed={seed}"
+        )
+    counts = {name: draws if TRANSFORMS[name].signed else 1 for name in chosen}
+    rows = [[_magnitudes(seed, image, name)[: counts[name]] for name in chosen] for image in ids]
+    total = sum(counts.values())
+    table = np.array([np.concatenate(row) for row in rows]).reshape(len(ids), total)
+    return Drawn(tuple(name for name in chosen for _ in range(counts[name])), table)
+
+
+def _magnitudes(seed: int, image: str, name: str) -> np.ndarray:
+    """All magnitudes of a transform in the order in which this image draws them."""
+    key = hashlib.blake2b(f"{image}\n{name}".encode(errors="surrogateescape"), digest_size=16).digest()
+    return np.random.default_rng((seed, int.from_bytes(key))).permutation(TRANSFORMS[name].magnitudes)

@@ -1,0 +1,296 @@
+/* heatproof: heatmaps over pictures, and the controls that change them.
+
+   heatproof.gallery(root, set) shows a set of images. The set holds methods, metrics, groups, colours and images;
+   an image's picture is an address and its maps are {h, w, data}, or functions and promises of these, so that the
+   same code serves a page with everything inside and one that asks a server. Text from outside only ever becomes
+   textContent. */
+"use strict";
+const heatproof = (() => {
+  const make = (tag, attributes = {}, ...children) => {
+    const element = document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key === "class") element.className = value;
+      else if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+      else if (value === true) element.setAttribute(key, "");
+      else if (value !== false && value != null) element.setAttribute(key, value);
+    }
+    element.append(...children.filter((child) => child != null));
+    return element;
+  };
+  const outside = (text) => { const bdi = make("bdi"); bdi.textContent = text; return bdi; };
+  const number = (value) => (value == null ? "–" : value.toFixed(Math.abs(value) >= 100 ? 1 : 3).replace("-", "−"));
+  const arrow = (metric) => (metric.up == null ? "" : metric.up ? "\u00a0↑" : "\u00a0↓");
+
+  /* 256 colours from a few points, linear in between. */
+  const ramp = (points) => {
+    const colours = new Uint8ClampedArray(256 * 3);
+    const parsed = points.map((hex) => [0, 2, 4].map((k) => parseInt(hex.slice(k, k + 2), 16)));
+    for (let i = 0; i < 256; i++) {
+      const at = (i / 255) * (parsed.length - 1), low = Math.min(Math.floor(at), parsed.length - 2), t = at - low;
+      for (let c = 0; c < 3; c++) colours[3 * i + c] = parsed[low][c] * (1 - t) + parsed[low + 1][c] * t;
+    }
+    return colours;
+  };
+
+  const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+  /* Bilinear with pixel centres (align_corners=False), then stretched to 0..1 as every metric does. */
+  const enlarge = (map, size) => {
+    const { h, w } = map, from = typeof map.data === "string" ? (map.data = bytes(map.data)) : map.data;
+    const out = new Float32Array(size * size);
+    const line = (n) => Array.from({ length: size }, (_, i) => {
+      const at = Math.min(Math.max((i + 0.5) * n / size - 0.5, 0), n - 1), low = Math.floor(at);
+      return [low, Math.min(low + 1, n - 1), at - low];
+    });
+    const rows = line(h), columns = line(w);
+    let least = Infinity, most = -Infinity, k = 0;
+    for (const [y0, y1, v] of rows) {
+      for (const [x0, x1, u] of columns) {
+        const top = from[y0 * w + x0] * (1 - u) + from[y0 * w + x1] * u;
+        const bottom = from[y1 * w + x0] * (1 - u) + from[y1 * w + x1] * u;
+        const value = top * (1 - v) + bottom * v;
+        out[k++] = value;
+        if (value < least) least = value;
+        if (value > most) most = value;
+      }
+    }
+    const span = most - least;
+    for (k = 0; k < out.length; k++) out[k] = span > 0 ? (out[k] - least) / span : 0;
+    return out;
+  };
+
+  const paint = (canvas, values, colours) => {
+    const size = canvas.width, context = canvas.getContext("2d"), picture = context.createImageData(size, size);
+    for (let k = 0; k < values.length; k++) {
+      const level = 3 * Math.round(values[k] * 255);
+      picture.data.set([colours[level], colours[level + 1], colours[level + 2], 255], 4 * k);
+    }
+    context.putImageData(picture, 0, 0);
+  };
+
+  const SIZE = 112;
+  const settled = async (thing) => (typeof thing === "function" ? thing() : thing);
+
+  /* One picture with one map over it. */
+  const frame = (image, method, name, colours) => {
+    const box = make("div", { class: "frame" });
+    const map = image.maps[method];
+    const picture = make("img", { alt: "" });
+    const canvas = make("canvas", { width: SIZE, height: SIZE, role: "img" });
+    canvas.setAttribute("aria-label", `${name} map of ${image.id}`);
+    settled(image.picture).then((address) => { 
+      if (!address) return;
+      if (!address.startsWith("data:")) picture.loading = "lazy";
+      picture.src = address;
+      box.prepend(picture);
+    });
+    settled(map).then((found) => {
+      if (!found) { const none = make("span", { class: "none" }); none.textContent = "no map"; box.append(none); return; }
+      box.append(canvas);
+      const values = enlarge(found, SIZE);
+      box.recolour = (table) => paint(canvas, values, table);
+      box.recolour(box.wanted || colours);
+    });
+    box.recolour = (table) => { box.wanted = table; };
+    return box;
+  };
+
+  const answer = (image) => {
+    const line = make("div", { class: "answer" });
+    if (image.label) line.append("true ", outside(image.label), make("br"));
+    if (image.predicted) {
+      line.append("predicted ", outside(image.predicted));
+      if (image.confidence != null) line.append(` ${Math.round(image.confidence * 100)}\u00a0%`);
+      if (image.right != null) {
+        const said = make("span", { class: image.right ? "right" : "wrong" });
+        said.textContent = image.right ? " ✓\u00a0right" : " ✗\u00a0wrong";
+        line.append(said);
+      }
+    }
+    return line;
+  };
+
+  const score = (metric, value) => {
+    const line = make("div", { class: "score" }), what = make("span"), much = make("span");
+    what.textContent = metric.plain.split(":")[0] + arrow(metric);
+    much.textContent = number(value);
+    line.append(what, much);
+    return line;
+  };
+
+  let fields = 0;
+  const labelled = (text, field, content) => {
+    field.id = `field-${++fields}`;
+    const label = make("label", { for: field.id });
+    label.textContent = text;
+    return make("div", { class: "field" }, label, content);
+  };
+
+  const select = (label, options, change) => {
+    const field = make("select", { onchange: () => change(field.value) });
+    for (const option of options) {
+      const entry = make("option", { value: option.value, selected: option.selected });
+      entry.textContent = option.text;
+      field.append(entry);
+    }
+    return labelled(label, field, field);
+  };
+
+  const choices = (label, name, options, change) => {
+    const legend = make("legend");
+    legend.textContent = label;
+    const row = make("div", { class: "choices" });
+    for (const option of options) {
+      const text = make("span");
+      text.textContent = option.text;
+      const input = make("input", {
+        type: "radio", name, value: option.value, checked: option.selected, onchange: () => change(option.value),
+      });
+      row.append(make("label", {}, input, text));
+    }
+    return make("fieldset", {}, legend, row);
+  };
+
+  /* Every method on one image, and every score of it. */
+  const compare = (set, image, state) => {
+    const dialog = make("dialog", { "aria-labelledby": "compared" });
+    const title = make("h3", { id: "compared" }, outside(image.id));
+    const close = make("button", { type: "button", onclick: () => dialog.close() });
+    close.textContent = "Close";
+    const cards = make("ul", { class: "cards" });
+    set.methods.forEach((method, i) => {
+      const name = make("strong", {}, outside(method.name + (method.floor ? " (floor)" : "")));
+      cards.append(make("li", { class: "card" }, name, frame(image, i, method.name, state.colours)));
+    });
+    const head = make("tr", {}, make("td"));
+    set.methods.forEach((method) => head.append(make("th", { scope: "col" }, outside(method.name))));
+    const body = make("tbody");
+    for (const metric of set.metrics) {
+      const values = image.scores[metric.name];
+      if (!values) continue;
+      const first = make("th", { scope: "row" });
+      first.textContent = metric.plain + arrow(metric);
+      const row = make("tr", {}, first);
+      values.forEach((value) => { const cell = make("td"); cell.textContent = number(value); row.append(cell); });
+      body.append(row);
+    }
+    const table = make("table", {}, make("thead", {}, head), body);
+    const region = make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": "Scores of this image" }, table);
+    dialog.append(make("header", {}, make("div", {}, title, answer(image)), close), cards, region);
+    dialog.style.setProperty("--heat", state.opacity);
+    dialog.addEventListener("close", () => dialog.remove());
+    document.body.append(dialog);
+    dialog.showModal();
+  };
+
+  const gallery = (root, set) => {
+    const names = Object.keys(set.colours);
+    const groups = Object.keys(set.groups);
+    const metricOf = (name) => set.metrics.find((metric) => metric.name === name);
+    const state = {
+      group: groups[0] || "all", method: Math.max(0, set.methods.findIndex((method) => !method.floor)),
+      colours: ramp(set.colours[names[0]]), opacity: 0.6, sort: "", answer: "all", label: "",
+    };
+    const cards = make("ul", { class: "cards" });
+    const said = make("p", { class: "said", role: "status" });
+    const scale = make("canvas", { class: "scale", width: 256, height: 1, "aria-hidden": "true" });
+
+    const shown = () => {
+      const kept = set.images.filter((image) =>
+        (state.group === "all" || state.group in image.groups) &&
+        (state.answer === "all" || image.right === (state.answer === "right")) &&
+        (!state.label || image.label === state.label));
+      const metric = metricOf(state.sort), sign = metric && metric.up === false ? 1 : -1;
+      const value = (image) => (image.scores[state.sort] || [])[state.method];
+      if (metric) {
+        const known = kept.filter((image) => value(image) != null).sort((a, b) => sign * (value(a) - value(b)));
+        return [...known, ...kept.filter((image) => value(image) == null)];
+      }
+      return state.group === "all" ? kept : kept.sort((a, b) => a.groups[state.group] - b.groups[state.group]);
+    };
+
+    const card = (image) => {
+      const method = set.methods[state.method], id = make("div", { class: "id" }, outside(image.id));
+      id.title = image.id;
+      const item = make("li", { class: "card" }, frame(image, state.method, method.name, state.colours), id, answer(image));
+      for (const name of new Set([state.sort || set.headline, set.headline])) {
+        if (name && image.scores[name]) item.append(score(metricOf(name), image.scores[name][state.method]));
+      }
+      if (state.group === "disputed" && image.agreement != null) {
+        item.append(score({ plain: "agreement of methods", up: true }, image.agreement));
+      }
+      const button = make("button", { type: "button", onclick: () => compare(set, image, state) });
+      button.textContent = "Compare methods";
+      button.setAttribute("aria-label", `Compare methods on ${image.id}`);
+      item.append(button);
+      return item;
+    };
+
+    const draw = () => {
+      const images = shown();
+      cards.replaceChildren(...images.map(card));
+      said.textContent = images.length ? `${images.length} of ${set.images.length} pictures shown, maps of ${set.methods[state.method].name}`
+        : "No picture fits these choices";
+    };
+    const recolour = (name) => {
+      state.colours = ramp(set.colours[name]);
+      cards.querySelectorAll(".frame").forEach((box) => box.recolour(state.colours));
+      paintScale();
+    };
+    const paintScale = () => {
+      const context = scale.getContext("2d"), line = context.createImageData(256, 1);
+      for (let i = 0; i < 256; i++) line.data.set([...state.colours.slice(3 * i, 3 * i + 3), 255], 4 * i);
+      context.putImageData(line, 0, 0);
+    };
+    const fade = (percent) => {
+      state.opacity = percent / 100;
+      root.style.setProperty("--heat", state.opacity);
+      seen.textContent = `${percent} %`;
+    };
+    const redraw = (key) => (value) => { state[key] = key === "method" ? Number(value) : value; draw(); };
+
+    const seen = make("output");
+    const range = make("input", { type: "range", min: 0, max: 100, step: 5, value: 60, oninput: () => fade(Number(range.value)) });
+    const labels = [...new Set(set.images.map((image) => image.label).filter(Boolean))].sort();
+    const plain = (text) => ({ value: text, text });
+    const controls = make("div", { class: "controls" },
+      choices("Show", "group", [...groups.map((key, i) => ({ value: key, text: set.groups[key], selected: i === 0 })),
+        { value: "all", text: "All", selected: !groups.length }], redraw("group")),
+      select("Method", set.methods.map((method, i) => (
+        { value: i, text: method.name + (method.floor ? " (floor)" : ""), selected: i === state.method })), redraw("method")),
+      select("Sort by", [{ value: "", text: "order of the group" }, ...set.metrics.map((metric) => (
+        { value: metric.name, text: metric.plain.split(":")[0] + arrow(metric) }))], redraw("sort")),
+      select("Answer", [{ value: "all", text: "right and wrong" }, plain("right"), plain("wrong")], redraw("answer")),
+      labels.length > 1 ? select("True class", [{ value: "", text: "all" }, ...labels.map(plain)], redraw("label")) : null,
+      labelled("Heatmap opacity", range, make("div", { class: "range" }, range, seen)),
+      select("Colours", names.map(plain), recolour), scale);
+    root.append(controls, said, cards);
+    fade(60);
+    paintScale();
+    draw();
+    return { state, draw, set };
+  };
+
+  /* A link into a fold opens it. */
+  const unfold = () => {
+    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+    if (target) target.scrollIntoView();
+  };
+  window.addEventListener("hashchange", unfold);
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest && event.target.closest('a[href^="#"]');
+    if (link && link.hash === location.hash) unfold();
+  });
+
+  return { gallery, ramp, enlarge, unfold };
+})();
+
+(() => {
+  const root = document.getElementById("gallery"), data = document.getElementById("data");
+  if (root && data) {
+    const set = JSON.parse(data.textContent);
+    if (set.images) heatproof.gallery(root, set);
+  }
+  heatproof.unfold();
+})();

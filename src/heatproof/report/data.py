@@ -1,0 +1,328 @@
+"""A run folder as one plain structure: what the page, the live page and the verdict read.
+
+Everything is about one model. Means are over images at one checkpoint (the last, unless another is named),
+with 95 % bootstrap intervals over images; values of whole classes or checkpoints carry the interval that was
+stored with them, where there is one. A number that is not defined is NaN, and n counts those that are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from heatproof.errors import InputError, StoreError, did_you_mean
+from heatproof.metrics._inputs import mean_interval
+from heatproof.metrics.sanity import Margin, above_floors
+from heatproof.monitor.alarms import Alarm, find_alarms
+from heatproof.monitor.trajectory import Trajectory, class_names, ordered
+from heatproof.registry import parse_call
+from heatproof.report.measures import Measure, in_order, measure, part, stands_beside
+from heatproof.store import Manifest, RunFolder
+
+NAN = float("nan")
+FLOORS = ("random", "edges", "centre")
+PAIR = " ~ "  # between two methods, in the rows of method_agreement
+ANSWERS = ("image", "probability", "predicted")
+HEADLINES = ("structure_score", "mask_iou", "inside", "insertion", "deletion", "pointing", "fmr")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method's mean on one metric, with its interval where one is known."""
+
+    value: float
+    low: float = NAN
+    high: float = NAN
+    n: int | None = None  # images behind it; None for a number about a whole checkpoint
+    total: int | None = None  # with those for which it is not defined
+    reason: str = ""
+    margins: Mapping[str, Margin] = field(default_factory=dict)  # by floor, over the same images
+
+    @property
+    def failed(self) -> list[str]:
+        """Floors that this method does not beat: the interval of the difference reaches zero."""
+        return [floor for floor, margin in self.margins.items() if margin.n and not margin.interval[0] > 0]
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of the checkpoint, in order of their ids, and their scores."""
+
+    ids: list[str]
+    labels: list[int | None]
+    predicted: list[int | None]
+    confidence: list[float]  # probability of the predicted class
+    scores: Mapping[tuple[str, str], np.ndarray]  # (metric, method) -> "images", NaN where not defined
+
+    @property
+    def right(self) -> list[bool | None]:
+        pairs = zip(self.labels, self.predicted, strict=True)
+        return [None if a is None or b is None else a == b for a, b in pairs]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One model of a run."""
+
+    folder: RunFolder
+    model: str
+    models: list[str]
+    checkpoint: str
+    checkpoints: list[str]  # in order of training
+    methods: list[str]  # floors last
+    images: Images
+    classes: Mapping[int, str]
+    measures: list[Measure]
+    cells: Mapping[tuple[str, str], Cell]  # (metric, method)
+    paths: Mapping[tuple[str, str], list[float]]  # (metric, method) -> mean at each checkpoint
+    by_class: Mapping[tuple[str, str, int], Cell]  # (metric, method, class), at the checkpoint
+    agreement: Mapping[str, Mapping[tuple[str, str], float]]  # kind -> (method, method) -> mean
+    curves: Mapping[str, Mapping[str, list[tuple[int, float]]]]  # method -> metric -> (percent, mean)
+    alarms: list[Alarm]  # of methods that are not floors, at any checkpoint
+    broken: list[tuple[str, str]]  # pictures that could not be used, and why
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.folder.manifest
+
+    @property
+    def real(self) -> list[str]:
+        """Methods that are not floors."""
+        return [method for method in self.methods if not is_floor(method)]
+
+    @property
+    def floors(self) -> list[str]:
+        return [method for method in self.methods if is_floor(method)]
+
+    @cached_property
+    def headline(self) -> Measure | None:
+        """The metric that images are ranked by: the first of HEADLINES that was scored."""
+        known = [m for m in self.measures if any((m.name, x) in self.images.scores for x in self.real)]
+        wanted = [m for base in HEADLINES for m in known if m.base == base]
+        others = [m for m in known if m.higher_is_better is not None and m.base != "degenerate"]
+        return next(iter([*wanted, *others]), None)
+
+    def class_name(self, label: int | None) -> str:
+        return "" if label is None else self.classes.get(label, f"class {label}")
+
+    def classifier(self, base: str) -> list[float]:
+        """AUC or accuracy at each checkpoint; empty where it was not computed."""
+        return next((v for (name, m), v in self.paths.items() if not m and measure(name).base == base), [])
+
+
+def is_floor(method: str) -> bool:
+    """Whether a method knows nothing of the network.
+
+    >>> is_floor("random(seed=3)"), is_floor("gradcam")
+    (True, False)
+    """
+    try:
+        return parse_call(method)[0] in FLOORS
+    except InputError:
+        return False
+
+
+def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None = None) -> RunData:
+    """Everything the report says about one model of a run."""
+    scores = folder.scores()
+    models = [
+        row["model"] for row in scores.sql("select model from scores group by 1 order by count(*) desc, 1")
+    ]
+    if not models:
+        raise StoreError(f"{folder.path} has no finished unit yet; run the study first")
+    model = _one_of("model", model, models, models[0])
+    rows = scores.sql("select distinct checkpoint from scores where model = ?", [model])
+    with_rows = {row["checkpoint"] for row in rows}
+    checkpoints = [name for name in ordered(folder, model) if name in with_rows]
+    checkpoint = _one_of("checkpoint", checkpoint, checkpoints, checkpoints[-1])
+    here = [model, checkpoint]
+    found = scores.sql(
+        "select distinct method from scores where model = ? and method <> '' and not contains(method, ?)",
+        [model, PAIR],
+    )
+    methods = order_methods([row["method"] for row in found], folder.manifest)
+    images = _images(folder, here)
+    cells = _image_cells(images, methods) | _checkpoint_cells(folder, here)
+    return RunData(
+        folder=folder,
+        model=model,
+        models=models,
+        checkpoint=checkpoint,
+        checkpoints=checkpoints,
+        methods=methods,
+        images=images,
+        classes=dict(enumerate(class_names(folder))),
+        measures=in_order(sorted({name for name, method in cells if method})),
+        cells=cells,
+        paths=_paths(folder, model, checkpoints),
+        by_class=_class_cells(folder, here),
+        agreement=_agreement(folder, here),
+        curves=_curves(folder, here),
+        alarms=_alarms(folder, model),
+        broken=[
+            (row["image"], row["reason"])
+            for row in scores.sql(
+                "select image, any_value(reason) as reason from scores "
+                "where model = ? and checkpoint = ? and metric = 'image' group by 1 order by 1",
+                here,
+            )
+        ],
+    )
+
+
+def order_methods(names: Sequence[str], manifest: Manifest) -> list[str]:
+    """As the study lists them, floors last."""
+    listed = {name: i for i, name in enumerate(manifest.config.get("methods", ()))}
+    return sorted(names, key=lambda name: (is_floor(name), listed.get(name, len(listed)), name))
+
+
+def _one_of(kind: str, wanted: str | None, known: Sequence[str], default: str) -> str:
+    if wanted is not None and wanted not in known:
+        raise InputError(f"the run has no {kind} {wanted!r}; {did_you_mean(wanted, known)}")
+    return default if wanted is None else wanted
+
+
+def _images(folder: RunFolder, here: list[str]) -> Images:
+    """All image-level scores of a checkpoint, as arrays over the images."""
+    scores = folder.scores()
+    about = "from scores where model = ? and checkpoint = ? and image <> ''"
+    rows = scores.sql(
+        f"""select image, any_value(label) as label,
+                   max(value) filter (metric = 'predicted') as predicted,
+                   max(value) filter (metric = 'probability' and not isnan(value)) as confidence
+            {about} and metric <> 'image' group by 1 order by 1""",
+        here,
+    )
+    ids = [row["image"] for row in rows]
+    place = {name: i for i, name in enumerate(ids)}
+    arrays: dict[tuple[str, str], np.ndarray] = {}
+    groups = scores.sql(
+        f"""select metric, method, list(image) as images, list(value) as found
+            {about} and method <> '' group by 1, 2""",
+        here,
+    )
+    for group in groups:
+        if stands_beside(group["metric"]):
+            continue
+        column = np.full(len(ids), NAN)
+        column[[place[image] for image in group["images"]]] = group["found"]
+        arrays[group["metric"], group["method"]] = column
+    guesses = [None if row["predicted"] is None else int(row["predicted"]) for row in rows]
+    confidence = [NAN if row["confidence"] is None else row["confidence"] for row in rows]
+    return Images(ids, [row["label"] for row in rows], guesses, confidence, arrays)
+
+
+def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str], Cell]:
+    cells: dict[tuple[str, str], Cell] = {}
+    for name in dict.fromkeys(metric for metric, _ in images.scores):
+        of = measure(name)
+        columns = {m: images.scores[name, m] for m in methods if (name, m) in images.scores}
+        margins: Mapping[str, Mapping[str, Margin]] = {}
+        floors = [m for m in columns if is_floor(m) and parse_call(m)[0] in of.floors]
+        if of.has_floor and floors:
+            judged = {m: c for m, c in columns.items() if not is_floor(m) or m in floors}
+            margins = above_floors(judged, bool(of.higher_is_better), floors=floors)
+        for method, column in columns.items():
+            defined = column[np.isfinite(column)]
+            value = float(defined.mean()) if len(defined) else NAN
+            low, high = mean_interval(defined)
+            cells[name, method] = Cell(
+                value, low, high, len(defined), len(column), margins=margins.get(method, {})
+            )
+    return cells
+
+
+def _checkpoint_cells(folder: RunFolder, here: list[str]) -> dict[tuple[str, str], Cell]:
+    rows = folder.scores().sql(
+        "select metric, method, value, reason from scores where model = ? and checkpoint = ? and image = '' "
+        "and label is null and not contains(method, ?)",
+        [*here, PAIR],
+    )
+    return {(name, method): cell for (name, method, _), cell in _beside(rows).items()}
+
+
+def _class_cells(folder: RunFolder, here: list[str]) -> dict[tuple[str, str, int], Cell]:
+    rows = folder.scores().sql(
+        "select metric, method, label, value, reason from scores where model = ? and checkpoint = ? "
+        "and image = '' and label is not null order by label",
+        here,
+    )
+    return _beside(rows)
+
+
+def _beside(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, Any], Cell]:
+    """Rows with their counts and intervals, which are rows of their own, in one cell."""
+    values = {(row["metric"], row["method"], row.get("label")): row for row in rows}
+    cells = {}
+    for (name, method, label), row in values.items():
+        if stands_beside(name):
+            continue
+        low, high, n = (
+            values[key]["value"] if (key := (part(name, each), method, label)) in values else NAN
+            for each in ("low", "high", "n")
+        )
+        count = None if math.isnan(n) else int(n)
+        cells[name, method, label] = Cell(row["value"], low, high, count, count, row["reason"])
+    return cells
+
+
+def _paths(folder: RunFolder, model: str, checkpoints: Sequence[str]) -> dict[tuple[str, str], list[float]]:
+    """Means by checkpoint, of images or of whole checkpoints."""
+    rows = folder.scores().sql(
+        """select metric, method, checkpoint, avg(value) filter (not isnan(value)) as mean from scores
+           where model = ? and not contains(method, ?) and (image <> '' or label is null)
+           group by all order by all""",
+        [model, PAIR],
+    )
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row["metric"] in ANSWERS or stands_beside(row["metric"]):
+            continue
+        path = found.setdefault((row["metric"], row["method"]), [NAN] * len(checkpoints))
+        path[checkpoints.index(row["checkpoint"])] = NAN if row["mean"] is None else row["mean"]
+    return found
+
+
+def _alarms(folder: RunFolder, model: str) -> list[Alarm]:
+    try:
+        trajectory = Trajectory.from_run(folder, model)
+    except InputError:  # no C-Score in this run, so nothing to watch
+        return []
+    return [alarm for alarm in find_alarms(trajectory) if not is_floor(alarm.method or "")]
+
+
+def _agreement(folder: RunFolder, here: list[str]) -> dict[str, dict[tuple[str, str], float]]:
+    rows = folder.scores().sql(
+        "select metric, method, value from scores where model = ? and checkpoint = ? and contains(method, ?)",
+        [*here, PAIR],
+    )
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    for row in rows:
+        first, _, second = row["method"].partition(PAIR)
+        kind = row["metric"].partition("(")[0].removeprefix("method_agreement").strip("_") or "agreement"
+        found.setdefault(kind, {})[first, second] = row["value"]
+    return found
+
+
+def _curves(folder: RunFolder, here: list[str]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Mean probability along insertion and deletion, where its points were kept."""
+    rows = folder.scores().sql(
+        r"""select method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
+                   regexp_extract(metric, '_at_(\d+)', 1)::int as percent,
+                   avg(value) filter (not isnan(value)) as mean from scores
+            where model = ? and checkpoint = ? and regexp_matches(metric, '^(insertion|deletion)_at_\d+')
+            group by all order by all""",
+        here,
+    )
+    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for row in rows:
+        if row["mean"] is not None:
+            found.setdefault(row["method"], {}).setdefault(row["kind"], []).append(
+                (row["percent"], row["mean"])
+            )
+    return found

@@ -1,0 +1,182 @@
+"""Pictures worth looking at, with what the page's script needs to lay any method's map over them.
+
+    best, worst    highest and lowest mean over methods of the headline metric (turned around where less is
+                   better)
+    disputed       lowest mean rank correlation between the methods' maps at 32 x 32, floors left out; in runs
+                   of more than 2,000 images, of every k-th image
+
+Maps travel as bytes, 0 to 255 between a map's least and largest positive value, at their own size but at most
+56 x 56: the script enlarges them bilinearly. Pictures are embedded once, whatever groups they are in.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from heatproof.errors import HeatproofError
+from heatproof.metrics.agreement import method_agreement
+from heatproof.report.data import RunData
+from heatproof.report.panels import COLOUR_MAPS
+from heatproof.types import Maps, normalise, upsample
+
+MOST = 48
+MOST_COMPARED = 2000
+COMPARED_AT = 32
+LARGEST = 56
+CIVIDIS = (
+    "00224e 002e6c 1e3a6f 35456c 47516c 575d6d 666970 757575 848279 948e77 a59c74 b7a96e c8b866 dbc75a "
+    "eed649 fee838"
+)
+JET = "000080 0000ff 0080ff 00ffff 80ff80 ffff00 ff8000 ff0000 800000"
+GROUPS = {"best": "Best", "worst": "Worst", "disputed": "Most disputed"}
+
+
+def colour_tables(jet: bool = False) -> dict[str, list[str]]:
+    """The page's colour maps as points to interpolate; all but jet are perceptually uniform."""
+    tables = {name: COLOUR_MAPS[name] for name in ("inferno", "viridis")} | {"cividis": CIVIDIS}
+    return {name: points.split() for name, points in (tables | ({"jet": JET} if jet else {})).items()}
+
+
+def gallery(data: RunData, most: int = MOST, jet: bool = False) -> dict[str, Any]:
+    """What the script shows: chosen images with their answers, scores, pictures and maps."""
+    dispute = disagreement(data)
+    groups = choose(data, dispute, most)
+    chosen = list(dict.fromkeys(i for places in groups.values() for i in places))
+    ids = [data.images.ids[i] for i in chosen]
+    maps = {method: packed_maps(data, method, ids) for method in data.methods}
+    shown = [
+        m for m in data.measures if any((m.name, method) in data.images.scores for method in data.methods)
+    ]
+    return {
+        "methods": [{"name": m, "floor": m in data.floors} for m in data.methods],
+        "metrics": [{"name": m.name, "plain": m.plain, "up": m.higher_is_better} for m in shown],
+        "headline": data.headline.name if data.headline else None,
+        "groups": {key: GROUPS[key] for key, places in groups.items() if places},
+        "colours": colour_tables(jet),
+        "images": [
+            {
+                **image_record(data, i),
+                "groups": {key: places.index(i) for key, places in groups.items() if i in places},
+                "agreement": _number(dispute[i]),
+                "picture": picture_address(data, data.images.ids[i]),
+                "maps": [maps[method].get(data.images.ids[i]) for method in data.methods],
+            }
+            for i in chosen
+        ],
+    }
+
+
+def image_record(data: RunData, place: int) -> dict[str, Any]:
+    """An image's answers and scores: scores[metric][method] in the order of the data's methods."""
+    images = data.images
+    names = dict.fromkeys(metric for metric, _ in images.scores)
+    return {
+        "id": images.ids[place],
+        "label": data.class_name(images.labels[place]),
+        "predicted": data.class_name(images.predicted[place]),
+        "confidence": _number(images.confidence[place]),
+        "right": images.right[place],
+        "scores": {
+            metric: [
+                _number(images.scores[metric, method][place]) if (metric, method) in images.scores else None
+                for method in data.methods
+            ]
+            for metric in names
+        },
+    }
+
+
+def choose(data: RunData, dispute: np.ndarray, most: int) -> dict[str, list[int]]:
+    """Places of the images of each group, the most telling first."""
+    each = max(1, most // len(GROUPS))
+    groups: dict[str, list[int]] = {"best": [], "worst": [], "disputed": []}
+    merit = _merit(data)
+    ranked = [int(i) for i in np.argsort(-merit, kind="stable") if math.isfinite(merit[i])]
+    half = (len(ranked) + 1) // 2  # an image is not both
+    groups["best"], groups["worst"] = ranked[:half][:each], ranked[half:][::-1][:each]
+    order = [int(i) for i in np.argsort(dispute, kind="stable") if math.isfinite(dispute[i])]
+    groups["disputed"] = order[:each]
+    if not any(groups.values()):
+        groups["best"] = list(range(min(each, len(data.images.ids))))
+    return groups
+
+
+def _merit(data: RunData) -> np.ndarray:
+    if data.headline is None:
+        return np.full(len(data.images.ids), np.nan)
+    name, sign = data.headline.name, -1.0 if data.headline.higher_is_better is False else 1.0
+    columns = [data.images.scores[name, m] for m in data.real if (name, m) in data.images.scores]
+    table = np.stack(columns)
+    defined = np.isfinite(table)
+    counts = defined.sum(0)
+    total = np.where(defined, table, 0).sum(0)
+    return np.where(counts > 0, sign * total / np.maximum(counts, 1), np.nan)
+
+
+def disagreement(data: RunData) -> np.ndarray:
+    """Mean rank correlation between the methods' maps, image by image; NaN where fewer than two have one."""
+    ids = data.images.ids
+    found = np.full(len(ids), np.nan)
+    step = max(1, -(-len(ids) // MOST_COMPARED))
+    places = range(0, len(ids), step)
+    stored = {method: _stored(data, method) for method in data.real}
+    common = [i for i in places if stored and all(ids[i] in known for known in stored.values())]
+    if len(data.real) < 2 or not common:
+        return found
+    picked = [ids[i] for i in common]
+    size = COMPARED_AT, COMPARED_AT
+    lots = {m: upsample(data.folder.maps().read(data.checkpoint, m, picked).values, size) for m in data.real}
+    found[common] = method_agreement(lots).images["spearman"].numpy()
+    return found
+
+
+def packed_maps(data: RunData, method: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By image that has one: the map's size, its bytes in base64, and the class it explains."""
+    known = _stored(data, method)
+    wanted = [name for name in ids if name in known]
+    if not wanted:
+        return {}
+    maps = data.folder.maps().read(data.checkpoint, method, wanted)
+    return {name: pack(maps, i, _class(data, int(maps.explained[i]))) for i, name in enumerate(wanted)}
+
+
+def pack(maps: Maps, place: int, explained: str) -> dict[str, Any]:
+    """One map as bytes."""
+    one = normalise(maps.values[place : place + 1])
+    height, width = (min(int(side), LARGEST) for side in one.shape[1:])
+    if (height, width) != tuple(one.shape[1:]):
+        one = normalise(F.adaptive_avg_pool2d(one[:, None], (height, width))[:, 0])
+    levels = (one[0] * 255).round().to(torch.uint8).numpy().tobytes()
+    return {"h": height, "w": width, "data": base64.b64encode(levels).decode(), "explains": explained}
+
+
+def picture_address(data: RunData, name: str) -> str | None:
+    """The picture as a data: address; None where the run did not keep it."""
+    content = data.folder.pictures().read(name)
+    if content is None:
+        return None
+    kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _stored(data: RunData, method: str) -> set[str]:
+    try:
+        return set(data.folder.maps().ids(data.checkpoint, method))
+    except HeatproofError:
+        return set()
+
+
+def _class(data: RunData, explained: int) -> str:
+    return "" if explained < 0 else data.class_name(explained)
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN."""
+    return round(float(value), 6) if math.isfinite(value) else None

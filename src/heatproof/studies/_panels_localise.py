@@ -1,0 +1,211 @@
+"""Which pictures a localisation study shows, and their panels: case studies, confused classes side by side.
+
+Maps come from the run folder; curves are taken again at all points, and wrongly classified pictures are
+explained once more for the class they were taken for. That is all the model does here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from heatproof.explain._segments import segments_of, top_segments
+from heatproof.explain.api import explain
+from heatproof.images import Source
+from heatproof.images.loader import batches
+from heatproof.metrics import insertion_deletion
+from heatproof.metrics.localise import budget_masks
+from heatproof.models import Model
+from heatproof.registry import parse_call
+from heatproof.report.case_study import Side, View, case_study, confusion
+from heatproof.store import MapStore
+from heatproof.store._files import storable
+from heatproof.studies._flags import KINDS, Flag
+from heatproof.studies._scored import Scored
+from heatproof.types import Batch, Maps, upsample
+
+METHODS_SHOWN = 4  # rows of a panel
+AT_ONCE = 8  # pictures in memory
+Picked = tuple[str, str]  # image, why it is shown
+
+
+@dataclass(frozen=True)
+class Studio:
+    """What drawing a panel needs."""
+
+    scored: Scored
+    maps: MapStore
+    model: Model
+    source: Source
+    folder: Path
+    layer: str | None = None
+    seed: int = 0
+    steps: int = 100  # of insertion and deletion
+    baseline: str = "blur"
+
+    @property
+    def methods(self) -> list[str]:
+        return self.scored.real_methods[:METHODS_SHOWN]
+
+    def cases(self, picked: Sequence[Picked]) -> list[Path]:
+        """A case-study panel of each picture."""
+        return [path for lot in self._lots(picked) for path in self._cases(*lot)]
+
+    def confused(self, picked: Sequence[Picked]) -> list[Path]:
+        """True and predicted class side by side, for pictures that were classified wrongly."""
+        return [path for lot in self._lots(picked) for path in self._confused(*lot)]
+
+    def _lots(self, picked: Sequence[Picked]) -> list[tuple[Batch, dict[str, str]]]:
+        place = {storable(sample.id): i for i, sample in enumerate(self.source.samples)}
+        rows = [place[image] for image, _ in picked]
+        loaded = batches(self.source, self.model.preprocess, AT_ONCE, rows)
+        return [(one.batch, dict(picked)) for one in loaded]
+
+    def _cases(self, batch: Batch, why: dict[str, str]) -> list[Path]:
+        ids = [storable(name) for name in batch.ids]
+        images = batch.images.to(self.model.device)
+        lots = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
+        targets = next(iter(lots.values())).explained
+        walked = insertion_deletion(
+            self.model, images, lots, targets, steps=self.steps, baseline=self.baseline, seed=self.seed
+        )
+        views: dict[str, list[View]] = {name: [] for name in ids}
+        for method, maps in lots.items():
+            cut = self._segments(method, images)
+            signed = upsample(maps.signed, maps.image_size)
+            heat, kept = maps.upsample().cpu(), budget_masks(maps, self.scored.budget).cpu()
+            first, both = top_segments(signed, cut, 5).cpu(), top_segments(signed, cut, 10, signed=True).cpu()
+            for i, name in enumerate(ids):
+                deletion, insertion = (
+                    getattr(walked[method], k)[i].tolist() for k in ("deletion", "insertion")
+                )
+                notes = self._notes(method, name)
+                views[name].append(
+                    View(method, heat[i], first[i], both[i], kept[i], deletion, insertion, notes)
+                )
+        written = []
+        for name, picture, boxes in self._pictures(batch):
+            heading = f"{self._heading(name)}; {why[name]}"
+            panel = case_study(picture, boxes, views[name], heading, self.scored.budget)
+            written.append(self._save(panel, name, "case"))
+        return written
+
+    def _confused(self, batch: Batch, why: dict[str, str]) -> list[Path]:
+        ids = [storable(name) for name in batch.ids]
+        images, scored = batch.images.to(self.model.device), self.scored
+        classes = ([scored.labels[name] for name in ids], [scored.predicted[name] for name in ids])
+        sides: list[dict[str, tuple[Tensor, Tensor]]] = []
+        for targets in classes:
+            if all(scored.explained[name] == target for name, target in zip(ids, targets, strict=True)):
+                lots = {m: self._stored(m, ids) for m in self.methods}
+            else:
+                lots = explain(self.model, images, self.methods, targets, self.layer, self.seed)
+            sides.append(
+                {m: (one.upsample().cpu(), budget_masks(one, scored.budget).cpu()) for m, one in lots.items()}
+            )
+        written = []
+        for i, (name, picture, boxes) in enumerate(self._pictures(batch)):
+            pairs = [
+                (Side(m, *(lot[i] for lot in sides[0][m])), Side(m, *(lot[i] for lot in sides[1][m])))
+                for m in self.methods
+            ]
+            chances = [scored.chances.get((name, c[i]), math.nan) for c in classes]
+            titles = [f"{scored.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)]
+            panel = confusion(
+                picture,
+                boxes,
+                pairs,
+                (titles[0], titles[1]),
+                f"{self._heading(name)}; {why[name]}",
+                scored.budget,
+            )
+            written.append(self._save(panel, name, "confused"))
+        return written
+
+    def _stored(self, method: str, ids: Sequence[str]) -> Maps:
+        return self.maps.read(self.scored.checkpoint, method, ids)
+
+    def _segments(self, method: str, images: Tensor) -> Tensor:
+        """LIME's own segments; for other methods those LIME has by default."""
+        name, options = parse_call(method)
+        given = options if name.lower() == "lime" else {}
+        return segments_of(
+            self.model, images, given.get("segments", "slic"), given.get("segment_count", 100),
+            given.get("compactness", 10.0), self.seed,
+        )  # fmt: skip
+
+    def _pictures(self, batch: Batch) -> list[tuple[str, Image.Image, Sequence[Sequence[float]]]]:
+        shown = (self.model.preprocess.restore(batch.images) * 255).round().byte()
+        pixels = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
+        boxes = batch.truth.boxes if batch.truth and batch.truth.boxes else [()] * len(batch.ids)
+        return [
+            (storable(n), Image.fromarray(p), b) for n, p, b in zip(batch.ids, pixels, boxes, strict=True)
+        ]
+
+    def _notes(self, method: str, image: str) -> tuple[str, str]:
+        at = {m: self.scored.column(method, m).get(image, math.nan) for m in (
+            "mask_iou", "box_iou", "inside", "pointing", "insertion", "deletion")}  # fmt: skip
+        hit = "hit" if at["pointing"] == 1 else "miss"
+        return (
+            f"mask {at['mask_iou']:.2f} box {at['box_iou']:.2f} in {at['inside']:.0%} {hit}",
+            f"AUC: del {at['deletion']:.2f}, ins {at['insertion']:.2f}",
+        )
+
+    def _heading(self, image: str) -> str:
+        scored, guess = self.scored, self.scored.predicted[image]
+        chance = scored.chances.get((image, guess), math.nan)
+        names = scored.class_name(scored.labels[image]), scored.class_name(guess)
+        return f"{image}: {names[0]}, predicted {names[1]} ({chance:.0%})"
+
+    def _save(self, panel: Image.Image, image: str, kind: str) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{kind}-{Path(image).with_suffix('').as_posix().replace('/', '_')}.png"
+        panel.save(path)
+        return path
+
+
+def pick_cases(scored: Scored, flags: Sequence[Flag], count: int) -> list[Picked]:
+    """Up to `count` pictures: half the worst of each kind of flag in turn, half unflagged, class by class."""
+    usable = [image for image in scored.images if _has_maps(scored, image)]
+    queues = [[f for f in flags if f.kind == kind and f.image in set(usable)] for kind in KINDS]
+    chosen: dict[str, str] = {}
+    while any(queues) and len(chosen) < (count + 1) // 2:
+        for queue in queues:
+            while queue and queue[0].image in chosen:
+                queue.pop(0)
+            if queue and len(chosen) < (count + 1) // 2:
+                flag = queue.pop(0)
+                chosen[flag.image] = f"{flag.kind}{f' ({flag.method})' if flag.method else ''}"
+    flagged = {flag.image for flag in flags}
+    plain = [image for image in usable if image not in flagged]
+    seen: dict[int, int] = {}
+    order = []
+    for image in plain:
+        label = scored.labels[image]
+        order.append((seen.setdefault(label, 0), image))
+        seen[label] += 1
+    rest = [image for _, image in sorted(order)] + [image for image in usable if image in flagged]
+    for image in rest:
+        if len(chosen) >= count:
+            break
+        chosen.setdefault(image, "no flag" if image in plain else "flagged")
+    return list(chosen.items())[:count]
+
+
+def pick_confused(scored: Scored, count: int) -> list[Picked]:
+    """Wrongly classified pictures, the most confident first."""
+    wrong = [i for i in scored.images if scored.predicted[i] != scored.labels[i] and _has_maps(scored, i)]
+    wrong.sort(key=lambda i: (-scored.chances.get((i, scored.predicted[i]), 0.0), i))
+    return [(image, "true and predicted class explained") for image in wrong[:count]]
+
+
+def _has_maps(scored: Scored, image: str) -> bool:
+    """Whether every method's map was stored: one that is not finite is not."""
+    return not any(
+        math.isnan(scored.column(m, "degenerate").get(image, math.nan)) for m in scored.real_methods
+    )
