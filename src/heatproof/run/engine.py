@@ -108,7 +108,8 @@ class Worker:
             self.folder.write_unit(task.unit, across_rows(self.folder, task, self.opened.model_name))
             return
         ids = tuple(sample.id for sample in self.opened.source.samples)
-        self.folder.write_unit(task.unit, group_rows(self.folder, task, ids, self.opened.model_name))
+        rows = group_rows(self.folder, task, ids, self.opened.model_name, self.opened.device)
+        self.folder.write_unit(task.unit, rows)
 
 
 def _stored_maps(store: MapStore, checkpoint: str, method: str, batch: Batch) -> Maps:

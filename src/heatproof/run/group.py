@@ -37,10 +37,12 @@ class Answers:
     probabilities: Tensor  # "b k"; zero where a class's probability was not kept
 
 
-def group_rows(folder: RunFolder, task: Task, ids: tuple[str, ...], model: str) -> list[Score]:
-    """The rows of one group task."""
+def group_rows(
+    folder: RunFolder, task: Task, ids: tuple[str, ...], model: str, device: str = "cpu"
+) -> list[Score]:
+    """The rows of one group task; pairs of maps are compared on the device."""
     answers = read_answers(folder, task.unit.checkpoint, tuple(map(storable, ids)))
-    maker = _Maker(model, task, answers, folder.maps())
+    maker = _Maker(model, task, answers, folder.maps(), device)
     return [row for request in read_metrics(task.unit.metrics) for row in maker.rows(request)]
 
 
@@ -70,6 +72,7 @@ class _Maker:
     task: Task
     answers: Answers
     maps: MapStore
+    device: str
 
     def rows(self, request: Request) -> Iterator[Score]:
         if not self.answers.ids:
@@ -91,7 +94,7 @@ class _Maker:
             row = {name: i for i, name in enumerate(self.answers.ids)}
             chosen = [row[name] for name in maps.ids]
             found = request.entry.function(
-                maps,
+                maps.to(self.device),
                 self.answers.labels[chosen],
                 self.answers.probabilities[chosen],
                 seed=self.task.unit.seed,

@@ -242,5 +242,5 @@ def depth_table(swept: Mapping[str, RunFolder]) -> Table:
         Column("layer"), Column("checkpoint"), Column("C-Score, all classes", higher_is_better=True),
         Column("worst class"), Column("which"), Column("empty maps"),
     )  # fmt: skip
-    note = "From early to late layers. Early layers follow edges, which are alike in all pictures of a kind."
+    note = "From early to late layers; the last one is where the other tables look."
     return Table("depth", "Grad-CAM's C-Score at every depth of the network", columns, tuple(rows), note)
