@@ -29,8 +29,8 @@ demo: $(READY)
 	@$(BIN)/heatproof demo --out demo
 
 test: $(READY) browser
-	@$(BIN)/ruff format --check --quiet src tests docs/pictures.py examples
-	@$(BIN)/ruff check --quiet --output-format concise src tests docs/pictures.py examples
+	@$(BIN)/ruff format --check --quiet src tests docs/*.py examples
+	@$(BIN)/ruff check --quiet --output-format concise src tests docs/*.py examples
 	@$(BIN)/mypy --no-error-summary
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 

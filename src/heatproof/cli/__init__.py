@@ -19,6 +19,7 @@ from heatproof.cli.listing import list_group
 from heatproof.cli.qr import qr_group
 from heatproof.cli.report import report_command
 from heatproof.cli.run import run_command
+from heatproof.cli.serve import serve_command
 from heatproof.cli.sql import sql_command
 from heatproof.cli.study import study_group
 from heatproof.errors import HeatproofError
@@ -45,7 +46,7 @@ def main(debug: bool) -> None:
 
     \b
     Start here:
-      heatproof demo                                  train a small network, explain it, score the maps
+      heatproof demo                                  a whole audit on QR codes, ending with a report
       heatproof explain lite0 cat.png                 heatmaps of a real ImageNet classifier, offline
       heatproof list methods                          what can be computed, and what it costs
 
@@ -59,6 +60,7 @@ for _command in (
     run_command,
     study_group,
     report_command,
+    serve_command,
     gate_command,
     sql_command,
     export_command,

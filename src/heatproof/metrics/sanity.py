@@ -107,7 +107,7 @@ def parameter_randomisation(
     names = _from_the_head(changing, as_tensor(images)[:1])
     if not names:
         raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
-    _reinitialise(random.module.cpu(), names, seed)
+    reinitialise(random.module.cpu(), names, seed)
     found, done = [], 0
     for stop in _stops(len(names), depths):
         for name in names[done:stop]:
@@ -173,7 +173,7 @@ def _from_the_head(model: Model, images: Tensor) -> list[str]:
     return sorted(owners, key=turn, reverse=True)
 
 
-def _reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
+def reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
     """Fresh weights for the named modules of a network on the CPU; the random state comes back."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.random.default_generator.manual_seed(seed)

@@ -59,7 +59,7 @@ class Images:
     confidence: list[float]  # probability of the predicted class
     scores: Mapping[tuple[str, str], np.ndarray]  # (metric, method) -> "images", NaN where not defined
 
-    @property
+    @cached_property
     def right(self) -> list[bool | None]:
         pairs = zip(self.labels, self.predicted, strict=True)
         return [None if a is None or b is None else a == b for a, b in pairs]
@@ -77,8 +77,7 @@ class RunData:
     methods: list[str]  # floors last
     images: Images
     classes: Mapping[int, str]
-    measures: list[Measure]
-    cells: Mapping[tuple[str, str], Cell]  # (metric, method)
+    whole: Mapping[tuple[str, str], Cell]  # (metric, method) -> numbers about the whole checkpoint
     paths: Mapping[tuple[str, str], list[float]]  # (metric, method) -> mean at each checkpoint
     by_class: Mapping[tuple[str, str, int], Cell]  # (metric, method, class), at the checkpoint
     agreement: Mapping[str, Mapping[tuple[str, str], float]]  # kind -> (method, method) -> mean
@@ -98,6 +97,17 @@ class RunData:
     @property
     def floors(self) -> list[str]:
         return [method for method in self.methods if is_floor(method)]
+
+    @cached_property
+    def measures(self) -> list[Measure]:
+        """Everything that was measured of a method, in the order of the table."""
+        of_images = {name for name, method in self.images.scores if method in self.methods}
+        return in_order(sorted(of_images | {name for name, method in self.whole if method}))
+
+    @cached_property
+    def cells(self) -> Mapping[tuple[str, str], Cell]:
+        """(metric, method) -> mean and interval; resampling many images takes seconds, so only when asked."""
+        return _image_cells(self.images, self.methods) | dict(self.whole)
 
     @cached_property
     def headline(self) -> Measure | None:
@@ -146,8 +156,6 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         [model, PAIR],
     )
     methods = order_methods([row["method"] for row in found], folder.manifest)
-    images = _images(folder, here)
-    cells = _image_cells(images, methods) | _checkpoint_cells(folder, here)
     return RunData(
         folder=folder,
         model=model,
@@ -155,10 +163,9 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         checkpoint=checkpoint,
         checkpoints=checkpoints,
         methods=methods,
-        images=images,
+        images=_images(folder, here),
         classes=dict(enumerate(class_names(folder))),
-        measures=in_order(sorted({name for name, method in cells if method})),
-        cells=cells,
+        whole=_checkpoint_cells(folder, here),
         paths=_paths(folder, model, checkpoints),
         by_class=_class_cells(folder, here),
         agreement=_agreement(folder, here),

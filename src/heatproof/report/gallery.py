@@ -24,6 +24,7 @@ from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.data import RunData
 from heatproof.report.panels import COLOUR_MAPS
+from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 
 MOST = 48
@@ -137,13 +138,16 @@ def disagreement(data: RunData) -> np.ndarray:
     return found
 
 
-def packed_maps(data: RunData, method: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+def packed_maps(
+    data: RunData, method: str, ids: Sequence[str], store: MapStore | None = None
+) -> dict[str, dict[str, Any]]:
     """By image that has one: the map's size, its bytes in base64, and the class it explains."""
-    known = _stored(data, method)
-    wanted = [name for name in ids if name in known]
+    store = store or data.folder.maps()
+    known = store.known(data.checkpoint, method, ids)
+    wanted = [name for name, there in zip(ids, known, strict=True) if there]
     if not wanted:
         return {}
-    maps = data.folder.maps().read(data.checkpoint, method, wanted)
+    maps = store.read(data.checkpoint, method, wanted)
     return {name: pack(maps, i, _class(data, int(maps.explained[i]))) for i, name in enumerate(wanted)}
 
 

@@ -36,40 +36,54 @@ FACT_SIGNS = {FAILURE: "✕", WARNING: "!", GOOD: "✓"}
 LISTED = 20
 
 
-def write_page(data: RunData, path: str | Path, *, most: int = MOST, jet: bool = False) -> Verdict:
-    """Write the page of a run; the verdict it begins with."""
+def write_page(
+    data: RunData, path: str | Path, *, most: int = MOST, jet: bool = False, more: Sequence[Section] = ()
+) -> Verdict:
+    """Write the page of a run; the verdict it begins with. more: sections to stand right behind it."""
     path = Path(path)
     if most < 0:
         raise InputError(f"the gallery cannot hold {most} pictures; name 0 or more")
     if not path.parent.is_dir():
         raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     verdict = judge(data)
-    text = render(data, verdict, gallery(data, most, jet) if most else None)
+    text = render(data, verdict, gallery(data, most, jet) if most else None, more)
     content = text.encode("utf-8", errors="replace")
     write_whole({path: lambda temporary: temporary.write_bytes(content)})
     return verdict
 
 
-def render(data: RunData, verdict: Verdict, pictures: Mapping[str, Any] | None) -> str:
+def render(
+    data: RunData, verdict: Verdict, pictures: Mapping[str, Any] | None, more: Sequence[Section] = ()
+) -> str:
     """The page as text."""
-    sections = [scores(data), _pictures(data, pictures), *(section(data) for section in SECTIONS)]
-    sections += [_made(data), _definitions(data)]
-    shown = [section for section in sections if section.body]
-    left_out = [section for section in sections if not section.body]
     script = asset("page.js")
     parts = {
-        "title": escape(f"{verdict.title}: {data.model}"),
+        **pieces(data, verdict, _pictures(data, pictures), more),
         "policy": policy(script),
         "style": asset("page.css"),
         "script": script,
-        "head": _head(data),
-        "verdict": _verdict(verdict, {section.id: section.title for section in shown}),
-        "contents": "".join(f'<li><a href="#{s.id}">{escape(s.title)}</a></li>' for s in shown),
-        "sections": "".join(map(_section, shown)),
-        "left_out": _left_out(left_out),
         "data": embed(pictures or {}),
     }
     return Template(asset("page.html")).substitute(parts)
+
+
+def pieces(
+    data: RunData, verdict: Verdict, pictures: Section, more: Sequence[Section] = ()
+) -> dict[str, str]:
+    """What the page says, as HTML: head, verdict, contents, the sections before and after the pictures."""
+    first, rest = scores(data), [section(data) for section in SECTIONS] + [_made(data), _definitions(data)]
+    shown = [section for section in (*more, first, pictures, *rest) if section.body]
+    left_out = [section for section in (first, pictures, *rest) if not section.body]
+    return {
+        "title": escape(f"{verdict.title}: {data.model}"),
+        "head": _head(data),
+        "verdict": _verdict(verdict, {section.id: section.title for section in shown}),
+        "contents": "".join(f'<li><a href="#{s.id}">{escape(s.title)}</a></li>' for s in shown),
+        "scores": "".join(_section(section) for section in (*more, first) if section.body),
+        "pictures": _section(pictures) if pictures.body else "",
+        "sections": "".join(_section(section) for section in rest if section.body),
+        "left_out": _left_out(left_out),
+    }
 
 
 def asset(file: str) -> str:
@@ -105,7 +119,8 @@ def _head(data: RunData) -> str:
     if len(data.models) > 1:
         others = ", ".join(name(m) for m in data.models if m != data.model)
         several = f" The run also holds {others}: choose with <code>--model</code>."
-    methods = f"{len(data.real)} method{'s' * (len(data.real) != 1)}, {len(data.floors)} floors"
+    counts = [(len(data.real), "method"), (len(data.floors), "floor")]
+    methods = ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
     return (
         f'<p class="about">Model {name(data.model)} at {name(data.checkpoint)}, {n:,} images{known}, '
         f"{methods}.{broken}{several}</p>"

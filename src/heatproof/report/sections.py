@@ -15,6 +15,7 @@ from heatproof.report.measures import Measure
 
 MOST_CLASSES = 5  # as many as there are signs for
 LISTED_CLASSES = 12
+SMALLEST_SPAN = 0.1
 
 
 def trajectories(data: RunData) -> Section:
@@ -36,7 +37,9 @@ def trajectories(data: RunData) -> Section:
     steps = [(float(i), checkpoint) for i, checkpoint in enumerate(data.checkpoints)]
     auc = data.classifier("auc")
     known = [v for m in data.real for v in data.paths.get((of.name, m), []) if not math.isnan(v)]
-    bounds = (0.0, 1.0) if of.base == "cscore" else (min(known, default=0.0), max(known, default=1.0))
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    room = max(0.0, SMALLEST_SPAN - (high - low)) / 2  # so that hardly any change looks like hardly any
+    bounds = (0.0, 1.0) if of.base == "cscore" else (low - room, high + room)
     panels = []
     for method in data.real:
         path = data.paths.get((of.name, method), [])

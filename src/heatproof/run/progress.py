@@ -21,6 +21,7 @@ class Progress:
 
     def start(self, images: int, units: int, done: int) -> None:
         """So many pictures to go; so many units in the whole run, of which some are done."""
+        self.images = 0  # one Progress may serve several runs
         self.total_images, self.total_units, self.units = images, units, done
         self._began = self._last_line = time.perf_counter()
         if self.quiet:

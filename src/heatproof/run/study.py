@@ -21,6 +21,7 @@ import torch
 from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelError
 from heatproof.explain.api import read_methods
 from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
+from heatproof.metrics.sanity import reinitialise
 from heatproof.models import Model, load_model
 from heatproof.models.layers import find_module
 from heatproof.run.config import ImagesTable, Study, as_config, read_study
@@ -192,6 +193,9 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
             allow_pickle=table.allow_pickle,
             **table.options,
         )
+    if checkpoint.name == RANDOM and checkpoint.file is None and _brings_weights(table.spec):
+        owners = [n for n, part in model.module.named_modules() if any(True for _ in part.parameters(False))]
+        reinitialise(model.module, owners, opened.study.run.seed)
     preprocess = _preprocess(model.preprocess, opened.study)
     model = replace(model, name=opened.model_name, preprocess=preprocess)
     try:
@@ -201,6 +205,11 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
             f"cannot use run.device = {opened.device!r}: {str(error).splitlines()[0]}"
         ) from error
     return model
+
+
+def _brings_weights(spec: str) -> bool:
+    """Whether a network built by this name is trained, asked for or not."""
+    return spec == "lite0" or spec.startswith("hf:")
 
 
 def _preprocess(own: Preprocess, study: Study) -> Preprocess:

@@ -61,39 +61,60 @@ const heatproof = (() => {
 
   const paint = (canvas, values, colours) => {
     const size = canvas.width, context = canvas.getContext("2d"), picture = context.createImageData(size, size);
-    for (let k = 0; k < values.length; k++) {
+    const pixels = picture.data;
+    for (let k = 0, to = 0; k < values.length; k++) {
       const level = 3 * Math.round(values[k] * 255);
-      picture.data.set([colours[level], colours[level + 1], colours[level + 2], 255], 4 * k);
+      pixels[to++] = colours[level];
+      pixels[to++] = colours[level + 1];
+      pixels[to++] = colours[level + 2];
+      pixels[to++] = 255;
     }
     context.putImageData(picture, 0, 0);
+  };
+
+  const paintScale = (canvas, colours) => {
+    const context = canvas.getContext("2d"), line = context.createImageData(256, 1);
+    for (let i = 0; i < 256; i++) line.data.set([...colours.slice(3 * i, 3 * i + 3), 255], 4 * i);
+    context.putImageData(line, 0, 0);
   };
 
   const SIZE = 112;
   const settled = async (thing) => (typeof thing === "function" ? thing() : thing);
 
-  /* One picture with one map over it. */
-  const frame = (image, method, name, colours) => {
-    const box = make("div", { class: "frame" });
-    const map = image.maps[method];
-    const picture = make("img", { alt: "" });
-    const canvas = make("canvas", { width: SIZE, height: SIZE, role: "img" });
-    canvas.setAttribute("aria-label", `${name} map of ${image.id}`);
-    settled(image.picture).then((address) => { 
+  /* One picture with maps over it, each {map, label}; where there are two, a slider shows one left of the other. */
+  const stack = (picture, layers, colours) => {
+    const box = make("div", { class: layers.length > 1 ? "frame two" : "frame" });
+    const drawn = [];
+    settled(picture).then((address) => {
       if (!address) return;
-      if (!address.startsWith("data:")) picture.loading = "lazy";
-      picture.src = address;
-      box.prepend(picture);
+      const img = make("img", { alt: "" });
+      img.addEventListener("load", () => { box.style.aspectRatio = `${img.naturalWidth} / ${img.naturalHeight}`; });
+      img.src = address;
+      box.prepend(img);
     });
-    settled(map).then((found) => {
-      if (!found) { const none = make("span", { class: "none" }); none.textContent = "no map"; box.append(none); return; }
-      box.append(canvas);
-      const values = enlarge(found, SIZE);
-      box.recolour = (table) => paint(canvas, values, table);
-      box.recolour(box.wanted || colours);
-    });
-    box.recolour = (table) => { box.wanted = table; };
+    for (const layer of layers) {
+      const canvas = make("canvas", { width: SIZE, height: SIZE, role: "img", "aria-label": layer.label });
+      settled(layer.map).then((found) => {
+        if (!found) {
+          const none = make("span", { class: "none" });
+          none.textContent = layers.length > 1 ? `no map: ${layer.label}` : "no map";
+          box.append(none);
+          return;
+        }
+        const values = enlarge(found, SIZE);
+        box.append(canvas);
+        drawn.push((table) => paint(canvas, values, table));
+        drawn[drawn.length - 1](box.colours);
+      });
+      canvas.className = layer === layers[0] ? "left" : "right";
+    }
+    box.colours = colours;
+    box.recolour = (table) => { box.colours = table; drawn.forEach((each) => each(table)); };
     return box;
   };
+
+  const frame = (image, method, name, colours) =>
+    stack(image.picture, [{ map: image.maps[method], label: `${name} map of ${image.id}` }], colours);
 
   const answer = (image) => {
     const line = make("div", { class: "answer" });
@@ -235,12 +256,7 @@ const heatproof = (() => {
     const recolour = (name) => {
       state.colours = ramp(set.colours[name]);
       cards.querySelectorAll(".frame").forEach((box) => box.recolour(state.colours));
-      paintScale();
-    };
-    const paintScale = () => {
-      const context = scale.getContext("2d"), line = context.createImageData(256, 1);
-      for (let i = 0; i < 256; i++) line.data.set([...state.colours.slice(3 * i, 3 * i + 3), 255], 4 * i);
-      context.putImageData(line, 0, 0);
+      paintScale(scale, state.colours);
     };
     const fade = (percent) => {
       state.opacity = percent / 100;
@@ -266,7 +282,7 @@ const heatproof = (() => {
       select("Colours", names.map(plain), recolour), scale);
     root.append(controls, said, cards);
     fade(60);
-    paintScale();
+    paintScale(scale, state.colours);
     draw();
     return { state, draw, set };
   };
@@ -283,7 +299,7 @@ const heatproof = (() => {
     if (link && link.hash === location.hash) unfold();
   });
 
-  return { gallery, ramp, enlarge, unfold };
+  return { gallery, ramp, enlarge, unfold, make, outside, number, arrow, stack, answer, score, labelled, select, paintScale };
 })();
 
 (() => {

@@ -1,0 +1,54 @@
+"""heatproof serve: the report as a live page while a run is going."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+
+import click
+
+from heatproof.cli._console import console
+
+
+@click.command("serve")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0: all, with a token.")
+@click.option("--token", is_flag=True, help="Ask for a token on loopback too.")
+@click.option("--open/--no-open", "open_page", default=True, help="Open the page in a browser.")
+def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool) -> None:
+    """Show the folder RUN as a live page, also while the run is going; Ctrl-C ends it.
+
+    The report with every image: filter, sort, search, compare two methods or checkpoints with a slider, and
+    download what is shown. Only this machine can open it; with another --host, only who has the token.
+
+    \b
+    Examples:
+      heatproof serve runs/first
+      heatproof serve runs/first --port 9000 --no-open
+      heatproof serve runs/first --host 0.0.0.0
+    """
+    from heatproof.report.serve import Server  # needs duckdb and msgspec
+
+    with Server(run, host, port, token) as server:
+        console.print(f"{server.live.path} is shown at {server.address}", soft_wrap=True)
+        if not server.live.state()["units"]:
+            console.print("it has no finished unit yet; the page fills as the run goes on", soft_wrap=True)
+        if server.token:
+            console.print("whoever has this address can look; keep it to yourself", soft_wrap=True)
+        console.print("Ctrl-C ends it", soft_wrap=True)
+        threading.Thread(target=server.live.warm, daemon=True).start()
+        if open_page and _has_screen():
+            threading.Thread(target=webbrowser.open, args=[server.address], daemon=True).start()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.print("\nended", soft_wrap=True)
+
+
+def _has_screen() -> bool:
+    """Without one, a browser for terminals would take this terminal over."""
+    return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())

@@ -1,0 +1,231 @@
+"""A run folder while it grows: snapshots of what is finished, each read once, however many ask for it.
+
+A snapshot is the set of parts that exist at one moment; its queries see these parts and no later one, so that
+numbers on one page belong together. A new snapshot is taken when there are new parts, but no sooner than five
+times what reading the last one took: watching a run must not slow it down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError
+from heatproof.report.data import RunData, read_run
+from heatproof.report.gallery import colour_tables, packed_maps
+from heatproof.report.markup import Section
+from heatproof.report.page import pieces
+from heatproof.report.verdict import judge
+from heatproof.store import RunFolder
+from heatproof.store.scores import COLUMNS, Scores, _glob_escape, _literal
+
+WAITING = "waiting for the first unit"
+KEPT = 12  # readings that are remembered: a few checkpoints of one snapshot
+PATIENCE = 1.0, 5.0  # seconds between snapshots at least, and how often the time that reading takes
+T = TypeVar("T")
+
+
+class Snapshot(RunFolder):
+    """A run as it was when it was looked at: parts that are finished later are not seen."""
+
+    def __init__(self, folder: RunFolder, parts: Sequence[str]) -> None:
+        super().__init__(folder.path, folder.manifest)
+        self.parts = parts
+
+    @cached_property
+    def version(self) -> str:
+        """A name for exactly these parts under these settings."""
+        text = "\n".join([self.manifest.config_hash, *self.parts])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def done(self) -> set[str]:
+        return set(self.parts)
+
+    def scores(self) -> Scores:
+        return _Pinned(self.path / "scores", self.parts)
+
+
+class _Pinned(Scores):
+    """The rows of these parts alone."""
+
+    def __init__(self, folder: Path, parts: Sequence[str]) -> None:
+        super().__init__(folder)
+        self.parts = parts
+
+    def _cursor(self) -> Any:
+        cursor = super()._cursor()
+        if self.parts:
+            root = _glob_escape(str(self.folder))
+            files = ", ".join(_literal(f"{root}/{part}.parquet") for part in self.parts)
+            source = f"select {', '.join(COLUMNS)} from read_parquet([{files}])"
+            cursor.execute(f"create or replace temp view scores as {source}")
+        return cursor
+
+
+class Once:
+    """Values by key, each made once, also when many ask for it at the same time; the oldest are forgotten."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._made: OrderedDict[Any, Future[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        with self._lock:
+            waiting = self._made.get(key)
+            mine = waiting is None
+            if waiting is None:
+                waiting = self._made[key] = Future()
+                while len(self._made) > self.most:
+                    self._made.popitem(last=False)
+            else:
+                self._made.move_to_end(key)
+        if mine:
+            try:
+                waiting.set_result(make())
+            except BaseException as error:  # whoever waits must hear of it; the next one tries again
+                with self._lock:
+                    self._made.pop(key, None)
+                waiting.set_exception(error)
+        return waiting.result()
+
+
+class Live:
+    """What the live page asks about a run; safe to ask from many threads."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._folder = RunFolder.open(path)
+        self.path = self._folder.path
+        self._store, self._store_lock = self._folder.maps(), threading.Lock()
+        self._once, self._lock = Once(KEPT), threading.Lock()
+        self._snapshot = Snapshot(self._folder, ())
+        self._look_again, self._reading = 0.0, 0.0  # when, and the seconds that reading took
+
+    def warm(self) -> None:
+        """Read what the page will ask for first."""
+        with contextlib.suppress(HeatproofError):  # whoever asks will hear of it
+            self.report(self.data())
+
+    def snapshot(self) -> Snapshot:
+        """The run as the page shows it now."""
+        with self._lock:
+            if time.monotonic() >= self._look_again:
+                parts = tuple(sorted(self._folder.done()))
+                if parts != self._snapshot.parts:  # the settings may have grown with them
+                    self._snapshot = Snapshot(RunFolder.open(self.path), parts)
+                least, factor = PATIENCE
+                self._look_again = time.monotonic() + max(least, factor * self._reading)
+                self._reading = 0.0
+            return self._snapshot
+
+    def state(self) -> dict[str, Any]:
+        """How much there is, and a name for it that changes when it grows."""
+        now = self.snapshot()
+        rows = self._read(now, ("rows",), lambda: _count(now)) if now.parts else 0
+        found: dict[str, Any] = {"version": now.version, "units": len(now.parts), "rows": rows}
+        if now.parts:
+            found["idle"] = max(0, round(time.time() - (now.path / "scores").stat().st_mtime))
+        return found
+
+    def data(self, model: str | None = None, checkpoint: str | None = None) -> RunData:
+        """One model at one checkpoint (its last with rows by default)."""
+        now = self.snapshot()
+        if not now.parts:
+            raise StoreError(WAITING)
+        found = self._read(now, ("data", model, checkpoint), lambda: read_run(now, model, checkpoint))
+        if (model, checkpoint) == (found.model, found.checkpoint):
+            return found
+        return self._read(now, ("data", found.model, found.checkpoint), lambda: found)  # one for both names
+
+    def choices(self, data: RunData) -> dict[str, Any]:
+        """What can be chosen on the page."""
+        present = sorted({label for label in data.images.labels if label is not None})
+        scored = {name for name, _ in data.images.scores}
+        return {
+            "model": data.model,
+            "models": data.models,
+            "checkpoint": data.checkpoint,
+            "checkpoints": data.checkpoints,
+            "methods": [{"name": m, "floor": m in data.floors} for m in data.methods],
+            "metrics": [
+                {"name": m.name, "plain": m.plain, "up": m.higher_is_better}
+                for m in data.measures
+                if m.name in scored
+            ],
+            "headline": data.headline.name if data.headline else None,
+            "classes": [{"label": label, "name": data.class_name(label)} for label in present],
+            "colours": colour_tables(),
+        }
+
+    def report(self, data: RunData) -> dict[str, str]:
+        """The parts of the report's page as HTML; the pictures' place is left to the live page."""
+
+        def make() -> dict[str, str]:
+            return pieces(data, judge(data), Section("pictures", "Pictures", "live"))
+
+        return self._read(self._of(data), ("report", data.model, data.checkpoint), make)
+
+    def picture(self, key: str) -> bytes:
+        """PNG or JPEG of the image with this key."""
+        content = self._folder.pictures().read(self.image(key))
+        if content is None:
+            raise UnknownNameError("picture", key, ())
+        return content
+
+    def image(self, key: str) -> str:
+        """The image with this key, at any checkpoint."""
+        now = self.snapshot()
+        names = self._read(now, ("names",), lambda: _names(now)) if now.parts else {}
+        if key not in names:
+            raise UnknownNameError("image", key, ())
+        return names[key]
+
+    def maps(self, data: RunData, method: str, keys: Sequence[str]) -> dict[str, Any]:
+        """Maps by key, None for an image that has none (yet)."""
+        if method not in data.methods:
+            raise UnknownNameError("method", method, data.methods)
+        ids = {key: self.image(key) for key in keys}
+        with self._store_lock:
+            found = packed_maps(data, method, list(ids.values()), self._store)
+        return {key: found.get(name) for key, name in ids.items()}
+
+    def _read(self, of: Snapshot, what: tuple[Any, ...], make: Callable[[], T]) -> T:
+        def timed() -> T:
+            began = time.monotonic()
+            try:
+                return make()
+            finally:
+                self._reading += time.monotonic() - began
+
+        return self._once.get((of.version, *what), timed)
+
+    def _of(self, data: RunData) -> Snapshot:
+        if not isinstance(data.folder, Snapshot):
+            raise InputError("this data was not read by the live page; take it from Live.data()")
+        return data.folder
+
+
+def key_of(image: str) -> str:
+    """What an image is called in an address: any name becomes 24 harmless letters.
+
+    >>> key_of("../../etc/passwd")
+    '3754d6cb3a38e1185e5b382d'
+    """
+    return hashlib.sha256(image.encode("utf-8", "backslashreplace")).hexdigest()[:24]
+
+
+def _names(now: Snapshot) -> dict[str, str]:
+    rows = now.scores().sql("select distinct image from scores where image <> ''")
+    return {key_of(row["image"]): row["image"] for row in rows}
+
+
+def _count(now: Snapshot) -> int:
+    return int(now.scores().sql("select count(*) as n from scores")[0]["n"])

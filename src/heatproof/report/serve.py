@@ -1,0 +1,273 @@
+"""The report as a live page over a run folder: a small server that only answers questions about one run.
+
+    /                 the page               /state     how much there is
+    /report           verdict and sections   /choices   what can be chosen
+    /images, /image   records                /maps      maps as bytes
+    /picture/KEY      one picture            /rows.csv  the chosen images
+
+Nothing can be written and no file can be named: addresses are the ones above, images go by a hash of their
+name, and models, checkpoints and methods must be among those in the rows. Requests whose Host is an unknown
+name are refused (a web page elsewhere could otherwise point its own name at this machine). Bound to anything
+but loopback, every request needs the token, which the first address carries and a cookie keeps.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import re
+import secrets
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError
+from heatproof.report.browse import PER_PAGE, as_csv, one_image, one_page, read_wanted
+from heatproof.report.data import RunData
+from heatproof.report.live import Live
+from heatproof.report.page import asset
+
+ASSETS = {
+    "page.css": "text/css", "live.css": "text/css",
+    "page.js": "text/javascript", "wipe.js": "text/javascript", "live.js": "text/javascript",
+}  # fmt: skip
+PICTURE = re.compile(r"/picture/([0-9a-f]{24})")
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+NO_TOKEN = "This page needs its token: open the address that heatproof serve printed."
+TRIED = 50  # ports after the wanted one
+
+
+@dataclass(frozen=True)
+class Reply:
+    content: bytes
+    kind: str = "application/json"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Server(ThreadingHTTPServer):
+    """Answers for one run until it is closed."""
+
+    daemon_threads = True
+
+    def __init__(self, run: str | Path, host: str = "127.0.0.1", port: int = 0, token: bool = False) -> None:
+        """`token`: ask for one on loopback too, where other users of the machine could look."""
+        self.live = Live(run)
+        self.address_family, address, loopback = resolve(host)
+        self.token = None if loopback and not token else secrets.token_urlsafe(24)
+        self.names = {"localhost", host.lower(), socket.gethostname().lower()}
+        self.host = host
+        try:
+            super().__init__((address, port), Handler)
+        except OSError as error:
+            raise InputError(_why_not(host, port, error, self.address_family, address)) from error
+
+    @property
+    def address(self) -> str:
+        """What to open, with the token where one is needed."""
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
+
+    def server_bind(self) -> None:
+        """Without the name lookup of HTTPServer, which may take seconds and is not used."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self.host, self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):  # a browser that left
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: Server
+    server_version, sys_version = "heatproof", ""
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # small answers must not wait for each other
+    timeout = 60
+
+    def do_GET(self) -> None:
+        self._send(self._answer())
+
+    do_HEAD = do_GET
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        if name.startswith("do_"):  # any other method
+            return self._refuse
+        raise AttributeError(name)
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # what it wants to send is not read
+        self._send(_text("Only GET and HEAD are answered here.", 405, {"Allow": "GET, HEAD"}))
+
+    def _answer(self) -> Reply:
+        address = urlsplit(self.path)
+        if not known_host(self.headers.get("Host", ""), self.server.names):
+            return _text("This server does not go by that name; start it with --host NAME.", 403)
+        try:
+            query = dict(reversed(parse_qsl(address.query, keep_blank_values=True, max_num_fields=20)))
+            if (refused := self._token(address.path, query)) is not None:
+                return refused
+            return answer(self.server.live, address.path, query)
+        except UnknownNameError as error:
+            return _json({"error": str(error)}, 404)
+        except StoreError as error:
+            return _json({"error": str(error)}, 503)
+        except (HeatproofError, ValueError) as error:
+            return _json({"error": str(error)}, 400)
+        except Exception:
+            traceback.print_exc()
+            return _json({"error": "something went wrong; the terminal of heatproof serve says what"}, 500)
+
+    def _token(self, path: str, query: Mapping[str, str]) -> Reply | None:
+        """None to go on; else the way to the page with a cookie, or a refusal."""
+        token, cookie = self.server.token, f"heatproof_{self.server.server_port}"
+        if token is None:
+            return None
+        if _equal(query.get("token", ""), token):
+            if path != "/":
+                return None
+            keep = f"{cookie}={token}; Path=/; HttpOnly; SameSite=Lax"
+            return Reply(b"", "text/plain", 303, {"Location": "/", "Set-Cookie": keep})
+        given = dict(part.strip().partition("=")[::2] for part in self.headers.get("Cookie", "").split(";"))
+        if _equal(given.get(cookie, ""), token):
+            return None
+        return _text(NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
+
+    def _send(self, reply: Reply) -> None:
+        self.send_response(reply.status)
+        kind = reply.kind if reply.kind.startswith("image/") else f"{reply.kind}; charset=utf-8"
+        own = {"Content-Type": kind, "Content-Length": str(len(reply.content)), **reply.headers}
+        for name, value in {"Cache-Control": "no-store", **HEADERS, **own}.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(reply.content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal is for what went wrong."""
+
+
+def answer(live: Live, path: str, query: Mapping[str, str]) -> Reply:
+    """The reply to one question."""
+    if path == "/":
+        return Reply(asset("live.html").encode(), "text/html")
+    if path.startswith("/assets/") and (name := path.removeprefix("/assets/")) in ASSETS:
+        return Reply(asset(name).encode(), ASSETS[name])
+    if path == "/state":
+        return _json(live.state())
+    if found := PICTURE.fullmatch(path):
+        return _picture(live.picture(found[1]))
+    if path not in QUESTIONS:
+        return _text("There is nothing here.", 404)
+    data = live.data(query.get("model") or None, query.get("checkpoint") or None)
+    return QUESTIONS[path](live, data, query)
+
+
+def _images(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
+    other = query.get("beside") or data.checkpoint
+    beside = None if other == data.checkpoint else live.data(data.model, other)
+    return _json(one_page(data, read_wanted(query, data), beside))
+
+
+def _maps(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
+    keys = query.get("keys", "").split(",")
+    if len(keys) > 2 * PER_PAGE:
+        raise InputError(f"{len(keys)} maps at once; ask for {2 * PER_PAGE} at most")
+    return _json(live.maps(data, query.get("method", ""), keys))
+
+
+def _rows(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
+    content = as_csv(data, read_wanted(query, data)).encode("utf-8-sig")  # so that Excel reads it as UTF-8
+    return Reply(content, "text/csv", headers={"Content-Disposition": 'attachment; filename="heatproof.csv"'})
+
+
+QUESTIONS: dict[str, Callable[[Live, RunData, Mapping[str, str]], Reply]] = {
+    "/choices": lambda live, data, query: _json(live.choices(data)),
+    "/report": lambda live, data, query: _json(live.report(data)),
+    "/images": _images,
+    "/image": lambda live, data, query: _json(one_image(data, live.image(query.get("key", "")))),
+    "/maps": _maps,
+    "/rows.csv": _rows,
+}
+
+
+def resolve(host: str) -> tuple[socket.AddressFamily, str, bool]:
+    """How a host is bound: family, address, and whether it is loopback."""
+    try:
+        found = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise InputError(f"no address is known for the host {host!r}; use 127.0.0.1 or 0.0.0.0") from error
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    return socket.AddressFamily(family), str(address[0]), ip.is_loopback
+
+
+def known_host(header: str, names: set[str]) -> bool:
+    """Whether a Host header is an address or one of our own names.
+
+    >>> known_host("127.0.0.1:8080", set()), known_host("evil.example:8080", {"localhost"})
+    (True, False)
+    """
+    try:
+        host = urlsplit(f"//{header}").hostname or ""
+        if host in names:
+            return True
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _why_not(host: str, port: int, error: OSError, family: int, address: str) -> str:
+    failed = f"cannot use port {port} of {host}: {error.strerror}"
+    for free in range(port + 1, min(port + TRIED, 65536)):
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            try:
+                trial.bind((address, free))
+            except OSError:
+                continue
+            return f"{failed}; port {free} is free: --port {free}"
+    return f"{failed}; name another with --port"
+
+
+def _picture(content: bytes) -> Reply:
+    """Pictures never change within a run, so the browser may keep them."""
+    kind = "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
+    return Reply(content, kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
+
+
+def _json(content: Any, status: int = 200) -> Reply:
+    return Reply(json.dumps(content, allow_nan=False, separators=(",", ":")).encode(), status=status)
+
+
+def _text(text: str, status: int, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(f"{text}\n".encode(), "text/plain", status, headers or {})
+
+
+def _equal(given: str, token: str) -> bool:
+    """In constant time, so that answers do not tell how much of a guess is right."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())

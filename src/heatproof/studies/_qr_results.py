@@ -1,0 +1,209 @@
+"""What was measured for one seed, by checkpoint, method and metric, and the numbers that tables show of it.
+
+Means are over codes, with a 95 % bootstrap interval over codes (1,000 resamples, seeded). Two numbers are not
+means of what each code has, and their intervals draw codes all the same:
+
+    robustness   slope and AURC of the curve of means over severity, averaged over the distortions. A code's
+                 own m(s) / m(0) is not averaged: where m(0) is next to nothing, the ratio is huge.
+    causality    Spearman's rho over codes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from heatproof.explain.api import read_methods
+from heatproof.images.distort import DISTORTIONS, SEVERITIES
+from heatproof.metrics import aurc, bl_slope, rank_correlation
+from heatproof.metrics._inputs import mean_interval
+from heatproof.report.tables import Value
+from heatproof.store import RunFolder
+from heatproof.studies._qr_measure import CLEAN, at
+from heatproof.studies._qr_settings import FLOORS, QrSettings
+from heatproof.studies._qr_train import Trained
+from heatproof.train import REGIMES
+
+RESAMPLES = 1000
+TWINS = 2e-3  # of BL: what half precision of the stored maps may change
+MAIN = "eigengradcam"  # what the paper's Tables 5 and 6 and its Figure 4 show
+
+Column = Mapping[str, float]  # image -> value
+Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric
+
+
+def read_columns(folder: RunFolder) -> Columns:
+    """Rows about images, and those about none under the image ''."""
+    names = ("checkpoint", "method", "metric", "image", "value")
+    rows = folder.scores().columns(f"select {', '.join(names)} from scores order by image")
+    found: Columns = {}
+    for checkpoint, method, metric, image, value in zip(
+        *(rows[name].tolist() for name in names), strict=True
+    ):
+        found.setdefault((checkpoint, method, metric), {})[image] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that was measured for one seed."""
+
+    settings: QrSettings
+    seed: int
+    trained: Trained
+    runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation where they were asked for
+    device: str = "cpu"
+
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """As the tables list them: light, heavy, floors."""
+        light, floors = self.settings.methods, [m for m in self.settings.every_method if is_floor(m)]
+        return (*(m for m in light if not is_floor(m)), *self.settings.heavy, *floors)
+
+    @property
+    def light(self) -> tuple[str, ...]:
+        """Methods that were scored on every code, floors last."""
+        return tuple(method for method in self.methods if method not in self.settings.heavy)
+
+    @property
+    def real(self) -> tuple[str, ...]:
+        return tuple(method for method in self.light if not is_floor(method))
+
+    @property
+    def main(self) -> str:
+        """The method of Tables 5 and 6 and Figure 4."""
+        return MAIN if MAIN in self.real else self.real[0]
+
+    def column(self, checkpoint: str, method: str, metric: str) -> Column:
+        """From the first run that has it: all codes before the subset."""
+        runs = (self.runs[name] for name in ("run", "depth", "ablation", "subset") if name in self.runs)
+        return next((run[key] for run in runs if (key := (checkpoint, method, metric)) in run), {})
+
+    def mean(self, checkpoint: str, method: str, metric: str) -> Value:
+        return mean_value(list(self.column(checkpoint, method, metric).values()), self.seed)
+
+    def accuracy(self, name: str) -> float:
+        """On the test codes and negatives, at the end of a training."""
+        return self.trained.histories[name].epochs[-1].accuracy
+
+    def twins(self) -> list[list[str]]:
+        """Light methods whose leakage is the same on every code under every regime: so are their maps."""
+        lots: list[list[str]] = []
+        for method in self.real:
+            mine = np.array([list(self.column(r, method, "bl").values()) for r in REGIMES])
+            for lot in lots:
+                theirs = np.array([list(self.column(r, lot[0], "bl").values()) for r in REGIMES])
+                if mine.shape == theirs.shape and np.allclose(mine, theirs, atol=TWINS, equal_nan=True):
+                    lot.append(method)
+                    break
+            else:
+                lots.append([method])
+        return [lot for lot in lots if len(lot) > 1]
+
+    def milliseconds(self, regime: str, method: str) -> float:
+        return self.runs["measured"].get((regime, method, "ms"), {}).get("", math.nan)
+
+    def curves(self, regime: str, method: str, mass: str) -> np.ndarray:
+        """ "n d s" of every distorted code."""
+        measured = self.runs["measured"]
+
+        def values(kind: str, level: float) -> list[float]:
+            return list(measured.get((regime, method, at(mass, kind, level)), {}).values())
+
+        clean = values(CLEAN, 0)
+        lines = [[clean, *(values(kind, level) for level in SEVERITIES[1:])] for kind in DISTORTIONS]
+        return np.array(lines, dtype=np.float64).transpose(2, 0, 1)
+
+    def robustness(self, regime: str, method: str, mass: str) -> Value:
+        """BL's slope, or the AURC of FMR and TMR."""
+        return curve_value(self.curves(regime, method, mass), mass, self.seed)
+
+    def empty(self, regime: str, method: str) -> float:
+        """Share of all-zero maps of distorted codes."""
+        return float(np.isnan(self.curves(regime, method, "bl")[..., 1:]).mean())
+
+    def slopes(self, regime: str, method: str) -> dict[str, float]:
+        """BL's slope under each distortion."""
+        lines = mean_curves(self.curves(regime, method, "bl"))
+        return {
+            kind: float(bl_slope(line[None], SEVERITIES)["bl_slope"])
+            for kind, line in zip(DISTORTIONS, lines, strict=True)
+        }
+
+    def causality(self, regime: str, method: str, part: str) -> Value:
+        """Spearman's rho of the mass on a part with the fall of the logit without it."""
+        drops = self.runs["measured"].get((regime, "", f"drop_{part}"), {})
+        mass = self.column(regime, method, {"finder": "fmr", "timing": "tmr"}[part])
+        return self._rho(mass, drops)
+
+    def agreement(self, regime: str, method: str, metric: str) -> Value:
+        """Spearman's rho of the StructureScore with insertion or deletion, over the subset."""
+        subset = self.runs["subset"]
+        score = subset.get((regime, method, "structure_score"), {})
+        return self._rho(score, subset.get((regime, method, metric), {}))
+
+    def _rho(self, first: Column, second: Column) -> Value:
+        shared = [image for image in first if image in second]
+        return rho_value([first[i] for i in shared], [second[i] for i in shared], self.seed)
+
+
+def is_floor(method: str) -> bool:
+    return read_methods([method])[0].entry.name in FLOORS
+
+
+def mean_value(values: Sequence[float], seed: int = 0) -> Value:
+    """The mean of what is defined, its interval, and how many that are."""
+    defined = [value for value in values if not math.isnan(value)]
+    if not defined:
+        return Value(math.nan, None, 0)
+    return Value(float(np.mean(defined)), mean_interval(defined, RESAMPLES, seed), len(defined))
+
+
+def mean_curves(curves: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """ "n d s" -> "d s", or "r d s" for weights "r n"; undefined points are left out of their mean."""
+    chosen = np.ones((1, len(curves))) if weights is None else weights
+    flat = curves.reshape(len(curves), -1)
+    sums, counts = chosen @ np.nan_to_num(flat), chosen @ np.isfinite(flat)
+    means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+    means = means.reshape(len(chosen), *curves.shape[1:])
+    return means[0] if weights is None else means
+
+
+def curve_value(curves: np.ndarray, mass: str, seed: int = 0) -> Value:
+    """Slope (bl) or AURC (others) of mean curves, with the interval of redrawn codes."""
+    if not curves.size:
+        return Value(math.nan, None, 0)
+    drawn = np.random.default_rng(seed).integers(0, len(curves), (RESAMPLES, len(curves)))
+    weights = np.stack([np.bincount(row, minlength=len(curves)) for row in drawn]).astype(float)
+    lines = np.concatenate([mean_curves(curves)[None], mean_curves(curves, weights)])
+    name, measure = ("bl_slope", bl_slope) if mass == "bl" else ("aurc", aurc)
+    found = measure(lines, SEVERITIES)[name].double().numpy()
+    return Value(float(found[0]), _quantiles(found[1:]), len(curves))
+
+
+def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Value:
+    """Spearman's rho with a bootstrap interval over the pairs that are defined."""
+    pairs = np.array([p for p in zip(first, second, strict=True) if not any(map(math.isnan, p))])
+    if len(pairs) < 3:
+        return Value(math.nan, None, len(pairs))
+    rho = rank_correlation(pairs[:, 0], pairs[:, 1]).rho
+    drawn = np.random.default_rng(seed).integers(0, len(pairs), (RESAMPLES, len(pairs)))
+    ranks = [rankdata(pairs[drawn, k], axis=1) for k in (0, 1)]
+    centred = [r - r.mean(1, keepdims=True) for r in ranks]
+    lengths = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
+    rhos = (centred[0] * centred[1]).sum(1)[lengths > 0] / lengths[lengths > 0]
+    return Value(rho, _quantiles(rhos), len(pairs))
+
+
+def _quantiles(values: Any) -> tuple[float, float] | None:
+    defined = values[np.isfinite(values)]
+    if not len(defined):
+        return None
+    low, high = np.quantile(defined, [0.025, 0.975])
+    return float(low), float(high)

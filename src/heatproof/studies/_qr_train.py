@@ -1,0 +1,247 @@
+"""The pictures of a QR study and the networks that are trained on them.
+
+    OUT/data/train, OUT/data/test    codes and hard negatives with exact masks, as files
+    FOLDER/training/NAME             one training each, which goes on where it was stopped
+    FOLDER/weights/NAME.safetensors  its last weights; base is the backbone before the regimes
+
+A network without weights of its own first learns a proxy task, so that ZS does not read random features: to
+tell the kinds of negatives apart (checkerboard, clutter, barcode, ...), on pictures of another seed. No code
+is shown to it. Then its head is exchanged, and every training starts from there, with the same head.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from heatproof.images.code_files import MANIFEST, write_codes
+from heatproof.images.codes import QRSet, make_codes
+from heatproof.images.negatives import negatives_of
+from heatproof.images.symbols import find_symbol
+from heatproof.models import Model, load_model
+from heatproof.store._files import write_whole
+from heatproof.studies._qr_settings import QrSettings
+from heatproof.studies.cscore import local_spec
+from heatproof.train import (
+    DEPTHS,
+    Data,
+    History,
+    Phase,
+    Recipe,
+    ablation_grid,
+    fit,
+    new_head,
+    regime_recipe,
+    trained_parts,
+)
+from heatproof.train import Progress as TrainProgress
+from heatproof.train.folder import weights_file
+from heatproof.train.leakmin import cam_layer
+from heatproof.train.networks import seeded
+
+SMALL = "small"
+BASE = "base"
+CLASSES = ("none", "code")
+OWN_WEIGHTS = ("lite0", "efficientnet-lite0", "efficientnet_lite0")
+NETWORK = '''"""The small network of this study."""
+
+from heatproof.train import small_net
+
+
+def build(num_classes=2):
+    return small_net(num_classes, size={size}, width={width}, seed={seed})
+'''
+
+Told = Callable[[str, TrainProgress], object]
+
+
+class Pictures(NamedTuple):
+    """What is trained on and what is scored."""
+
+    train: QRSet
+    test: QRSet
+
+
+class Trained(NamedTuple):
+    """How every training went, and the share of the parameters that each depth trains."""
+
+    histories: dict[str, History]
+    shares: dict[str, float]
+
+
+def make_pictures(settings: QrSettings) -> Pictures:
+    """Both sets from the seed; written to OUT/data, each whole or not at all."""
+    sets = []
+    for number, (name, count) in enumerate((("train", settings.train), ("test", settings.test))):
+        made = make_codes(
+            settings.symbol, count, count, settings.size, data_seed(settings, number), photos=settings.photos
+        )
+        folder = settings.out / "data" / name
+        if not (folder / MANIFEST).exists():
+            partial = folder.with_name(f"{name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            write_codes(made, partial)
+            os.replace(partial, folder)
+        sets.append(made)
+    return Pictures(*sets)
+
+
+def data_seed(settings: QrSettings, number: int) -> int:
+    """Seeds of the training, test, proxy and proxy validation pictures, never the same for two of them."""
+    return 4 * settings.seed + number
+
+
+def as_data(made: QRSet, labels: np.ndarray | None = None) -> Data:
+    pictures = torch.from_numpy(made.pictures).permute(0, 3, 1, 2).contiguous()
+    masks = {part: torch.from_numpy(mask) for part, mask in made.masks.items()}
+    return Data(pictures, torch.from_numpy(made.labels if labels is None else labels), masks)
+
+
+def uses_proxy(settings: QrSettings) -> bool:
+    """Whether the backbone has to learn something first."""
+    own = settings.model.lower() in OWN_WEIGHTS or settings.model.startswith("hf:")
+    return settings.proxy > 0 and not settings.pretrained and not own
+
+
+def network_spec(settings: QrSettings, folder: Path, seed: int) -> str:
+    """How a study file in this folder names the network; the small one gets a file of its own."""
+    if settings.model != SMALL:
+        return local_spec(settings.model)
+    text = NETWORK.format(size=settings.size, width=settings.width, seed=seed)
+    write_whole({folder / "network.py": lambda path: path.write_text(text, encoding="utf-8")})
+    return "network.py:build"
+
+
+def build(settings: QrSettings, folder: Path, seed: int, classes: int) -> Model:
+    """The network before anything is learnt here."""
+    spec = network_spec(settings, folder, seed)
+    with seeded(seed):
+        model = load_model(
+            str(folder / spec) if settings.model == SMALL else spec,
+            num_classes=classes,
+            pretrained=settings.pretrained,
+            device=settings.device,
+        )
+    size = (settings.size, settings.size)
+    return replace(
+        model, name=settings.model, preprocess=replace(model.preprocess, size=size, resize=settings.size)
+    )
+
+
+def recipes(settings: QrSettings) -> dict[str, Recipe]:
+    """Every training of the study by the name of its weights: regimes, deeper ones, the ablation."""
+    shared: dict[str, Any] = {
+        "batch_size": settings.train_batch,
+        "amp": settings.amp,
+        "schedule": settings.schedule,
+    }
+    tuned = shared | {"epochs": settings.epochs, "lr": settings.lr, "layer": settings.layer}
+    found = {
+        "zs": regime_recipe("zs", epochs=settings.head_epochs, lr=settings.head_lr, **shared),
+        "ft-struct": regime_recipe("ft-struct", **tuned),
+        "ft-leakmin": regime_recipe("ft-leakmin", lam=settings.lam, alpha=settings.alpha, **tuned),
+    }
+    if settings.depth_study:
+        found |= {depth_name(depth): regime_recipe("ft-struct", depth, **tuned) for depth in DEPTHS[2:]}
+    if settings.ablation:
+        for lam, alpha in ablation_grid():
+            name = cell_name(settings, lam, alpha)
+            found.setdefault(name, regime_recipe("ft-leakmin", lam=lam, alpha=alpha, **tuned))
+    return found
+
+
+def depth_name(depth: str) -> str:
+    """The weights of a depth: two of the four are regimes.
+
+    >>> [depth_name(depth) for depth in DEPTHS]
+    ['zs', 'ft-struct', 'depth-l3-l4', 'depth-all']
+    """
+    return {"head": "zs", "L4": "ft-struct"}.get(depth, f"depth-{depth.lower()}")
+
+
+def cell_name(settings: QrSettings, lam: float, alpha: float) -> str:
+    """The weights of a cell of the ablation: lambda 0 is FT-Struct, and one cell is FT-LeakMin itself."""
+    if lam == 0:
+        return "ft-struct"
+    return "ft-leakmin" if (lam, alpha) == (settings.lam, settings.alpha) else f"lambda{lam:g}-alpha{alpha:g}"
+
+
+def total_epochs(settings: QrSettings) -> int:
+    proxy = settings.proxy_epochs if uses_proxy(settings) else 0
+    return settings.seeds * (proxy + sum(recipe.epochs for recipe in recipes(settings).values()))
+
+
+def check_network(settings: QrSettings) -> None:
+    """Refuse a network that cannot be trained as the study asks, before anything is made."""
+    folder = settings.out
+    model = build(settings, folder, settings.seed, len(CLASSES))
+    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size, device=model.device)
+    cam_layer(model, blank, settings.layer)
+    for recipe in recipes(settings).values():
+        for phase in recipe.phases:
+            trained_parts(model, blank, phase.trainable)
+
+
+def train_all(
+    settings: QrSettings, folder: Path, seed: int, pictures: Pictures, told: Told | None = None
+) -> Trained:
+    """Every training of one seed, from where it was left; accuracies are those on the test pictures."""
+    model, histories = start(settings, folder, seed, told)
+    beginning = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    train, test = as_data(pictures.train), as_data(pictures.test)
+    wanted = recipes(settings)
+    for name, recipe in wanted.items():
+        model.module.load_state_dict(beginning)
+        where = folder / "training" / name
+        histories[name] = fit(model, train, test, recipe, where, seed, [recipe.epochs], _named(told, name))
+        keep_weights(weights_file(where, recipe.epochs), folder / "weights" / f"{name}.safetensors")
+    return Trained(histories, dict(_shares(model, train)) if settings.depth_study else {})
+
+
+def start(
+    settings: QrSettings, folder: Path, seed: int, told: Told | None = None
+) -> tuple[Model, dict[str, History]]:
+    """The backbone with a fresh head for two classes, and how the proxy task went where there is one."""
+    if not uses_proxy(settings):
+        return build(settings, folder, seed, len(CLASSES)), {}
+    kinds = {kind: label for label, kind in enumerate(negatives_of(find_symbol(settings.symbol)))}
+    model = build(settings, folder, seed, len(kinds))
+
+    def negatives(number: int, count: int) -> Data:
+        made = make_codes(
+            settings.symbol, 0, count, settings.size, data_seed(settings, number), photos=settings.photos
+        )
+        return as_data(made, np.array([kinds[kind] for kind in made.kinds.tolist()]))
+
+    train, valid = negatives(2, settings.proxy), negatives(3, max(settings.proxy // 5, 2 * len(kinds)))
+    phase = Phase(settings.proxy_epochs, settings.proxy_lr, "all", name="proxy")
+    recipe = Recipe((phase,), settings.train_batch, amp=settings.amp)
+    where = folder / "training" / BASE
+    history = fit(model, train, valid, recipe, where, seed, [recipe.epochs], _named(told, BASE))
+    keep_weights(weights_file(where, recipe.epochs), folder / "weights" / f"{BASE}.safetensors")
+    return new_head(model, len(CLASSES), seed=seed), {BASE: history}
+
+
+def keep_weights(source: Path, target: Path) -> None:
+    """A copy under the name that the run's rows will bear."""
+    if not target.exists() or target.read_bytes() != source.read_bytes():
+        write_whole({target: lambda path: shutil.copyfile(source, path)})
+
+
+def _named(told: Told | None, name: str) -> Callable[[TrainProgress], object] | None:
+    return None if told is None else lambda state: told(name, state)
+
+
+def _shares(model: Model, data: Data) -> Iterator[tuple[str, float]]:
+    image = model.preprocess.normalise(data.images[:1].float() / 255).to(model.device)
+    sizes: Mapping[str, int] = {name: p.numel() for name, p in model.module.named_parameters()}
+    for depth in DEPTHS:
+        chosen = trained_parts(model, image, depth).parameters
+        yield depth, sum(sizes[name] for name in chosen) / sum(sizes.values())
