@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: help venv browser demo test bench clean
 
 help:
-	@echo "make demo    train a small network, explain it, score the heatmaps (about a minute, no data needed)"
+	@echo "make demo    train a small network twice, audit its heatmaps, write a report (minutes, no data needed)"
 	@echo "make test    format, lint, types, tests"
 	@echo "make bench   measure speed against bare forward passes and other packages"
 	@echo "make venv    only the environment, in .venv"

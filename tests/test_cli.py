@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
-from heatproof import __version__, demo
+from heatproof import __version__
 from heatproof.bench.common import Row
 from heatproof.cli import _models, main
 from heatproof.cli import bench as bench_command
@@ -228,29 +228,3 @@ def test_bench_prints_rows_and_says_what_is_missing(monkeypatch: pytest.MonkeyPa
 def test_bench_finds_every_section() -> None:
     assert {"maps", "pairs"} <= set(bench_command.section_names())
     assert "common" not in bench_command.section_names()
-
-
-def test_demo_shows_only_what_it_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "QUICK", demo.Sizes(train=10, test=5, epochs=1, pixels=40, heavy=1))
-    monkeypatch.setattr(demo, "HEAVY", ("lime(samples=5)",))
-    result = heatproof("demo", "--quick", "--out", "shown")
-    assert result.exit_code == 0, result.output
-    assert "test accuracy" in result.output and "lime(samples=5)" in result.output
-    with Image.open(folder / "shown" / "heatmaps.png") as sheet:
-        assert sheet.width > 2000 and sheet.height > 900
-
-
-def test_the_small_network_learns_and_repeats() -> None:
-    class Silent:
-        def done(self, what: str | None, steps: int = 1) -> None: ...
-        def inputs(self, count: int) -> None: ...
-
-    data = demo.make_qr(16, 80, 40, seed=0)
-    easy = data.take(np.r_[0:16, 16:96:5])  # codes and checkerboards
-    models = [demo.small_model(40, seed=0) for _ in range(2)]
-    for model in models:
-        with demo.one_thread():
-            demo.train(model, easy, epochs=8, seed=0, progress=Silent(), batch=16)
-        assert demo.correct(model, easy).mean() > 0.9
-    first, second = (model.module[0].weight.detach() for model in models)
-    assert np.allclose(first, second, atol=1e-4)

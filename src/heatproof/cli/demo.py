@@ -1,79 +1,70 @@
-"""heatproof demo: run the small audit and print what it found."""
+"""heatproof demo: run the full audit on made-up pictures and print what it found."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
-from heatproof import demo as audit
-from heatproof.cli._console import console, new_table, steps
-from heatproof.cli._files import make_folder
+from heatproof.cli._console import console, errors, steps
+from heatproof.cli.run import INTERRUPTED
 
-COLUMNS = {"fmr": "on finders", "tmr": "on timing lines", "bl": "outside the code", "dts": "distance"}
+if TYPE_CHECKING:
+    from heatproof.demo import Audit
 
 
 @click.command("demo")
 @click.option(
     "--out", "-o", type=click.Path(path_type=Path), default=Path("demo"), show_default=True, help="Folder."
 )
-@click.option("--quick", is_flag=True, help="Less data: faster, and a weaker network.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Everything follows from it.")
-def demo_command(out: Path, quick: bool, seed: int) -> None:
-    """Make QR pictures, train a small network on them, explain it, and score whether the maps can be trusted.
+@click.option("--quick", is_flag=True, help="Less of everything: under a minute, and a weaker network.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Everything follows from it."
+)
+@click.pass_context
+def demo_command(ctx: click.Context, out: Path, quick: bool, seed: int) -> None:
+    """Make QR pictures, train a small network on them twice, once harmfully, and audit its heatmaps.
 
-    Needs no data, no download and no GPU. Every number is computed while you watch.
+    Needs no data, no download and no GPU. Every number is computed while you watch; a second call computes
+    nothing and shows the result again, and a stopped one goes on where it was.
 
     \b
     Examples:
       heatproof demo
       heatproof demo --quick --out first-look
     """
-    make_folder(out)
+    from heatproof import demo  # needs duckdb and msgspec
+    from heatproof.demo.audit import Stopped
+
     started = time.perf_counter()
-    sizes = audit.QUICK if quick else audit.FULL
-    console.print(
-        f"{2 * sizes.train} training and {2 * sizes.test} test pictures, {sizes.pixels}x{sizes.pixels}: "
-        "QR codes and hard negatives"
-    )
-    result = audit.run(out, steps, sizes, seed)
-    kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in result.recall_by_kind.items())
-    console.print(f"test accuracy {result.accuracy:.1%} ({kinds})")
-    console.print(score_table(result))
-    above, others = audit.above_floor(result.lines)
-    total = len(above) + len(others)
-    console.print(
-        f"{len(above)} of {total} methods put clearly more mass on the finders than an edge detector "
-        "that knows nothing of the network" + (f"; not {', '.join(others)}." if others else ".")
-    )
-    if result.recall_by_kind["finderless"] < 0.5:
-        console.print(
-            "This network takes most finderless codes for QR codes, so it does not rest on the finders: mass "
-            "elsewhere is then no fault of the maps."
-        )
-    console.print(
-        f"heatmaps: {result.picture} ({time.perf_counter() - started:.0f} s in all)", soft_wrap=True
-    )
+    sizes = demo.QUICK if quick else demo.FULL
+    try:
+        found = demo.run(out, sizes, seed, steps, console, lambda text: console.print(text, soft_wrap=True))
+    except (KeyboardInterrupt, Stopped):
+        errors.print("stopped; what was finished is kept, and the same command goes on", soft_wrap=True)
+        ctx.exit(INTERRUPTED)
+    show(found, time.perf_counter() - started)
 
 
-def score_table(result: audit.Result) -> Table:
-    table = new_table(
-        "mass of the maps of the class 'QR code', and its mean distance to finders and timing lines:\n"
-        "mean over n test codes (95 % interval); flat: how many maps are constant"
-    )
-    table.add_column("method", no_wrap=True)
-    for name in audit.SCORES:
-        table.add_column(COLUMNS[name], justify="right", no_wrap=True)
-    table.add_column("n", justify="right")
-    table.add_column("flat", justify="right")
-    for line in result.lines:
-        cells = [f"{mean:.3f} ({low:.3f}-{high:.3f})" for mean, (low, high) in line.scores.values()]
-        floor = line.method in audit.FLOORS
-        table.add_row(
-            line.method, *cells, str(line.count), str(line.degenerate), style="dim" if floor else None
-        )
-    shares = [f"{result.chance[name]:.3f}" if name in result.chance else "" for name in audit.SCORES]
-    table.add_row("share of the area", *shares, "", "", style="dim")
-    return table
+def show(found: Audit, seconds: float) -> None:
+    """The verdict, its three strongest facts, what to do, both trainings, and where the page is."""
+    from heatproof.demo.story import advice, first_alarms
+
+    def say(text: str, style: str | None = None) -> None:
+        console.print(text, style=style, soft_wrap=True)
+
+    say(f"\n{found.verdict.title}", "bold")
+    say(found.verdict.sentence)
+    for number, fact in enumerate(found.verdict.facts, 1):
+        say(f"  {number}. {fact.kind}: {fact.sentence}")
+    say(f"What to do: {advice(found.audit, found.verdict)}")
+    for name, data in found.twins.items():
+        firsts = first_alarms(data.alarms)
+        count = f"{len(data.alarms)} alarm{'s' * (len(data.alarms) != 1)}"
+        say(f"\nThe {name} training, {len(data.checkpoints)} checkpoints: {count if firsts else 'no alarm'}.")
+        for alarm in firsts:
+            say(f"  {alarm.name}, {alarm.where}: {alarm.sentence}")
+    again = "" if found.computed else "; nothing had to be computed"
+    say(f"\n{seconds:.0f} s{again}. Open the report:\n{found.report.resolve().as_uri()}")

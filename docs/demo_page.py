@@ -1,0 +1,106 @@
+"""Makes what docs/demo.md shows: the table of seeds, what the demo prints, and two pictures of its report.
+
+    heatproof demo --seed 0 --out SEED0            the same for seeds 1 and 2
+    python docs/demo_page.py SEED0 SEED1 SEED2     rewrites the marked parts of demo.md, and the pictures
+
+The pictures are of the first folder's report. They need playwright and chromium.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from heatproof.cli._console import console
+from heatproof.cli.demo import show
+from heatproof.demo import FULL, run
+from heatproof.demo.audit import Audit
+from heatproof.demo.settings import CODE
+from heatproof.demo.story import test_answers
+from heatproof.monitor.trajectory import Trajectory
+from heatproof.report.tables import Column, Table
+
+DOCS = Path(__file__).parent
+PAGE, TOP, GALLERY = DOCS / "demo.md", DOCS / "report.png", DOCS / "report-gallery.png"
+CHROMIUM = "/usr/bin/chromium"
+WIDTH, HEIGHT = 1440, 1000
+
+
+def seed_table(audits: dict[int, Audit]) -> str:
+    """What differs between seeds, a row per training."""
+    rows = []
+    for seed, audit in audits.items():
+        for kind, data in audit.twins.items():
+            last = Trajectory.from_run(data.folder).checkpoints[-1]
+            state = last.classes[CODE]
+            first = f"{len(data.alarms)}, from {data.alarms[0].checkpoint}" if data.alarms else "none"
+            names = ", ".join(sorted({alarm.name for alarm in data.alarms})) or "–"
+            sure = f"{state.gold} of {state.total}"
+            alike = last.methods["gradcam"].overall.value
+            rows.append((str(seed), kind, last.auc, f"{last.accuracy:.1%}", sure, first, names, alike))
+    columns = (
+        "seed", "training", "AUC", "accuracy", "codes it is sure of", "alarms", "which", "C-Score of gradcam",
+    )  # fmt: skip
+    title = "Both trainings at their last checkpoint"
+    return Table("seeds", title, tuple(map(Column, columns)), tuple(rows), marked=False).markdown()
+
+
+def method_table(audits: dict[int, Audit]) -> str:
+    """Which tests each method failed, seed by seed."""
+    methods = next(iter(audits.values())).audit.real
+    rows = [(method, *(failed_tests(audit, method) for audit in audits.values())) for method in methods]
+    columns = ("method", *(f"seed {seed}" for seed in audits))
+    title = "Tests that a method failed, in the audit of the healthy network"
+    return Table("methods", title, tuple(map(Column, columns)), tuple(rows), marked=False).markdown()
+
+
+def failed_tests(audit: Audit, method: str) -> str:
+    answers = test_answers(audit.audit, audit.verdict, method)
+    return ", ".join(test for test, answer in answers.items() if answer == "no") or "–"
+
+
+def printed(audit: Audit) -> str:
+    """What the command says at its end, with the folder's path left out."""
+    with console.capture() as captured:
+        show(audit, 0.0)
+    text = captured.get().strip().rpartition("\n\n")[0]
+    return f"```text\n{text}\n```"
+
+
+def put(page: str, mark: str, content: str) -> str:
+    """The part between <!-- mark --> and <!-- end --> is replaced."""
+    pattern = rf"(<!-- {mark} -->\n).*?(<!-- end -->)"
+    assert re.search(pattern, page, re.DOTALL), f"the page has no part {mark!r}"
+    fresh = f"\n{content.strip()}\n\n"
+    return re.sub(pattern, lambda found: f"{found[1]}{fresh}{found[2]}", page, flags=re.DOTALL)
+
+
+def photograph(report: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
+    """The top of a report and the top of its gallery, as a browser shows them."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+        page.goto(report.resolve().as_uri())
+        page.wait_for_selector("#gallery .card canvas")
+        page.screenshot(path=str(TOP))
+        page.evaluate("document.getElementById('pictures').scrollIntoView({behavior: 'instant'})")
+        page.wait_for_timeout(300)
+        page.screenshot(path=str(GALLERY))
+        browser.close()
+
+
+def main(folders: list[str]) -> None:
+    audits = {seed: run(Path(folder), FULL, seed) for seed, folder in enumerate(folders)}
+    text = PAGE.read_text(encoding="utf-8")
+    parts = {"printed": printed(audits[0]), "seeds": seed_table(audits), "methods": method_table(audits)}
+    for mark, content in parts.items():
+        text = put(text, mark, content)
+    PAGE.write_text(text, encoding="utf-8")
+    photograph(audits[0].report)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,162 @@
+"""The demo's stages one after the other; each is skipped where an earlier call has finished it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from heatproof.demo import settings
+from heatproof.demo.settings import HARMFUL, HEALTHY, LIGHT, Sizes
+from heatproof.demo.story import story
+from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
+from heatproof.report.data import RunData, read_run
+from heatproof.report.page import write_page
+from heatproof.report.verdict import Verdict, judge
+from heatproof.run.engine import fixed_threads, run_study
+from heatproof.run.progress import Progress as RunProgress
+from heatproof.studies import cose
+from heatproof.studies._cose_read import Found
+from heatproof.train import Epoch, History
+
+
+class Stopped(Exception):
+    """Somebody asked to stop; what is finished is kept, and the same call goes on."""
+
+
+class Counter(Protocol):
+    """What finished epochs are reported to."""
+
+    def done(self, what: str | None, steps: int = 1) -> None: ...
+
+
+Steps = Callable[[str, int], AbstractContextManager[Counter]]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the demo found, and where it is."""
+
+    report: Path
+    audit: RunData  # the healthy network at its last checkpoint, in depth
+    verdict: Verdict
+    twins: Mapping[str, RunData]  # healthy and harmful, checkpoint by checkpoint
+    verdicts: Mapping[str, Verdict]
+    cose: Found
+    histories: Mapping[str, History]
+    computed: int  # pictures explained and epochs trained by this call
+
+
+def run(
+    out: Path,
+    sizes: Sizes = settings.FULL,
+    seed: int = 0,
+    steps: Steps | None = None,
+    console: Any = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> Audit:
+    """All stages into the folder `out`, and the report.
+
+    steps: shows the epochs of a training. console: shows how far a run is. say: told what begins.
+    """
+    settings.settle(out, sizes, seed)
+    say(f"{2 * sizes.train} training and {2 * sizes.test} test pictures: QR codes and hard negatives")
+    write_pictures(out, sizes, seed)
+    # For a network this small, threads wait for each other longer than they work.
+    with fixed_threads(1):
+        histories, epochs = _train(out, sizes, seed, steps)
+        runs = Runs(out, seed, console, say)
+        weights = {name: gather_weights(out, name, sizes) for name in (HEALTHY, HARMFUL)}
+        audit = runs.study(
+            "audit",
+            weights[HEALTHY][-1:],
+            settings.audit_methods(sizes),
+            settings.audit_metrics(sizes),
+            "the healthy network, in depth: every method, every family of metrics",
+        )
+        twins = {
+            name: runs.study(
+                name,
+                paths,
+                settings.FOLLOWED_METHODS,
+                settings.FOLLOWED,
+                f"the {name} training: {len(paths)} checkpoints",
+            )
+            for name, paths in weights.items()
+        }
+        found = runs.cose(weights[HEALTHY], sizes)
+    verdicts = {name: _page(out / name / "report.html", data) for name, data in twins.items()}
+    report = out / "report.html"
+    verdict = write_page(audit, report, more=story(sizes, audit, judge(audit), twins, verdicts, found))
+    return Audit(report, audit, verdict, twins, verdicts, found, histories, runs.computed + epochs)
+
+
+def _train(out: Path, sizes: Sizes, seed: int, steps: Steps | None) -> tuple[dict[str, History], int]:
+    """Both trainings, and how many epochs of them this call took."""
+    finished = 0
+    with ExitStack() as stack:
+        total = sizes.first_epochs + 2 * sizes.second_epochs
+        counter = stack.enter_context(steps("training", total)) if steps else None
+
+        def told(name: str, epoch: Epoch) -> None:
+            nonlocal finished
+            finished += 1
+            if counter is not None:
+                scores = f"loss {epoch.loss:.3f}, AUC {epoch.auc:.3f}, accuracy {epoch.accuracy:.1%}"
+                counter.done(f"{name}, epoch {epoch.epoch}: {scores}")
+
+        histories = train_twins(out, sizes, seed, told)
+    return histories, finished
+
+
+def _page(path: Path, data: RunData) -> Verdict:
+    return write_page(data, path, most=24)
+
+
+@dataclass
+class Runs:
+    """The studies over the test pictures, and how many pictures they took this time."""
+
+    out: Path
+    seed: int
+    console: Any
+    say: Callable[[str], object]
+    computed: int = 0
+
+    def study(
+        self, name: str, weights: list[str], methods: tuple[str, ...], metrics: tuple[str, ...], about: str
+    ) -> RunData:
+        self.say(about)
+        path = settings.write(
+            self.out / f"{name}.toml", settings.study(name, weights, methods, metrics, self.seed)
+        )
+        progress = RunProgress(self.console)
+        result = run_study(path, self.out / name, progress=progress)
+        self.computed += result.computed
+        if result.stopped:
+            raise Stopped
+        return read_run(result.folder)
+
+    def cose(self, weights: list[str], sizes: Sizes) -> Found:
+        """Maps under transforms and over checkpoints, of a part of the pictures."""
+        self.say(f"COSE: {sizes.cose_images} pictures under 13 transforms, and over the checkpoints")
+        asked = cose.CoseSettings(
+            model=f"{self.out / 'network.py'}:build",
+            images=self.out / "pictures" / "manifest.csv",
+            kind="csv",
+            checkpoints=[self.out / path for path in weights],
+            methods=(*LIGHT, "edges"),
+            draws=sizes.cose_draws,
+            limit=sizes.cose_images,
+            name="small CNN (healthy)",
+            dataset="QR codes",
+            figures=False,
+            device="cpu",
+            seed=self.seed,
+        )
+        progress = RunProgress(self.console)
+        found = cose.run(asked, self.out / "cose", progress).found
+        self.computed += progress.images
+        return found

@@ -1,0 +1,126 @@
+"""How much of everything the demo computes, and its studies as TOML.
+
+The harm is one wrong setting of the second phase: the weights of the classes in the loss. A missed code costs
+1/100 of a false alarm, as happens when weights meant for a rare class are given in the wrong order. Pictures,
+labels, learning rate, seed and starting weights are those of the healthy training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from heatproof.errors import InputError
+from heatproof.run.config import toml
+from heatproof.store._files import write_whole
+
+CLASSES = ("no code", "QR code")
+CODE = 1
+HEALTHY, HARMFUL = "healthy", "harmful"
+HARM = (1.0, 0.01)  # weight of the classes in the harmful second phase
+CAMS = (
+    "gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam", "ms-gradcam++",
+)  # fmt: skip
+LIGHT = (*CAMS, "gradient")
+FLOORS = ("random", "edges", "centre")
+CLASSIFIER = ("auc", "accuracy", "recall")
+FOLLOWED_METHODS = (*LIGHT, "random", "edges")
+FOLLOWED = ("cscore", *CLASSIFIER, "structure_score", "fmr", "bl", "inside")  # at every checkpoint
+SETTINGS = "demo.toml"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything."""
+
+    train: int = 300  # codes, and as many negatives
+    test: int = 40  # likewise; 30 are the fewest that the verdict judges
+    pixels: int = 64
+    width: int = 8  # channels of the network's first stage
+    first_epochs: int = 8
+    second_epochs: int = 6
+    keep: tuple[int, ...] = (2, 5, 8, 10, 12, 14)  # epochs whose weights are explained
+    steps: int = 10  # of insertion and deletion
+    lime: str = "lime(samples=100, segment_count=36)"
+    depths: int = 5  # at which the network is randomised
+    cose_images: int = 40
+    cose_draws: int = 1  # magnitudes per transform
+
+    @property
+    def epochs(self) -> int:
+        return self.first_epochs + self.second_epochs
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    train=160, test=30, pixels=48, first_epochs=7, second_epochs=4, keep=(3, 7, 9, 11), steps=4,
+    lime="lime(samples=30, segment_count=16)", depths=1, cose_images=6,
+)  # fmt: skip
+
+
+def audit_methods(sizes: Sizes) -> tuple[str, ...]:
+    return (*LIGHT, sizes.lime, *FLOORS)
+
+
+def audit_metrics(sizes: Sizes) -> tuple[str, ...]:
+    """Consistency, structure, localisation under a budget, faithfulness, sanity, agreement."""
+    steps = f"(steps={sizes.steps})"
+    return (
+        "cscore", *CLASSIFIER, "structure", "localise(budget=0.2)", f"insertion{steps}", f"deletion{steps}",
+        f"randomisation(depths={sizes.depths})", "method_agreement",
+    )  # fmt: skip
+
+
+def study(
+    name: str, checkpoints: list[str], methods: tuple[str, ...], metrics: tuple[str, ...], seed: int
+) -> str:
+    """A study over the test pictures, as TOML beside them."""
+    network = f"small CNN, {name} training" if name in (HEALTHY, HARMFUL) else "small CNN"
+    content = {
+        "methods": list(methods),
+        "metrics": list(metrics),
+        "run": {"seed": seed, "out": name, "targets": "label", "device": "cpu", "threads": 1},
+        "model": {"spec": "network.py:build", "checkpoints": checkpoints, "name": network},
+        "images": {"kind": "csv", "path": "pictures/manifest.csv", "options": {"class_names": list(CLASSES)}},
+    }
+    return toml(content)
+
+
+def settle(out: Path, sizes: Sizes, seed: int) -> None:
+    """Make the folder this demo's own; refuse one that holds another, or anything else."""
+    ours = {"seed": seed, **asdict(sizes)}
+    path = out / SETTINGS
+    if path.is_file():
+        theirs = _read(path)
+        wanted = {key: list(v) if isinstance(v, tuple) else v for key, v in ours.items()}
+        if different := [key for key in wanted if theirs.get(key) != wanted[key]]:
+            key = different[0]
+            raise InputError(
+                f"{out} holds a demo with {key} = {theirs.get(key)}, not {wanted[key]}; "
+                "name another folder with --out, or remove that one"
+            )
+        return
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise InputError(f"{out} holds other things; name a new folder with --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write(path, toml(ours))
+    except OSError as error:
+        raise InputError(f"cannot write into {out}: {error.strerror or error}") from error
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}; remove the folder to start anew") from error
+
+
+def write(path: Path, text: str) -> Path:
+    """Whole or not at all."""
+    write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")})
+    return path

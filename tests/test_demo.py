@@ -1,0 +1,183 @@
+"""The demo, end to end and quick: what it prints is what it computed, and what it computed is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from heatproof.cli import main
+from heatproof.demo import QUICK, Sizes
+from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settle
+from heatproof.demo.story import advice, failures, first_alarms, same_maps
+from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
+from heatproof.errors import InputError
+from heatproof.monitor.alarms import find_alarms
+from heatproof.monitor.trajectory import Trajectory
+from heatproof.report.data import read_run
+from heatproof.report.verdict import judge
+from heatproof.store import RunFolder
+from heatproof.studies._cose_read import read_pairs
+
+TINY = Sizes(train=8, test=4, pixels=40, width=2, first_epochs=2, second_epochs=1, keep=(1, 2, 3))
+
+
+def heatproof(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished quick demo and what it printed."""
+    out = tmp_path_factory.mktemp("demo") / "first look"
+    result = heatproof("demo", "--quick", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    return out, result.output
+
+
+def of(out: Path, name: str) -> RunFolder:
+    return RunFolder.open(out / name)
+
+
+def test_it_ends_with_the_path_of_a_page_that_holds_everything(made: tuple[Path, str]) -> None:
+    out, printed = made
+    last = printed.strip().splitlines()[-1]
+    page = Path(unquote(urlparse(last).path))
+    assert last.startswith("file://") and page == (out / "report.html").resolve()
+    text = page.read_text(encoding="utf-8")
+    for section in ("which", "trainings", "cose", "scores", "pictures", "curves", "agreement", "made"):
+        assert f'<section id="{section}"' in text, section
+    for link in re.findall(r'href="(?!https:)([^"#]+)"', text):
+        assert (out / link).is_file(), f"the page leads to {link}"
+
+
+def test_the_verdict_and_its_facts_are_those_of_the_rows(made: tuple[Path, str]) -> None:
+    out, printed = made
+    data = read_run(of(out, "audit"))
+    verdict = judge(data)
+    assert f"{verdict.title}\n{verdict.sentence}" in printed
+    assert [fact.sentence in printed for fact in verdict.facts] == [True] * 3
+    assert advice(data, verdict) in printed
+
+
+def test_every_number_of_a_fact_is_a_mean_over_stored_rows(made: tuple[Path, str]) -> None:
+    """The first fact about a floor, once more by hand: mean difference on the same images."""
+    out, _ = made
+    data = read_run(of(out, "audit"))
+    measure = next(m for m in data.measures if m.base == "structure_score")
+    rows = (
+        of(out, "audit")
+        .scores()
+        .sql("select method, image, value from scores where metric = ? and not isnan(value)", [measure.name])
+    )
+    table: dict[str, dict[str, float]] = {}
+    for row in rows:
+        table.setdefault(row["method"], {})[row["image"]] = row["value"]
+    for method in data.real:
+        shared = sorted(set(table[method]) & set(table["edges"]))
+        mean = np.mean([table[method][i] - table["edges"][i] for i in shared])
+        assert data.cells[measure.name, method].margins["edges"].mean == pytest.approx(mean)
+
+
+def test_all_families_are_there_for_every_method(made: tuple[Path, str]) -> None:
+    out, _ = made
+    rows = (
+        of(out, "audit")
+        .scores()
+        .sql(
+            "select distinct method, regexp_extract(metric, '^[a-z_]+') as metric from scores "
+            "where not isnan(value)"
+        )
+    )
+    found = {(row["method"], row["metric"]) for row in rows}
+    wanted = ("cscore", "structure_score", "mask_iou", "insertion", "deletion", "randomisation_ssim")
+    missing = [(m, w) for m in audit_methods(QUICK) for w in wanted if (m, w) not in found]
+    assert missing == []
+    pairs = read_pairs(of(out, "cose"))
+    assert set(pairs.pairs.kind) == {"geometric", "photometric", "checkpoints"}
+    assert any(score.n_same and score.n_changed for score in pairs.scores.values())
+
+
+def test_the_harm_is_found_by_the_rules_and_said(made: tuple[Path, str]) -> None:
+    out, printed = made
+    trajectory = Trajectory.from_run(of(out, HARMFUL))
+    last = trajectory.checkpoints[-1]
+    alarms = find_alarms(trajectory)
+    gold = [alarm for alarm in alarms if alarm.mechanism == 1 and alarm.label == CODE]
+    assert gold and gold[-1].checkpoint == last.name, "the harm was not noticed"
+    assert last.auc >= 0.75 and last.classes[CODE].gold < last.classes[CODE].total / 10
+    assert all(alarm.sentence in printed for alarm in first_alarms(gold))
+    assert f"{last.classes[CODE].gold} of {last.classes[CODE].total}" in (out / "report.html").read_text()
+
+
+def test_the_healthy_training_is_shown_as_it_is(made: tuple[Path, str]) -> None:
+    out, printed = made
+    data = read_run(of(out, HEALTHY))
+    assert "harmful" not in data.model
+    said = printed.partition("The healthy training")[2].partition("The harmful training")[0]
+    assert said.count("At epoch") == len(first_alarms(data.alarms))
+    twins = [Trajectory.from_run(of(out, name)).checkpoints for name in (HEALTHY, HARMFUL)]
+    shared = [a.auc == b.auc for a, b in zip(*twins, strict=True)]
+    assert shared[0] and not shared[-1], "the first phase is one and the same, the second is not"
+    assert twins[0][-1].accuracy > twins[1][-1].accuracy
+
+
+def test_a_second_call_computes_nothing(made: tuple[Path, str]) -> None:
+    out, printed = made
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*.parquet")}
+    before |= {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}
+    result = heatproof("demo", "--quick", "--out", str(out))
+    assert result.exit_code == 0 and "nothing had to be computed" in result.output
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    verdict = printed.partition("\n\n")[2].rpartition("\n\n")[0]
+    assert verdict and verdict in result.output
+
+
+def test_another_seed_needs_another_folder(made: tuple[Path, str], tmp_path: Path) -> None:
+    out, _ = made
+    result = heatproof("demo", "--quick", "--seed", "1", "--out", str(out))
+    assert result.exit_code == 2 and "seed = 0, not 1" in result.output
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds other things"):
+        settle(tmp_path, QUICK, 0)
+
+
+def test_every_method_is_judged_in_the_table(made: tuple[Path, str]) -> None:
+    out, _ = made
+    data = read_run(of(out, "audit"))
+    caught = failures(judge(data), data.real)
+    text = (out / "report.html").read_text(encoding="utf-8")
+    section = text.partition('<section id="which"')[2].partition("</section>")[0]
+    for method, facts in caught.items():
+        row = section.partition(f"<bdi>{method}</bdi>")[2].partition("</tr>")[0]
+        said = "no failure found" if not facts else f"{len(facts)} failure"
+        assert said in row, method
+    # A network that ends in a mean has the same gradient everywhere.
+    assert any({"gradcam", "hirescam"} <= set(group) for group in same_maps(data))
+
+
+def test_trainings_share_a_phase_resume_and_repeat(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    for out in (tmp_path / "a", tmp_path / "a", tmp_path / "b"):
+        histories = train_twins(out, TINY, 0, lambda name, epoch: told.append((name, epoch.epoch)))
+        assert [epoch.epoch for epoch in histories[HARMFUL].epochs] == [1, 2, 3]
+    once = [("first", 1), ("first", 2), (HEALTHY, 3), (HARMFUL, 3)]
+    assert told == once * 2, "the second call had nothing to do"
+    weights = {
+        n: [tmp_path / "a" / f for f in gather_weights(tmp_path / "a", n, TINY)] for n in (HEALTHY, HARMFUL)
+    }
+    again = [tmp_path / "b" / f for f in gather_weights(tmp_path / "b", HARMFUL, TINY)]
+    content = {name: [file.read_bytes() for file in files] for name, files in weights.items()}
+    assert [a == b for a, b in zip(*content.values(), strict=True)] == [True, True, False]
+    assert [file.read_bytes() for file in again] == content[HARMFUL]
+
+
+def test_pictures_that_are_not_complete_are_made_again(tmp_path: Path) -> None:
+    manifest = write_pictures(tmp_path, TINY, 0)
+    whole = manifest.read_text()
+    manifest.write_text("\n".join(whole.splitlines()[:3]) + "\n")
+    assert write_pictures(tmp_path, TINY, 0).read_text() == whole
