@@ -36,6 +36,7 @@ from heatproof.monitor.alarms import Thresholds
 from heatproof.report.data import RunData
 from heatproof.report.measures import Measure, measure
 
+NAMED = 5  # methods in a sentence; the table has all of them
 ENOUGH = 30
 BLANK, MOSTLY_BLANK = 0.05, 0.5
 UNCHANGED = 0.5
@@ -103,7 +104,8 @@ def _sentence(level: str, data: RunData, failed: list[str], judged: list[Fact]) 
     if level == "thin":
         return f"No test could be made on {count}: see below what each one lacks."
     if level == "stop":
-        return f"Every method ({_names(failed)}) failed at least one test at {data.checkpoint}."
+        who = f"{failed[0]} failed a test" if len(failed) == 1 else f"None of {count} passed every test"
+        return f"{who} at {data.checkpoint}."
     if level == "clear":
         return (
             f"None of {tests} kind{'s' * (tests != 1)} of test found a failure in {count}. That is no proof "
@@ -294,6 +296,12 @@ def _too_few(rule: str, what: str, n: int, section: str) -> Fact:
 
 
 def _names(methods: list[str]) -> str:
+    """
+    >>> _names(["a", "b"]), _names(list("abcdef"))
+    ('a and b', 'a, b, c and 3 more')
+    """
+    if len(methods) > NAMED:
+        return f"{', '.join(methods[:3])} and {len(methods) - 3} more"
     return methods[0] if len(methods) == 1 else f"{', '.join(methods[:-1])} and {methods[-1]}"
 
 
