@@ -412,7 +412,7 @@ def test_folders_that_are_no_run_or_already_one(run: RunFolder, tmp_path: Path) 
     with pytest.raises(StoreError, match="already holds a run"):
         RunFolder.create(run.path, run.manifest)
     with pytest.raises(StoreError, match=r"is not a run folder: it has no run\.json"):
-        RunFolder.open(tmp_path)
+        RunFolder.open(tmp_path / "elsewhere")
     for content in ("{", "[]", '{"seed": 1}'):
         (run.path / "run.json").write_text(content)
         with pytest.raises(StoreError, match=r"cannot read .*run\.json"):
