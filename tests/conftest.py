@@ -17,6 +17,12 @@ DATA = Path(__file__).parent / "data"
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
+@pytest.fixture(autouse=True)
+def repeatable() -> None:
+    """Every test draws the same numbers each time, whichever tests ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def papers() -> dict[str, Any]:
     """The published tables and the hand-computed vectors."""
