@@ -30,8 +30,8 @@ def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
     """The whole section; on a GPU also milliseconds per image over batch sizes and precisions."""
     torch.manual_seed(0)
     model = _network("resnet18" if quick else "resnet50", device)
-    found = [*_cams(model, 4 if quick else 16, device, 2 if quick else 5)]
-    found += _perturbing(model, device, 2 if quick else 3, QUICK_SAMPLES if quick else SAMPLES)
+    found = [*_cams(model, 4 if quick else 16, device, 2 if quick else 3)]
+    found += _perturbing(model, device, 2, QUICK_SAMPLES if quick else SAMPLES)
     if device.startswith("cuda"):
         found += [row for name in ("resnet50", "convnext_base") for row in _per_image(name, device, quick)]
     return found
