@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.models.capture import capture
@@ -86,22 +86,38 @@ def explain(
     if ids is not None and len(ids) != len(images):
         raise InputError(f"ids has {len(ids)} entries but there are {len(images)} images; they must match")
     names = tuple(ids) if ids is not None else tuple(map(str, range(len(images))))
+    return shared_pass(model, images, requests, targets, layer, seed, names, batch_size, progress)[0]
+
+
+def shared_pass(
+    model: Model,
+    images: Tensor,
+    requests: Sequence[Request],
+    targets: Any,
+    layer: str | Sequence[str] | None,
+    seed: int,
+    ids: tuple[str, ...],
+    batch_size: int | None,
+    progress: Callable[[int], Any] | None = None,
+) -> tuple[dict[str, Maps], Tensor]:
+    """What explain() gives, and the logits "b k" of the same pass; arguments are taken as checked."""
     needs = frozenset().union(*(request.entry.needs for request in requests))
     image_size = (int(images.shape[-2]), int(images.shape[-1]))
     queue = Queue(model, image_size, batch_size, progress)
     chosen = _spread(targets, len(images))
-    parts: list[list[Maps]] = []
+    parts: list[tuple[list[Maps], Tensor]] = []
 
-    def work(start: int, stop: int) -> list[Maps]:
+    def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
         batch = images[start:stop].to(model.device)
         trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
-        return [request(trace) for request in requests]
+        return [request(trace) for request in requests], trace.logits
 
     with untouched(model.module):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
         Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append)
-    whole = (Maps.concatenate(of_one) for of_one in zip(*parts, strict=True))
-    return {r.text: replace(maps, ids=names) for r, maps in zip(requests, whole, strict=True)}
+    lots = zip(*(maps for maps, _ in parts), strict=True)
+    maps = {r.text: replace(Maps.concatenate(lot), ids=ids) for r, lot in zip(requests, lots, strict=True)}
+    return maps, torch.cat([logits for _, logits in parts])
 
 
 def _spread(targets: Any, count: int) -> Callable[[int, int], Any]:

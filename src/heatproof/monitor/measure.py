@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
@@ -23,14 +23,12 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, TargetError
-from heatproof.explain.api import Request
+from heatproof.explain.api import Request, shared_pass
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.cscore import CScores
 from heatproof.models import Model, probabilities
-from heatproof.models.capture import capture
 from heatproof.models.model import untouched
-from heatproof.models.queue import Queue
 from heatproof.monitor.held import HeldOut
 from heatproof.types import Maps
 
@@ -60,27 +58,22 @@ class Measured:
 
 
 def answers(
-    model: Model, held: HeldOut, requests: list[Request], layer: object, batch_size: int, seed: int
+    model: Model,
+    held: HeldOut,
+    requests: list[Request],
+    layer: str | Sequence[str] | None,
+    batch_size: int,
+    seed: int,
 ) -> Answers:
     """Logits and maps of all images."""
-    size = int(held.images.shape[-2]), int(held.images.shape[-1])
-    needs = frozenset().union(*(request.entry.needs for request in requests))
-    parts: list[tuple[list[Maps], Tensor]] = []
-
-    def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
-        images, targets = held.images[start:stop].to(model.device), held.labels[start:stop]
-        trace = capture(model, images, targets, needs, layer, Queue(model, size, batch_size), seed)  # type: ignore[arg-type]
-        return [request(trace) for request in requests], trace.logits
-
     with undisturbed(model):
         try:
-            Queue(model, size, batch_size).each(len(held), work, parts.append)
+            maps, logits = shared_pass(
+                model, held.images, requests, held.labels, layer, seed, held.ids, batch_size
+            )
         except TargetError as error:
             raise InputError(f"the labels do not match the model's outputs: {error}") from error
-    logits = torch.cat([logits for _, logits in parts]).cpu()
-    lots = zip(*(maps for maps, _ in parts), strict=True)
-    maps = {r.text: Maps.concatenate(lot) for r, lot in zip(requests, lots, strict=True)}
-    return Answers(logits, {name: replace(one, ids=held.ids) for name, one in maps.items()})
+    return Answers(logits.cpu(), maps)
 
 
 def measure(found: Answers, labels: Tensor, tau: float, seed: int) -> Measured:

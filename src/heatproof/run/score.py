@@ -22,16 +22,13 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.api import read_methods
+from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Failure
 from heatproof.metrics import localise, structure
 from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
 from heatproof.metrics.sanity import fragility, input_shift, parameter_randomisation
 from heatproof.metrics.structure import Cause, PerImage
 from heatproof.models import Model, predicted, probabilities
-from heatproof.models.capture import capture
-from heatproof.models.model import untouched
-from heatproof.models.queue import Queue
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.plan import ANSWERS, PER_MAP, Task
 from heatproof.run.study import ALL_CLASSES_UP_TO
@@ -73,24 +70,9 @@ def explain_batch(
     seed: int,
 ) -> tuple[dict[str, Maps], Tensor]:
     """What hp.explain gives, and the logits "b k" of the same pass."""
-    requests = read_methods(methods)
     images = model.check_images(batch.images)
-    needs = frozenset().union(*(request.entry.needs for request in requests))
-    pixels = int(images.shape[-2]), int(images.shape[-1])
-    parts: list[tuple[list[Maps], Tensor]] = []
-
-    def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
-        part = images[start:stop].to(model.device)
-        chosen = None if targets is None else targets[start:stop]
-        trace = capture(model, part, chosen, needs, layer, Queue(model, pixels, size), seed)
-        return [request(trace) for request in requests], trace.logits
-
-    with untouched(model.module):
-        Queue(model, pixels, size).each(len(images), work, parts.append)
-    lots = zip(*(maps for maps, _ in parts), strict=True)
-    maps = {r.text: Maps.concatenate(lot) for r, lot in zip(requests, lots, strict=True)}
-    logits = torch.cat([logits for _, logits in parts])
-    return {name: replace(one, ids=batch.ids).to("cpu") for name, one in maps.items()}, logits.cpu()
+    maps, logits = shared_pass(model, images, read_methods(methods), targets, layer, seed, batch.ids, size)
+    return {name: one.to("cpu") for name, one in maps.items()}, logits.cpu()
 
 
 def as_stored(maps: Maps) -> Maps:
