@@ -19,24 +19,26 @@ from heatproof.types import Maps
 SIZE = 224
 
 
-def rows(quick: bool = False) -> list[Row]:
+def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
     """Under a minute; under ten seconds where `quick`, with fewer maps in the growth rows."""
-    return [*_against_loop(quick), *_growth(quick), *_sampled(quick)]
+    return [*_against_loop(quick, device), *_growth(quick, device), *_sampled(quick, device)]
 
 
-def _against_loop(quick: bool) -> list[Row]:
+def _against_loop(quick: bool, device: str) -> list[Row]:
     n, sample = 855, 2000 if quick else 20_000
-    maps, confidence = _maps(n), _confidence(n)
+    maps, confidence = _maps(n, device), _confidence(n)
     pixels = maps.upsample().flatten(1).pow_(2)
+    on_the_cpu = pixels.cpu().numpy()
     scale = n * (n - 1) / 2 / sample
     times = side_by_side(
         {
             "engine": lambda: soft_iou_matrix(pixels),
             "cscore": lambda: cscore(maps, confidence),
-            "loop": lambda: _pair_loop(pixels.numpy(), sample),
+            "loop": lambda: _pair_loop(on_the_cpu, sample),
         },
         repeat=1 if quick else 3,
-        warmup=0 if quick else 1,
+        device=device,
+        warmup=0 if quick and device == "cpu" else 1,
     )
     loop = times["loop"] * scale
     note = f"loop scaled from {sample:,} random pairs of {n * (n - 1) // 2:,}"
@@ -56,9 +58,9 @@ def _against_loop(quick: bool) -> list[Row]:
     ]
 
 
-def _growth(quick: bool) -> list[Row]:
+def _growth(quick: bool, device: str) -> list[Row]:
     n = 200 if quick else 400
-    maps, confidence = _maps(2 * n), _confidence(2 * n)
+    maps, confidence = _maps(2 * n, device), _confidence(2 * n)
     half = Maps("bench", maps.values[:n], maps.image_size, maps.explained[:n])
     times = side_by_side(
         {
@@ -69,6 +71,7 @@ def _growth(quick: bool) -> list[Row]:
             "8 classes": lambda: _by_class(maps, 8),
         },
         repeat=1 if quick else 3,
+        device=device,
     )
 
     def row(what: str, ours: str, other: str, note: str) -> Row:
@@ -81,11 +84,11 @@ def _growth(quick: bool) -> list[Row]:
     ]
 
 
-def _sampled(quick: bool) -> list[Row]:
+def _sampled(quick: bool, device: str) -> list[Row]:
     what, sizes = "cscore of 10,000 maps, sampled", (10_000,) if quick else (5_000, 10_000)
     times: dict[int, float] = {}
     for n in sizes:
-        maps, confidence = _maps(n), _confidence(n)
+        maps, confidence = _maps(n, device), _confidence(n)
         begin = time.perf_counter()
         score = cscore(maps, confidence)
         times[n] = (time.perf_counter() - begin) * 1e3
@@ -98,13 +101,13 @@ def _sampled(quick: bool) -> list[Row]:
     return table
 
 
-def _maps(n: int) -> Maps:
+def _maps(n: int, device: str) -> Maps:
     """Maps as a CAM gives them: 7x7, mostly one place, with noise."""
     generator = torch.Generator().manual_seed(0)
     centre = torch.linspace(-1, 1, 7)
     blob = torch.exp(-2 * (centre[:, None] ** 2 + centre**2))
     values = (blob + 0.3 * torch.randn(n, 7, 7, generator=generator)).clamp(min=0)
-    return Maps("bench", values, (SIZE, SIZE), torch.zeros(n, dtype=torch.long))
+    return Maps("bench", values, (SIZE, SIZE), torch.zeros(n, dtype=torch.long)).to(device)
 
 
 def _confidence(n: int) -> torch.Tensor:

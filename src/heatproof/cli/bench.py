@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import inspect
 import math
 import pkgutil
 import platform
 import re
+from dataclasses import asdict, fields
+from datetime import date
 from pathlib import Path
 
 import click
 import torch
 from rich.table import Table
 
+from heatproof import __version__
 from heatproof import bench as sections_of
 from heatproof.bench.common import Row
 from heatproof.cli._console import console, errors, new_table
+from heatproof.cli._files import make_folder
 from heatproof.errors import InputError, UnknownNameError
 
 
@@ -26,7 +31,8 @@ from heatproof.errors import InputError, UnknownNameError
 @click.option(
     "--device", default="cpu", show_default=True, help="cpu or cuda; cuda uses the device's own timers."
 )
-def bench_command(section: tuple[str, ...], quick: bool, device: str) -> None:
+@click.option("--csv", "table", type=click.Path(path_type=Path), help="Also write the rows to this file.")
+def bench_command(section: tuple[str, ...], quick: bool, device: str, table: Path | None) -> None:
     """Measure heatproof against bare forward passes and against other packages that are installed.
 
     Contenders take turns in one process, medians are compared. A ratio means what its line says; "over" is a
@@ -35,7 +41,7 @@ def bench_command(section: tuple[str, ...], quick: bool, device: str) -> None:
     \b
     Examples:
       heatproof bench --quick
-      heatproof bench --section explain --device cuda
+      heatproof bench --section explain --device cuda --csv speed.csv
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; leave out --device")
@@ -43,9 +49,15 @@ def bench_command(section: tuple[str, ...], quick: bool, device: str) -> None:
     for name in section:
         if name not in known:
             raise UnknownNameError("section", name, known)
+    measured: list[dict[str, object]] = []
+    if table:
+        make_folder(table.parent)
+        write_table(table, measured)
     console.print(machine(device))
     for name in section or known:
-        run_section(name, quick, device)
+        measured += run_section(name, quick, device)
+        if table:  # after each section, so that a run cut off keeps what it measured
+            write_table(table, measured)
 
 
 def section_names() -> list[str]:
@@ -54,7 +66,8 @@ def section_names() -> list[str]:
     return sorted(name for name in names if name != "common" and not name.startswith("_"))
 
 
-def run_section(name: str, quick: bool, device: str) -> None:
+def run_section(name: str, quick: bool, device: str) -> list[dict[str, object]]:
+    """What was measured, each row with its machine and day, so that no table joins two machines unseen."""
     try:
         rows = importlib.import_module(f"{sections_of.__name__}.{name}").rows
         takes_device = "device" in inspect.signature(rows).parameters
@@ -63,8 +76,22 @@ def run_section(name: str, quick: bool, device: str) -> None:
             found: list[Row] = rows(quick=quick, **options)
     except ImportError as error:  # also a missing extra; its message holds the install line
         errors.print(f"{name}: not measured: {error}", style="yellow", soft_wrap=True)
-        return
+        return []
     console.print(row_table(name if takes_device else f"{name} (on the CPU)", found))
+    on = machine(device if takes_device else "cpu").replace("\n", "; ")
+    known = {"machine": on, "heatproof": __version__, "date": date.today(), "quick": quick}
+    return [{"section": name, **asdict(row), **known} for row in found]
+
+
+def write_table(path: Path, measured: list[dict[str, object]]) -> None:
+    columns = ["section", *(field.name for field in fields(Row)), "machine", "heatproof", "date", "quick"]
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(measured)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def row_table(title: str, rows: list[Row]) -> Table:
