@@ -15,10 +15,12 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import kendalltau, rankdata, spearmanr
 from skimage.metrics import structural_similarity
 
+from conftest import small_cnn
 from heatproof.errors import InputError
+from heatproof.metrics import cose_map, insertion_deletion, localise
 from heatproof.metrics.agreement import average_ranks, map_similarity, method_agreement, metric_agreement
-from heatproof.metrics.structure import PIXELS_AT_ONCE
-from heatproof.types import Maps
+from heatproof.metrics.structure import PIXELS_AT_ONCE, structure
+from heatproof.types import Maps, constant
 
 SETTINGS = settings(max_examples=40, deadline=None)
 LEVELS = st.sampled_from([-1.0, 0.0, 0.5, 1.0]) | st.floats(-2, 2, width=32)
@@ -148,3 +150,16 @@ def test_metric_agreement_needs_three_methods_with_both_scores() -> None:
         metric_agreement({"mine": {"a": 1.0}, "insertion": {"a": 1.0}})
     with pytest.raises(InputError, match="at least two metrics"):
         metric_agreement({"insertion": {"a": 1.0}})
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 1e39), (0.0, 1e-50), (1.0, 1.0 + 1e-9)])
+def test_every_metric_sees_the_contrast_that_float32_would_lose(low: float, high: float) -> None:
+    values = torch.full((1, 6, 6), low, dtype=torch.float64)
+    values[0, 2, 3] = high
+    mask = values[0] == high
+    assert map_similarity(values, values)["ssim"].tolist() == pytest.approx([1.0])
+    assert structure(values, mask, ~mask, mask)["fmr"].tolist() == pytest.approx([1.0], abs=1e-5)
+    found = insertion_deletion(small_cnn(), torch.rand(1, 3, 6, 6), values)
+    assert not constant(values).any() and found.reasons == ("",)
+    assert localise(values, masks=mask, budget=0.05)["inside"].tolist() == [1.0]
+    assert cose_map(values)[0, 2, 3] == 1

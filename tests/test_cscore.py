@@ -454,3 +454,29 @@ def test_it_is_registered() -> None:
     assert entry.function is cscore_by_class and entry.level == "class" and entry.bounds == (0, 1)
     assert entry.higher_is_better and entry.needs == {"maps", "labels", "probabilities"}
     assert {"tau", "alpha", "anchor", "weights", "exact_up_to", "seed"} <= entry.options.keys()
+
+
+FAR = {  # what float32 cannot hold
+    "huge": torch.tensor([[0.0, 1e39], [5e38, 0.0]], dtype=torch.float64),
+    "tiny": torch.tensor([[0.0, 1e-50], [5e-51, 0.0]], dtype=torch.float64),
+    "small contrast": torch.tensor([[1.0, 1.0 + 1e-9], [1.0, 1.0]], dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("kind", FAR)
+@pytest.mark.parametrize("size", [(2, 2), (7, 9)])
+def test_maps_are_normalised_in_their_own_precision(kind: str, size: tuple[int, int]) -> None:
+    maps = Maps("m", FAR[kind].expand(3, 2, 2), size, torch.zeros(3))
+    found = cscore(maps, [0.9, 0.6, 0.75])
+    assert (found.value, found.degenerate, found.reason) == (pytest.approx(1.0), 0.0, "")
+    assert not maps.degenerate.any()
+    assert maps.upsample().dtype == torch.float32 and maps.upsample().amax() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_map_is_all_zeros_at_every_image_size(dtype: torch.dtype) -> None:
+    values = torch.tensor([0.1, 0.7, 3.3], dtype=dtype)[:, None, None].expand(3, 7, 7)
+    for side in (50, 100, 225, 299):  # where bilinear weights do not add up to 1 exactly
+        maps = Maps("m", values, (side, side), torch.zeros(3))
+        assert not maps.upsample().any()
+        assert (cscore(maps, [1.0, 1.0, 1.0]).value, cscore(maps, [1.0, 1.0, 1.0]).degenerate) == (0.0, 1.0)

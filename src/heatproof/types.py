@@ -30,6 +30,7 @@ class Truth:
 
     boxes: tuple[tuple[tuple[float, float, float, float], ...], ...] | None = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)  # each "b H W", bool
+    lost: tuple[tuple[str, ...], ...] = ()  # where there are boxes: why those that the crop left out are gone
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Maps:
     @property
     def degenerate(self) -> Tensor:
         """ "b" bool: maps that say nothing because nothing in them stands out."""
-        return ~normalise(self.values).flatten(1).any(1)
+        return constant(self.values)
 
     def normalised(self) -> Tensor:
         """ "b h w" in [0, 1], at the method's own size."""
@@ -145,19 +146,33 @@ def normalise(values: Tensor) -> Tensor:
     >>> normalise(torch.tensor([[[-1.0, 0.0], [1.0, 2.0]]])).tolist()
     [[[0.0, 0.0], [0.5, 1.0]]]
     """
-    positive = values.float().clamp(min=0)
+    positive = _wide(values).clamp(min=0)
     # amin and amax, not aminmax: several times faster along one axis on a CPU.
     low, high = (extreme(positive, dim=(1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
     span = high - low
     # An infinite divisor sends a constant map to zero without a branch per map.
-    return (positive - low) / torch.where(span > 0, span, math.inf)
+    return ((positive - low) / torch.where(span > 0, span, math.inf)).float()
+
+
+def constant(values: Tensor) -> Tensor:
+    """ "b" bool: maps in which nothing stands out once negatives are clipped."""
+    positive = values.flatten(1).clamp(min=0)
+    return positive.amax(1) == positive.amin(1)
 
 
 def upsample(values: Tensor, size: tuple[int, int]) -> Tensor:
-    """ "b h w" -> "b H W", bilinear, align_corners=False."""
+    """ "b h w" -> "b H W", bilinear, align_corners=False; float32, or float64 where the maps are."""
+    values = _wide(values)
     if tuple(values.shape[-2:]) == tuple(size):
-        return values.float()
-    return F.interpolate(values[:, None].float(), size=size, mode="bilinear", align_corners=False)[:, 0]
+        return values
+    grown = F.interpolate(values[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    low, high = (extreme(values, dim=(1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
+    return torch.where(low == high, low, grown)  # a constant stays one, also where its weights round
+
+
+def _wide(values: Tensor) -> Tensor:
+    """float32, or float64 where the maps are: a cast before normalising would lose their contrast."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

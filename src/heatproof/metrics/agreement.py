@@ -31,7 +31,7 @@ from heatproof.metrics._ssim import ssim
 from heatproof.metrics.localise import budget_masks, kept_pixels
 from heatproof.metrics.structure import Cause, PerImage, chunks
 from heatproof.registry import metric, metrics
-from heatproof.types import Maps, normalise, upsample
+from heatproof.types import Maps, constant, normalise, upsample
 
 NAN = float("nan")
 KINDS = ("spearman", "ssim", "overlap")
@@ -106,9 +106,9 @@ def map_similarity(before: Maps | Any, after: Maps | Any) -> PerImage:
     """How alike two lots of maps of the same images are: ssim and spearman, each "b", at image size."""
     values, size, _ = _checked({"before": before, "after": after})
     table = torch.cat([_compare(part, size, [(0, 1)]) for part in _parts(values, size)], 1)
-    constant = torch.stack([_constant(one) for one in values]).any(0)
+    undefined = torch.stack([constant(one) for one in values]).any(0)
     return PerImage(
-        {"ssim": table[1, :, 0].float(), "spearman": table[0, :, 0].float()}, [Cause(CONSTANT_MAP, constant)]
+        {"ssim": table[1, :, 0].float(), "spearman": table[0, :, 0].float()}, [Cause(CONSTANT_MAP, undefined)]
     )
 
 
@@ -123,8 +123,8 @@ def method_agreement(maps: Mapping[str, Maps | Any], *, budget: float = 0.2) -> 
     pairs = list(combinations(range(len(labels)), 2))
     first, second = torch.tensor(pairs).T
     table = torch.cat([_compare(part, size, pairs, budget) for part in _parts(values, size)], 1)
-    constant = torch.stack([_constant(one) for one in values], 1)
-    undefined = constant[:, first] | constant[:, second]
+    flat = torch.stack([constant(one) for one in values], 1)
+    undefined = flat[:, first] | flat[:, second]
     table = table.masked_fill(undefined, torch.nan)
     matrices = {
         kind: _matrix(
@@ -175,10 +175,6 @@ def _compare(
     alike = ssim(scaled[:, first].flatten(0, 1), scaled[:, second].flatten(0, 1)).view(len(pixels), -1)
     correlated, shared = ((rows @ rows.mT)[:, first, second] for rows in (ranks, kept))
     return torch.stack([correlated.clamp(-1, 1), alike.double(), shared / kept_pixels(budget, size)])
-
-
-def _constant(values: Tensor) -> Tensor:
-    return ~normalise(values).flatten(1).any(1)
 
 
 def metric_agreement(

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics._inputs import as_tensor, same_length
+from heatproof.models.model import at_least_float
 from heatproof.registry import metric
 
 Interval = tuple[float, float]
@@ -151,7 +152,7 @@ def cose_map(signed: Any) -> Tensor:
         raise InputError(f"cose_map takes 'b h w' or 'b c h w'; got shape {tuple(values.shape)}")
     if not torch.isfinite(values).all():
         raise InputError("maps contain NaN or infinite values")
-    strength = values.float().abs()
+    strength = at_least_float(values).abs()
     strength = strength.sum(1) if strength.ndim == 4 else strength
     pixels = strength.flatten(1)
     pixels = pixels - pixels.amin(1, keepdim=True)
@@ -161,7 +162,7 @@ def cose_map(signed: Any) -> Tensor:
     ceiling = torch.lerp(top[:, -1], top[:, -2], part / 100) if part else top[:, -1]
     # An infinite divisor sends a map without contrast to zero, as everywhere else.
     ceiling = torch.where(ceiling > 0, ceiling, torch.inf)[:, None]
-    return (pixels / ceiling).clamp(max=1).reshape(strength.shape)
+    return (pixels / ceiling).clamp(max=1).reshape(strength.shape).float()
 
 
 def _flat(values: Any) -> np.ndarray:

@@ -42,7 +42,7 @@ from heatproof.metrics.structure import CONSTANT
 from heatproof.models.model import Model, as_model, at_least_float, predicted, probabilities, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import metric
-from heatproof.types import normalise
+from heatproof.types import constant
 
 BLUR_SIGMA = 10.0
 BASELINES = ("blur", "black", "mean", "noise")
@@ -148,7 +148,7 @@ class _Walk:
         values = [raw_maps(one).detach().to(images.device) for one in methods.values()]
         for name, one in zip(methods, values, strict=True):
             same_length(**{"images": images, f"maps{f' of {name}' if name else ''}": one})
-        self.flat = torch.cat([~normalise(one).flatten(1).any(1) for one in values])
+        self.flat = torch.cat([constant(one) for one in values])
         self.changes = torch.cat([change_steps(one, self.size, steps) for one in values])
         shape = (2, len(self.changes), steps + 1)
         self.curves = torch.full(shape, torch.nan, dtype=self.images.dtype, device=images.device)

@@ -38,7 +38,7 @@ from heatproof.errors import InputError, did_you_mean
 from heatproof.metrics._distance import distance_to
 from heatproof.metrics._inputs import as_tensor, pixel_maps, raw_maps
 from heatproof.registry import metric
-from heatproof.types import Maps
+from heatproof.types import Maps, constant
 
 EPSILON = 1e-6
 THRESHOLDS = 31
@@ -97,8 +97,8 @@ def structure(maps: Maps | Any, finder: Any, timing: Any, box: Any, variant: str
     names = ("fmr", "tmr", "bl", "auc_f", "auc_t", "auc_bg", "dts")
     values = dict(zip(names, (found[key] for key in _keys(("finder", "timing"))), strict=True))
     values["score"] = structure_score(*(values[name] for name in (*terms[variant], "dts")))
-    constant, bare = causes
-    return PerImage(values, [constant, bare._replace(names=("dts", "score"))])
+    flat, bare = causes
+    return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
 
 
 def structure_score(finder: Any, timing: Any, background: Any, distance: Any) -> Any:
@@ -139,13 +139,13 @@ def _score(
     table = torch.cat(pieces) if pieces else values.new_zeros((0, 2 * len(masks) + 4), dtype=torch.float32)
     found = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
     bare = ~union.flatten(1).any(1).expand(len(values))
-    return found, [Cause(CONSTANT, table[:, 0] == 0), Cause(NO_PART, bare, ("distance",))]
+    return found, [Cause(CONSTANT, table[:, 0] > 0), Cause(NO_PART, bare, ("distance",))]
 
 
 def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:
     """ "b H W" in [0, 1], the masks of the parts and of the outside, the distance field -> "b columns".
 
-    The formulas as they stand, for constant maps too. Column 0 is the map's peak, the others follow `_keys`.
+    The formulas as they stand, for constant maps too. Column 0 marks those, the others follow `_keys`.
     """
     height, width = values.shape[-2:]
     pixels = (values / (1 + EPSILON)).flatten(1)
@@ -154,7 +154,7 @@ def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tenso
     coverages = _coverage(pixels, [area.flatten(1) for area in areas])
     diagonal = (height**2 + width**2) ** 0.5
     far = (pixels * distance.flatten(1)).sum(1, dtype=torch.float64) / (mass * diagonal)
-    return torch.stack([pixels.amax(1).double(), *shares, *coverages, far], 1).float()
+    return torch.stack([constant(values).double(), *shares, *coverages, far], 1).float()
 
 
 def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:
