@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from heatproof.explain.cams import gradcam, gradcam_plus_plus_map, hirescam, layercam, xgradcam
 from heatproof.explain.eigen import eigencam, eigengradcam, leading_direction
@@ -63,14 +64,15 @@ def test_eigencam(trace: Any, by_hand: dict[str, Any]) -> None:
     close(projection * torch.sign(projection[0, 0] * expected[0]), expected)
 
 
-def test_eigen_maps_equal_numpy_s_svd() -> None:
+@pytest.mark.parametrize("channels, height, width", [(40, 5, 7), (35, 5, 7), (9, 5, 7), (3, 20, 20)])
+def test_eigen_maps_equal_numpy_s_svd(channels: int, height: int, width: int) -> None:
     rng = np.random.default_rng(0)
-    features = rng.normal(size=(3, 40, 5, 7))
-    trace = trace_of(torch.from_numpy(features), torch.ones(3, 40, 5, 7).double())
+    features = rng.normal(size=(3, channels, height, width))
+    trace = trace_of(torch.from_numpy(features), torch.ones(features.shape).double())
     for centred in (False, True):
         vectors, values = leading_direction(trace.activation, centred)
         for i in range(3):
-            rows = features[i].reshape(40, -1).T
+            rows = features[i].reshape(channels, -1).T
             rows = rows - rows.mean(0) if centred else rows
             left, singular, _ = np.linalg.svd(rows, full_matrices=False)
             ours = vectors[i].flatten().numpy()
@@ -78,6 +80,15 @@ def test_eigen_maps_equal_numpy_s_svd() -> None:
             assert values[i].item() == pytest.approx(singular[0])
     ours = eigengradcam(trace)
     assert (ours.flatten(1).amax(1) >= -ours.flatten(1).amin(1)).all()
+
+
+@pytest.mark.parametrize("method", [eigencam, eigengradcam])
+def test_eigen_maps_of_an_early_layer_cost_little(method: Any) -> None:
+    features = torch.rand(1, 16, 20, 20)
+    with FlopCounterMode(display=False) as counter:
+        found = method(trace_of(features, features))
+    assert torch.isfinite(found).all()
+    assert counter.get_total_flops() < 100 * features.numel() * 16  # 400 x 400 squared twenty times: 2.6e9
 
 
 def plain_gradcam_plus_plus(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:

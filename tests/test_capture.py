@@ -15,7 +15,7 @@ from heatproof.errors import InputError, LayerError, TargetError, UnknownNameErr
 from heatproof.models.layers import picture_layers
 from heatproof.models.model import as_model, untouched
 from heatproof.models.tail import Tail
-from heatproof.registry import explainers, parse_call
+from heatproof.registry import explainers, parse_call, split_calls
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
 
@@ -379,4 +379,11 @@ def test_a_token_grid_that_cannot_be_found_names_layers(images: Tensor) -> None:
 
 def test_options_are_read_from_the_name() -> None:
     assert parse_call("eigencam(centred=true)") == ("eigencam", {"centred": True})
+    nested = "f(a=1, b=(2,3))"
+    assert split_calls(nested) == [nested]
+    assert split_calls(f"{nested}, g(c=[1, (2, 3)], d='x),y') , h") == [
+        nested,
+        "g(c=[1, (2, 3)], d='x),y')",
+        "h",
+    ]
     assert explainers.get("Grad-CAM++").name == explainers.get("gradcampp").name == "gradcam++"

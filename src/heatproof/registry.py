@@ -204,9 +204,18 @@ def check_options(entry: Entry, given: dict[str, Any]) -> None:
 
 
 def split_calls(text: str) -> list[str]:
-    """Split a comma-separated list of calls, leaving commas inside brackets alone.
+    """Split a comma-separated list of calls, leaving commas inside brackets and quotes alone.
 
     >>> split_calls("gradcam, lime(samples=9, seed=1),rise")
     ['gradcam', 'lime(samples=9, seed=1)', 'rise']
+    >>> split_calls("f(a=1, b=(2,3)), g(c='x),y')")
+    ['f(a=1, b=(2,3))', "g(c='x),y')"]
     """
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+    parts, depth = [""], 0
+    for piece in re.findall(r"'[^']*'|\"[^\"]*\"|.", text, re.DOTALL):
+        depth += (piece in "([{") - (piece in ")]}")
+        if piece == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return [part.strip() for part in parts if part.strip()]

@@ -1,9 +1,10 @@
 """CAMs from the main direction of a layer's activations (EigenCAM) or of gradient times activation.
 
 A layer gives a matrix M "hw c": one row per place, one column per channel. The first left singular vector
-of M is the first eigenvector of the small matrix M M^T (49x49 for a ResNet), so no SVD of a 49x2048 matrix
-is needed. Repeated squaring of that small matrix leaves only its first eigenvector; unlike an
-eigensolver it is a few batched products, which a GPU runs for all images at once.
+of M is the first eigenvector of M M^T "hw hw" (49x49 for a ResNet), so no SVD of a 49x2048 matrix is needed.
+Early layers have more places than channels; there the eigenvector u of the smaller M^T M "c c" gives it as
+M u. Repeated squaring of the small matrix leaves only its first eigenvector; unlike an eigensolver it is a
+few batched products, which a GPU runs for all images at once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
     columns = features.flatten(2)  # "b c hw"
     if centred:
         columns = columns - columns.mean(2, keepdim=True)
-    gram = (columns.transpose(1, 2) @ columns).double()
+    few_channels = columns.shape[1] < columns.shape[2]
+    rows = columns.transpose(1, 2) if few_channels else columns
+    gram = (rows.transpose(1, 2) @ rows).double()
     power = gram
     for _ in range(ROUNDS):
         # Scaled by the trace, at least the first eigenvalue: squaring neither overflows nor vanishes.
@@ -33,10 +36,19 @@ def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
     # Every column is now a multiple of the eigenvector; the longest is the most exact.
     best = power.norm(dim=1).argmax(1)
     vector = power.gather(2, best[:, None, None].expand(-1, power.shape[1], 1))[..., 0]
-    length = vector.norm(dim=1, keepdim=True)
-    vector = vector / torch.where(length > 0, length, 1.0)
-    value = torch.einsum("bi,bij,bj->b", vector, gram, vector).clamp(min=0).sqrt()
+    vector = _unit(vector)
+    if few_channels:
+        vector = torch.einsum("bi,bip->bp", vector, columns.double())
+        vector, value = _unit(vector), vector.norm(dim=1)
+    else:
+        value = torch.einsum("bi,bij,bj->b", vector, gram, vector).clamp(min=0).sqrt()
     return vector.unflatten(1, features.shape[2:]), value
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """ "b n" of length 1; zeros stay zeros."""
+    length = vectors.norm(dim=1, keepdim=True)
+    return vectors / torch.where(length > 0, length, 1.0)
 
 
 def flip_to_larger_side(values: Tensor) -> Tensor:
