@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score, roc_auc_score
 
 from heatproof.errors import InputError
-from heatproof.metrics.classifier import accuracy, auc, recall
+from heatproof.metrics.classifier import accuracy, auc, auc_errors, recall
 from heatproof.metrics.gold import calibrate, temperature
 
 quick = settings(max_examples=40, deadline=None)
@@ -133,3 +133,54 @@ def test_auc_of_saturated_probabilities_follows_the_logits() -> None:
         probs = z.softmax(1)
         assert (probs[:, 1] == 1).any()
         assert auc(labels, probs).value == pytest.approx(auc(labels, z, logits=True).value, abs=1e-3)
+
+
+# ---- the error of a difference of AUCs on the same images
+
+
+def slow_delong(y: np.ndarray, first: np.ndarray, second: np.ndarray) -> float:
+    """The variance of AUC - AUC', as DeLong et al. write it: kernels, components, covariances."""
+
+    def beats(a: float, b: float) -> float:
+        return 1.0 if a > b else 0.5 if a == b else 0.0
+
+    own, rest = np.flatnonzero(y == 1), np.flatnonzero(y == 0)
+    v10 = np.array([[np.mean([beats(s[i], s[j]) for j in rest]) for i in own] for s in (first, second)])
+    v01 = np.array([[np.mean([beats(s[i], s[j]) for i in own]) for j in rest] for s in (first, second)])
+    covariance = np.cov(v10) / len(own) + np.cov(v01) / len(rest)
+    contrast = np.array([1.0, -1.0])
+    return float(contrast @ covariance @ contrast)
+
+
+def pair(seed: int, classes: int, n: int, digits: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Two checkpoints that answer the same images alike."""
+    y, z = problem(seed, classes, n, digits)
+    noise = np.random.default_rng(seed + 1).normal(size=z.shape)
+    return y, softmax(z).round(digits), softmax(z + 0.5 * noise).round(digits)
+
+
+@pytest.mark.parametrize("digits", [1, 8])
+def test_the_paired_error_is_delong_s(digits: int) -> None:
+    y, first, second = pair(3, 2, 50, digits)
+    e, f = auc_errors(y, first[:, 1]), auc_errors(y, second[:, 1])
+    expected = slow_delong(y, first[:, 1], second[:, 1])
+    assert float(((e - f) ** 2).sum()) == pytest.approx(expected, rel=1e-9)
+    assert float((e**2).sum()) == pytest.approx(slow_delong(y, first[:, 1], np.zeros(50)), rel=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_paired_error_is_that_of_a_bootstrap_over_images(classes: int) -> None:
+    y, first, second = pair(5, classes, 240)
+    rng, differences = np.random.default_rng(0), []
+    members = [np.flatnonzero(y == c) for c in range(classes)]
+    for _ in range(400):
+        drawn = np.concatenate([rng.choice(one, len(one)) for one in members])
+        differences.append(auc(y[drawn], first[drawn]).value - auc(y[drawn], second[drawn]).value)
+    errors = [auc_errors(y, p) for p in (first, second)]
+    paired = float(((errors[0] - errors[1]) ** 2).sum()) ** 0.5
+    assert paired == pytest.approx(np.std(differences), rel=0.12)
+    assert paired < 0.8 * float(sum((e**2).sum() for e in errors)) ** 0.5  # what unpaired errors claim
+
+
+def test_a_class_with_one_image_has_no_error() -> None:
+    assert auc_errors([0, 0, 1], [0.1, 0.2, 0.7]).isnan().tolist() == [False, False, True]

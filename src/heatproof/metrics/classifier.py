@@ -7,6 +7,14 @@
 which is the Mann-Whitney statistic: the chance that an image of class c gets a higher p(c) than another.
 Two classes: AUC of class 1. More: one against the rest, plain mean over the classes that can be ranked.
 
+Two classifiers on the same images err on the same images, so that the difference of their AUCs is known far
+better than each of them. Image i moves AUC by e_i (delong1988auc; more classes: the mean of what it does to
+each class's AUC), and images are independent given their labels:
+
+    e_i = sqrt(n_c / (n_c - 1)) (s_i - mean of s over its class c),     n_c images in class c
+    s_i = mean over classes k of  V_k(i) / (n_k or n_rest),  V_k(i) = share of the other side that i beats
+    Var(AUC) = sum e_i^2,    Var(AUC - AUC') = sum (e_i - e'_i)^2
+
 Outputs are probabilities as in gold.py, or with logits=True the raw outputs of the model.
 """
 
@@ -69,16 +77,41 @@ def auc(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     >>> auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).value
     0.75
     """
+    y, scores = _ranked(labels, probs, logits)
+    values = [_rank_auc(column, y == c) for c, column in scores.items()]
+    both = 2 if len(values) == 1 else 1  # of two classes, each has the AUC of the other
+    return _macro(values * both, len(y), "has no image to rank or none to rank it against")
+
+
+def auc_errors(labels: Any, probs: Any, *, logits: bool = False) -> Tensor:
+    """ "b": how far each image moves AUC; see the top. NaN where a class with one image has no spread.
+
+    >>> first, second = (auc_errors([0, 0, 1, 1], p) for p in ([0.1, 0.4, 0.3, 0.8], [0.1, 0.2, 0.3, 0.8]))
+    >>> [round(float((e**2).sum()) ** 0.5, 3) for e in (first, first - second, first - first)]
+    [0.354, 0.354, 0.0]
+    """
+    y, scores = _ranked(labels, probs, logits)
+    moves = torch.zeros(len(y), dtype=torch.float64, device=y.device)
+    columns = {c: column for c, column in scores.items() if 0 < (y == c).sum() < len(y)}
+    for c, column in columns.items():
+        ranks, own = _ranks(column), y == c
+        for side, sign in ((own, 1), (~own, -1)):
+            beaten = (ranks[side] - _ranks(column[side])) / (~side).sum()
+            moves[side] += sign * beaten / side.sum() / len(columns)
+    size = torch.bincount(y).double()
+    means = torch.zeros_like(size).index_add_(0, y, moves) / size
+    return (moves - means[y]) * (size / (size - 1)).sqrt()[y]
+
+
+def _ranked(labels: Any, probs: Any, logits: bool) -> tuple[Tensor, dict[int, Tensor]]:
+    """Labels "b", and by class what its images are ranked by; of two classes, class 1 alone."""
     y, scores = _checked(labels, probs, logits)
     if not logits and (scores >= 1).any():
         # Probabilities that round to 1 are told apart by what is left for the other classes.
         scores, logits = scores.clamp(min=torch.finfo(scores.dtype).tiny).log(), True
     if scores.shape[1] == 2:
-        both = _rank_auc(scores[:, 1] - scores[:, 0] if logits else scores[:, 1], y == 1)
-        return _macro([both, both], len(y), "has no image to rank or none to rank it against")
-    scores = _log_odds(scores) if logits else scores
-    values = [_rank_auc(scores[:, c], y == c) for c in range(scores.shape[1])]
-    return _macro(values, len(y), "has no image to rank or none to rank it against")
+        return y, {1: scores[:, 1] - scores[:, 0] if logits else scores[:, 1]}
+    return y, dict(enumerate((_log_odds(scores) if logits else scores).unbind(1)))
 
 
 def _checked(labels: Any, probs: Any, logits: bool) -> tuple[Tensor, Tensor]:
@@ -111,9 +144,14 @@ def _rank_auc(scores: Tensor, positive: Tensor) -> float:
     n, hits = len(scores), int(positive.sum())
     if hits in (0, n):
         return NAN
-    _, where, counts = torch.unique(scores, return_inverse=True, return_counts=True)
-    rank = (counts.cumsum(0) - (counts - 1) / 2).double()[where]
+    rank = _ranks(scores)
     return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * (n - hits)))
+
+
+def _ranks(scores: Tensor) -> Tensor:
+    """Ranks from 1, ties at their mean."""
+    _, where, counts = torch.unique(scores, return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2).double()[where]
 
 
 def _macro(values: list[float], n: int, why: str) -> ClassifierScore:
