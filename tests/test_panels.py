@@ -70,6 +70,25 @@ def test_small_pictures_grow_in_whole_steps() -> None:
     assert np.array_equal(made[rows : rows + len(enlarged), columns : columns + len(enlarged)], enlarged)
 
 
+def test_a_wrong_answer_stands_beside_the_class_that_is_explained() -> None:
+    named = ["normal", "pneumonia"].__getitem__
+    assert panels.explains(1, 1, 1, named) == "explains: pneumonia (true label and prediction)"
+    assert panels.explains(1, 1, 0, named) == "explains: pneumonia (true label); the network says: normal"
+    assert panels.explains(0, 1, 0, named) == "explains: normal (prediction); the true label is: pneumonia"
+    assert (
+        panels.explains(1, None, 0, named) == "explains: pneumonia (a chosen class); the network says: normal"
+    )
+
+
+def test_a_long_heading_is_not_cut() -> None:
+    tile = Tile(Image.new("RGB", (224, 224)), "map")
+    words = "explains: pneumonia (true label); the network says: normal; faithful but off the object"
+    long, short = (panel([tile], heading=text) for text in (words, "short"))
+    lines = panels._wrapped(words, 224)
+    assert " ".join(lines) == words and len(lines) > 2
+    assert long.height - short.height == panels.LINE * (len(lines) - 1) and long.width == short.width
+
+
 def test_text_stays_in_its_place() -> None:
     long = "a method with so many options that its name is wider than the picture it stands above"
     made = np.asarray(panel([Tile(Image.new("RGB", (224, 224)), long, long)]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -19,11 +21,16 @@ from click.testing import CliRunner
 from heatproof.cli.report import report_command
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics._inputs import mean_interval
+from heatproof.monitor.trajectory import Trajectory
+from heatproof.report.browse import Wanted, as_csv
+from heatproof.report.charts import Mark, line_panel
 from heatproof.report.data import RunData, read_run
 from heatproof.report.definitions import references
+from heatproof.report.figures.cscore import score_table
 from heatproof.report.gallery import gallery, pack
 from heatproof.report.measures import measure
 from heatproof.report.page import asset, embed, render, write_page
+from heatproof.report.sections import classes
 from heatproof.report.verdict import FAILURE, RULES, THIN, WARNING, judge
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
@@ -59,6 +66,10 @@ def make_run(
     extra: Sequence[tuple[str, str, float]] = (),
     metrics: Sequence[str] = ("insertion", "deletion"),
     maps: bool = True,
+    wrong: float = 0.2,
+    confidence: float = 0.9,
+    agreement: Callable[[str, str], float] = lambda a, b: 0.4,
+    gold: int | None = None,
 ) -> RunFolder:
     """A run folder with two classes, two checkpoints, and names that try to break out of the page."""
     manifest = Manifest.collect(
@@ -73,12 +84,14 @@ def make_run(
         def row(
             image: str, label: int | None, method: str, metric: str, value: float, at: str = checkpoint
         ) -> Score:
-            return Score("net <1>", at, image, label, label, method, metric, float(value))
+            why = "not defined" if np.isnan(value) else ""
+            return Score("net <1>", at, image, label, label, method, metric, float(value), why)
 
         rows = []
         for i, image in enumerate(ids):
-            rows += [row(image, i % 2, "", "predicted", (i % 2) if i % 5 else 1 - i % 2)]
-            rows += [row(image, i % 2, "", "probability", 0.9)]
+            guess = 1 - i % 2 if i % 10 < 10 * wrong else i % 2
+            rows += [row(image, i % 2, "", "predicted", guess)]
+            rows += [row(image, i % 2, "", "probability", confidence)]
         for method in methods:
             for metric in metrics:
                 rows += [
@@ -88,6 +101,8 @@ def make_run(
             rows += [row(image, i % 2, method, "degenerate", 0.0) for i, image in enumerate(ids)]
             for label, value in ((None, cscores[k]), (0, cscores[k]), (1, cscores[k])):
                 n = images if label is None else images // 2
+                n = gold if label == 1 and gold is not None else n
+                value = value if n else 0.0
                 rows += [row("", label, method, "cscore", value), row("", label, method, "cscore_n", n)]
                 rows += [row("", label, method, "cscore_degenerate", 0)]
                 rows += [row("", label, method, f"cscore_{end}", value) for end in ("low", "high")]
@@ -96,7 +111,7 @@ def make_run(
         rows += [row("", None, "", "auc", 0.95), row("", None, "", "accuracy", 0.8)]
         rows += [row("", None, method, metric, value) for metric, method, value in extra]
         for a, b in ((a, b) for j, b in enumerate(methods) for a in methods[:j]):
-            rows.append(row("", None, f"{a} ~ {b}", "method_agreement_spearman", 0.4))
+            rows.append(row("", None, f"{a} ~ {b}", "method_agreement_spearman", agreement(a, b)))
         stored = {
             method: Maps(method, drawn(images, m), (24, 24), torch.arange(images) % 2, tuple(ids))
             for m, method in enumerate(methods)
@@ -259,6 +274,137 @@ def test_the_verdict_follows_the_floors(tmp_path: Path, shift: float, images: in
         assert set(verdict.facts[0].methods) == {"gradcam", "layercam", "lime(samples=9)"}
     else:
         assert "no proof" in verdict.sentence
+
+
+def missing(folder: Path, **options: Any) -> str:
+    """What a run without failures lacks for a favourable verdict."""
+    verdict = judge(read_run(make_run(folder, **options)))
+    assert verdict.level == "thin" and verdict.missing and "; ".join(verdict.missing) in verdict.sentence
+    assert verdict.title == "Not enough data to judge" and not [f for f in verdict.every if f.kind == FAILURE]
+    return "; ".join(verdict.missing)
+
+
+def test_green_needs_a_network_that_is_better_than_chance(tmp_path: Path) -> None:
+    """Every map may beat its floors and explain a network that is always wrong, or guesses."""
+    never = missing(tmp_path / "never", wrong=1.0)
+    assert never == (
+        "a network that is better than chance (it is right about 0.0%, 95 % interval 0.0% to 0.0%, n = 60; "
+        "the largest class has 50.0%)"
+    )
+    assert "better than chance" in missing(tmp_path / "guesses", wrong=0.4)
+    assert judge(read_run(make_run(tmp_path / "good", wrong=0.2))).level == "clear"
+
+
+def test_green_needs_answers_that_are_numbers(tmp_path: Path) -> None:
+    nan = missing(tmp_path / "nan", confidence=float("nan"))
+    assert nan == "answers that are numbers (those to 60 of 60 images are not)"
+
+
+def test_green_needs_floors_and_a_test_of_faithfulness_of_every_method(tmp_path: Path) -> None:
+    def only_gradcam(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        found = good(metric, method, random)
+        return found if method != "layercam" else np.where(np.arange(100) < 29, found, np.nan)
+
+    real = METHODS[:3]
+    everyone = "gradcam, layercam and lime(samples=9)"
+    kinds = "(insertion or deletion beside the floors random and edges, or randomisation)"
+    assert missing(tmp_path / "nothing", metrics=()) == (
+        f"a comparison of {everyone} with the floors on 30 images; "
+        f"a test of faithfulness of {everyone} on 30 images {kinds}"
+    )
+    assert "with the floors" in missing(tmp_path / "no floors", methods=real)
+    assert missing(tmp_path / "few", values=only_gradcam) == (
+        "a comparison of layercam with the floors on 30 images; "
+        f"a test of faithfulness of layercam on 30 images {kinds}"
+    )
+
+    def changed(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        return np.full(100, 0.1) if "randomisation" in metric else good("insertion", method, random)
+
+    place = make_run(tmp_path / "place", changed, metrics=("mask_iou",))
+    assert judge(read_run(place)).missing == [f"a test of faithfulness of {everyone} on 30 images {kinds}"]
+    both = make_run(tmp_path / "both", changed, metrics=("mask_iou", "randomisation_ssim"))
+    assert judge(read_run(both)).level == "clear"
+
+
+def test_a_network_without_numbers_or_skill_is_never_green(tmp_path: Path) -> None:
+    """Real runs: untrained weights with one kind of test, and weights that are NaN."""
+    study = make_study(tmp_path / "study", 40, ["gradcam", "random", "edges"], ["cscore", "accuracy", "auc"])
+    weights = torch.load(tmp_path / "study/epochs/epoch02.pt", weights_only=True)
+    torch.save({k: v * float("nan") for k, v in weights.items()}, tmp_path / "study/epochs/epoch02.pt")
+    run_study(study, tmp_path / "out")
+    folder = RunFolder.open(tmp_path / "out")
+    for checkpoint, lacks in (("epoch01", "better than chance"), ("epoch02", "answers that are numbers")):
+        verdict = judge(read_run(folder, checkpoint=checkpoint))
+        assert verdict.level == "thin" and lacks in verdict.sentence, verdict.sentence
+
+
+def test_a_difference_of_nothing_beats_nobody(tmp_path: Path) -> None:
+    """What is shown as 0.000 (0.000 to 0.000) is no better, however surely it is above zero."""
+
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        return np.full(100, 0.25) + (0.0 if method in ("random", "edges") else 1e-5)
+
+    verdict = judge(read_run(make_run(tmp_path / "run", values, metrics=("insertion",))))
+    (fact,) = [fact for fact in verdict.every if fact.rule == "floors"]
+    assert fact.kind == FAILURE and "No method beats its floors" in fact.sentence
+    assert "is no better than" in fact.sentence and "difference +0.000" in fact.sentence
+    assert verdict.level == "stop"
+
+
+def test_a_method_that_agrees_with_nobody_is_named(tmp_path: Path) -> None:
+    def agreement(a: str, b: str) -> float:
+        return -0.04 if "lime(samples=9)" in (a, b) else 0.8
+
+    methods = (
+        "gradcam",
+        "layercam",
+        "gradcam++",
+        "xgradcam",
+        "hirescam",
+        "lime(samples=9)",
+        "random",
+        "edges",
+    )
+    data = read_run(make_run(tmp_path / "run", methods=methods, agreement=agreement))
+    (fact,) = [fact for fact in judge(data).every if fact.rule == "disagreement"]
+    assert (fact.kind, fact.methods) == (WARNING, ("lime(samples=9)",))
+    assert fact.sentence == (
+        "lime(samples=9) stands apart from the other methods: mean rank correlation −0.04 of lime(samples=9) "
+        "with the others, where all 15 pairs of methods have 0.52."
+    )
+
+
+def test_a_score_of_no_image_is_not_drawn(tmp_path: Path) -> None:
+    """The C-Score of an empty gold list is stored as 0; it is neither a dot at 0 nor a number in a table."""
+    section = classes(read_run(make_run(tmp_path / "run", gold=0))).body
+    assert section.count("cat &lt;b&gt;&quot;bold&quot;&lt;/b&gt; 🐈: 0.600") == len(METHODS)
+    assert "dog&#x27;s: 0.000" not in section and '–<span class="sub">n = 0</span>' in section
+    run = Trajectory.from_run(RunFolder.open(tmp_path / "run"))
+    table, _ = score_table(run, run.checkpoints[-1])
+    assert np.isnan(table[:, 2]).all() and (table[:, 1] == 0.6).all()
+
+
+def test_an_alarm_about_no_score_has_no_dot() -> None:
+    ends = [(0.0, "a"), (1.0, "b")]
+    shown, undefined = (
+        line_panel("t", [], ends, marks=[Mark((0.0, y), "1", "says")]) for y in (0.5, float("nan"))
+    )
+    assert "<circle" in shown and "<circle" not in undefined and "▲1" in undefined
+
+
+def test_every_picture_says_which_class_its_map_explains(data: RunData) -> None:
+    text = page_of(data)
+    for image in embedded(text)["images"]:
+        assert image["explains"] == image["label"] != ""
+        assert image["which"] == ("true label and prediction" if image["right"] else "true label")
+    assert (
+        "Every map explains the true label of its picture; for 12 of 60 the network says another class."
+        in text
+    )
+    wanted = Wanted("gradcam")
+    rows = list(csv.DictReader(io.StringIO(as_csv(data, wanted))))
+    assert [row["explained"] for row in rows] == [row["class"] for row in rows]
 
 
 def test_a_difference_that_may_be_chance_is_a_warning(tmp_path: Path) -> None:

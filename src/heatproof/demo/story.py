@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
+from heatproof.explain.floors import is_floor
 from heatproof.monitor.alarms import Alarm
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 from heatproof.report.charts import Line, Mark, line_panel
-from heatproof.report.data import RunData, is_floor
+from heatproof.report.data import RunData
+from heatproof.report.evidence import ENOUGH, FLOOR_TESTS
 from heatproof.report.markup import Section, grid, name, number, panel, table
 from heatproof.report.measures import Measure
-from heatproof.report.verdict import ENOUGH, FAILURE, FLOOR_TESTS, Fact, Verdict
+from heatproof.report.verdict import FAILURE, Fact, Verdict
 from heatproof.studies._cose_read import Found
 
 SAME = 0.9995  # rank correlation from which two methods' maps are called one and the same
@@ -127,9 +129,9 @@ def _beats(audit: RunData, metric: str, method: str) -> str:
     cell = audit.cells.get((metric, method))
     if cell is None or not cell.margins:
         return "–"
-    if min(margin.n for margin in cell.margins.values()) < ENOUGH:
+    if cell.judged < ENOUGH:
         return "too few images"
-    if any(not margin.mean > 0 for margin in cell.margins.values()):
+    if cell.no_better:
         return "no"
     return "not surely" if cell.failed else "yes"
 

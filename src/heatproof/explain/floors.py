@@ -7,14 +7,16 @@ the photographer's bias, objects sit in the middle; the floor of the pointing ga
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from heatproof.errors import HeatproofError
 from heatproof.explain._segments import pictures_of
-from heatproof.registry import Card, explainer
+from heatproof.registry import Card, explainer, explainers, parse_call
 from heatproof.types import Trace
 
 GREY = (0.2125, 0.7154, 0.0721)  # luminance of red, green, blue, as scikit-image weighs them
@@ -69,3 +71,22 @@ def centre(trace: Trace) -> Tensor:
         for n in trace.image_size
     )
     return torch.outer(rows, columns).expand(len(trace.images), -1, -1)
+
+
+@lru_cache(maxsize=1024)
+def floor_name(method: str) -> str:
+    """Which floor a method is, whatever it is called; "" for one that looks at the network.
+
+    >>> floor_name("sobel"), floor_name("random(seed=3)"), floor_name("gradcam")
+    ('edges', 'random', '')
+    """
+    try:
+        entry = explainers.get(parse_call(method)[0])
+    except HeatproofError:
+        return ""
+    return entry.name if entry.card is FLOOR_CARD else ""
+
+
+def is_floor(method: str) -> bool:
+    """Whether a method knows nothing of the network."""
+    return bool(floor_name(method))

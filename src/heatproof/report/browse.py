@@ -138,9 +138,8 @@ def as_csv(data: RunData, wanted: Wanted) -> str:
     names = [m.name for m in data.measures if (m.name, wanted.method) in data.images.scores]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(
-        ["model", "checkpoint", "image", "class", "predicted", "confidence", "right", "method", *names]
-    )
+    answers_of = "model checkpoint image class predicted confidence right explained method"
+    writer.writerow([*answers_of.split(), *names])
     images, right = data.images, data.images.right
     where = [_cell(data.model), _cell(data.checkpoint)]
     for i in places(data, wanted).tolist():
@@ -149,7 +148,7 @@ def as_csv(data: RunData, wanted: Wanted) -> str:
         numbers = [_text(images.scores[name, wanted.method][i]) for name in names]
         writer.writerow(
             [*where, _cell(images.ids[i]), *map(_cell, answers), _text(images.confidence[i]), told,
-             _cell(wanted.method), *numbers]
+             _cell(data.class_name(images.explained[i])), _cell(wanted.method), *numbers]
         )  # fmt: skip
     return out.getvalue()
 

@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A numbered sign at a point: an alarm."""
+    """A numbered sign at a point, or at the foot of the chart where its height is NaN: an alarm."""
 
     at: Point
     text: str
@@ -72,7 +72,7 @@ def line_panel(
     for line in lines:
         parts += _line(line, x, y)
     for mark in marks:
-        parts.append(_alarm(x(mark.at[0]), y(mark.at[1]), mark))
+        parts.append(_alarm(x(mark.at[0]), y, mark))
     return _svg(title, describe or _description(lines), WIDTH, HEIGHT, parts)
 
 
@@ -246,10 +246,14 @@ def _line(line: Line, x: Axis, y: Axis) -> Iterator[str]:
             yield f'<circle class="dot {line.style}" {place} r="2.6"><title>{b:.3f}</title></circle>'
 
 
-def _alarm(x: float, y: float, mark: Mark) -> str:
-    up, beside = (y - 9 if y > TOP + 18 else y + 15), min(x, WIDTH - RIGHT - 6)
+def _alarm(x: float, height: Axis, mark: Mark) -> str:
+    dot, up, beside = "", HEIGHT - BOTTOM - 4.0, min(x, WIDTH - RIGHT - 6)
+    if not math.isnan(mark.at[1]):
+        y = height(mark.at[1])
+        up = y - 9 if y > TOP + 18 else y + 15
+        dot = f'<circle cx="{x}" cy="{y}" r="4.5"/>'
     return (
-        f'<g class="alarm"><title>{escape(mark.says)}</title><circle cx="{x}" cy="{y}" r="4.5"/>'
+        f'<g class="alarm"><title>{escape(mark.says)}</title>{dot}'
         f'<text x="{beside:g}" y="{up:g}" text-anchor="middle">▲{escape(mark.text)}</text></g>'
     )
 

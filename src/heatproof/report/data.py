@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from heatproof.errors import InputError, StoreError, did_you_mean
+from heatproof.explain.floors import floor_name, is_floor
 from heatproof.metrics._inputs import mean_interval
 from heatproof.metrics.sanity import Margin, above_floors
 from heatproof.monitor.alarms import Alarm, find_alarms
 from heatproof.monitor.trajectory import Trajectory, class_names, ordered
-from heatproof.registry import parse_call
 from heatproof.report.measures import Measure, in_order, measure, part, stands_beside
 from heatproof.store import Manifest, RunFolder
 
 NAN = float("nan")
-FLOORS = ("random", "edges", "centre")
+SMALLEST = 0.0005  # a difference that is shown as 0.000 is none
 PAIR = " ~ "  # between two methods, in the rows of method_agreement
 ANSWERS = ("image", "probability", "predicted")
 HEADLINES = ("structure_score", "mask_iou", "inside", "insertion", "deletion", "pointing", "fmr")
@@ -46,7 +46,22 @@ class Cell:
     @property
     def failed(self) -> list[str]:
         """Floors that this method does not beat: the interval of the difference reaches zero."""
-        return [floor for floor, margin in self.margins.items() if margin.n and not margin.interval[0] > 0]
+        return [f for f, margin in self.margins.items() if margin.n and not margin.interval[0] >= SMALLEST]
+
+    @property
+    def no_better(self) -> list[str]:
+        """Floors that are as good as this method, or better: the mean difference is 0 as shown, or below."""
+        return [floor for floor, margin in self.margins.items() if not margin.mean >= SMALLEST]
+
+    @property
+    def judged(self) -> int:
+        """Images behind the smallest comparison with a floor; 0 where there is none."""
+        return min((margin.n for margin in self.margins.values()), default=0)
+
+    @property
+    def defined(self) -> float:
+        """The value; NaN for one of no image, such as the C-Score of an empty gold list, stored as 0."""
+        return NAN if self.n == 0 else self.value
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,8 @@ class Images:
     ids: list[str]
     labels: list[int | None]
     predicted: list[int | None]
-    confidence: list[float]  # probability of the predicted class
+    explained: list[int | None]  # the class that the maps are about
+    confidence: list[float]  # probability of the predicted class, NaN where the network gives no number
     scores: Mapping[tuple[str, str], np.ndarray]  # (metric, method) -> "images", NaN where not defined
 
     @cached_property
@@ -120,21 +136,30 @@ class RunData:
     def class_name(self, label: int | None) -> str:
         return "" if label is None else self.classes.get(label, f"class {label}")
 
+    @property
+    def explains(self) -> str:
+        """What the maps of this checkpoint are about, from its rows."""
+        images = self.images
+        known = [i for i, c in enumerate(images.explained) if c is not None]
+        same = [
+            word
+            for word, of in (("true label", images.labels), ("prediction", images.predicted))
+            if known and all(images.explained[i] == of[i] for i in known)
+        ]
+        wrong = images.right.count(False)
+        if not same:
+            return "Each map explains the class named beside it." if known else ""
+        told = f"Every map explains the {' and '.join(same)} of its picture"
+        asked = (
+            f"; for {wrong:,} of {len(known):,} the network says another class"
+            if same == ["true label"]
+            else ""
+        )
+        return f"{told}{asked}."
+
     def classifier(self, base: str) -> list[float]:
         """AUC or accuracy at each checkpoint; empty where it was not computed."""
         return next((v for (name, m), v in self.paths.items() if not m and measure(name).base == base), [])
-
-
-def is_floor(method: str) -> bool:
-    """Whether a method knows nothing of the network.
-
-    >>> is_floor("random(seed=3)"), is_floor("gradcam")
-    (True, False)
-    """
-    try:
-        return parse_call(method)[0] in FLOORS
-    except InputError:
-        return False
 
 
 def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None = None) -> RunData:
@@ -200,7 +225,8 @@ def _images(folder: RunFolder, here: list[str]) -> Images:
     about = "from scores where model = ? and checkpoint = ? and image <> ''"
     rows = scores.sql(
         f"""select image, any_value(label) as label,
-                   max(value) filter (metric = 'predicted') as predicted,
+                   max(value) filter (metric = 'predicted' and not isnan(value)) as predicted,
+                   any_value(explained) filter (method <> '') as explained,
                    max(value) filter (metric = 'probability' and not isnan(value)) as confidence
             {about} and metric <> 'image' group by 1 order by 1""",
         here,
@@ -219,9 +245,10 @@ def _images(folder: RunFolder, here: list[str]) -> Images:
         column = np.full(len(ids), NAN)
         column[[place[image] for image in group["images"]]] = group["found"]
         arrays[group["metric"], group["method"]] = column
-    guesses = [None if row["predicted"] is None else int(row["predicted"]) for row in rows]
     confidence = [NAN if row["confidence"] is None else row["confidence"] for row in rows]
-    return Images(ids, [row["label"] for row in rows], guesses, confidence, arrays)
+    guesses = [None if row["predicted"] is None else int(row["predicted"]) for row in rows]
+    labels, explained = ([row[name] for row in rows] for name in ("label", "explained"))
+    return Images(ids, labels, guesses, explained, confidence, arrays)
 
 
 def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str], Cell]:
@@ -230,7 +257,7 @@ def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str]
         of = measure(name)
         columns = {m: images.scores[name, m] for m in methods if (name, m) in images.scores}
         margins: Mapping[str, Mapping[str, Margin]] = {}
-        floors = [m for m in columns if is_floor(m) and parse_call(m)[0] in of.floors]
+        floors = [m for m in columns if floor_name(m) in of.floors]
         if of.has_floor and floors:
             judged = {m: c for m, c in columns.items() if not is_floor(m) or m in floors}
             margins = above_floors(judged, bool(of.higher_is_better), floors=floors)

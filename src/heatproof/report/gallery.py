@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.data import RunData
-from heatproof.report.panels import COLOUR_MAPS
+from heatproof.report.panels import COLOUR_MAPS, which_class
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 
@@ -76,7 +76,7 @@ def gallery(data: RunData, most: int = MOST, jet: bool = False) -> dict[str, Any
 
 def image_record(data: RunData, place: int) -> dict[str, Any]:
     """An image's answers and scores: scores[metric][method] in the order of the data's methods."""
-    images = data.images
+    images, explained = data.images, data.images.explained[place]
     names = dict.fromkeys(metric for metric, _ in images.scores)
     return {
         "id": images.ids[place],
@@ -84,6 +84,8 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
         "predicted": data.class_name(images.predicted[place]),
         "confidence": _number(images.confidence[place]),
         "right": images.right[place],
+        "explains": data.class_name(explained),
+        "which": which_class(explained, images.labels[place], images.predicted[place]),
         "scores": {
             metric: [
                 _number(images.scores[metric, method][place]) if (metric, method) in images.scores else None

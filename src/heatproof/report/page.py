@@ -123,7 +123,7 @@ def _head(data: RunData) -> str:
     methods = ", ".join(f"{n} {word}{'s' * (n != 1)}" for n, word in counts)
     return (
         f'<p class="about">Model {name(data.model)} at {name(data.checkpoint)}, {n:,} images{known}, '
-        f"{methods}.{broken}{several}</p>"
+        f"{methods}. {data.explains}{broken}{several}</p>"
     )
 
 
@@ -164,7 +164,8 @@ def _pictures(data: RunData, pictures: Mapping[str, Any] | None) -> Section:
     body = (
         f"<p>Best and worst {by}; most disputed where the methods’ maps agree least. "
         f"{len(pictures['images'])} of {len(data.images.ids):,} images. Colour shows a map from its least "
-        '(dark) to its largest value (bright).</p><div id="gallery"></div>'
+        "(dark) to its largest value (bright); the class it explains stands below it.</p>"
+        '<div id="gallery"></div>'
         "<noscript><p>Heatmaps are drawn by a script, which is switched off here.</p></noscript>"
     )
     return Section("pictures", title, body)

@@ -7,7 +7,7 @@ and are kept as sixteen points, linear in between; that is within 7 of 255 of ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -64,6 +64,30 @@ def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float
     return Image.blend(grey, Image.fromarray(colours(heat, cmap)), alpha)
 
 
+def which_class(explained: int | None, label: int | None, predicted: int | None) -> str:
+    """What the explained class is to its picture.
+
+    >>> which_class(1, 1, 0), which_class(0, None, 0)
+    ('true label', 'prediction')
+    """
+    names = [name for name, c in (("true label", label), ("prediction", predicted)) if c == explained]
+    return " and ".join(names) or "a chosen class"
+
+
+def explains(explained: int, label: int | None, predicted: int | None, named: Callable[[int], str]) -> str:
+    """Which class a map is about, and where the network's answer is another one, that too.
+
+    >>> explains(1, 1, 0, ["normal", "pneumonia"].__getitem__)
+    'explains: pneumonia (true label); the network says: normal'
+    """
+    said = [f"explains: {named(explained)} ({which_class(explained, label, predicted)})"]
+    if predicted not in (explained, None):
+        said.append(f"the network says: {named(predicted)}")
+    if label not in (explained, None):
+        said.append(f"the true label is: {named(label)}")
+    return "; ".join(said)
+
+
 @dataclass(frozen=True)
 class Tile:
     """One picture of a panel: its title above it, what is worth knowing below it."""
@@ -91,13 +115,14 @@ def sheet(
     wide = max(p.width for row in pictures for p in row)
     noted = [LINE * any(tile.note for tile in row) for row in rows]
     tall = [LINE + max(p.height for p in row) + note for row, note in zip(pictures, noted, strict=True)]
-    top = GAP + (LINE + GAP // 2) * bool(heading)
     bottom = LINE + GAP if cmap else 0
     width = GAP + max(len(row) for row in rows) * (wide + GAP)
+    told = _wrapped(heading, width - 2 * GAP)
+    top = GAP + LINE * len(told) + GAP // 2 * bool(told)
     canvas = Image.new("RGB", (width, top + sum(tall) + GAP * len(rows) + bottom), PAPER)
     pen = ImageDraw.Draw(canvas)
-    if heading:
-        _write(pen, (GAP, GAP - 4), heading, width - 2 * GAP)
+    for i, line in enumerate(told):
+        _write(pen, (GAP, GAP - 4 + LINE * i), line, width - 2 * GAP)
     y = top
     for row, made, height in zip(rows, pictures, tall, strict=True):
         for i, (tile, picture) in enumerate(zip(row, made, strict=True)):
@@ -136,6 +161,17 @@ def _write(
     colour: tuple[int, int, int] = INK,
 ) -> None:
     pen.text(at, _fitted(text, width), fill=colour, font=_font())
+
+
+def _wrapped(text: str, width: float) -> list[str]:
+    """Lines of whole words that fit."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and _font().getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _fitted(text: str, width: float) -> str:

@@ -47,9 +47,7 @@ def trajectories(data: RunData) -> Section:
         if auc and of.base == "cscore":
             lines.insert(0, Line("AUC", list(enumerate(auc)), "faint"))
         marks = [
-            Mark(
-                (float(i), path[i] if path and not math.isnan(path[i]) else bounds[0]), str(k), alarm.sentence
-            )
+            Mark((float(i), path[i] if path else math.nan), str(k), alarm.sentence)
             for k, alarm in alarms
             if alarm.method in (method, None) and (i := data.checkpoints.index(alarm.checkpoint)) >= 0
         ]
@@ -77,7 +75,7 @@ def classes(data: RunData) -> Section:
 
     def value(method: str, label: int) -> float:
         cell = data.by_class.get((of.name, method, label))
-        return math.nan if cell is None else cell.value
+        return math.nan if cell is None else cell.defined
 
     few = len(labels) <= MOST_CLASSES
     rows = []
@@ -113,7 +111,7 @@ def _class_cell(data: RunData, of: Measure, method: str, label: int) -> str:
     if cell is None:
         return UNSURE
     sub = f'<span class="sub">n = {cell.n}</span>' if cell.n is not None else ""
-    return f"{number(cell.value)}{sub}"
+    return f"{number(cell.defined)}{sub}"
 
 
 def curves(data: RunData) -> Section:
@@ -132,7 +130,7 @@ def curves(data: RunData) -> Section:
         ]
         panels.append(panel(method, line_panel(f"Insertion and deletion by {method}", lines, ends)))
     intro = (
-        "<p>Mean probability of the class while the pixels a map ranks highest are shown first "
+        "<p>Mean probability of the explained class while the pixels a map ranks highest are shown first "
         '(<span class="swatch one"></span> insertion ↑) or removed first '
         '(<span class="swatch two"></span> deletion ↓, dashed). '
         "A useful map rises fast and falls fast.</p>"

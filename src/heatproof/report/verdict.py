@@ -7,20 +7,28 @@ resampling is too narrow); otherwise the rule says that there is not enough data
     alarms          an alarm at this checkpoint is a failure; at an earlier one, a warning (monitor/alarms.py)
     floors          a method must beat `random` and `edges` on the same images (and `centre` where objects are
                     found): a failure where the mean difference is not above zero, a warning where it is but
-                    its 95 % interval reaches zero
+                    its 95 % interval reaches zero; what would be shown as 0.000 is zero
     blank maps      a failure where at least half of a method's maps are constant, a warning from 5 %
     randomisation   a failure where maps stay alike once the weights are random: the interval of SSIM or of
                     the rank correlation lies above 1/2 (adebayo2018sanity)
-    disagreement    a warning where the methods' mean rank correlation is below 0.2 (krishna2022disagreement)
-    classifier      a warning where AUC is below 0.75, the alarms' own bound: there is little to explain
+    disagreement    a warning where the methods' mean rank correlation is below 0.2, or one method's with all
+                    others is (krishna2022disagreement)
+    classifier      a warning where AUC is below 0.75, the alarms' own bound: there is little to explain; a
+                    warning where some of the network's answers are not numbers
 
 Floors are judged on one number per family (structure score, overlap with the object, insertion, deletion).
 Intervals are not corrected for the number of comparisons.
 
     do not rely on these maps    every method has a failure
+    not enough data              otherwise, where something is missing that a judgement needs:
+                                 - every answer of the network is a number
+                                 - it is better than chance: the 95 % interval of its accuracy lies above the
+                                   share of the largest class, which a network that never looks reaches
+                                 - every method is held against its floors, on 30 images or more
+                                 - every method has a test of faithfulness on as many: insertion or deletion
+                                   against the floors, or randomisation
     rely with care               some method has a failure, or there is a warning
-    no failure found             neither, and at least one rule had data; never "these maps are right"
-    not enough data              no rule could judge
+    no failure found             neither; never "these maps are right"
 
 The three facts shown are failures before warnings before what went well; within these the rules' order above,
 then those about more methods, then those of larger effect; one fact per rule first.
@@ -29,20 +37,18 @@ then those about more methods, then those of larger effect; one fact per rule fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from heatproof.monitor.alarms import Thresholds
-from heatproof.report.data import RunData
+from heatproof.report.data import SMALLEST, RunData
+from heatproof.report.evidence import ENOUGH, FLOOR_TESTS, missing_evidence, names, randomisations
 from heatproof.report.measures import Measure, measure
 
-NAMED = 5  # methods in a sentence; the table has all of them
-ENOUGH = 30
 BLANK, MOSTLY_BLANK = 0.05, 0.5
 UNCHANGED = 0.5
 DISAGREE = 0.2
 CHANCE = Thresholds().high_auc
-FLOOR_TESTS = ("structure_score", "mask_iou", "insertion", "deletion")
 FAILURE, WARNING, GOOD, THIN = "failure", "warning", "good", "not enough data"
 RANK = {FAILURE: 0, WARNING: 1, GOOD: 2, THIN: 3}
 RULES = ("alarms", "floors", "blank maps", "randomisation", "disagreement", "classifier")
@@ -73,6 +79,7 @@ class Verdict:
     facts: list[Fact]  # the strongest, at most three
     every: list[Fact] = field(default_factory=list)
     untested: list[str] = field(default_factory=list)  # rules without data, and why
+    missing: list[str] = field(default_factory=list)  # what a judgement needs and this run does not have
 
     @property
     def title(self) -> str:
@@ -88,21 +95,24 @@ def judge(data: RunData) -> Verdict:
     ]
     judged = [fact for fact in every if fact.kind != THIN]
     failed = [m for m in data.real if any(m in f.methods for f in judged if f.kind == FAILURE)]
-    if not judged or not data.real:
-        level = "thin"
-    elif len(failed) == len(data.real):
+    missing = list(missing_evidence(data))
+    if data.real and len(failed) == len(data.real):
         level = "stop"
+    elif missing:
+        level = "thin"
     else:
         level = "care" if any(f.kind in (FAILURE, WARNING) for f in judged) else "clear"
     untested = [f.sentence for f in every if f.kind == THIN]
-    return Verdict(level, _sentence(level, data, failed, judged), _strongest(judged), every, untested)
+    sentence = _sentence(level, data, failed, judged, missing)
+    return Verdict(level, sentence, _strongest(judged), every, untested, missing)
 
 
-def _sentence(level: str, data: RunData, failed: list[str], judged: list[Fact]) -> str:
+def _sentence(level: str, data: RunData, failed: list[str], judged: list[Fact], missing: list[str]) -> str:
     tests = len({fact.rule for fact in judged})
     count = f"{len(data.real)} method{'s' * (len(data.real) != 1)}"
+    failures = f"{len(failed)} of {count} failed a test: {names(failed)}." if failed else ""
     if level == "thin":
-        return f"No test could be made on {count}: see below what each one lacks."
+        return f"{failures} Missing: {'; '.join(missing)}.".strip()
     if level == "stop":
         who = f"{failed[0]} failed a test" if len(failed) == 1 else f"None of {count} passed every test"
         return f"{who} at {data.checkpoint}."
@@ -112,9 +122,7 @@ def _sentence(level: str, data: RunData, failed: list[str], judged: list[Fact]) 
             "that the maps are right: it says only that these tests did not catch them."
         )
     if failed:
-        rest = [method for method in data.real if method not in failed]
-        failures = f"{len(failed)} of {count} failed a test: {_names(failed)}."
-        return f"{failures} No failure was found in {_names(rest)}."
+        return f"{failures} No failure was found in {names([m for m in data.real if m not in failed])}."
     return f"No test found a failure in {count}, but there is a warning."
 
 
@@ -143,7 +151,17 @@ def _alarms(data: RunData) -> Iterator[Fact]:
                 WARNING, "alarms", f"Earlier, {alarm.name}. {alarm.sentence}", "trajectories",
                 (alarm.method,) if alarm.method else tuple(data.real), float(alarm.severity == "critical"),
             )  # fmt: skip
-    if not data.alarms:
+    known = any(
+        not math.isnan(v)
+        for (name, _), path in data.paths.items()
+        if measure(name).base == "cscore"
+        for v in path
+    )
+    if not known:
+        yield Fact(
+            THIN, "alarms", "Alarms need a C-Score that is defined at some checkpoint.", "trajectories"
+        )
+    elif not data.alarms:
         checkpoints = f"{len(data.checkpoints)} checkpoint{'s' * (len(data.checkpoints) != 1)}"
         yield Fact(GOOD, "alarms", f"No alarm was raised at {checkpoints}.", "trajectories")
 
@@ -153,11 +171,11 @@ def _floors(data: RunData) -> Iterator[Fact]:
     for of in [m for base in FLOOR_TESTS for m in data.measures if m.base == base]:
         cells = {m: data.cells[of.name, m] for m in data.real if (of.name, m) in data.cells}
         cells = {m: c for m, c in cells.items() if c.margins}
-        enough = {m: c for m, c in cells.items() if min(x.n for x in c.margins.values()) >= ENOUGH}
+        enough = {m: c for m, c in cells.items() if c.judged >= ENOUGH}
         if cells and not enough:
-            n = max(min(x.n for x in c.margins.values()) for c in cells.values())
+            n = max(c.judged for c in cells.values())
             yield _too_few("floors", f"{of.short} against its floors", n, "scores")
-        failed = [m for m, c in enough.items() if any(not x.mean > 0 for x in c.margins.values())]
+        failed = [m for m, c in enough.items() if c.no_better]
         unsure = [m for m, c in enough.items() if c.failed and m not in failed]
         passed = [m for m in enough if m not in (*failed, *unsure)]
         tested = tested or bool(enough)
@@ -180,11 +198,11 @@ def _floor_fact(data: RunData, of: Measure, methods: list[str], kind: str) -> Fa
     between = f"95 % interval {_signed(low)} to {_signed(high)}"
     numbers = f"(difference {_signed(margin.mean)}, {between}, n = {margin.n})"
     if kind == WARNING:
-        how, all_of = "is not surely better than", f"{_names(methods)} do not surely beat the floors"
+        how, all_of = "is not surely better than", f"{names(methods)} do not surely beat the floors"
     else:
-        how = "is worse than" if high < 0 else "is no better than"
+        how = "is worse than" if high <= -SMALLEST else "is no better than"
         everyone = len(methods) == len(data.real)
-        all_of = "No method beats its floors" if everyone else f"{_names(methods)} do not beat the floors"
+        all_of = "No method beats its floors" if everyone else f"{names(methods)} do not beat the floors"
     if len(methods) == 1:
         sentence = f"{method} {how} {floor} on {of.short}, and {floor} never looks at the network {numbers}."
     else:
@@ -199,7 +217,7 @@ def _floor_success(data: RunData, of: Measure, passed: list[str]) -> Fact:
     method, margin = max(margins.items(), key=lambda item: item[1].mean)
     low, high = margin.interval
     sentence = (
-        f"{_names(passed)} {'beats' if len(passed) == 1 else 'beat'} every floor on {of.short}; {method} by "
+        f"{names(passed)} {'beats' if len(passed) == 1 else 'beat'} every floor on {of.short}; {method} by "
         f"{margin.mean:.3f} (95 % interval {low:.3f} to {high:.3f}, n = {margin.n})."
     )
     return Fact(GOOD, "floors", sentence, "scores", tuple(passed), margin.mean)
@@ -225,7 +243,7 @@ def _blank(data: RunData) -> Iterator[Fact]:
 
 
 def _randomised(data: RunData) -> Iterator[Fact]:
-    of_rule = [m for m in data.measures if m.entry is not None and m.entry.name == "randomisation"]
+    of_rule = randomisations(data)
     if not of_rule:
         yield Fact(THIN, "randomisation", "Randomisation needs that metric in the study.", "scores")
         return
@@ -249,7 +267,7 @@ def _randomised(data: RunData) -> Iterator[Fact]:
         kind = "SSIM" if of.base.endswith("ssim") else "rank correlation"
         cell = data.cells[of.name, method]
         sentence = (
-            f"{_names(list(failed))} hardly {'notices' if len(failed) == 1 else 'notice'} when the weights "
+            f"{names(list(failed))} hardly {'notices' if len(failed) == 1 else 'notice'} when the weights "
             f"are replaced by random ones: maps of {method} stay alike ({kind} {value:.2f}, 95 % interval "
             f"{cell.low:.2f} to {cell.high:.2f}, n = {cell.n})."
         )
@@ -260,7 +278,8 @@ def _randomised(data: RunData) -> Iterator[Fact]:
 
 def _disagree(data: RunData) -> Iterator[Fact]:
     pairs = data.agreement.get("spearman", {})
-    values = [v for (a, b), v in pairs.items() if a in data.real and b in data.real and not math.isnan(v)]
+    real = {pair: v for pair, v in pairs.items() if set(pair) <= set(data.real) and not math.isnan(v)}
+    values = list(real.values())
     if not values or len(data.images.ids) < ENOUGH:
         why = "method_agreement and two methods" if not values else f"{ENOUGH} images"
         yield Fact(THIN, "disagreement", f"Agreement between methods needs {why}.", "agreement")
@@ -270,15 +289,33 @@ def _disagree(data: RunData) -> Iterator[Fact]:
     if mean < DISAGREE:
         sentence = f"The methods contradict each other: mean rank correlation {mean:.2f} over {pairs_text}."
         yield Fact(WARNING, "disagreement", sentence, "agreement", effect=DISAGREE - mean)
+    elif alone := {m: v for m in data.real if (v := _with_others(real, m)) < DISAGREE}:
+        least = min(alone, key=alone.__getitem__)
+        apart = (
+            f"{names(list(alone))} {'stands' if len(alone) == 1 else 'stand'} apart from the other methods"
+        )
+        sentence = (
+            f"{apart}: mean rank correlation {_signed(alone[least], 2)} of {least} with the others, where "
+            f"all {pairs_text} have {mean:.2f}."
+        )
+        yield Fact(WARNING, "disagreement", sentence, "agreement", tuple(alone), DISAGREE - alone[least])
     else:
         sentence = f"The methods agree to some extent: mean rank correlation {mean:.2f} over {pairs_text}."
         yield Fact(GOOD, "disagreement", sentence, "agreement", effect=mean)
 
 
+def _with_others(pairs: Mapping[tuple[str, str], float], method: str) -> float:
+    own = [v for pair, v in pairs.items() if method in pair]
+    return sum(own) / len(own) if own else math.nan
+
+
 def _classifier(data: RunData) -> Iterator[Fact]:
     auc = data.classifier("auc")
     value = auc[data.checkpoints.index(data.checkpoint)] if auc else math.nan
-    n = len(data.images.ids)
+    n, silent = len(data.images.ids), sum(map(math.isnan, data.images.confidence))
+    if silent:
+        sentence = f"The network's answers to {silent} of {n} images are not numbers."
+        yield Fact(WARNING, "classifier", sentence, "trajectories", effect=silent / n)
     if math.isnan(value) or n < ENOUGH:
         why = "auc among the metrics" if math.isnan(value) else f"{ENOUGH} images"
         yield Fact(THIN, "classifier", f"The classifier's test needs {why}.", "trajectories")
@@ -295,20 +332,10 @@ def _too_few(rule: str, what: str, n: int, section: str) -> Fact:
     return Fact(THIN, rule, f"Not enough data for {what}: {n} images, {ENOUGH} are needed.", section)
 
 
-def _names(methods: list[str]) -> str:
-    """
-    >>> _names(["a", "b"]), _names(list("abcdef"))
-    ('a and b', 'a, b, c and 3 more')
-    """
-    if len(methods) > NAMED:
-        return f"{', '.join(methods[:3])} and {len(methods) - 3} more"
-    return methods[0] if len(methods) == 1 else f"{', '.join(methods[:-1])} and {methods[-1]}"
-
-
-def _signed(number: float) -> str:
+def _signed(number: float, digits: int = 3) -> str:
     """With a true minus sign.
 
-    >>> _signed(-0.25), _signed(0.5)
-    ('−0.250', '+0.500')
+    >>> _signed(-0.25), _signed(0.5, 2)
+    ('−0.250', '+0.50')
     """
-    return f"{number:+.3f}".replace("-", "−")
+    return f"{number:+.{digits}f}".replace("-", "−")

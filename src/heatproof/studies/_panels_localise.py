@@ -23,6 +23,7 @@ from heatproof.metrics.localise import budget_masks
 from heatproof.models import Model
 from heatproof.registry import parse_call
 from heatproof.report.case_study import Side, View, case_study, confusion
+from heatproof.report.panels import explains
 from heatproof.store import MapStore
 from heatproof.store._files import storable
 from heatproof.studies._flags import KINDS, Flag
@@ -121,7 +122,7 @@ class Studio:
                 boxes,
                 pairs,
                 (titles[0], titles[1]),
-                f"{self._heading(name)}; {why[name]}",
+                f"{name}: the true label is {titles[0]}; the network says {titles[1]}; {why[name]}",
                 scored.budget,
             )
             written.append(self._save(panel, name, "confused"))
@@ -159,8 +160,8 @@ class Studio:
     def _heading(self, image: str) -> str:
         scored, guess = self.scored, self.scored.predicted[image]
         chance = scored.chances.get((image, guess), math.nan)
-        names = scored.class_name(scored.labels[image]), scored.class_name(guess)
-        return f"{image}: {names[0]}, predicted {names[1]} ({chance:.0%})"
+        told = explains(scored.explained[image], scored.labels[image], guess, scored.class_name)
+        return f"{image}: {told}; {chance:.0%} sure"
 
     def _save(self, panel: Image.Image, image: str, kind: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)

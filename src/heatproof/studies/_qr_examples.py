@@ -26,11 +26,16 @@ def examples(results: Results, out: Path) -> str:
         row = [Tile(picture, "code")]
         for method in methods:
             for regime in REGIMES:
-                heat = maps.read(regime, method, [image]).upsample((picture.height, picture.width))[0]
+                found = maps.read(regime, method, [image])
+                heat = found.upsample((picture.height, picture.width))[0]
                 leak = results.column(regime, method, "bl")[image]
-                row.append(Tile(overlay(picture, heat), method, f"{regime}, BL {leak:.2f}"))
+                said = results.column(regime, "", "predicted")[image]
+                wrong = "" if said == int(found.explained[0]) else " (says: no code)"
+                row.append(Tile(overlay(picture, heat), f"{method}{wrong}", f"{regime}, BL {leak:.2f}"))
         rows.append(row)
     path = out / "figures" / "examples.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet(rows, cmap="inferno", side=160).save(path)
-    return "![codes and their maps](figures/examples.png)\n\n*The first codes and their maps.*"
+    heading = "explains: code (true label)"
+    sheet(rows, heading=heading, cmap="inferno", side=160).save(path)
+    shown = "The first codes and their maps, which explain the class code (the true label)."
+    return f"![codes and their maps](figures/examples.png)\n\n*{shown}*"

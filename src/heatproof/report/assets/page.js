@@ -118,6 +118,7 @@ const heatproof = (() => {
 
   const answer = (image) => {
     const line = make("div", { class: "answer" });
+    if (image.explains) line.append("explains ", make("b", {}, outside(image.explains)), ` (${image.which})`, make("br"));
     if (image.label) line.append("true ", outside(image.label), make("br"));
     if (image.predicted) {
       line.append("predicted ", outside(image.predicted));

@@ -124,6 +124,9 @@ Object.assign(heatproof, (() => {
       const records = await Promise.all(sides.map((side) => (side.checkpoint === choices.checkpoint ? image
         : ask("/image", { key: image.key, model: choices.model, checkpoint: side.checkpoint }))));
       if (mine !== turn) return;
+      records.forEach((record, i) => {
+        if (record && record.explains) ends.children[i].append(", explains ", outside(record.explains), ` (${record.which})`);
+      });
       const value = (i, metric) => {
         const at = choices.methods.findIndex((method) => method.name === sides[i].method);
         const found = records[i] && records[i].scores[metric.name];

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from heatproof.metrics.cscore import CScore
 from heatproof.monitor.alarms import Alarm
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 from heatproof.report.figures import COLOURS, MARKERS, drawing
@@ -85,7 +86,7 @@ def by_class(run: Trajectory, phase_end: float | None) -> Iterator[Any]:
                     for c in run
                     if method in c.methods and label in c.methods[method].classes
                 ]
-                x, y = [p for p, _ in points], [s.value for _, s in points]
+                x, y = [p for p, _ in points], [defined(s) for _, s in points]
                 axes.plot(
                     x, y, MARKERS[k % 9], linestyle="-", color=COLOURS[k % 9], markersize=3, label=method
                 )
@@ -118,8 +119,13 @@ def score_table(run: Trajectory, checkpoint: Checkpoint) -> tuple[np.ndarray, li
             table[i, 0] = state.overall.value
             for j, label in enumerate(labels, 1):
                 if label in state.classes:
-                    table[i, j] = state.classes[label].value
+                    table[i, j] = defined(state.classes[label])
     return table, ["all", *(run.class_name(label) for label in labels)]
+
+
+def defined(score: CScore) -> float:
+    """The score; NaN for an empty gold list, whose 0 says nothing about maps."""
+    return score.value if score.n else math.nan
 
 
 def _mark(axes: Any, run: Trajectory, name: str, method: str | None, mechanism: int) -> None:
