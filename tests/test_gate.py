@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,8 +44,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return RunFolder.open(folder / "out")
 
 
-def only(run: RunFolder, rule: str) -> Verdict:
-    (verdict,) = check(run, [rule])
+def only(run: RunFolder, rule: str, min_n: int = 1) -> Verdict:
+    (verdict,) = check(run, [rule], min_n)
     return verdict
 
 
@@ -61,8 +62,8 @@ def invoke(*arguments: object) -> Result:
 def test_values_are_those_of_the_rows(run: RunFolder) -> None:
     last = "checkpoint = 'epoch02' and "
     expected = {
-        "cscore.gradcam.dog": last + "metric = 'cscore' and method = 'gradcam' and label = 1",
-        "CScore.1.Grad-CAM": last + "metric = 'cscore' and method = 'gradcam' and label = 1",
+        "cscore.gradcam.cat": last + "metric = 'cscore' and method = 'gradcam' and label = 0",
+        "CScore.0.Grad-CAM": last + "metric = 'cscore' and method = 'gradcam' and label = 0",
         "cscore.gradcam++": last + "metric = 'cscore' and method = 'gradcam++' and label is null",
         "auc": last + "metric = 'auc' and label is null",
         "recall.CAT": last + "metric = 'recall' and label = 0",
@@ -120,10 +121,15 @@ def row(metric: str, value: float, reason: str = "", **more: object) -> Score:
     return Score(**{**cells, **more}, metric=metric, value=value, reason=reason)  # type: ignore[arg-type]
 
 
-def small_folder(path: Path, rows: list[Score], checkpoints: tuple[str, ...] = ("epoch1",)) -> RunFolder:
+def small_folder(
+    path: Path, rows: list[Score], checkpoints: tuple[str, ...] = ("epoch1",), answered: int = 80
+) -> RunFolder:
     manifest = Manifest.collect({}, models={name: name for name in checkpoints}, classes=["left.lung", "2 b"])
     folder = RunFolder.create(path, manifest)
-    folder.write_unit(Unit("epoch1", (0, 1), (), ("any",)), rows)
+    places = {(r.model, r.checkpoint) for r in rows}
+    answers = [row("probability", 0.9, model=m, checkpoint=c, image=f"{i}.png", label=i % 2, explained=0)
+               for m, c in sorted(places) for i in range(answered)]  # fmt: skip
+    folder.write_unit(Unit("epoch1", (0, 1), (), ("any",)), [*rows, *answers])
     return folder
 
 
@@ -272,7 +278,7 @@ def test_no_alarms_cannot_hold_where_nobody_looked(tmp_path: Path) -> None:
 
 
 def test_exit_codes_and_table(run: RunFolder, collapsed: Path) -> None:
-    good = invoke(run.path, "--rule", "auc >= 0", "--rule", "any(cscore.gradcam >= 0)")
+    good = invoke(run.path, "--rule", "auc >= 0", "--rule", "any(cscore.gradcam >= 0)", "--min-n", 1)
     assert good.exit_code == 0 and "2 of 2 rules hold" in good.output
     bad = invoke(collapsed, "--rule", "cscore_n.cat >= 2", "--rule", "no-alarms")
     assert bad.exit_code == 1
@@ -295,7 +301,7 @@ def test_junit_and_json(collapsed: Path, tmp_path: Path) -> None:
     xml, text = tmp_path / "new" / "gate.xml", tmp_path / "gate.json"
     rules = ["cscore.eigencam.cat >= 0.5", "no-alarms", "cscore.dog > 0"]
     arguments = [part for rule in rules for part in ("--rule", rule)]
-    assert invoke(collapsed, *arguments, "--junit", xml, "--json", text).exit_code == 1
+    assert invoke(collapsed, *arguments, "--min-n", 1, "--junit", xml, "--json", text).exit_code == 1
     root = ElementTree.parse(xml).getroot()
     suite = root.find("testsuite")
     assert root.tag == "testsuites" and suite is not None
@@ -306,8 +312,74 @@ def test_junit_and_json(collapsed: Path, tmp_path: Path) -> None:
     assert failure is not None and "0 of 8 images of cat" in str(failure.text)
     content = json.loads(text.read_text())
     assert content["holds"] is False and [one["holds"] for one in content["rules"]] == [False, False, True]
-    assert content["rules"][0]["values"][0]["value"] == 0 and content["rules"][0]["values"][0]["n"] == 1
+    assert content["rules"][0]["values"][0]["value"] is None and content["rules"][0]["values"][0]["n"] == 0
     assert content["rules"][1]["alarms"][0]["evidence"]["gold"] == 0
+
+
+def test_a_rule_without_a_method_leaves_floors_alone(tmp_path: Path) -> None:
+    """Maps of a floor are all alike or all noise; a build must not fail, or pass, because of them."""
+    values = {"gradcam": 0.6, "layercam": 0.55, "random": 0.2, "sobel": 0.9, "centre": 1.0}
+    rows = [row("cscore", v, method=m, label=0) for m, v in values.items()]
+    rows += [row("cscore_n", 40, method=m, label=0) for m in values]
+    rows += [row("method_agreement_spearman", v, method=f"gradcam ~ {m}")
+             for m, v in (("layercam", 0.7), ("random", 0.0))]  # fmt: skip
+    rows += [row("bl", 0.5, method="random", image=f"{i}.png") for i in range(40)]
+    folder = small_folder(tmp_path / "run", rows)
+    assert {v.method for v in only(folder, "cscore.'left.lung' >= 0.5").values} == {"gradcam", "layercam"}
+    (verdict,) = check(folder, ["cscore.'left.lung' >= 0.5"])
+    assert verdict.holds
+    assert not only(folder, "any(cscore.'left.lung' >= 0.8)").holds
+    assert not only(folder, "cscore.random.'left.lung' >= 0.5").holds  # where it is named
+    assert only(folder, "method_agreement_spearman >= 0.5").holds
+    with pytest.raises(InputError, match="only floors have that metric; name one of them"):
+        only(folder, "bl <= 1")
+    assert only(folder, "bl.random <= 1").holds
+
+
+def test_every_rule_says_n_and_too_few_images_keep_no_rule(tmp_path: Path) -> None:
+    rows = [row("cscore", 0.9, method="gradcam", label=0), row("cscore_n", 5, method="gradcam", label=0)]
+    rows += [row("cscore_low", 0.8, method="gradcam", label=0), row("auc", 0.95), row("recall", 0.9, label=1)]
+    rows += [row("bl", 0.1, method="gradcam", image=f"{i}.png", label=i % 2) for i in range(40)]
+    folder = small_folder(tmp_path / "run", rows, answered=80)
+    expected = {
+        "cscore.0 >= 0.5": 5, "cscore_low.0 >= 0.5": 5, "cscore_n.0 >= 5": 40, "auc >= 0.9": 80,
+        "recall.1 >= 0.8": 40, "bl <= 0.2": 40, "bl.1 <= 0.2": 20,
+    }  # fmt: skip
+    for rule, n in expected.items():
+        (found,) = check(folder, [rule])
+        assert (found.n, found.holds) == (n, n >= 30), rule
+        assert only(folder, rule, n).holds and not only(folder, rule, n + 1).holds
+    assert check(folder, ["cscore.0 >= 0.5"])[0].values[0].reason == "5 images are fewer than 30"
+    shown = invoke(folder.path, "--rule", "auc >= 0.9", "--rule", "cscore.0 >= 0.5")
+    assert shown.exit_code == 1 and re.search(r"ok +auc >= 0.9 +0.95 +80 ", shown.output)
+    assert re.search(r"FAIL +cscore.0 >= 0.5 +0.9 +5 .*5 images are fewer than 30", shown.output)
+    assert invoke(folder.path, "--rule", "cscore.0 >= 0.5", "--min-n", 5).exit_code == 0
+
+
+def test_an_empty_gold_list_keeps_no_rule(tmp_path: Path) -> None:
+    """Its C-Score is stored as 0, which must not pass for a small one."""
+    rows = [row("cscore", 0.0, "the gold list is empty", method="gradcam", label=0),
+            row("cscore_n", 0, method="gradcam", label=0)]  # fmt: skip
+    verdict = only(small_folder(tmp_path / "run", rows), "cscore.0 <= 0.5")
+    assert not verdict.holds and math.isnan(verdict.values[0].value)
+    assert verdict.values[0].reason == "the gold list is empty"
+
+
+def test_no_alarms_needs_enough_images(run: RunFolder) -> None:
+    """16 images: too few to say that nothing is wrong."""
+    (verdict,) = check(run, ["no-alarms(2)"])
+    assert (verdict.holds, verdict.n) == (False, 16) and "16 images are fewer than 30" in verdict.reasons
+    assert only(run, "no-alarms(2)", 16).reasons == ()
+
+
+def test_a_crash_is_no_broken_rule(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 is what Python itself ends with, so a build could not tell a bug from a broken rule."""
+
+    def out_of_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(RunFolder, "scores", out_of_memory)
+    assert invoke(run.path, "--rule", "auc >= 0").exit_code == 3
 
 
 def test_json_writes_null_for_what_is_not_defined(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -15,31 +16,56 @@ from xml.etree import ElementTree
 import click
 
 from heatproof.cli._console import console, new_table
+from heatproof.errors import HeatproofError
+from heatproof.monitor.rules import MIN_N
 
 if TYPE_CHECKING:
     from heatproof.monitor.gate import Verdict
 
-FAILED = 1
+FAILED, CRASHED = 1, 3  # a rule; the gate itself
 SHOWN = 5  # lines per rule in the table; files hold everything
 
 
 @click.command("gate")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--rule", "rules", multiple=True, required=True, help="What must hold; give it several times.")
+@click.option(
+    "--min-n",
+    default=MIN_N,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="A number of fewer images keeps no rule (C-Score: of its gold list).",
+)
 @click.option("--junit", type=click.Path(path_type=Path), help="Also write JUnit XML, which CI systems show.")
 @click.option("--json", "as_json", type=click.Path(path_type=Path), help="Also write JSON.")
 @click.pass_context
 def gate_command(
-    ctx: click.Context, run: Path, rules: tuple[str, ...], junit: Path | None, as_json: Path | None
+    ctx: click.Context,
+    run: Path,
+    rules: tuple[str, ...],
+    min_n: int,
+    junit: Path | None,
+    as_json: Path | None,
 ) -> None:
-    """Check the folder RUN against rules. Exit code 0: all hold; 1: one does not; 2: a rule cannot be read.
+    """Check the folder RUN against rules.
+
+    \b
+    Exit codes:
+      0   all rules hold
+      1   a rule does not hold, and nothing else
+      2   a rule or the folder cannot be read
+      3   the gate itself broke
+      130 Ctrl-C
+
+    A rule about a number that is not defined, or that stands on fewer than --min-n images, does not hold.
 
     \b
     Rules:
-      cscore >= 0.4                     every method, over all classes, at the last checkpoint
+      cscore >= 0.4                     every method but the floors, all classes, at the last checkpoint
       cscore.pneumonia >= 0.5           one class, by name or number
       cscore.gradcam.pneumonia >= 0.5   one method and class
       any(cscore.pneumonia >= 0.5)      one method is enough
+      insertion.random <= 0.3           a floor is judged where it is named
       insertion.gradcam >= 0.3          any metric of the run: its mean over the images
       auc@epoch05 >= 0.9                at another checkpoint, by name or epoch; @all: at each of them
       no-alarms   no-alarms(1, 2)       at no checkpoint an explanation collapse, or none of these mechanisms
@@ -52,11 +78,17 @@ def gate_command(
     from heatproof.monitor.gate import check
     from heatproof.store._files import write_whole
 
-    verdicts = check(run, rules)
-    for path, text in ((junit, junit_xml(verdicts, run.name)), (as_json, json_text(verdicts, run))):
-        if path is not None:
-            write_whole({path: partial(Path.write_text, data=text, encoding="utf-8")})
-    _print(verdicts, run)
+    try:
+        verdicts = check(run, rules, min_n)
+        for path, text in ((junit, junit_xml(verdicts, run.name)), (as_json, json_text(verdicts, run))):
+            if path is not None:
+                write_whole({path: partial(Path.write_text, data=text, encoding="utf-8")})
+        _print(verdicts, run)
+    except HeatproofError:
+        raise
+    except Exception:  # Python would end with 1, which says that a rule does not hold
+        traceback.print_exc()
+        ctx.exit(CRASHED)
     if not all(verdict.holds for verdict in verdicts):
         ctx.exit(FAILED)
 
@@ -64,26 +96,28 @@ def gate_command(
 def _print(verdicts: Sequence[Verdict], run: Path) -> None:
     held = sum(verdict.holds for verdict in verdicts)
     table = new_table("")
-    for name in ("", "rule", "value", "of", "why"):
-        table.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
+    for name in ("", "rule", "value", "n", "of", "why"):
+        table.add_column(name, justify="right" if name in ("value", "n") else "left", overflow="fold")
     for verdict in verdicts:
         lines = _lines(verdict)
-        for k, (value, where, why) in enumerate(lines[:SHOWN]):
+        for k, line in enumerate(lines[:SHOWN]):
             head = ("ok" if verdict.holds else "FAIL", verdict.rule) if k == 0 else ("", "")
-            table.add_row(*head, value, where, why)
+            table.add_row(*head, *line)
         if len(lines) > SHOWN:
-            table.add_row("", "", "", f"and {len(lines) - SHOWN} more", "")
+            table.add_row("", "", "", "", f"and {len(lines) - SHOWN} more", "")
     console.print(table)
     console.print(f"{held} of {len(verdicts)} rules hold for {run}", soft_wrap=True)
 
 
-def _lines(verdict: Verdict) -> list[tuple[str, str, str]]:
-    """What decided: everything that breaks the rule, or the number that came nearest to it."""
-    lines = [("", f"{a.where} / {a.checkpoint}", f"{a.name}: {a.sentence}") for a in verdict.alarms]
-    lines += [("", "", reason) for reason in verdict.reasons]
+def _lines(verdict: Verdict) -> list[tuple[str, str, str, str]]:
+    """What decided, as value, n, where and why: all that breaks the rule, or what came nearest to it."""
+    n = str(verdict.n)
+    lines = [("", n, f"{a.where} / {a.checkpoint}", f"{a.name}: {a.sentence}") for a in verdict.alarms]
+    lines += [("", n, "", reason) for reason in verdict.reasons]
     values = [v for v in verdict.values if v.holds == verdict.holds]
-    lines += [(_number(v.value), v.where, v.reason) for v in (values[:1] if verdict.holds else values)]
-    return lines or [("", "", "")]
+    shown = values[:1] if verdict.holds else values
+    lines += [(_number(v.value), str(v.n), v.where, v.reason) for v in shown]
+    return lines or [("", n, "", "")]
 
 
 def _number(value: float) -> str:
@@ -99,7 +133,7 @@ def junit_xml(verdicts: Sequence[Verdict], name: str) -> str:
     for verdict in verdicts:
         names = {"classname": _xml(name), "name": _xml(verdict.rule), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", names)
-        lines = [" ".join(filter(None, line)) for line in _lines(verdict)]
+        lines = [" ".join(filter(None, (v, f"(n = {n})", *rest))) for v, n, *rest in _lines(verdict)]
         if not verdict.holds:
             failure = ElementTree.SubElement(case, "failure", {"type": "rule", "message": _xml(lines[0])})
             failure.text = _xml("\n".join(lines))
@@ -121,6 +155,7 @@ def json_text(verdicts: Sequence[Verdict], run: Path) -> str:
             {
                 "rule": verdict.rule,
                 "holds": verdict.holds,
+                "n": verdict.n,
                 "values": [_plain(asdict(value)) for value in verdict.values],
                 "alarms": [
                     _plain(asdict(alarm) | {"name": alarm.name, "evidence": _plain(dict(alarm.evidence))})

@@ -1,16 +1,10 @@
-"""A gate: rules about a run folder, each of which holds or not, so that a build can fail.
-
-    cscore >= 0.4                        over all classes, for every method
-    cscore.pneumonia >= 0.5              of one class (by name or number), for every method
-    cscore.gradcam.pneumonia > .5        of one method and class, in either order
-    any(cscore.pneumonia >= 0.5)         it is enough that one method keeps it
-    auc >= 0.9, insertion.gradcam >= 0.3, bl.gradcam <= 0.2    any metric of the run; the mean over its images
-    auc@epoch05 >= 0.8, auc@5 >= 0.8     at a checkpoint, by name or epoch; @last (when nothing is said), @all
-    no-alarms, no-alarms(1), no-alarms@last    see alarms.py; of any mechanism or of some, at any checkpoint
+"""A gate: rules about a run folder (rules.py says how they are written), so that a build can fail.
 
 Names are matched as everywhere: case, hyphens, underscores and spaces do not matter; a name with a dot or a
 bracket in it goes in quotes. A metric or method named without options means all its variants, and everything
-that a rule matches must keep it. What is not defined, or not computed yet, keeps no rule.
+that a rule matches must keep it; floors (random, edges, centre) are judged only where they are named. What is
+not defined, not computed yet, or stands on fewer than `min_n` images (30) keeps no rule. n is the size of the
+gold list for a C-Score, otherwise the number of images that the number is about.
 """
 
 from __future__ import annotations
@@ -25,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
-from heatproof.monitor.alarms import NAMES, Alarm, find_alarms
+from heatproof.explain.floors import is_floor
+from heatproof.monitor.alarms import Alarm, find_alarms
+from heatproof.monitor.rules import ALL, LAST, MIN_N, Rule, read_rule
 from heatproof.monitor.trajectory import Trajectory, class_names, models, ordered
 from heatproof.registry import Registry, explainers, metrics
 from heatproof.store import RunFolder
@@ -34,22 +30,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq,
 }  # fmt: skip
 NO_SCORES = ("image", "predicted", "probability")  # rows about the data and the answers
-LAST, ALL = "last", "all"
-EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-alarms(1)"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule that was read: either a comparison, or no alarms of these mechanisms."""
-
-    text: str
-    metric: str = ""
-    parts: tuple[str, ...] = ()  # methods and classes
-    operator: str = ">="
-    limit: float = 0.0
-    checkpoint: str = LAST
-    any: bool = False
-    mechanisms: frozenset[int] = frozenset()
+PAIR = " ~ "  # between two methods, in the rows of method_agreement
 
 
 @dataclass(frozen=True)
@@ -62,7 +43,7 @@ class Value:
     class_name: str  # "" over all classes
     metric: str
     value: float
-    n: int  # what it is the mean of: images, or one score
+    n: int  # images behind it
     holds: bool
     reason: str = ""
 
@@ -80,11 +61,12 @@ class Verdict:
     values: tuple[Value, ...] = ()  # the worst first
     alarms: tuple[Alarm, ...] = ()
     reasons: tuple[str, ...] = ()  # why it fails where no number says so
+    n: int = 0  # the fewest images that it was decided by
 
 
-def check(folder: RunFolder | str | Path, rules: Sequence[str]) -> list[Verdict]:
+def check(folder: RunFolder | str | Path, rules: Sequence[str], min_n: int = MIN_N) -> list[Verdict]:
     """Judge a run; every rule is read, and its names are looked up, before the first is judged."""
-    run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder))
+    run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder), min_n)
     read = [read_rule(text) for text in rules]
     plans = [None if rule.mechanisms else run.plan(rule) for rule in read]
     return [
@@ -93,85 +75,12 @@ def check(folder: RunFolder | str | Path, rules: Sequence[str]) -> list[Verdict]
     ]
 
 
-# --- reading ---------------------------------------------------------------------------------------
-
-_NAME = r"""(?:"([^"]+)"|'([^']+)'|([^\s.()<>=@"']+(?:\([^()]*\))?))"""
-_PLACE = r"""(?:"([^"]+)"|'([^']+)'|([^\s<>=()"']+))"""
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-
-
-def read_rule(text: str) -> Rule:
-    """A rule from its text, or one sentence that says where it cannot be read.
-
-    >>> read_rule("cscore.gradcam.'no finding' >= .5").parts
-    ('gradcam', 'no finding')
-    """
-    reader = _Reader(text)
-    if reader.take(r"no-alarms?(?![\w.])"):
-        numbers = reader.take(r"\(\s*([1-3](?:\s*,\s*[1-3])*)\s*\)")
-        chosen = frozenset(map(int, re.findall(r"\d", numbers[1]))) if numbers else frozenset(NAMES)
-        at = reader.place() or ALL
-        reader.end("the end, or mechanisms such as (1) or (2, 3)")
-        return Rule(text, checkpoint=at, mechanisms=chosen)
-    one_is_enough = reader.take(r"any\s*\(") is not None
-    metric = reader.name("a metric")
-    parts = []
-    while reader.take(r"\."):
-        parts.append(reader.name("a method or a class"))
-    place = reader.place()
-    sign = reader.need(r"(>=|<=|==|>|<)", "one of >= <= > < ==")[1]
-    limit = float(reader.need(_NUMBER, "a number")[0])
-    place = place or reader.place() or LAST
-    if one_is_enough:
-        reader.need(r"\)", "a closing bracket")
-    reader.end("the end")
-    return Rule(text, metric, tuple(parts), sign, limit, place, one_is_enough)
-
-
-class _Reader:
-    """Takes a text apart from left to right."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
-
-    def take(self, pattern: str) -> re.Match[str] | None:
-        found = re.compile(r"\s*" + pattern).match(self.text, self.at)
-        if found:
-            self.at = found.end()
-            return re.match(pattern, found[0].lstrip())
-        return None
-
-    def need(self, pattern: str, what: str) -> re.Match[str]:
-        found = self.take(pattern)
-        if found is None:
-            rest = self.text[self.at :].strip()
-            there = f"{rest!r} stands there" if rest else "the rule ends there"
-            raise InputError(
-                f"cannot read the rule {self.text!r}: expected {what}, but {there}; write it like {EXAMPLES}"
-            )
-        return found
-
-    def name(self, what: str) -> str:
-        return next(part for part in self.need(_NAME, what).groups() if part)
-
-    def place(self) -> str | None:
-        if not self.take("@"):
-            return None
-        return next(part for part in self.need(_PLACE, "a checkpoint").groups() if part)
-
-    def end(self, what: str) -> None:
-        self.need(r"$", what)
-
-
-# --- judging ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Plan:
     """What a rule is about, by the names that the rows use."""
 
     metrics: tuple[str, ...]
-    methods: tuple[str, ...]  # none: every method that has the metric
+    methods: tuple[str, ...]
     classes: tuple[int, ...]  # none: all classes together
     checkpoints: tuple[tuple[str, str], ...]  # model and checkpoint
 
@@ -181,6 +90,7 @@ class _Run:
     """A run folder as rules see it."""
 
     folder: RunFolder
+    min_n: int
 
     @cached_property
     def columns(self) -> list[tuple[str, str]]:
@@ -213,13 +123,13 @@ class _Run:
         named = _matching(rule.metric, stored, metrics)
         if not named:
             raise self._no_metric(rule.metric, stored)
-        methods = list(dict.fromkeys(method for _, method in self.columns if method))
+        methods = list(dict.fromkeys(method for _, method in self.columns))
         chosen_methods: list[str] = []
         chosen_classes: list[int] = []
         for part in rule.parts:
             as_methods, as_classes = _matching(part, methods, explainers), self._classes(part)
             if not as_methods and not as_classes:
-                known = [*methods, *self.classes.values()]
+                known = [*filter(None, methods), *self.classes.values()]
                 raise UnknownNameError(f"method or class in the rule {rule.text!r}:", part, known)
             taken = chosen_methods if as_methods else chosen_classes
             if (as_methods and as_classes) or taken:
@@ -234,6 +144,10 @@ class _Run:
                 raise InputError(
                     f"in the rule {rule.text!r}, {metric} has no value of that method, only {of}"
                 )
+        if not chosen_methods:
+            chosen_methods = [m for m in methods if not any(map(is_floor, m.split(PAIR)))]
+            if not any(metric in named and method in chosen_methods for metric, method in self.columns):
+                raise InputError(f"in the rule {rule.text!r}, only floors have that metric; name one of them")
         places = [(m, c) for m in self.models for c in self._places(m, rule.checkpoint)]
         return _Plan(tuple(named), tuple(chosen_methods), tuple(chosen_classes), tuple(places))
 
@@ -242,16 +156,18 @@ class _Run:
             self._value(rule, model, checkpoint, metric, method, c)
             for model, checkpoint in plan.checkpoints
             for metric, method in self.columns
-            if metric in plan.metrics and (not plan.methods or method in plan.methods)
+            if metric in plan.metrics and method in plan.methods
             for c in plan.classes or (None,)
         ]
         values.sort(key=lambda value: _margin(value.value, rule))
-        enough = any if rule.any else all
-        return Verdict(rule.text, enough(value.holds for value in values), tuple(values))
+        holds = (any if rule.any else all)(value.holds for value in values)
+        n = min(value.n for value in values if not rule.any or not holds or value.holds)
+        return Verdict(rule.text, holds, tuple(values), n=n)
 
     def alarms(self, rule: Rule) -> Verdict:
         found: list[Alarm] = []
         reasons: list[str] = []
+        counts: list[int] = []
         for model in self.models:
             places = self._places(model, rule.checkpoint)
             try:
@@ -263,12 +179,15 @@ class _Run:
             reasons += [
                 f"{p} has no C-Score yet, so its alarms are not known" for p in places if p not in known
             ]
+            counts += [sum(c.total for c in one.classes.values()) for one in run if one.name in places]
             found += [
                 a for a in find_alarms(run) if a.mechanism in rule.mechanisms and a.checkpoint in places
             ]
         if not self.models:
             reasons.append(f"{self.folder.path} holds no score yet")
-        return Verdict(rule.text, not found and not reasons, alarms=tuple(found), reasons=tuple(reasons))
+        n = min(counts, default=0)
+        reasons += [self._too_few(n)] * (n < self.min_n)
+        return Verdict(rule.text, not found and not reasons, (), tuple(found), tuple(reasons), n)
 
     def _value(
         self, rule: Rule, model: str, checkpoint: str, metric: str, method: str, c: int | None
@@ -280,18 +199,50 @@ class _Run:
             parameters.append(c)  # type: ignore[arg-type]
         row: dict[str, Any] = self.folder.scores().sql(
             "select avg(value) filter (not isnan(value)) as value, "
-            "count(*) filter (not isnan(value)) as n, count(*) as total, max(reason) as reason from scores "
+            "count(*) filter (not isnan(value)) as n, count(*) as total, max(reason) as reason, "
+            "count(*) filter (image <> '') as images from scores "
             f"where model = ? and checkpoint = ? and metric = ? and method = ? and {which}",
             parameters,
         )[0]
-        value, reason = row["value"], row["reason"] or ""
-        if value is None:
+        value, reason, n = row["value"], row["reason"] or "", row["n"]
+        if n and not row["images"]:
+            n = self._behind(model, checkpoint, metric, method, c)
+        if value is None or n == 0:
             value, of = math.nan, f" of {name}" if name else ""
             reason = reason or f"there is no {metric}{of} at {checkpoint}"
         elif row["n"] < row["total"]:
             reason = f"not defined for {row['total'] - row['n']} of {row['total']} images: {reason}"
-        holds = OPERATORS[rule.operator](value, rule.limit)  # NaN keeps nothing
-        return Value(model, checkpoint, method, name, metric, value, row["n"], holds, reason)
+        if n < self.min_n and not math.isnan(value):
+            reason = "; ".join(filter(None, (self._too_few(n), reason)))
+        holds = n >= self.min_n and OPERATORS[rule.operator](value, rule.limit)  # NaN keeps nothing
+        return Value(model, checkpoint, method, name, metric, value, n, holds, reason)
+
+    def _behind(self, model: str, checkpoint: str, metric: str, method: str, c: int | None) -> int:
+        """Images behind a number about a whole checkpoint or class: its gold list, or all that were answered.
+
+        The size of a gold list is itself a number about all images of its class.
+        """
+        base, bracket, options = metric.partition("(")
+        stem = base.partition("_")[0]
+        where = "model = ? and checkpoint = ? and label is not distinct from ?"
+        if base != f"{stem}_n":
+            found = self.folder.scores().sql(
+                f"select value from scores where {where} and metric = ? and method = ? and image = ''",
+                [model, checkpoint, c, f"{stem}_n{bracket}{options}", method],
+            )
+            if found:
+                return int(found[0]["value"])
+        if c is None:
+            where = "model = ? and checkpoint = ? and ? is null"
+        rows = self.folder.scores().sql(
+            f"select count(distinct image) as n from scores where {where} and metric = 'probability' "
+            "and not isnan(value)",
+            [model, checkpoint, c],
+        )
+        return int(rows[0]["n"])
+
+    def _too_few(self, n: int) -> str:
+        return f"{n} images are fewer than {self.min_n}"
 
     def _places(self, model: str, wanted: str) -> list[str]:
         from heatproof.run.study import epoch_of  # needs msgspec
