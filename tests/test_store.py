@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heatproof.errors import InputError, MissingExtraError, StoreError
-from heatproof.store import Manifest, RunFolder, compare_configs
-from heatproof.store._files import host_name, write_whole
+from heatproof.store import Manifest, RunFolder, compare_configs, lease
+from heatproof.store._files import digest, write_whole
 from heatproof.store.manifest import git_state
 from heatproof.store.scores import COLUMNS
 from heatproof.types import Score, Unit
@@ -175,11 +175,12 @@ def test_a_wrong_query_is_one_sentence(run: RunFolder, query: str) -> None:
 
 
 def test_a_broken_part_is_named(run: RunFolder) -> None:
-    (run.path / "scores").mkdir()
-    (run.path / "scores" / "feed.parquet").write_bytes(b"not parquet")
-    with pytest.raises(StoreError, match=r"cannot read .*feed\.parquet"):
+    run.write_unit(unit(), [row()])
+    part = run.path / "scores" / f"{unit().hash}.parquet"
+    part.write_bytes(b"not parquet")
+    with pytest.raises(StoreError, match=rf"cannot read .*{part.name}.*heatproof verify"):
         run.scores().sql("from scores")
-    with pytest.raises(StoreError, match=r"cannot read .*feed\.parquet"):
+    with pytest.raises(StoreError, match=rf"cannot read .*{part.name}"):
         run.scores().export(run.path / "rows.csv", "csv")
 
 
@@ -218,8 +219,10 @@ def million_rows(run: RunFolder, parts: int) -> None:
                            if(hash(i) % 50 = 0, 'nan'::double, hash(i) / 2.0 ** 64) as value,
                            if(hash(i) % 50 = 0, 'empty map', '') as reason, 'part{part}' as unit
                     from range({part * each}, {(part + 1) * each}) as t(i)
-                ) to '{run.path}/scores/part{part}.parquet' (format parquet, compression zstd)"""
+                ) to '{run.path}/scores/{unit(part).hash}.parquet' (format parquet, compression zstd)"""
             )
+            name = f"scores/{unit(part).hash}.parquet"
+            run.ledger.write(unit(part), {name: digest(run.path / name)}, {}, lease="")
 
 
 def test_a_million_rows_group_in_under_a_second(run: RunFolder) -> None:
@@ -451,8 +454,9 @@ def test_a_second_process_is_refused_until_the_first_is_killed(run: RunFolder) -
             run.lock(),
         ):
             pass
-        with run.lock("1/2"):  # another shard may run beside it
-            run.write_unit(unit(), [row()])
+        with pytest.raises(StoreError, match="all have the same count, so not 1/2"), run.lock("1/2"):
+            pass
+        run.write_unit(unit(), [row()])  # but units may be written beside it, as Ray's workers do
         holder.kill()
         holder.communicate()
         with run.lock():  # although the child still lives
@@ -531,25 +535,32 @@ def test_killed_at_random_moments_every_part_is_whole(run: RunFolder) -> None:
         assert list(run.path.rglob("*.tmp")) == []
 
 
-def test_leftovers_go_at_the_next_start_but_not_those_of_the_living(run: RunFolder) -> None:
-    scores = run.path / "scores"
+def test_leftovers_go_at_the_next_start_but_not_those_of_the_living(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores, locks = run.path / "scores", run.path / "locks"
     scores.mkdir()
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    names = {
-        f"a.parquet.{host_name()}.{dead.pid}.0a1b.tmp": False,
-        f"b.parquet.{host_name()}.{os.getppid()}.0a1b.tmp": True,
-        f"c.parquet.{host_name()}.{os.getpid()}.0a1b.tmp": False,  # of an earlier process of that number
-        "d.parquet.elsewhere.1.0a1b.tmp": True,
-        "e.parquet.elsewhere.2.0a1b.tmp": False,  # old
-        "notes.tmp": True,  # not ours
-    }
-    for name in names:
-        (scores / name).write_bytes(b"half")
-    os.utime(scores / "e.parquet.elsewhere.2.0a1b.tmp", (0, 0))
-    assert run.done() == set()
-    assert run.scores().sql("from scores") == []
-    with run.lock():
+    monkeypatch.setattr(lease, "PATIENCE", 0.5)
+    with lease.writing(run.path) as own:
+        names = {
+            f"a.parquet.{'0' * 12}.0a1b2c3d.tmp": False,  # its lease is gone
+            f"b.parquet.{own.id}.0a1b2c3d.tmp": True,
+            f"c.parquet.{'c' * 12}.0a1b2c3d.tmp": False,  # killed on this machine
+            f"d.parquet.{'d' * 12}.0a1b2c3d.tmp": True,  # on another machine, alive
+            f"e.parquet.{'e' * 12}.0a1b2c3d.tmp": False,  # on another machine, silent
+            "notes.tmp": True,  # not ours
+        }
+        for name in names:
+            (scores / name).write_bytes(b"half")
+            os.utime(scores / name, (0, 0) if name < "d" else (2**32, 2**32))  # clocks decide nothing
+        for letter, kernel in (("c", lease.kernel()), ("d", "elsewhere"), ("e", "elsewhere")):
+            (locks / f"{letter * 12}.lease").write_text(f'000000000001 {{"kernel": "{kernel}"}}')
+        assert run.done() == set() and run.scores().sql("from scores") == []
+        with run.lock():
+            left = {p.name[0] for p in scores.iterdir()}
+            assert left == {"b", "d", "e", "n"}  # of the silent one nobody knows yet
+            (locks / f"{'d' * 12}.lease").write_text('000000000002 {"kernel": "elsewhere"}')
+            time.sleep(0.6)
         assert {p.name for p in scores.iterdir()} == {name for name, stays in names.items() if stays}
 
 

@@ -53,6 +53,7 @@ class Trace:
     logits: Tensor  # "b k"
     layer: str | None = None  # the layer most CAMs read
     layers: tuple[str, ...] = ()  # every captured layer, in order of execution
+    scales: tuple[str, ...] = ()  # those of them that multi-scale CAMs average
     activations: Mapping[str, Tensor] = field(default_factory=dict)  # each "b c h w", float32
     gradients: Mapping[str, Tensor] = field(default_factory=dict)  # each "b c h w", float32
     input_gradient: Tensor | None = None  # "b c H W"
@@ -196,15 +197,18 @@ class Score:
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest piece of a run: it is done when the part file named after its hash exists."""
+    """The smallest piece of a run: it is done when the seal named after its hash stands."""
 
     checkpoint: str
     images: tuple[int, int]  # first, last + 1
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     seed: int = 0
+    origin: str = ""  # hash of the weights, pictures, code and settings behind it, where they are known
 
     @property
     def hash(self) -> str:
-        content: dict[str, Any] = asdict(self)
+        content: dict[str, Any] = {
+            key: value for key, value in asdict(self).items() if key != "origin" or value
+        }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

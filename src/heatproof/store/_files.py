@@ -1,16 +1,15 @@
 """Files that are whole or absent: written under a temporary name, forced to disk, then renamed.
 
-A temporary name carries the host and process that writes it, so that what a killed process left
-behind can be told from what a live one is writing.
+A temporary name in a run folder carries the lease of the process that writes it (see lease.py), so that what
+a killed process left behind can be told from what a live one is writing.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
-import socket
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,26 +19,25 @@ from heatproof.errors import StoreError
 
 Write = Callable[[Path], object]
 
-FORGOTTEN_AFTER = 3600.0  # seconds; no file takes that long to write, so its writer is gone
-_TEMPORARY = re.compile(r"\.(?P<host>[\w-]+)\.(?P<pid>\d+)\.[0-9a-f]+\.tmp$")
-_writing: set[Path] = set()  # temporary files of this process that are not finished
+_TEMPORARY = re.compile(r"\.([0-9a-f]{12})\.[0-9a-f]{8}\.tmp$")
 
 
-def write_whole(files: Mapping[Path, Write]) -> None:
-    """Write several files so that each is complete under its name or not there at all.
+def write_whole(files: Mapping[Path, Write], lease: str = "") -> dict[Path, str]:
+    """Write several files so that each is complete under its name or not there at all; their digests.
 
     All are on disk before the first is renamed: one wait for the disk serves many small files.
     """
-    temporary = {path: _temporary_name(path) for path in files}
+    temporary = {path: _temporary_name(path, lease) for path in files}
+    digests: dict[Path, str] = {}
     folders = {path.parent for path in files}
     try:
-        _writing.update(temporary.values())
         for path, write in files.items():
             with clear_failure(path):
                 if not path.parent.is_dir():
                     path.parent.mkdir(parents=True, exist_ok=True)
                     folders.add(path.parent.parent)
                 write(temporary[path])
+                digests[path] = digest(temporary[path])
                 _to_disk(temporary[path])
         for path in files:
             with clear_failure(path):
@@ -51,7 +49,7 @@ def write_whole(files: Mapping[Path, Write]) -> None:
         for path in temporary.values():
             with suppress(OSError):  # a folder that cannot be written has nothing to clean
                 path.unlink(missing_ok=True)
-            _writing.discard(path)
+    return digests
 
 
 @contextmanager
@@ -69,13 +67,16 @@ def clear_failure(path: Path) -> Iterator[None]:
         raise StoreError(f"cannot write {path}: {why}") from error
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of processes that no longer run."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(".tmp") and _abandoned(Path(parent, name)):
-                with clear_failure(Path(parent, name)):
-                    Path(parent, name).unlink(missing_ok=True)
+def digest(path: Path) -> str:
+    """SHA-256, as the tool sha256sum prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def lease_of(name: str) -> str | None:
+    """The lease under which a temporary file is written; None for other files."""
+    found = _TEMPORARY.search(name)
+    return found[1] if found else None
 
 
 def storable(text: str) -> str:
@@ -87,12 +88,8 @@ def storable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def host_name() -> str:
-    return re.sub(r"[^\w-]", "-", socket.gethostname()) or "unknown"
-
-
-def _temporary_name(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{host_name()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+def _temporary_name(path: Path, lease: str) -> Path:
+    return path.with_name(f"{path.name}.{f'{lease}.' if lease else ''}{uuid.uuid4().hex[:8]}.tmp")
 
 
 def _to_disk(path: Path) -> None:
@@ -104,28 +101,3 @@ def _to_disk(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _abandoned(path: Path) -> bool:
-    name = _TEMPORARY.search(path.name)
-    if name is None:  # not ours
-        return False
-    try:
-        old = time.time() - path.stat().st_mtime > FORGOTTEN_AFTER
-    except FileNotFoundError:  # finished just now
-        return False
-    if old or name["host"] != host_name():
-        return old
-    if int(name["pid"]) == os.getpid():
-        return path not in _writing
-    return not _runs(int(name["pid"]))
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

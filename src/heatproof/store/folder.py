@@ -1,36 +1,44 @@
 """One run, one folder, which can be left at any moment and taken up again.
 
     run.json               the manifest
-    scores/PART.parquet    rows of a finished unit; the unit is done exactly when this file exists
-    maps/...               maps, in place before the rows of their unit (see maps.py)
-    pictures/...           the pictures as the model saw them, likewise (see pictures.py)
-    locks/                 who is writing; the system frees a lock when its process ends, however it ends
+    plan.json              the units the run is made of; status.json, what each shard said last
+    images.json            what each picture was made of (SHA-256); hashes.json, a memory that saves hashing
+    scores/UNIT.parquet    rows of a finished unit
+    maps/..., pictures/... maps (see maps.py), and the pictures as the model saw them (see pictures.py)
+    seals/UNIT.json        checksums of the unit's files, written last: then the unit is done (see ledger.py)
+    locks/                 who is writing (see lease.py)
 
-Every file is whole or absent, so a resume asks only which parts exist. Several processes may write
+Every file is whole or absent, so a resume asks only which seals stand. Several processes may write
 different units at the same time, and the same unit twice does no harm: the bytes are equal.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from heatproof.errors import StoreError
-from heatproof.store._files import clear_failure, host_name, remove_leftovers, write_whole
+from heatproof.errors import HeatproofError, StoreError
+from heatproof.store._files import clear_failure, write_whole
+from heatproof.store.lease import Leftovers, claim, turn, writing
+from heatproof.store.ledger import Ledger, Seal, check_file, maker, present, read_record, write_record
 from heatproof.store.manifest import GROWING, Manifest
 from heatproof.store.maps import MapStore, shard_files
 from heatproof.store.pictures import Pictures
 from heatproof.store.scores import Scores, write_part
+from heatproof.store.status import Status, read_status
 from heatproof.types import Maps, Score, Unit
 
-_held: set[int] = set()  # descriptors of locks of this process
+Identity = Sequence[tuple[str, str]]  # of pictures: id and hash of the content, in order
+
+
+class Stopped(Exception):
+    """Somebody asked the run to stop; everything finished is on disk."""
 
 
 class RunFolder:
@@ -43,7 +51,7 @@ class RunFolder:
     def create(cls, path: str | Path, manifest: Manifest) -> RunFolder:
         """Start a new run; a folder that already holds one is refused."""
         path = Path(path)
-        with _manifest_lock(path):
+        with _turn(path):
             if (path / "run.json").exists():
                 raise StoreError(f"{path} already holds a run; resume it or choose another folder")
             manifest.write(path / "run.json")
@@ -67,40 +75,102 @@ class RunFolder:
         manifest: Manifest,
         growing: Collection[str] = GROWING,
         free: Collection[str] = (),
+        pictures: Identity = (),
+        forgiven: Collection[str] = (),
     ) -> RunFolder:
         """Go on with a run, or start it where there is none.
 
         Refused, with what changed, unless the manifest is the same or only adds (see `compare_configs`);
-        additions are written to run.json, which keeps the earlier manifest too.
+        additions are written to run.json, which keeps the earlier manifest too. `pictures` are written to
+        images.json; those of the images in `forgiven` may differ from what they were.
         """
         path = Path(path)
-        with _manifest_lock(path):
+        with _turn(path):
             if not (path / "run.json").exists():
-                manifest.write(path / "run.json")
-                return cls(path, manifest)
+                return cls._keep(path, manifest, pictures)
             old = Manifest.read(path / "run.json")
             changes = old.changes(manifest, growing, free)
-            refused = [change.sentence for change in changes if not change.addition]
+            other = _differing(path, pictures)
+            if other and set(other) <= set(forgiven):
+                changes = [change for change in changes if change.key != "images"]
+                old = replace(old, data=manifest.data, pictures=manifest.pictures)
+            refused = [
+                change.sentence + (_named(other) if change.key == "images" else "")
+                for change in changes
+                if not change.addition
+            ]
             if refused:
                 raise StoreError(
                     f"{path} was started with other settings: {'; '.join(refused)}; "
                     "undo the change or choose another folder"
                 )
-            if not changes:
-                return cls(path, old)
-            grown = manifest.grown_from(old)
-            grown.write(path / "run.json")
-            return cls(path, grown)
+            return cls._keep(
+                path, manifest.grown_from(old) if changes else old.completed_by(manifest), pictures
+            )
+
+    @classmethod
+    def _keep(cls, path: Path, manifest: Manifest, pictures: Identity) -> RunFolder:
+        if not (path / "run.json").exists() or Manifest.read(path / "run.json") != manifest:
+            manifest.write(path / "run.json")
+        if pictures and (_differing(path, pictures) or not (path / "images.json").exists()):
+            write_record(path / "images.json", {"images": list(map(list, pictures))}, indent=None)
+        return cls(path, manifest)
 
     @contextmanager
     def lock(self, name: str = "0/1") -> Iterator[None]:
-        """Hold one shard of the run; a second process on the same shard is refused.
+        """Hold one shard of the run; a second process on it, or on one that overlaps, is refused.
 
-        What killed processes left half-written is cleaned up on the way in.
+        What killed processes left half-written is cleaned up, and how the work ended is recorded.
         """
-        with _lock(self.path, name):
-            remove_leftovers(self.path)
-            yield
+        with writing(self.path) as lease:
+            with _turn(self.path):
+                claim(lease, self.path, name)
+                self._say(name, "started")
+            try:
+                leftovers = Leftovers(self.path)
+                yield
+                leftovers.look_again()
+            except BaseException as error:
+                asked = isinstance(error, KeyboardInterrupt | Stopped)
+                self._last_words(name, "stopped" if asked else "failed", "" if asked else _sentence(error))
+                raise
+            else:
+                whole = (plan := self.planned()) is not None and set(plan["units"]) <= self.done()
+                self._last_words(name, "complete" if whole else "ended")
+            finally:
+                lease.hold([shard for shard in lease.shards if shard != name])
+
+    def plan(self, units: Collection[str], images: int, checkpoints: Collection[str]) -> None:
+        """Record what the run is made of. What it was made of before it grew stays part of it."""
+        with _turn(self.path):
+            old = self.planned()
+            past = old["units"] if old and old["run"] == self.manifest.id else []
+            plan = {
+                "run": self.manifest.id, "images": images, "checkpoints": list(checkpoints),
+                "units": list(dict.fromkeys([*past, *units])),
+            }  # fmt: skip
+            if plan != old:
+                write_record(self.path / "plan.json", plan)
+
+    def planned(self) -> dict[str, Any] | None:
+        """Keys run, images, checkpoints and units; None where nobody recorded it."""
+        return _record(self.path / "plan.json")
+
+    def images(self) -> list[tuple[str, str]]:
+        """Id and content hash of every picture when the run began, where that was recorded."""
+        found = _record(self.path / "images.json")
+        return [(name, mark) for name, mark in found["images"]] if found else []
+
+    def said(self) -> dict[str, dict[str, str]]:
+        """State and reason that each shard recorded last."""
+        try:
+            return _record(self.path / "status.json") or {}
+        except StoreError:  # only a hint: what is there decides
+            return {}
+
+    def status(self) -> Status:
+        """Whether the run is complete, and how many of its images could be used."""
+        return read_status(self)
 
     def write_unit(
         self,
@@ -109,79 +179,145 @@ class RunFolder:
         maps: Mapping[str, Maps] | None = None,
         pictures: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Write a finished unit: first its maps and pictures, then its rows (maybe none), which make it done.
+        """Write a finished unit: its maps, pictures and rows (maybe none), then its seal, which makes it done.
 
         `maps` is keyed by the method as the rows name it, `pictures` ("H W 3" uint8) by the image; a picture
         that is there is left alone. May be called from any thread or process.
         """
         files = shard_files(self.path / "maps", unit, maps) if maps else {}
-        kept = self.pictures()
-        for name in kept.missing(pictures or ()):
-            files |= kept.files(name, pictures[name])  # type: ignore[index]  # missing() names what was given
-        if files:
-            write_whole(files)
+        for name in self.unkept(pictures or ()):
+            files |= self.pictures().files(name, pictures[name])  # type: ignore[index]  # unkept() names what was given
         part = self.path / "scores" / f"{unit.hash}.parquet"
-        write_whole({part: partial(write_part, scores=scores, unit=unit.hash)})
+        files[part] = partial(write_part, scores=scores, unit=unit.hash)
+        with writing(self.path) as lease:
+            self.ledger.forget(unit.hash)  # a seal never stands beside files it does not describe
+            digests = write_whole(files, lease.id)
+            named = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
+            device = self.manifest.config.get("run", {}).get("device") or self.manifest.machine.get("device")
+            self.ledger.write(unit, named, maker(device or "cpu"), lease.id)
+
+    def units(self) -> dict[str, Seal | None]:
+        """What may be read as rows: units with a seal that the plan names, and parts of heatproof 0.1."""
+        seals, plan = self.ledger.seals(), self.planned()
+        parts = {path.stem for path in (self.path / "scores").glob("*.parquet")}
+        allowed = parts & set(plan["units"]) if plan else parts
+        if self.manifest.format > 1:
+            allowed &= set(seals)
+        return {unit: seals.get(unit) for unit in sorted(allowed)}
 
     def done(self) -> set[str]:
-        """Hashes of the finished units."""
-        return {part.stem for part in (self.path / "scores").glob("*.parquet")}
+        """Hashes of the finished units: those whose rows and maps are all there."""
+        there = present(self.path)
+        return {
+            unit
+            for unit, seal in self.units().items()
+            if seal is None or all(f in there for f in seal.files if not f.startswith("pictures/"))
+        }
+
+    def drop(self, units: Collection[str]) -> None:
+        """Take units out of the run, so that they are made again."""
+        seals = self.ledger.seals()
+        for unit in units:
+            self.ledger.forget(unit)
+            named = [self.path / file for file in seals[unit].files] if unit in seals else []
+            shards = (self.path / "maps").glob(f"*/{unit}*.npy")
+            for path in (
+                *named,
+                self.path / f"scores/{unit}.parquet",
+                self.path / f"maps/{unit}.json.gz",
+                *shards,
+            ):
+                with clear_failure(path):
+                    path.unlink(missing_ok=True)
+        plan = self.planned()
+        if plan and set(units) & set(plan["units"]):
+            with _turn(self.path):
+                write_record(
+                    self.path / "plan.json",
+                    plan | {"units": [u for u in plan["units"] if u not in set(units)]},
+                )
+
+    def makers(self) -> list[dict[str, Any]]:
+        """Versions and devices that made the parts, with the number of parts of each, most first."""
+        counts: dict[tuple[tuple[str, str], ...], int] = {}
+        for seal in self.units().values():
+            key = tuple(sorted(seal.made.items())) if seal else ()
+            counts[key] = counts.get(key, 0) + 1
+        return [{**dict(key), "parts": n} for key, n in sorted(counts.items(), key=lambda pair: -pair[1])]
+
+    def unkept(self, names: Collection[str]) -> list[str]:
+        """Images whose picture is not kept, or was left by a process that did not come to seal it."""
+        kept = self.pictures()
+        paths = {name: kept.path(name) for name in names}
+
+        def sealed(path: Path | None) -> bool:
+            return path is not None and f"pictures/{path.name}" in self.ledger.files
+
+        if not all(sealed(path) for path in paths.values() if path):
+            self.ledger.seals()
+        return [name for name, path in paths.items() if not sealed(path)]
 
     def scores(self) -> Scores:
-        return Scores(self.path / "scores")
+        return Scores(self.path / "scores", self._parts, lambda: self.status().row())
 
     def maps(self) -> MapStore:
-        return MapStore(self.path / "maps", self.path / "scores")
+        return MapStore(self.path / "maps", self.units)
 
     def pictures(self) -> Pictures:
         return Pictures(self.path / "pictures")
 
+    @cached_property
+    def ledger(self) -> Ledger:
+        return Ledger(self.path)
 
-def _manifest_lock(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Shards that start together take turns at run.json."""
-    with clear_failure(path):
-        path.mkdir(parents=True, exist_ok=True)
-    return _lock(path, "manifest", wait=True)
+    def _parts(self) -> list[Path]:
+        """The parts that hold rows, each compared with its seal."""
+        parts = {self.path / "scores" / f"{unit}.parquet": seal for unit, seal in self.units().items()}
+        for path, seal in parts.items():
+            if seal is not None:
+                check_file(path, seal.files[f"scores/{path.name}"])
+        return list(parts)
+
+    def _say(self, shard: str, state: str, reason: str = "") -> None:
+        count = shard.rpartition("/")[2]
+        kept = {name: last for name, last in self.said().items() if name.rpartition("/")[2] == count}
+        write_record(self.path / "status.json", {**kept, shard: {"state": state, "reason": reason}})
+
+    def _last_words(self, shard: str, state: str, reason: str = "") -> None:
+        with suppress(StoreError), _turn(self.path):  # on a full disk nothing more can be said
+            self._say(shard, state, reason)
 
 
 @contextmanager
-def _lock(path: Path, name: str, wait: bool = False) -> Iterator[None]:
-    import fcntl  # absent on Windows, where everything but writing runs still works
+def _turn(path: Path) -> Iterator[None]:
+    with clear_failure(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with turn(path):
+        yield
 
-    file = path / "locks" / re.sub(r"[^\w-]+", "-", name)
-    with clear_failure(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    _held.add(descriptor)
+
+def _record(path: Path) -> dict[str, Any] | None:
     try:
-        with clear_failure(file):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
-                raise StoreError(
-                    f"{path} is being written by {owner} (shard {name}); wait for it to end or stop it first"
-                ) from None
-            os.truncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {host_name()}".encode())
-        try:
-            yield
-        finally:
-            if descriptor in _held:  # not in a forked child, which never owned the lock
-                os.truncate(descriptor, 0)
-    finally:
-        if descriptor in _held:
-            _held.discard(descriptor)
-            os.close(descriptor)
+        return read_record(path)
+    except FileNotFoundError:
+        return None
 
 
-def _forget_locks() -> None:
-    """A forked child must not keep its parent's locks alive when the parent is killed."""
-    for descriptor in _held:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
+def _differing(path: Path, pictures: Identity) -> list[str]:
+    """Images that are not what images.json says; none where it says nothing, or of other images."""
+    try:
+        old = dict(RunFolder(path, Manifest({})).images())
+    except StoreError:
+        return []
+    new = dict(pictures)
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)] if old and new else []
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks)
+def _named(images: Sequence[str]) -> str:
+    more = f" and {len(images) - 1} more" if len(images) > 1 else ""
+    return f" ({images[0]}{more})" if images else ""
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, HeatproofError) else f"{type(error).__name__}: {text}"

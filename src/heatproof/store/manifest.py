@@ -3,6 +3,9 @@
 The hash of the config decides a resume: the same hash goes on where the run stopped; another one is
 compared key by key, and only additions at the end of a list of methods, metrics, checkpoints, models or
 images are let through, because rows that exist then stay true.
+
+Folders have a format. 1 is that of heatproof 0.1: no seals, so no checksums. Such a folder can be read, resumed,
+and upgraded in place; a format of the future is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import platform
 import subprocess
 import sys
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,12 +27,13 @@ from typing import Any, NamedTuple
 import torch
 
 from heatproof.errors import StoreError
-from heatproof.store._files import write_whole
+from heatproof.store.ledger import read_record, write_record
 
 PACKAGES = (
     "heatproof", "torch", "numpy", "scipy", "pillow", "scikit-image", "duckdb",
     "torchvision", "timm", "transformers", "keras", "ray",
 )  # fmt: skip
+FORMAT = 2
 GROWING = ("methods", "metrics", "checkpoints", "models", "images")
 
 
@@ -55,6 +60,11 @@ class Manifest:
     started: str = ""
     command: Sequence[str] = ()
     earlier: Sequence[Mapping[str, Any]] = ()  # the manifests this one grew from
+    pictures: str = ""  # hash of the pictures' contents, one by one in images.json
+    code: Mapping[str, str] = field(default_factory=dict)  # hash of each file behind a FILE.py factory
+    format: int = FORMAT
+    upgraded: bool = False  # begun by 0.1: its units are named, and its first parts made, as 0.1 did
+    id: str = ""  # of the run, through all its growth
 
     @staticmethod
     def collect(
@@ -66,6 +76,8 @@ class Manifest:
         classes: Sequence[str] = (),
         device: str = "cpu",
         command: Sequence[str] | None = None,
+        pictures: str = "",
+        code: Mapping[str, str] | None = None,
     ) -> Manifest:
         """A manifest of this moment: versions, git state of the working directory, machine, time."""
         return Manifest(
@@ -74,12 +86,15 @@ class Manifest:
             models=dict(models or {}),
             data=data,
             classes=list(classes),
-            versions={"python": platform.python_version(), **_versions()},
+            versions=package_versions(),
             git=git_state(Path.cwd()),
             machine=_machine(device),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             command=list(sys.argv if command is None else command),
             earlier=[],
+            pictures=pictures,
+            code=dict(code or {}),
+            id=uuid.uuid4().hex,
         )
 
     @property
@@ -103,26 +118,43 @@ class Manifest:
                 found.append(Change(name, f"checkpoint {name!r} is gone", False))
             elif self.models[name] != new.models[name]:
                 found.append(Change(name, f"the weights of {name!r} are not those of the run", False))
-        if self.data != new.data and not images_grew:
+        other = self.data != new.data or "" != self.pictures != new.pictures
+        if other and not images_grew:
             found.append(Change("images", "the images are not those of the run", False))
+        changed = [name for name in {**self.code, **new.code} if self.code.get(name) != new.code.get(name)]
+        if self.code and changed:
+            found.append(Change("code", f"the code of {', '.join(changed)} is not that of the run", False))
         return found
+
+    def completed_by(self, new: Manifest) -> Manifest:
+        """With what an older heatproof did not record."""
+        return replace(self, pictures=self.pictures or new.pictures, code=self.code or new.code)
 
     def grown_from(self, old: Manifest) -> Manifest:
         """This manifest with the record of the one it adds to."""
         past = {key: value for key, value in asdict(old).items() if key != "earlier"}
-        return replace(self, earlier=[*old.earlier, past])
+        kept = {name: getattr(old, name) for name in ("format", "upgraded", "id")}
+        return replace(self, earlier=[*old.earlier, past], **kept)
 
     def write(self, path: Path) -> None:
-        content = {"config_hash": self.config_hash, **asdict(self)}
-        text = json.dumps(content, indent=2, default=str) + "\n"
-        write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")})
+        write_record(path, {"config_hash": self.config_hash, **asdict(self)}, indent=2)
 
     @staticmethod
     def read(path: Path) -> Manifest:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
+            version = content.get("format", 1)
+            if version > FORMAT:
+                raise StoreError(
+                    f"{path.parent} was written by a later heatproof (format {version}; this one reads up to "
+                    f"{FORMAT}): install a newer heatproof to open it"
+                )
             known = Manifest.__dataclass_fields__
-            return Manifest(**{key: value for key, value in content.items() if key in known})
+            if "checksum" in content or version > 1:
+                content = read_record(path)
+            return Manifest(
+                **{key: value for key, value in content.items() if key in known} | {"format": version}
+            )
         except FileNotFoundError as error:
             raise StoreError(
                 f"{path.parent} is not a run folder: it has no {path.name}; name the folder of a run"
@@ -225,8 +257,8 @@ def _canonical(config: Mapping[str, Any]) -> str:
     return json.dumps(config, sort_keys=True, default=str, separators=(",", ":"))
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def package_versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
@@ -250,13 +282,18 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _machine(device: str) -> dict[str, Any]:
-    name = "cpu"
+def device_name(device: str) -> str:
     if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        name = torch.cuda.get_device_name(device)
+        return torch.cuda.get_device_name(device)
+    return _cpu_name()
+
+
+def _machine(device: str) -> dict[str, Any]:
+    on_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "cpu": _cpu_name(), "cores": cores, "device": device, "device_name": name,
+        "cpu": _cpu_name(), "cores": cores, "device": device,
+        "device_name": device_name(device) if on_gpu else "cpu",
         "system": platform.platform(), "host": platform.node(),
     }  # fmt: skip
 

@@ -19,7 +19,7 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.store._files import Write, storable
+from heatproof.store.ledger import Seal, check_file
 from heatproof.types import Maps, Unit
 
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
@@ -110,6 +111,7 @@ class Shard:
     explained: np.ndarray
     path: Path
     scales: Mapping[str, Mapping[str, np.ndarray]]  # "values" and, where it exists, "signed"
+    seal: Seal | None = None
 
     def read(self, rows: Sequence[int]) -> Maps:
         """The maps of these rows; no other row is read."""
@@ -125,6 +127,9 @@ class Shard:
 
     def _values(self, kind: str, rows: Sequence[int]) -> Tensor:
         path = self.path if kind == "values" else self.path.with_suffix(".signed.npy")
+        if self.seal is not None:
+            name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+            check_file(path, self.seal.files.get(name, "it has none"))
         try:
             stored = np.load(path, mmap_mode="r", allow_pickle=False)
             if len(stored) != len(self.ids):
@@ -140,8 +145,8 @@ class Shard:
 class MapStore:
     """The maps of all finished units. Indexes are read once per store; maps only when asked for."""
 
-    def __init__(self, root: Path, scores: Path) -> None:
-        self.root, self.scores = root, scores
+    def __init__(self, root: Path, units: Callable[[], Mapping[str, Seal | None]]) -> None:
+        self.root, self._units = root, units
         self._known: set[str] = set()
         self._places: dict[tuple[str, str], dict[str, tuple[Shard, int]]] = {}
 
@@ -196,12 +201,16 @@ class MapStore:
 
     def _refresh(self) -> None:
         """Take up the parts that were finished since. A map stored by two units is equal in both."""
-        for path in sorted(self.root.glob("*.json.gz")):
-            part = path.name.removesuffix(".json.gz")
-            if part in self._known or not (self.scores / f"{part}.parquet").exists():
+        for part, seal in self._units().items():
+            path = self.root / f"{part}.json.gz"
+            if part in self._known or not (
+                path.exists() if seal is None else f"maps/{path.name}" in seal.files
+            ):
                 continue
+            if seal is not None:
+                check_file(path, seal.files[f"maps/{path.name}"])
             self._known.add(part)
-            for shard in _read_index(self.root, path, part):
+            for shard in _read_index(self.root, path, part, seal):
                 places = self._places.setdefault((shard.checkpoint, shard.method), {})
                 for row, name in enumerate(shard.ids):
                     places.setdefault(name, (shard, row))
@@ -238,7 +247,7 @@ def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> M
     return result
 
 
-def _read_index(root: Path, path: Path, part: str) -> list[Shard]:
+def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Shard]:
     try:
         index = json.loads(gzip.decompress(path.read_bytes()))
         shared = {key: index[key] for key in ("ids", "explained")}
@@ -256,6 +265,7 @@ def _read_index(root: Path, path: Path, part: str) -> list[Shard]:
                     for kind in ("values", "signed")
                     if kind in entry
                 },
+                seal=seal,
             )
             for entry in index["maps"]
         ]

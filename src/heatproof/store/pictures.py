@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +36,6 @@ class Pictures:
         """PNG or JPEG; None where the picture was not kept."""
         path = self.path(name)
         return None if path is None else path.read_bytes()
-
-    def missing(self, names: Iterable[str]) -> Iterator[str]:
-        return (name for name in names if self.path(name) is None)
 
     def files(self, name: str, pixels: np.ndarray) -> dict[Path, Write]:
         """The file of one picture, "H W 3" uint8, and how to write it."""

@@ -10,8 +10,9 @@ import errno
 import hashlib
 import importlib
 import os
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -45,16 +46,23 @@ class Scores:
     """All finished rows of a run, as the table `scores`.
 
     Columns: model, checkpoint, image, label, explained, method, metric, value, reason, unit. Rows about a
-    whole class or checkpoint have image ''. Each query sees the parts that exist when it starts.
+    whole class or checkpoint have image ''. Each query sees the parts that exist when it starts. A query that
+    names `status` finds there one row about the run as a whole.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        parts: Callable[[], Sequence[Path]] | None = None,
+        status: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.folder, self._status = folder, status
+        self._parts = parts or (lambda: sorted(folder.glob("*.parquet")))
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query as dicts; `?` in the query stands for the parameters in turn."""
         with _clear_query_failure():
-            cursor = self._cursor().execute(query, list(parameters))
+            cursor = self._with_status(self._cursor(), query).execute(query, list(parameters))
             names = [column[0] for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
@@ -122,9 +130,9 @@ class Scores:
     def _cursor(self) -> Any:
         """A private view of the one database, with `scores` over the parts that exist now."""
         cursor = _database().cursor()
-        if any(self.folder.glob("*.parquet")):
-            pattern = _literal(f"{_glob_escape(str(self.folder))}/*.parquet")
-            source = f"select {', '.join(COLUMNS)} from read_parquet({pattern})"
+        if parts := self._parts():
+            files = ", ".join(_literal(_glob_escape(str(part))) for part in parts)
+            source = f"select {', '.join(COLUMNS)} from read_parquet([{files}])"
         else:
             empty = ", ".join(f"null::{kind} as {name}" for name, kind in COLUMNS.items())
             source = f"select {empty} where false"
@@ -132,6 +140,13 @@ class Scores:
             cursor.execute(f"create or replace temp view scores as {source}")
         except _duckdb().Error as error:
             raise StoreError(f"cannot read {self.folder}: {str(error).splitlines()[0]}") from error
+        return cursor
+
+    def _with_status(self, cursor: Any, query: str) -> Any:
+        if self._status is not None and re.search(r"\bstatus\b", query):
+            row = self._status()
+            values = ", ".join(f"{_value(value)} as {name}" for name, value in row.items())
+            cursor.execute(f"create or replace temp view status as select {values}")
         return cursor
 
 
@@ -197,6 +212,10 @@ def _duckdb() -> Any:
         raise MissingExtraError(
             "duckdb, which writes and reads the scores, is not installed or broken; run: pip install duckdb"
         ) from error
+
+
+def _value(value: Any) -> str:
+    return _literal(value) if isinstance(value, str) else str(value)
 
 
 def _literal(text: str) -> str:

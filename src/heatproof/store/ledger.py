@@ -1,0 +1,171 @@
+"""What was written and by whom: one seal per finished unit, and records that know whether they are whole.
+
+    seals/UNIT.json    the SHA-256 of each file of the unit, what the unit is, and the versions that made it
+
+The seal is written last: a unit is done exactly when its seal stands and its files are there, and what no seal
+names is no row. A seal, like run.json, plan.json and status.json, carries a checksum of itself. Files are
+compared with their seals when they are read, once per process as long as size, times and inode stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from heatproof.errors import StoreError
+from heatproof.store._files import clear_failure, digest, write_whole
+from heatproof.types import Unit
+
+SETTLED = 2_000_000_000  # nanoseconds: a file this young could change again without another time
+_verified: dict[str, tuple[Any, ...]] = {}
+
+
+def write_record(path: Path, content: Mapping[str, Any], lease: str = "", indent: int | None = 1) -> None:
+    """A JSON file that carries a checksum of itself."""
+    text = json.dumps({"checksum": _checksum(content), **content}, indent=indent, default=str) + "\n"
+    write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")}, lease)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What `write_record` wrote; anything else is refused."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        checksum = content.pop("checksum")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        raise damaged(path, str(error) or "it is no record") from error
+    if checksum != _checksum(content):
+        raise damaged(path, "its content is not what was written")
+    return content
+
+
+def damaged(path: Path, why: str) -> StoreError:
+    return StoreError(
+        f"cannot read {path}: {why}; heatproof verify RUN names all damage and --repair drops it"
+    )
+
+
+def check_file(path: Path, expected: str) -> None:
+    """Refuse a file whose content is not what was written."""
+    try:
+        state = stat_key(path)
+        if _verified.get(str(path)) == (expected, *state):
+            return
+        if digest(path) != expected:
+            raise damaged(path, "its content is not what was written")
+    except FileNotFoundError:
+        raise damaged(path, "it is missing") from None
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+    if is_settled(state):
+        _verified[str(path)] = expected, *state
+
+
+def stat_key(path: Path) -> tuple[int, int, int, int]:
+    """Size, times and inode: a file that keeps them all was not touched. (A program cannot set ctime back.)"""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def is_settled(state: tuple[int, int, int, int]) -> bool:
+    """Whether a later change must show in the file's times, whose steps may be milliseconds."""
+    return time.time_ns() - max(state[1:3]) > SETTLED
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What stands behind one finished unit."""
+
+    unit: Mapping[str, Any]
+    files: Mapping[str, str] = field(default_factory=dict)  # relative path -> SHA-256
+    made: Mapping[str, str] = field(default_factory=dict)  # versions and device
+    late: bool = False  # sealed when a folder of version 0.1 was upgraded, not when it was written
+
+
+class Ledger:
+    """The seals of a folder; each is read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "seals"
+        self.files: dict[str, str] = {}  # of all seals read so far
+        self._read: dict[str, tuple[Any, Seal | None]] = {}
+
+    def seals(self) -> dict[str, Seal]:
+        """By the unit's hash; one that is damaged is none."""
+        return {unit: seal for unit, seal in self.all().items() if seal is not None}
+
+    def all(self) -> dict[str, Seal | None]:
+        found: dict[str, tuple[Any, Seal | None]] = {}
+        for entry in _entries(self.root):
+            if not entry.name.endswith(".json"):
+                continue
+            state = entry.stat()
+            key, unit = (state.st_size, state.st_mtime_ns, state.st_ino), entry.name.removesuffix(".json")
+            known = self._read.get(unit)
+            found[unit] = known if known and known[0] == key else (key, self._take(unit))
+        self._read = found
+        return {unit: seal for unit, (_, seal) in found.items()}
+
+    def _take(self, unit: str) -> Seal | None:
+        try:
+            content = read_record(self.root / f"{unit}.json")
+            seal = Seal(**content)
+            if Unit(**{**seal.unit, **_tuples(seal.unit)}).hash != unit:
+                return None
+        except (StoreError, FileNotFoundError, TypeError):
+            return None
+        self.files |= seal.files
+        return seal
+
+    def write(
+        self, unit: Unit, files: Mapping[str, str], made: Mapping[str, str], lease: str, late: bool = False
+    ) -> None:
+        seal = Seal(asdict(unit), files, made, late)
+        write_record(self.root / f"{unit.hash}.json", asdict(seal), lease)
+        self.files |= files
+
+    def forget(self, unit: str) -> None:
+        path = self.root / f"{unit}.json"
+        with clear_failure(path):
+            path.unlink(missing_ok=True)
+
+
+def present(root: Path) -> set[str]:
+    """Parts, indexes and shards that exist, as a seal names them."""
+    folders = [root / "scores", root / "maps", *(Path(e.path) for e in _entries(root / "maps") if e.is_dir())]
+    return {f"{f.relative_to(root).as_posix()}/{e.name}" for f in folders for e in _entries(f)}
+
+
+@cache
+def maker(device: str) -> dict[str, str]:
+    """Versions and device that make what this process writes."""
+    from heatproof.store.manifest import device_name, package_versions  # which builds on this file
+
+    known = package_versions()
+    names = ("heatproof", "torch", "python")
+    return {name: known[name] for name in names if name in known} | {
+        "device": device, "device_name": device_name(device),
+    }  # fmt: skip
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
+        yield from found
+
+
+def _tuples(unit: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) for name, value in unit.items() if isinstance(value, list)}
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
