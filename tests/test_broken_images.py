@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import resource
 import shutil
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +24,8 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import Failure, Preprocess, batches, open_source
-from heatproof.images.preprocess import MAX_PIXELS, open_image, read_image
+from heatproof.images.files import MAX_PIXELS, read_image
+from heatproof.images.preprocess import open_image
 
 PLAIN = Preprocess((24, 32), (24, 32), (0.0,) * 3, (1.0,) * 3)
 
@@ -37,13 +42,19 @@ def encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def header_only_png(width: int, height: int) -> bytes:
+def png(width: int, height: int, bits: int, data: bytes) -> bytes:
+    """A colour PNG, which Pillow does not write with 16 bits."""
+
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = zlib.compress(bytes(1000))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + content
+
+
+def header_only_png(width: int, height: int) -> bytes:
+    return png(width, height, 8, bytes(1000))
 
 
 BROKEN = {
@@ -128,7 +139,7 @@ def test_a_file_without_read_permission_gives_its_reason() -> None:
         script = (
             "import os, sys\n"
             "from heatproof.images import Preprocess, batches, open_source\n"
-            "from heatproof.images.preprocess import suffixes\n"
+            "from heatproof.images.files import suffixes\n"
             "suffixes()\n"
             "try:\n    os.setgroups([]); os.setuid(65534)\n"
             "except OSError as error:\n    print('cannot change user:', error); sys.exit(3)\n"
@@ -160,6 +171,136 @@ def test_sixteen_bit_greys_keep_their_whole_range(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(PLAIN.crop(big_endian))[..., 0], np.rint(values / 257))
     Image.fromarray((values / 65535).astype(np.float32)).save(tmp_path / "f.tif")
     assert np.abs(np.asarray(open_image(tmp_path / "f.tif")).astype(int) - values / 257).max() <= 0.51
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What a user is told, as if nobody had been told before."""
+    from heatproof.images import files
+
+    files._say_depth.cache_clear()
+    caplog.set_level(logging.WARNING, "heatproof.images")
+    return caplog
+
+
+@pytest.mark.parametrize("bits", [8, 10, 12, 14])
+@pytest.mark.parametrize("kind", ["png", "tif"])
+def test_shallow_data_in_sixteen_bit_files_is_not_black(
+    tmp_path: Path, logged: pytest.LogCaptureFixture, bits: int, kind: str
+) -> None:
+    top = 2**bits - 1
+    bright = np.linspace(0, top, 24 * 32).round().astype(np.uint16).reshape(24, 32)
+    dim = (bright * 0.6).astype(np.uint16)  # still above the next lower depth, so the scale is the same
+    for i, values in enumerate((bright, dim, bright)):
+        Image.fromarray(values).save(tmp_path / f"{i}.{kind}")
+        assert np.array_equal(
+            np.asarray(open_image(tmp_path / f"{i}.{kind}")), np.rint(values * (255 / top)).astype(np.uint8)
+        )
+    assert len(list(batches(open_source("folder", tmp_path), PLAIN, 1))) == 3
+    (record,) = logged.records  # one sentence, however many pictures
+    assert f"fit into {bits} bits are read as such ({top} is white); set bits" in record.getMessage()
+
+
+def test_full_and_empty_sixteen_bit_pictures_are_not_remarked_on(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    for name, values in (("full", [[0, 20_000]]), ("black", [[0, 0]])):
+        Image.fromarray(np.array(values, np.uint16)).save(tmp_path / f"{name}.png")
+        read = np.asarray(open_image(tmp_path / f"{name}.png"))
+        assert np.array_equal(read, np.rint(np.array(values) / 257))
+    assert not logged.records
+
+
+def test_a_stated_bit_depth_wins(tmp_path: Path, logged: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "scans").mkdir()
+    path = tmp_path / "scans" / "a.png"
+    Image.fromarray(np.array([[0, 900]], np.uint16)).save(path)
+    assert np.asarray(open_image(path, bits=12)).tolist() == [[0, 56]]
+    assert np.asarray(open_image(path, bits=16)).tolist() == [[0, 4]]
+    assert np.asarray(open_source("folder", tmp_path / "scans", bits=12).open(0)).tolist() == [[0, 56]]
+    assert not logged.records
+    with pytest.raises(InputError, match="its values run from 0 to 900; 8 bits hold 0 to 255"):
+        open_image(path, bits=8)
+    (tmp_path / "list.csv").write_text("path\nscans/a.png\n")
+    for kind, where in (("folder", tmp_path / "scans"), ("csv", tmp_path / "list.csv")):
+        with pytest.raises(
+            InputError, match=r"^bits is how many bits a 16-bit grey really has, 8 to 16; got 32"
+        ):
+            open_source(kind, where, bits=32)
+
+
+def test_sixteen_bit_colours_that_would_turn_black_are_refused() -> None:
+    values = np.random.default_rng(0).integers(0, 4096, (6, 7, 3))
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    with pytest.raises(
+        InputError, match=r"^its 16-bit colours reach only 15 of 255 in 8 bits.*set bits to 16"
+    ):
+        read_image(io.BytesIO(png(7, 6, 16, rows)))
+    assert np.array_equal(np.asarray(read_image(io.BytesIO(png(7, 6, 16, rows)), bits=16)), values >> 8)
+    deep = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values * 16)
+    assert np.array_equal(np.asarray(read_image(io.BytesIO(png(7, 6, 16, deep)))), values >> 4)
+
+
+def test_floats_that_are_no_fractions_are_refused() -> None:
+    content = encoded(Image.fromarray(np.array([[0, 4095]], np.float32)), "TIFF")
+    with pytest.raises(InputError, match=r"^its values run from 0 to 4095; 8 or 16 bits, or fractions of 1"):
+        read_image(io.BytesIO(content))
+
+
+# no files at all
+
+
+def within(seconds: float, call: Callable[[], object]) -> str:
+    """The error a call ends with; a call that waits for ever fails the test and not the machine."""
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            call()
+        except InputError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it waits for ever"
+    return said[0] if said else ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes, sockets and devices in folders are a Unix matter")
+def test_pipes_sockets_devices_and_folders_are_no_pictures() -> None:
+    with tempfile.TemporaryDirectory() as short:  # the path of a socket has at most 107 bytes
+        place = Path(short)
+        os.mkfifo(place / "pipe.png")
+        (place / "folder.png").mkdir()
+        (place / "null.png").symlink_to("/dev/null")
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(place / "socket.png"))
+            for name, kind in (
+                ("pipe", "a pipe"), ("folder", "a folder"), ("null", "a device"), ("socket", "a socket"),
+            ):  # fmt: skip
+                said = within(20, lambda name=name: open_image(place / f"{name}.png"))
+                path = place / f"{name}.png"
+                assert (
+                    said == f"cannot read {path} as an image: it is {kind}, not a file; name a picture file"
+                )
+        (place / "list.csv").write_text("path,x0,y0,x1,y1\npipe.png,0,0,4,4\n")
+        shown = within(20, lambda: open_source("csv", place / "list.csv", box_share=(0.1, 0.9)).open(0))
+        assert shown == "cannot read pipe.png: it is a pipe, not a file; name a picture file"
+        assert "it is a pipe" in within(20, lambda: open_source("npz", place / "pipe.png"))
+
+
+def test_a_nul_in_a_path_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="its path holds a NUL character, which no file name can"):
+        open_image(tmp_path / "a\0b.png")
+    for kind in ("folder", "csv", "npz", "imagenet"):
+        with pytest.raises(InputError, match=r"the path '.*a\\x00b' holds a NUL character"):
+            open_source(kind, tmp_path / "a\0b")
+    (tmp_path / "list.csv").write_bytes(b"path\na\0b.png\n")
+    source = open_source("csv", tmp_path / "list.csv")
+    assert source.hash
+    ((_, (failure,)),) = batches(source, PLAIN)
+    assert failure.reason == "its path holds a NUL character, which no file name can; correct the path"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pathlib import Path
 from PIL import Image
 
 from heatproof.errors import InputError
+from heatproof.images.dicom_file import SUFFIXES as DICOM_SUFFIXES
+from heatproof.images.files import suffixes
 
 
 def find_images(given: Sequence[str]) -> list[Path]:
@@ -19,7 +21,7 @@ def find_images(given: Sequence[str]) -> list[Path]:
     for text in given:
         path = Path(text).expanduser()
         if path.is_dir():
-            known = Image.registered_extensions()
+            known = suffixes() | set(DICOM_SUFFIXES)
             matches = sorted(p for p in path.iterdir() if p.suffix.lower() in known)
         elif not path.exists() and glob.has_magic(text):
             matches = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file())

@@ -21,7 +21,7 @@ from heatproof.explain.api import explain, read_methods
 from heatproof.images.preprocess import open_image, to_tensor
 from heatproof.models.model import Model, probabilities
 from heatproof.registry import split_calls
-from heatproof.report.panels import COLOUR_MAPS, Tile, overlay, panel
+from heatproof.report.panels import COLOUR_MAPS, Tile, explains, overlay, panel
 
 IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
 
@@ -71,6 +71,11 @@ class Explained:
 @click.option(
     "--batch-size", type=click.IntRange(min=1), help="Inputs per pass; chosen by itself by default."
 )
+@click.option(
+    "--bits",
+    type=click.IntRange(8, 16),
+    help="Bits that 16-bit grey pictures really have; found from their values by default.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="For methods that draw random numbers.")
 @click.pass_context
 def explain_command(
@@ -85,14 +90,15 @@ def explain_command(
     cmap: str,
     alpha: float,
     batch_size: int | None,
+    bits: int | None,
     seed: int,
     **choice: Any,
 ) -> None:
     """Heatmaps of MODEL for one or more IMAGES.
 
     MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, FILE.py:FACTORY or lite0 (an ImageNet
-    classifier that needs no download). IMAGES are files, folders or quoted patterns. Each goes through the
-    model's own preprocessing; what is explained and drawn is the crop that the model sees.
+    classifier that needs no download). IMAGES are files (DICOM too), folders or quoted patterns. Each goes
+    through the model's own preprocessing; what is explained and drawn is the crop that the model sees.
 
     \b
     Written to the folder --out, for each image:
@@ -125,7 +131,7 @@ def explain_command(
     explained: list[Explained] = []
     with steps("explaining", len(named)) as progress:
         for start in range(0, len(named), at_once):
-            for one in explain_some(loaded, named[start : start + at_once], options, progress):
+            for one in explain_some(loaded, named[start : start + at_once], bits, options, progress):
                 written += draw(loaded, one, out, cmap, alpha)
                 explained.append(replace(one, heat={}))  # the maps are on disk; a long run keeps no copy
                 progress.done(one.name)
@@ -139,13 +145,17 @@ def explain_command(
 
 
 def explain_some(
-    model: Model, named: Sequence[tuple[str, Path]], options: dict[str, Any], progress: Steps
+    model: Model,
+    named: Sequence[tuple[str, Path]],
+    bits: int | None,
+    options: dict[str, Any],
+    progress: Steps,
 ) -> list[Explained]:
     """Those of the images that can be read."""
     names, seen = [], []
     for name, path in named:
         try:
-            seen.append(model.preprocess.crop(open_image(path)))
+            seen.append(model.preprocess.crop(open_image(path, bits)))
             names.append(name)
         except InputError as error:
             errors.print(f"not explained: {error}", style="red", soft_wrap=True)
@@ -170,14 +180,16 @@ def explain_some(
 
 def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
     """Write one image's overlays and its panel."""
-    note = f"{one.chances[one.target]:.1%} {class_name(model, one.target)}"
+    guess = int(one.chances.argmax())
+    note = f"{class_name(model, one.target)}, {one.chances[one.target]:.1%}"
+    told = explains(one.target, None, guess, lambda c: f"{class_name(model, c)}, {one.chances[c]:.1%}")
     tiles = [Tile(one.seen, "original", "what the model sees")]
     files = []
     for method, heat in one.heat.items():
         picture = overlay(one.seen, heat, cmap, alpha)
         files.append(save(picture, out / f"{one.name}.{file_part(method)}.png"))
         tiles.append(Tile(picture, method, note if heat.any() else f"{note}: the map is constant"))
-    heading = f"{one.name}: {note}, explained by {model.name}"
+    heading = f"{one.name}, seen by {model.name}, {told}"
     return [*files, save(panel(tiles, heading=heading, cmap=cmap), out / f"{one.name}.panel.png")]
 
 

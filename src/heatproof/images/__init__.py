@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
@@ -47,6 +48,8 @@ def open_source(kind: str, path: Any, **options: Any) -> Source:
     options: those of the kind (see its open_ function) and the filters of `select`.
     """
     known = source_options(kind)
+    if isinstance(path, str | Path) and "\0" in str(path):
+        raise InputError(f"the path {str(path)!r} holds a NUL character, which no file name can; correct it")
     for name in options:
         if name not in known:
             raise InputError(f"a {kind} source has no option {name!r}; {did_you_mean(name, known)}")

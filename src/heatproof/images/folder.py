@@ -7,21 +7,28 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from heatproof.errors import InputError
-from heatproof.images.preprocess import read_image, suffixes
+from heatproof.images.files import picture_reader, suffixes
 from heatproof.images.source import Sample, Source, file_source
 
 LEVELS = ("top", "parent")
 
 
-def open_folder(path: str | Path, *, class_names: Sequence[str] | None = None, level: str = "top") -> Source:
+def open_folder(
+    path: str | Path,
+    *,
+    class_names: Sequence[str] | None = None,
+    level: str = "top",
+    bits: int | None = None,
+) -> Source:
     """Pictures below CLASS/..., or in a folder without class folders, which gives no labels.
 
     class_names: the model's classes in its own order; else the folders' names, sorted. level: whether the
     folder that names the class is the topmost ("top") or the one the picture lies in ("parent", for trees
-    such as train/CLASS and test/CLASS taken together).
+    such as train/CLASS and test/CLASS taken together). bits: of 16-bit greys, else found (files.py).
     """
+    read = picture_reader(bits)
     samples, classes = list_folder(Path(path), is_picture, class_names, level)
-    return file_source(samples, classes, read_image)
+    return file_source(samples, classes, read)
 
 
 def is_picture(file: Path) -> bool:

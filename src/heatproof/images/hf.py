@@ -9,14 +9,12 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from PIL import Image
+from typing import Any, BinaryIO
 
 from heatproof.errors import InputError, did_you_mean, need
+from heatproof.images.files import picture_reader
 from heatproof.images.manifest import number_labels
 from heatproof.images.memory import check_labels
-from heatproof.images.preprocess import read_image
 from heatproof.images.source import Sample, Source
 
 SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
@@ -30,8 +28,13 @@ def open_hf(
     image_column: str = "image",
     label_column: str | None = "label",
     class_names: Sequence[str] | None = None,
+    bits: int | None = None,
 ) -> Source:
-    """A dataset's pictures. split: needed where there are several; name: the dataset's configuration."""
+    """A dataset's pictures. split: needed where there are several; name: the dataset's configuration.
+
+    bits: the depth of 16-bit greys, else found (files.py).
+    """
+    read = picture_reader(bits)
     datasets = need("datasets", "datasets")
     table = _load(datasets, str(path), split, name)
     if hasattr(table, "keys"):
@@ -43,7 +46,9 @@ def open_hf(
     pictures = table.select_columns([image_column]).cast_column(image_column, datasets.Image(decode=False))
     samples = tuple(Sample(f"{i:06d}", label, content=i) for i, label in enumerate(labels))
     mark = str(table._fingerprint)  # the library's own hash of the data and what was done to it
-    return Source(samples, classes, lambda sample: _read(pictures, sample, image_column), lambda _: mark)
+    return Source(
+        samples, classes, lambda sample: read(_file(pictures, sample, image_column)), lambda _: mark
+    )
 
 
 def _load(datasets: Any, path: str, split: str | None, name: str | None) -> Any:
@@ -79,10 +84,10 @@ def _labels(
     return numbers, tuple(classes)
 
 
-def _read(pictures: Any, sample: Sample, column: str) -> Image.Image:
+def _file(pictures: Any, sample: Sample, column: str) -> Path | BinaryIO:
     cell = pictures[sample.content][column]
     if cell is None:
         raise InputError("the row has no picture")
     if cell["bytes"] is not None:
-        return read_image(io.BytesIO(cell["bytes"]))
-    return read_image(Path(cell["path"]))
+        return io.BytesIO(cell["bytes"])
+    return Path(cell["path"])

@@ -18,9 +18,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from heatproof.errors import InputError
+from heatproof.images.files import Size, picture_reader
 from heatproof.images.folder import is_picture, walk
 from heatproof.images.manifest import read_box, read_entries, read_frame, read_rows
-from heatproof.images.preprocess import Size, read_image
 from heatproof.images.source import Sample, Source, file_source
 
 XML_CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -33,11 +33,14 @@ def open_imagenet(
     images: str | Path | None = None,
     class_index: str | Path | None = None,
     first_pixel: int = 0,
+    bits: int | None = None,
 ) -> Source:
     """Pictures with boxes. boxes: a CSV file or a folder of XML files. All paths are found by themselves.
 
     Labels are the numbers of class_index.json or of the CSV file; without either, classes in sorted order.
+    bits: the depth of 16-bit greys, else found (files.py).
     """
+    read = picture_reader(bits)
     root = Path(path)
     if not root.is_dir():
         raise InputError(f"there is no folder {root}")
@@ -51,7 +54,7 @@ def open_imagenet(
         samples, names = _from_csv(drawn, pictures, first_pixel)
     names |= {number: name for number, (_, name) in index.items()}
     classes = [names.get(k, str(k)) for k in range(max(names) + 1)]
-    return file_source(samples, classes, read_image)
+    return file_source(samples, classes, read)
 
 
 def read_class_index(path: Path) -> dict[int, tuple[str, str]]:
@@ -116,7 +119,8 @@ def _from_xml(
         picture = files.get(file.stem, root / f"{file.stem}.JPEG")
         boxes = tuple(box for name, box in objects if name == label)
         name = picture.relative_to(root).as_posix()
-        samples.append(Sample(name, numbers[label], boxes, frame=frame, content=picture))
+        others = len(objects) - len(boxes)
+        samples.append(Sample(name, numbers[label], boxes, frame=frame, content=picture, others=others))
     return samples, {number: name for name, number in numbers.items()}
 
 

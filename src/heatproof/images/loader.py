@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.images.preprocess import Box, Preprocess
+from heatproof.images.preprocess import Carried, Preprocess
 from heatproof.images.source import Source
 from heatproof.types import Batch, Truth
 
@@ -48,7 +48,7 @@ class Loaded(NamedTuple):
 class Known(NamedTuple):
     """What belongs to one decoded picture beside its pixels."""
 
-    boxes: tuple[Box, ...]
+    boxes: Carried
     masks: dict[str, Tensor]
 
 
@@ -148,7 +148,7 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
     out /= 255
     out -= np.array(preprocess.mean, np.float32)[:, None, None]
     out /= np.array(preprocess.std, np.float32)[:, None, None]
-    return Known(boxes.boxes, masks)
+    return Known(boxes, masks)
 
 
 def _collate(
@@ -175,4 +175,6 @@ def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:
         for row, one in zip(masks[part], known, strict=True):
             if part in one.masks:
                 row.copy_(one.masks[part])
-    return Truth(tuple(one.boxes for one in known) if source.boxed else None, masks)
+    if not source.boxed:
+        return Truth(None, masks)
+    return Truth(tuple(one.boxes.boxes for one in known), masks, tuple(one.boxes.lost for one in known))

@@ -6,25 +6,31 @@
     photos/2.jpg,cat,,,,,masks/2.png
 
 Only `path` must be there; paths are relative to the CSV file. A row per box: rows of one path belong to one
-picture. A label is a class's name or its number. Box corners are pixel indices, both inside the box; the
-first pixel is 0, or 1 where `first_pixel=1` says so (Pascal VOC). `width` and `height`, where present, are
-those of the picture the boxes were drawn on. A column mask_NAME holds the file of the mask of the part NAME.
+picture. A label is a class's name or its number from 0 on. All pictures have one, or none has: empty cells
+("nan" counts as empty) mean no label; some of them, a negative number, a name among numbers, or several
+classes in one cell (a|b, a;b) are refused. Box corners are pixel indices, both inside the box; the first
+pixel is 0, or 1 where `first_pixel=1` says so (Pascal VOC). `width` and `height`, where present, are those of
+the picture the boxes were drawn on. A column mask_NAME holds the file of the mask of the part NAME.
 Other columns are ignored.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.images.preprocess import Box, Size, check_box, read_image
+from heatproof.images.files import Size, picture_reader
+from heatproof.images.preprocess import Box, check_box
 from heatproof.images.source import Sample, Source, file_source
 
 CORNERS = ("x0", "y0", "x1", "y1")
 MASK = "mask_"
+SEPARATORS = ("|", ";")
+NEGATIVE = re.compile(r"-\d+(\.\d*)?")
 
 
 def open_csv(
@@ -35,13 +41,16 @@ def open_csv(
     first_pixel: int = 0,
     path_column: str = "path",
     label_column: str = "label",
+    bits: int | None = None,
 ) -> Source:
     """Pictures of a CSV manifest. root: where its paths start; else the CSV file's folder.
 
     class_names: the model's classes in its own order; else names are sorted and numbers name themselves.
+    bits: the depth of 16-bit greys, else found (files.py).
     """
+    read = picture_reader(bits)
     samples, classes = list_csv(Path(path), root, class_names, first_pixel, path_column, label_column)
-    return file_source(samples, classes, read_image)
+    return file_source(samples, classes, read)
 
 
 def list_csv(
@@ -155,6 +164,7 @@ def number_labels(
     texts: Sequence[str], class_names: Sequence[str] | None, path: Path
 ) -> tuple[list[int | None], list[str]]:
     """Labels as indices into the classes; without class names, labels that are all numbers stay so."""
+    texts = ["" if text.lower() == "nan" else text for text in texts]  # an empty cell, as some tools write it
     if not any(texts):
         return [None] * len(texts), []
     if not all(texts):
@@ -162,9 +172,15 @@ def number_labels(
             f"{path}: some pictures have a label and some have none; fill the column or empty it"
         )
     numbers = [_whole(text) for text in texts]
+    _check_names([t for t, n in zip(texts, numbers, strict=True) if n is None], class_names, path)
     if class_names is not None:
         classes = list(class_names)
     elif None in numbers:
+        if any(n is not None for n in numbers):
+            name = texts[numbers.index(None)]
+            raise InputError(
+                f"{path}: some labels are numbers, but {name!r} is none; correct it, or set class_names"
+            )
         classes = sorted(set(texts))
     else:
         classes = [str(k) for k in range(max(n for n in numbers if n is not None) + 1)]
@@ -177,6 +193,21 @@ def number_labels(
             raise InputError(f"{path}: the label {text!r} is none of the {len(classes)} classes; {hint}")
         labels.append(label)
     return labels, classes
+
+
+def _check_names(texts: Iterable[str], class_names: Sequence[str] | None, path: Path) -> None:
+    """Refuse what would become a class of its own though it is none."""
+    for text in set(texts) - set(class_names or ()):
+        if NEGATIVE.fullmatch(text):
+            raise InputError(
+                f"{path}: the label {text!r} is negative, but class numbers start at 0; "
+                "leave pictures without a label out, or empty the whole column"
+            )
+        if any(mark in text for mark in SEPARATORS):
+            raise InputError(
+                f"{path}: the label {text!r} seems to name several classes, but a picture has one here; "
+                "choose one, or list the name in class_names if it is one class"
+            )
 
 
 def _whole(text: str) -> int | None:

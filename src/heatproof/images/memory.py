@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.images.preprocess import Box, check_box, eight_bits, scale_to_bytes
+from heatproof.images.files import bit_depth, check_bits, check_file, eight_bits, scale_to_bytes
+from heatproof.images.preprocess import Box, check_box
 from heatproof.images.source import Sample, Source, content_stamp
 
 CHANNELS = (1, 3)
@@ -26,13 +27,18 @@ def open_memory(
     masks: Mapping[str, Any] | None = None,
     ids: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
+    bits: int | None = None,
 ) -> Source:
     """A batch of pictures, or a list of any sizes: arrays "h w" or "h w c", tensors "c h w", Pillow pictures.
 
     Values have 8 or 16 bits or are fractions of 1; all become 8-bit. These are pictures, not model-ready
-    images: the model's preprocessing is still to come. masks: part name -> "n h w".
+    images: the model's preprocessing is still to come. masks: part name -> "n h w". bits: the depth of 16-bit
+    values; else the one that holds all arrays, so that they are scaled alike.
     """
-    pictures = [to_pixels(image, f"picture {i}") for i, image in enumerate(images)]
+    images = list(images)
+    deep = [int(a.max()) for a in images if getattr(a, "dtype", None) == np.uint16 and a.size]
+    bits = check_bits(bits) or (bit_depth(max(deep)) if deep else None)
+    pictures = [to_pixels(image, f"picture {i}", bits) for i, image in enumerate(images)]
     if not pictures:
         raise InputError("there is no picture in memory to open")
     n = len(pictures)
@@ -61,13 +67,18 @@ def open_memory(
 
 
 def open_npz(
-    path: str | Path, *, split: str | None = "test", class_names: Sequence[str] | None = None
+    path: str | Path,
+    *,
+    split: str | None = "test",
+    class_names: Sequence[str] | None = None,
+    bits: int | None = None,
 ) -> Source:
     """The arrays SPLIT_images "n h w" or "n h w c", and SPLIT_labels, of an .npz file; without a split,
-    images and labels. The pictures of the split are held in memory.
+    images and labels. The pictures of the split are held in memory. bits: as for pictures in memory.
     """
     prefix = "" if split is None else f"{split}_"
     try:
+        check_file(Path(path))
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             if f"{prefix}images" not in arrays:
                 splits = [
@@ -87,7 +98,7 @@ def open_npz(
             f"{prefix}images must be 'n h w' or 'n h w c' with 1 or 3 channels; got {images.shape}"
         )
     ids = [f"{prefix}{i:06d}" for i in range(len(images))]
-    source = open_memory(images, labels=labels, ids=ids, class_names=class_names)
+    source = open_memory(images, labels=labels, ids=ids, class_names=class_names, bits=bits)
     return replace(source, stamp=lambda _: mark)
 
 
@@ -95,9 +106,9 @@ def _array(values: Any) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
-def to_pixels(image: Any, name: str) -> np.ndarray:
+def to_pixels(image: Any, name: str, bits: int | None = None) -> np.ndarray:
     """ "h w" or "h w 3", 8-bit. Tensors have channels first, arrays last, unless only the other fits."""
-    array = _array(eight_bits(image) if isinstance(image, Image.Image) else image)
+    array = _array(eight_bits(image, bits) if isinstance(image, Image.Image) else image)
     shape = array.shape
     if array.ndim == 3 and shape[0] in CHANNELS and (isinstance(image, Tensor) or shape[2] not in CHANNELS):
         array = np.moveaxis(array, 0, 2)
@@ -115,7 +126,7 @@ def to_pixels(image: Any, name: str) -> np.ndarray:
                 f"{name} has {array.dtype} values; give 8 or 16 unsigned bits, or fractions of 1"
             )
         try:
-            array = scale_to_bytes(array)
+            array = scale_to_bytes(array, bits)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
     return np.ascontiguousarray(array)

@@ -11,8 +11,7 @@ x0 <= i(j) <= x1: it is the tight box of the carried mask of the box, to the pix
 Boxes are (x0, y0, x1, y1) in pixel indices from 0, both corners inside, as everywhere in this project. Pixels
 of the crop that lie outside a small picture are black and belong to no box and no mask.
 
-Files are read in 8 bits: 16-bit greys keep their whole range, EXIF orientation is applied, of an animation
-the first frame counts, and transparency is ignored, as training pipelines do.
+How files are read is in files.py and dicom_file.py.
 """
 
 from __future__ import annotations
@@ -20,35 +19,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.images.dicom_file import is_dicom_file, read_dicom
+from heatproof.images.files import MAX_PIXELS, Size, eight_bits, picture_reader
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-MAX_PIXELS = 178_956_970  # where Pillow too stops: half a gigabyte of RGB
-# Formats of plain pixels: others can run programs (EPS) or match any bytes (TGA).
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
-UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-ORIENTATION = 0x0112
-SMALLEST_BOX = 2  # pixels along each side; the metrics take a thinner box for an empty one
 
 Box = tuple[float, float, float, float]
-Size = tuple[int, int]  # width, height, as Pillow has it
 
 
 class Axis(NamedTuple):
@@ -124,7 +109,7 @@ class Preprocess:
         """Boxes of a picture of this width and height, in the pixels of its crop.
 
         `frame` is the width and height of the picture the boxes were drawn on, where the file has since
-        been resized. A box is clipped to the crop; one that lies outside it, or shrinks to a line, is lost.
+        been resized. A box is clipped to the crop; one that lies outside it, or shrinks to nothing, is lost.
         """
         kept, lost = [], []
         x, y = self.axes(picture)
@@ -133,12 +118,12 @@ class Preprocess:
         for box in boxes:
             x0, y0, x1, y1 = check_box(box)
             (left, right), (top, bottom) = x.span(x0, x1), y.span(y0, y1)
-            if min(right - left, bottom - top) + 1 >= SMALLEST_BOX:
+            if left <= right and top <= bottom:
                 kept.append((float(left), float(top), float(right), float(bottom)))
             else:
                 lost.append(
-                    f"the box {_shown(box)} leaves less than {SMALLEST_BOX}x{SMALLEST_BOX} pixels "
-                    f"in the {x.size}x{y.size} crop that the model sees"
+                    f"the box {_shown(box)} was cropped or shrunk away: it holds no pixel of the "
+                    f"{x.size}x{y.size} crop that the model sees"
                 )
         return Carried(tuple(kept), tuple(lost))
 
@@ -195,98 +180,15 @@ def to_tensor(picture: Image.Image) -> Tensor:
     return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
 
 
-def open_image(path: str | Path) -> Image.Image:
-    """Read a picture completely, or say in one sentence why that is not possible."""
+def open_image(path: str | Path, bits: int | None = None) -> Image.Image:
+    """Read a picture or DICOM file completely, or say in one sentence why that is not possible.
+
+    bits: the depth of 16-bit greys, where it is known (see files.py).
+    """
+    file = Path(path)
     try:
-        return read_image(Path(path))
+        return read_dicom(file) if is_dicom_file(file) else picture_reader(bits)(file)
     except InputError as error:
         if isinstance(error.__context__, FileNotFoundError):
             raise InputError(f"no such image: {path}") from None
         raise InputError(f"cannot read {path} as an image: {error}") from error
-
-
-def read_image(file: Path | BinaryIO) -> Image.Image:
-    """A picture file's first frame, upright, as "L" or "RGB".
-
-    The error gives the reason alone, without the file's name, so that it reads the same on every machine.
-    """
-    try:
-        with Image.open(file, formats=_formats()) as picture:
-            width, height = picture.size
-            if width * height > MAX_PIXELS:
-                raise InputError(_too_large(width * height))
-            picture.load()
-            return eight_bits(_upright(picture)).copy()
-    except InputError:
-        raise
-    except Image.DecompressionBombError:
-        raise InputError(_too_large()) from None
-    except UnidentifiedImageError:
-        if _is_empty(file):
-            raise InputError("the file is empty") from None
-        raise InputError(f"its content is no picture that can be read ({', '.join(_formats())})") from None
-    except FileNotFoundError:
-        raise InputError("there is no such file") from None
-    except PermissionError:
-        raise InputError("there is no permission to read the file") from None
-    except MemoryError:
-        raise InputError("there is not enough memory to decode it") from None
-    except Exception as error:  # decoders fail in their own ways on broken bytes
-        if isinstance(error, OSError) and error.strerror:
-            raise InputError(f"the file cannot be read: {error.strerror}") from error
-        detail = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"the file is damaged: {detail}") from error
-
-
-def eight_bits(picture: Image.Image) -> Image.Image:
-    """Greys as "L", all else as "RGB"; deep greys are scaled, where Pillow would clip them."""
-    if picture.mode in ("L", "RGB"):
-        return picture
-    if picture.mode.startswith("I") or picture.mode == "F":
-        return Image.fromarray(scale_to_bytes(np.asarray(picture)))
-    if picture.mode in ("1", "LA", "La"):
-        return picture.convert("L")
-    if picture.mode == "P" and "transparency" in picture.info:
-        picture = picture.convert("RGBA")  # straight to RGB, Pillow warns
-    return picture.convert("RGB")
-
-
-def scale_to_bytes(values: np.ndarray) -> np.ndarray:
-    """Integers of 16 bits, or fractions of 1, to 8 bits."""
-    top = 65535 if values.dtype.kind in "iu" else 1
-    low, high = values.min(), values.max()
-    if not (low >= 0 and high <= top):
-        raise InputError(
-            f"its values run from {low:g} to {high:g}; 8 or 16 bits, or fractions of 1, are understood"
-        )
-    return np.rint(values * (255 / top)).astype(np.uint8)
-
-
-def _upright(picture: Image.Image) -> Image.Image:
-    try:
-        turn = UPRIGHT.get(picture.getexif().get(ORIENTATION, 1))
-    except Exception:  # a broken EXIF block does not spoil the pixels
-        return picture
-    return picture if turn is None else picture.transpose(turn)
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-@cache
-def suffixes() -> frozenset[str]:
-    """File endings of the formats that can be read."""
-    known = _formats()
-    return frozenset(end for end, name in Image.registered_extensions().items() if name in known)
-
-
-def _is_empty(file: Path | BinaryIO) -> bool:
-    return file.stat().st_size == 0 if isinstance(file, Path) else file.seek(0, 2) == 0
-
-
-def _too_large(pixels: int | None = None) -> str:
-    asks = "more pixels" if pixels is None else f"{pixels:,} pixels, more"
-    return f"its header asks for {asks} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"

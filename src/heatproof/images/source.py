@@ -21,7 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.images.preprocess import Box, Carried, Preprocess, Size, read_image
+from heatproof.images.files import Size, picture_size, read_image
+from heatproof.images.preprocess import Box, Carried, Preprocess
 
 SAME_SHAPE = 0.02  # sides may be rounded when a picture is resized; more is another shape
 
@@ -36,6 +37,11 @@ class Sample:
     masks: Mapping[str, Any] = field(default_factory=dict)  # part name -> mask file, or "h w" array
     frame: Size | None = None  # width and height of the picture the boxes were drawn on, where known
     content: Any = None  # what the source's `read` needs: a file, a row, an array
+    others: int = 0  # boxes of other classes in the picture
+
+    @property
+    def objects(self) -> int:
+        return len(self.boxes) + self.others
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def content_stamp(content: Any) -> Any:
     if isinstance(content, Path):
         try:
             return content.stat().st_size
-        except OSError:
+        except (OSError, ValueError):  # a NUL in the path; reading it will tell
             return None
     array = np.ascontiguousarray(content)
     digest = hashlib.sha256(array.data.cast("B") if array.size else b"").hexdigest()[:16]
@@ -153,9 +159,9 @@ def select(
 ) -> Source:
     """Filters, then a random subset, in the source's order. Labels and class names stay as they are.
 
-    single_object: exactly one box. box_share: the boxes cover a share of the picture within these bounds.
-    classes: names or numbers. limit: at most so many, drawn with `seed`; `stratified` keeps the proportions
-    of the classes. A larger limit adds pictures to those of a smaller one, up to rounding of proportions.
+    single_object: exactly one box, of whatever class. box_share: the boxes cover a share of the picture in
+    these bounds. classes: names or numbers. limit: at most so many, drawn with `seed`; `stratified` keeps the
+    proportions of the classes. A larger limit adds pictures to those of a smaller one, up to rounding.
     """
     indices = list(range(len(source)))
     left = [f"{len(indices)} in the source"]
@@ -164,7 +170,7 @@ def select(
         indices = [i for i in indices if source.samples[i].label in wanted]
         left.append(f"{len(indices)} in the classes")
     if single_object:
-        indices = [i for i in indices if len(source.samples[i].boxes) == 1]
+        indices = [i for i in indices if source.samples[i].objects == 1]
         left.append(f"{len(indices)} with one box")
     if box_share is not None:
         if len(box_share) != 2 or not 0 <= box_share[0] < box_share[1] <= 1:
@@ -251,9 +257,8 @@ def _size(source: Source, sample: Sample) -> Size:
     """Width and height, from the header where there is one."""
     if isinstance(sample.content, Path):
         try:
-            with Image.open(sample.content) as picture:
-                return picture.size
-        except Exception:  # a DICOM file, or a broken one: reading it will tell
+            return picture_size(sample.content)
+        except InputError:  # a DICOM file, or a broken one: reading it will tell
             pass
     return source.read(sample).size
 
