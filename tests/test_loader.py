@@ -18,6 +18,7 @@ from heatproof.errors import InputError, MissingExtraError
 from heatproof.images import Preprocess, Sample, Source, batches, open_image, open_source
 from heatproof.images.loader import batches_ahead
 from heatproof.metrics import localise
+from heatproof.metrics.localise import name_losses
 
 STEPS = Preprocess((20, 24), 28)
 
@@ -182,6 +183,22 @@ def test_boxes_and_masks_travel_with_their_pictures_into_the_metrics() -> None:
     scores = localise(truth.masks["object"].float(), boxes=truth.boxes, budget=0.05)
     assert scores["pointing"][[0, 2]].tolist() == [1, 1] and scores["inside"][0] == 1
     assert scores["pointing"][1].isnan()
+
+
+def test_a_box_that_the_crop_took_away_says_so() -> None:
+    """The edge of a wide picture is cropped away; a box that was never there is something else."""
+    boxes = [[(0, 0, 5, 39)], [], [(0, 0, 5, 39), (30, 20, 30, 20)]]
+    source = open_source("memory", np.zeros((3, 40, 80), np.uint8), boxes=boxes)
+    (loaded,) = batches(source, Preprocess((40, 40), 40), 3)
+    truth = loaded.batch.truth
+    assert truth is not None and truth.boxes == ((), (), ((10, 20, 10, 20),))
+    maps = torch.zeros(3, 40, 40)
+    maps[2, 20, 10] = 1
+    scores = name_losses(localise(maps, boxes=truth.boxes), truth.lost)
+    gone = "the box (0, 0, 5, 39) was cropped or shrunk away: "
+    gone += "it holds no pixel of the 40x40 crop that the model sees"
+    assert scores.reasons("pointing") == [gone, "the image has no box and no mask pixel", ""]
+    assert scores["pointing"][2] == 1 and scores["pointing"].isnan().tolist() == [True, True, False]
 
 
 def test_an_unreadable_mask_is_the_pictures_failure(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def twin(values: np.ndarray, boxes: list[Box], budget: float) -> dict[str, float
 
 @st.composite
 def a_box(draw: st.DrawFn, height: int = 7, width: int = 9) -> Box:
-    x0, y0 = draw(st.integers(0, width - 2)), draw(st.integers(0, height - 2))
-    return x0, y0, draw(st.integers(x0 + 1, width - 1)), draw(st.integers(y0 + 1, height - 1))
+    x0, y0 = draw(st.integers(0, width - 1)), draw(st.integers(0, height - 1))
+    return x0, y0, draw(st.integers(x0, width - 1)), draw(st.integers(y0, height - 1))
 
 
 BOXES = st.lists(st.lists(a_box(), min_size=1, max_size=3), min_size=2, max_size=2)
@@ -203,6 +203,14 @@ def test_masks_of_another_size_and_images_without_a_box() -> None:
     assert all(torch.equal(rescued[name][0], expected[name][0]) for name in expected)
 
 
+def test_a_box_of_one_pixel_is_one_pixel() -> None:
+    maps = torch.zeros(2, 10, 10)
+    maps[0, 4, 3] = maps[1, 0, 0] = 1
+    scores = localise(maps, [(3, 4, 3, 4), (3, 4, 3, 4)], budget=0.01)
+    for name in ("mask_iou", "box_iou", "inside", "pointing"):
+        assert scores[name].tolist() == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("boxes", "sentence"),
     [
@@ -211,7 +219,7 @@ def test_masks_of_another_size_and_images_without_a_box() -> None:
         ([(0, 0, 5, 11)], "order x0, y0, x1, y1"),
         ([(6, 2, 3, 8)], "runs backwards"),
         ([(2, 6, 8, 3)], "not x, y, width, height"),
-        ([(4, 4, 4, 8)], "is empty"),
+        ([(12, 4, 12, 8)], "holds no pixel"),
         ([(4.2, 4.0, 4.8, 8.0)], "holds no pixel"),
         ([(1, math.nan, 3, 4)], "four finite numbers"),
         ([(1, 2, 3)], r"boxes are \(x0, y0, x1, y1\)"),

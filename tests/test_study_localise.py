@@ -33,6 +33,7 @@ from heatproof.studies._scored import FLOORS, Scored, macro_value, read_scores
 from heatproof.studies._sift import sift
 from heatproof.studies.localise import LocaliseSettings, localise_study, toml, write_report
 from heatproof.types import Maps
+from tiny_study import make_study
 
 NETWORK = """
 import torch
@@ -428,6 +429,26 @@ def test_what_cannot_work_is_one_sentence(place: Path, tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
+def test_a_run_says_that_a_box_was_cropped_away(tmp_path: Path) -> None:
+    study = make_study(
+        tmp_path, images=4, methods=["gradcam"], metrics=["pointing"], checkpoints="epochs/epoch01.pt"
+    )
+    boxes = ["0,0,1,35", ",,,", "4,4,30,30", "20,20,20,20"]  # of 40 columns the crop takes the middle
+    names = sorted(f.relative_to(tmp_path) for f in (tmp_path / "pictures").rglob("*.png"))
+    lines = [f"{name},{name.parent.name},{box}" for name, box in zip(names, boxes, strict=True)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,x0,y0,x1,y1", *lines]))
+    study.write_text(study.read_text().replace('"folder"', '"csv"').replace('"pictures"', '"list.csv"'))
+    rows = (
+        engine.run_study(study, tmp_path / "out")
+        .folder.scores()
+        .sql("select image, value, reason from scores where metric = 'pointing' order by image")
+    )
+    gone = "the box (0, 0, 1, 35) was cropped or shrunk away: "
+    gone += "it holds no pixel of the 32x32 crop that the model sees"
+    assert [row["reason"] for row in rows] == [gone, "the image has no box and no mask pixel", "", ""]
+    assert [math.isnan(row["value"]) for row in rows] == [True, True, False, False]
+
+
 def test_xml_boxes_and_csv_manifests(tmp_path: Path) -> None:
     data = make_folder(tmp_path / "data")
     for i, (label, _, (x0, y0, x1, y1)) in enumerate(SQUARES):
@@ -442,6 +463,14 @@ def test_xml_boxes_and_csv_manifests(tmp_path: Path) -> None:
     assert [(e.image, label, *e.boxes) for e, label in by_xml.entries] == [
         (f"{i:02d}.png", label, box) for i, (label, _, box) in enumerate(SQUARES) if i
     ]
+    (data / "images" / "n0").mkdir()  # the folder names the class, a second object has another
+    (data / "images" / "01.png").rename(data / "images" / "n0" / "01.png")
+    second = (data / "02.xml").read_text().removeprefix("<annotation>").replace("<name>n", "<name>other")
+    (data / "01.xml").write_text(
+        (data / "01.xml").read_text().replace("<name>n1", "<name>n0").removesuffix("</annotation>") + second
+    )
+    said = dict(sift("imagenet", data, 3).aside)
+    assert said["n0/01.png"].startswith("it has boxes of other classes too (other")
     lines = ["path,label,x0,y0,x1,y1"]
     lines += [f"images/{i:02d}.png,{('red', 'green', 'blue')[c]},{','.join(map(str, b))}"
               for i, (c, _, b) in enumerate(SQUARES)]  # fmt: skip

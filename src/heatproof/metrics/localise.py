@@ -53,6 +53,18 @@ def localise(maps: Maps | Any, boxes: Any = None, masks: Any = None, budget: flo
     return PerImage({**scores, "pointing": pointing}, causes)
 
 
+def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
+    """The same scores; where the boxes of an image are gone, the reason says why. lost: as in Truth."""
+    (missing,) = scores.causes
+    place = torch.arange(len(missing.where), device=missing.where.device)
+    gone = [
+        missing._replace(sentence="; ".join(why), where=missing.where & (place == i))
+        for i, why in enumerate(lost)
+        if why
+    ]
+    return PerImage(scores, [*gone, missing])
+
+
 def localise_curve(
     maps: Maps | Any, boxes: Any = None, masks: Any = None, budgets: Sequence[float] = BUDGETS
 ) -> PerImage:
@@ -217,8 +229,6 @@ def _whole(box: np.ndarray, name: str, size: tuple[int, int]) -> tuple[float, fl
         raise InputError(f"{shown}; give four finite numbers, or no box at all")
     if x0 > x1 or y0 > y1:
         raise InputError(f"{shown}, which runs backwards; write x0, y0, x1, y1, not x, y, width, height")
-    if x0 == x1 or y0 == y1:
-        raise InputError(f"{shown}, which is empty; drop it or correct it")
     if x0 < 0 or y0 < 0 or x1 > width or y1 > height:
         raise InputError(
             f"{shown}, outside its {width}x{height} image (width x height); "

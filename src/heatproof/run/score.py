@@ -26,6 +26,7 @@ from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Failure
 from heatproof.metrics import localise, structure
 from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
+from heatproof.metrics.localise import name_losses
 from heatproof.metrics.sanity import fragility, input_shift, parameter_randomisation
 from heatproof.metrics.structure import Cause, PerImage
 from heatproof.models import Model, predicted, probabilities
@@ -53,11 +54,12 @@ class Scene:
     layer: Any = None
     batch_size: int = 32
     seed: int = 0
+    passed: Callable[[int], object] | None = None
 
     @property
     def passes(self) -> dict[str, Any]:
         """Options of everything that runs the model."""
-        return {"seed": self.seed, "batch_size": self.batch_size}
+        return {"seed": self.seed, "batch_size": self.batch_size, "progress": self.passed}
 
 
 def explain_batch(
@@ -68,10 +70,12 @@ def explain_batch(
     layer: Any,
     size: int,
     seed: int,
+    passed: Callable[[int], object] | None = None,
 ) -> tuple[dict[str, Maps], Tensor]:
     """What hp.explain gives, and the logits "b k" of the same pass."""
     images = model.check_images(batch.images)
-    maps, logits = shared_pass(model, images, read_methods(methods), targets, layer, seed, batch.ids, size)
+    requests = read_methods(methods)
+    maps, logits = shared_pass(model, images, requests, targets, layer, seed, batch.ids, size, passed)
     return {name: one.to("cpu") for name, one in maps.items()}, logits.cpu()
 
 
@@ -200,7 +204,7 @@ def _localise(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Valu
     assert truth is not None
     masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
     found = {m: localise(one, boxes=truth.boxes, masks=masks, **options) for m, one in scene.maps.items()}
-    return _per_image(found)
+    return _per_image({m: name_losses(one, truth.lost) for m, one in found.items()})
 
 
 def _structure(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:

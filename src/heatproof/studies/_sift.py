@@ -1,9 +1,10 @@
 """Pictures with boxes, looked through before a study starts: one bad entry must not stop the others.
 
 A picture is set aside, with the reason, where it has no box, a box that runs backwards or reaches outside it,
-or a class that the model's list of classes does not have. The others are written to one CSV file (see
-images/manifest.py), which the run reads. Where so many boxes run backwards that the file seems to hold
-x, y, width, height, nothing is taken from it: the boxes that run forwards by chance would be wrong too.
+boxes of several classes, or a class that the model's list of classes does not have. The others are written to
+one CSV file (see images/manifest.py), which the run reads. Where so many boxes run backwards that the file
+seems to hold x, y, width, height, nothing is taken from it: the boxes that run forwards by chance would be
+wrong too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
-
 from heatproof.errors import InputError
 from heatproof.images import imagenet, manifest
-from heatproof.images.preprocess import ORIENTATION, Box, Size
+from heatproof.images.files import Size, picture_size
+from heatproof.images.preprocess import Box
 from heatproof.store._files import write_whole
 
 KINDS = ("imagenet", "csv")
@@ -81,6 +81,7 @@ def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | N
         if not wrong and not known:
             shown = f"{entry.label} ({named[label]})" if label in named else repr(entry.label)
             wrong = f"its class {shown} is not in the list of {len(index) or class_count} classes"
+            wrong += "" if names else "; name the model's classes with --class-names"
         if wrong or label is None:
             aside.append(Aside(entry.image, wrong))
         else:
@@ -181,7 +182,10 @@ def _xml(file: Path, files: dict[str, Path], root: Path) -> Entry:
     except InputError as error:
         return Entry(picture, "", wrong=str(error))
     frame, objects = annotation
-    return Entry(picture, label, [box for name, box in objects if name == label], frame)
+    others = sorted({name for name, _ in objects} - {label})
+    wrong = f"it has boxes of other classes too ({', '.join(others)}), so it shows more than one object"
+    boxes = [box for name, box in objects if name == label]
+    return Entry(picture, label, boxes, frame, wrong=wrong if others else "")
 
 
 def _wrong(entry: Entry, root: Path) -> str:
@@ -200,12 +204,10 @@ def _wrong(entry: Entry, root: Path) -> str:
 
 
 def _size(file: Path) -> Size | None:
-    """Width and height of the upright picture, from its header; None where the loader will say why."""
+    """None where the loader will say why."""
     try:
-        with Image.open(file) as picture:
-            width, height = picture.size
-            return (height, width) if picture.getexif().get(ORIENTATION, 1) >= 5 else (width, height)
-    except Exception:
+        return picture_size(file)
+    except InputError:
         return None
 
 
