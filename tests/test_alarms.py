@@ -17,8 +17,18 @@ import heatproof as hp
 from heatproof.errors import InputError
 from heatproof.metrics.cscore import CScore, global_cscore
 from heatproof.models import Model, probabilities
-from heatproof.monitor.alarms import Alarm, Thresholds, auc_error, auc_falls, find_alarms, share_bounds
+from heatproof.monitor.alarms import (
+    Alarm,
+    Thresholds,
+    auc_error,
+    auc_falls,
+    difference_error,
+    find_alarms,
+    share_bounds,
+)
 from heatproof.monitor.trajectory import Checkpoint, ClassState, MethodState, Trajectory
+from heatproof.store import Manifest, RunFolder
+from heatproof.types import Score, Unit
 
 TESTS = Path(__file__).parent
 TABLES = json.loads((TESTS / "data" / "papers.json").read_text())["cscore"]
@@ -318,6 +328,53 @@ def test_auc_that_dips_within_its_error_holds_and_below_it_falls() -> None:
     best, error = state(0.95, (0.5, 0.5)), auc_error(state(0.95, (0.5, 0.5)))
     for fall, expected in ((2.5 * error, False), (4 * error, True)):
         assert auc_falls(Trajectory((best, state(0.95 - fall, (0.5, 0.5)))))[1] is expected
+
+
+def two_checkpoints(shift: float) -> tuple[Checkpoint, Checkpoint]:
+    """The same answers twice, class 1 a little less sure the second time."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    logits = rng.normal(size=200) + 1.8 * labels
+    later = logits - shift * labels + 0.02 * rng.normal(size=200)
+    sure = [torch.sigmoid(torch.tensor(z)) for z in (logits, later)]
+    first, second = (Checkpoint.measured(f"e{k}", k, labels, p, {}) for k, p in enumerate(sure))
+    return first, second
+
+
+def test_auc_of_the_same_images_is_compared_image_by_image() -> None:
+    first, second = two_checkpoints(0.2)
+    fall = first.auc - second.auc
+    assert 0.01 < fall < math.hypot(auc_error(first), auc_error(second))  # apart, nobody could tell
+    assert auc_falls(Trajectory((first, second))) == [False, True]
+    assert auc_falls(Trajectory(two_checkpoints(0.0))) == [False, False]
+    assert auc_falls(Trajectory((first, replace(second, moves={})))) == [False, False]
+    # With other images in part, only those in common are compared as pairs.
+    other = {f"new{k}": move for k, move in second.moves.items()}
+    apart = replace(second, moves=other)
+    assert difference_error(first, second) < 0.3 * difference_error(first, apart)
+    assert difference_error(first, apart) == pytest.approx(
+        math.hypot(*(math.sqrt(sum(e * e for e in one.moves.values())) for one in (first, apart)))
+    )
+
+
+@pytest.mark.parametrize("tau, gold", [("0.5", [4, 1]), ("'adaptive'", [4, 4]), ("0.3", [3, 3])])
+def test_gold_lists_are_counted_at_the_threshold_in_force(tmp_path: Path, tau: str, gold: list[int]) -> None:
+    """All of class 1 rank above all of class 0, but the threshold of a half has left them."""
+    chances = [0.1, 0.2, 0.22, 0.25, 0.28, 0.33, 0.4, 0.6]
+    if tau == "0.3":
+        chances[0], chances[4] = 0.75, 0.28
+    metric = "cscore" if tau == "0.5" else f"cscore(tau={tau})"
+    cell = {"model": "m", "checkpoint": "epoch1", "image": "", "method": "gradcam"}
+    rows = [Score(**cell, label=c, explained=c, metric=metric, value=0.5) for c in (None, 0, 1)]
+    for i, p in enumerate(chances):
+        answer = {**cell, "image": f"{i}.png", "method": "", "label": int(i > 3)}
+        rows += [Score(**answer, explained=c, metric="probability", value=v) for c, v in ((0, 1 - p), (1, p))]
+        rows.append(Score(**answer, explained=int(p > 0.5), metric="predicted", value=float(p > 0.5)))
+    folder = RunFolder.create(tmp_path / "run", Manifest.collect({}, models={"epoch1": "x"}))
+    folder.write_unit(Unit("epoch1", (0, 8), (), ("any",)), rows)
+    (found,) = Trajectory.from_run(folder)
+    assert [found.classes[c] for c in (0, 1)] == [ClassState(4, n) for n in gold]
+    assert list(found.moves) == [f"{i}.png" for i in range(8)]
 
 
 def test_the_error_of_auc_against_simulation() -> None:

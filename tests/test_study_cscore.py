@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -184,3 +185,15 @@ def test_the_recommendation_takes_the_highest_floor_where_auc_holds() -> None:
     assert "**e1**" in text and "**gradcam**" in text and "ill, 50 pictures" in text
     nothing = run_of((0.9, {"gradcam": (CScore(math.nan, 1, 0.0, reason="one"), state(0.5, 0.4))}))
     assert "No checkpoint can be recommended" in recommend(nothing, [])
+
+
+def test_the_recommendation_compares_auc_image_by_image() -> None:
+    """A checkpoint that is surely worse on the same images is no candidate, however wide each error is."""
+    same = {"gradcam": (state(0.8, 0.7), state(0.8, 0.7))}
+    run = run_of((0.95, same), (0.93, same))
+    moves = {str(i): (-1) ** i * 0.002 for i in range(120)}
+    nearly = {name: move * 1.1 for name, move in moves.items()}
+    known = replace(run, checkpoints=tuple(
+        replace(one, moves=each) for one, each in zip(run, (moves, nearly), strict=True)))  # fmt: skip
+    assert [c.checkpoint.name for c in candidates(run, [])] == ["e1", "e2"]
+    assert [c.checkpoint.name for c in candidates(known, [])] == ["e1"]

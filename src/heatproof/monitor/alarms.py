@@ -11,7 +11,10 @@ Three mechanisms (elangovan2026cscore), judged at every checkpoint t from what w
 
 each only while AUC holds: it is at least 0.75 and not below its best so far by more than sampling error,
 
-    AUC_t >= max_{s<t} AUC_s - 1.96 sqrt(SE_t^2 + SE_best^2),    SE by hanley1982auc
+    AUC_t >= AUC_best - 1.96 SE(AUC_best - AUC_t),    best: the highest AUC of s < t
+
+SE is that of a difference on the same images (delong1988auc). Pages print AUC alone: there SE^2 is the sum of
+both squared errors, by hanley1982auc.
 
 Each number has a reason of its own; what else was weighed, and how far each can be moved before the alarms on
 the published tables change, is in docs/alarms.md:
@@ -24,9 +27,10 @@ the published tables change, is in docs/alarms.md:
 - confidence, 95 %: as everywhere here. "Surely": the nearer end of the interval is beyond the threshold; the
   exact binomial one (clopper1934binomial) for counts, bootstrap for C. Pages print none: the value counts.
 
-SE is the mean over classes, each against the rest. "Before" and "so far" mean checkpoints at which AUC held:
-what an untrained network does by chance is no past to fall from, and one that is not sure of anything yet has
-lost no class. Two looks at a class that never had a list tell a wrong threshold from one on its way.
+Hanley's SE is the mean over classes, each against the rest. "Before" and "so far" mean checkpoints at which
+AUC held: what an untrained network does by chance is no past to fall from, and one that is not sure of
+anything yet has lost no class. Two looks at a class that never had a list tell a wrong threshold from one on
+its way.
 
 An alarm of a higher number yields to a lower one about the same thing: a class without a gold list has no C
 to judge (2, 3), and the global score hides nobody where the method itself has collapsed, nor a class whose
@@ -98,13 +102,24 @@ def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -
 def auc_falls(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[bool]:  # noqa: B008
     """By checkpoint: whether AUC is below its best so far by more than sampling error."""
     z = NormalDist().inv_cdf((1 + thresholds.confidence) / 2)
-    fallen, best, best_error = [], math.nan, 0.0
+    fallen: list[bool] = []
+    best: Checkpoint | None = None
     for checkpoint in trajectory:
-        error = auc_error(checkpoint)
-        fallen.append(checkpoint.auc < best - z * math.hypot(error, best_error))  # False where one is NaN
-        if math.isnan(best) or checkpoint.auc > best:
-            best, best_error = checkpoint.auc, error
+        # False where one is NaN
+        fallen.append(best is not None and checkpoint.auc < best.auc - z * difference_error(checkpoint, best))
+        if best is None or math.isnan(best.auc) or checkpoint.auc > best.auc:
+            best = checkpoint
     return fallen
+
+
+def difference_error(first: Checkpoint, second: Checkpoint) -> float:
+    """The standard error of AUC - AUC': paired, or of two AUCs apart where their images are not known."""
+    if first.moves and second.moves:
+        images = first.moves.keys() | second.moves.keys()
+        moved = (first.moves.get(name, 0.0) - second.moves.get(name, 0.0) for name in images)
+        if not math.isnan(paired := math.sqrt(sum(each * each for each in moved))):
+            return paired
+    return math.hypot(auc_error(first), auc_error(second))
 
 
 def auc_error(checkpoint: Checkpoint) -> float:

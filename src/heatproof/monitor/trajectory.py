@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics._inputs import as_tensor
-from heatproof.metrics.classifier import accuracy, auc
+from heatproof.metrics.classifier import accuracy, auc, auc_errors
 from heatproof.metrics.cscore import CScore, CScores, global_cscore
 from heatproof.metrics.gold import gold_list
 from heatproof.registry import parse_call
@@ -54,6 +56,7 @@ class Checkpoint:
     accuracy: float
     classes: Mapping[int, ClassState]
     methods: Mapping[str, MethodState]
+    moves: Mapping[str, float] = field(default_factory=dict, repr=False)  # by image: see auc_errors
 
     @staticmethod
     def measured(
@@ -63,14 +66,19 @@ class Checkpoint:
         probs: Any,
         scores: Mapping[str, CScores],
         tau: Any = 0.5,
+        ids: Sequence[str] | None = None,
     ) -> Checkpoint:
-        """From labels "b", probabilities "b k" and what cscore_by_class gave for each method."""
-        y, gold = as_tensor(labels).long(), gold_list(labels, probs, tau)
-        states = {
-            c: ClassState(int((y == c).sum()), int(gold[y == c].sum())) for c in sorted(set(y.tolist()))
-        }
+        """From labels "b", probabilities "b k" and what cscore_by_class gave for each method.
+
+        Images without `ids` are known by their place, which must be the same at every checkpoint.
+        """
+        y = as_tensor(labels).long()
         methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
-        return Checkpoint(name, epoch, auc(y, probs).value, accuracy(y, probs).value, states, methods)
+        names = ids or tuple(map(str, range(len(y))))
+        return Checkpoint(
+            name, epoch, auc(y, probs).value, accuracy(y, probs).value, _lists(y, probs, tau), methods,
+            _moves(names, y, probs),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -192,6 +200,7 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
 
 def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkpoint | None:
     """One checkpoint's rows; None where it has no C-Score yet."""
+    from heatproof.run.group import read_answers
     from heatproof.run.study import epoch_of
 
     rows = folder.scores().sql(
@@ -218,44 +227,35 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     for method in methods:
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
-    classes, right = _answers(folder, model, checkpoint, _tau(metric))
-    ranking = cells[("", None, "auc")][0] if ("", None, "auc") in cells else _auc(folder, checkpoint)
-    return Checkpoint(checkpoint, epoch_of(checkpoint), ranking, right, classes, states)
-
-
-def _tau(metric: str) -> float:
-    """The threshold of the gold lists; an adaptive one is counted at its default, 0.5."""
+    answers = read_answers(folder, checkpoint, model=model)
+    known = answers.labels >= 0
+    ids = [name for name, labelled in zip(answers.ids, known.tolist(), strict=True) if labelled]
+    y, probs = answers.labels[known], answers.probabilities[known]
+    ranked = answers.complete and len(y) > 0
+    ranking = cells.get(("", None, "auc"), (NAN, ""))[0]
+    if ranked and ("", None, "auc") not in cells:  # the run was not asked for it
+        ranking = auc(y, probs).value
     tau = parse_call(metric)[1].get("tau", 0.5)
-    return 0.5 if isinstance(tau, str) else float(tau)
+    return Checkpoint(
+        checkpoint, epoch_of(checkpoint), ranking, _accuracy(folder, model, checkpoint),
+        _lists(y, probs, tau), states, _moves(ids, y, probs) if ranked else {},
+    )  # fmt: skip
 
 
-def _answers(
-    folder: RunFolder, model: str, checkpoint: str, tau: float
-) -> tuple[dict[int, ClassState], float]:
-    """Images and gold lists by class, and the accuracy over all images."""
-    rows = folder.scores().sql(
-        "select label, count(*) filter (metric = 'predicted') as total, "
-        "count(*) filter (metric = 'predicted' and value = label) as hits, "
-        "count(*) filter (metric = 'probability' and explained = label and value >= ?) as gold from scores "
-        "where model = ? and checkpoint = ? and metric in ('predicted', 'probability') "
-        "and label is not null and not isnan(value) group by label order by label",
-        [tau, model, checkpoint],
+def _lists(y: Tensor, probs: Any, tau: Any) -> dict[int, ClassState]:
+    """Images and gold lists by class, at the threshold in force."""
+    gold = gold_list(y, probs, tau)
+    return {c: ClassState(int((y == c).sum()), int(gold[y == c].sum())) for c in sorted(set(y.tolist()))}
+
+
+def _moves(ids: Sequence[str], y: Tensor, probs: Any) -> dict[str, float]:
+    return dict(zip(ids, auc_errors(y, probs).tolist(), strict=True))
+
+
+def _accuracy(folder: RunFolder, model: str, checkpoint: str) -> float:
+    (row,) = folder.scores().sql(
+        "select count(*) as total, count(*) filter (value = label) as hits from scores where model = ? "
+        "and checkpoint = ? and metric = 'predicted' and label is not null and not isnan(value)",
+        [model, checkpoint],
     )
-    total, hits = sum(row["total"] for row in rows), sum(row["hits"] for row in rows)
-    states = {row["label"]: ClassState(row["total"], row["gold"]) for row in rows}
-    return states, hits / total if total else NAN
-
-
-def _auc(folder: RunFolder, checkpoint: str) -> float:
-    """From the stored probabilities, for runs that were not asked for it; NaN where some were not kept."""
-    from heatproof.run.group import read_answers
-
-    rows = folder.scores().columns(
-        "select image, explained from scores where checkpoint = ? and metric = 'probability'", [checkpoint]
-    )
-    ids = tuple(sorted(set(rows["image"])))
-    complete = len(ids) > 0 and len(rows["image"]) == len(ids) * (int(rows["explained"].max()) + 1)
-    if not complete or len(models(folder)) > 1:
-        return NAN
-    answers = read_answers(folder, checkpoint, ids)
-    return auc(answers.labels, answers.probabilities).value
+    return row["hits"] / row["total"] if row["total"] else NAN

@@ -160,7 +160,7 @@ class Monitor:
                     self._say(f"{method} left {count} of {len(held)} images out: {_NOT_FINITE}")
             probs = found.probabilities
             alarms, new = self._alarms(
-                Checkpoint.measured(name, epoch, held.labels, probs, numbers.scores, self.tau)
+                Checkpoint.measured(name, epoch, held.labels, probs, numbers.scores, self.tau, held.ids)
             )
             pictures, heat = _shown(held, found)
         except Exception as error:  # training goes on, whatever it is

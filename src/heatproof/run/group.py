@@ -9,7 +9,7 @@ method_agreement  method "a ~ b", mean over images: method_agreement_spearman, _
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ class Answers:
     ids: tuple[str, ...]
     labels: Tensor  # "b"
     probabilities: Tensor  # "b k"; zero where a class's probability was not kept
+    complete: bool  # every class's was
 
 
 def group_rows(
@@ -46,15 +47,17 @@ def group_rows(
     return [row for request in read_metrics(task.unit.metrics) for row in maker.rows(request)]
 
 
-def read_answers(folder: RunFolder, checkpoint: str, ids: tuple[str, ...]) -> Answers:
-    """`ids` are all images as the store writes them, in the source's order."""
+def read_answers(
+    folder: RunFolder, checkpoint: str, ids: Sequence[str] | None = None, model: str | None = None
+) -> Answers:
+    """`ids` are all images as the store writes them, in the source's order; where None, by name."""
     rows = folder.scores().columns(
         "select image, coalesce(label, -1) as label, explained, value from scores "
-        "where checkpoint = ? and metric = 'probability' and not isnan(value)",
-        [storable(checkpoint)],
+        "where checkpoint = ? and model = coalesce(?, model) and metric = 'probability' and not isnan(value)",
+        [storable(checkpoint), model],
     )
     seen = set(rows["image"])
-    known = tuple(name for name in ids if name in seen)
+    known = tuple(sorted(seen) if ids is None else (name for name in ids if name in seen))
     place = {name: i for i, name in enumerate(known)}
     at = torch.tensor([place[name] for name in rows["image"]], dtype=torch.int64)
     classes, labels = (torch.as_tensor(rows[name].astype("int64")) for name in ("explained", "label"))
@@ -63,7 +66,7 @@ def read_answers(folder: RunFolder, checkpoint: str, ids: tuple[str, ...]) -> An
     table[at, classes] = torch.as_tensor(rows["value"].astype("float64"))
     own = torch.full((len(known),), -1, dtype=torch.int64)
     own[at] = labels
-    return Answers(known, own, table)
+    return Answers(known, own, table, complete=len(classes) == table.numel())
 
 
 @dataclass(frozen=True)

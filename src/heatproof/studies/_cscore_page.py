@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from heatproof.images import Failure
 from heatproof.metrics.cscore import CScore
-from heatproof.monitor.alarms import Alarm, Thresholds, auc_error, find_alarms
+from heatproof.monitor.alarms import Alarm, Thresholds, difference_error, find_alarms
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 from heatproof.report.book import Book
 from heatproof.report.figures import cscore as figures
@@ -104,7 +104,7 @@ def candidates(run: Trajectory, alarms: Sequence[Alarm]) -> list[Candidate]:
     best = max((c for c in run), key=lambda c: -1 if math.isnan(c.auc) else c.auc)
     found = []
     for checkpoint in run:
-        slack = Z95 * math.hypot(auc_error(checkpoint), auc_error(best))
+        slack = Z95 * difference_error(checkpoint, best)
         if math.isnan(checkpoint.auc) or checkpoint.auc < best.auc - slack:
             continue
         raised = {a.method for a in alarms if a.checkpoint == checkpoint.name}
