@@ -257,6 +257,24 @@ def test_tables_made_from_the_registry_are_up_to_date() -> None:
         )
 
 
+def test_the_comparison_in_the_readme_is_that_of_its_page() -> None:
+    text = (DOCS / "compare.md").read_text(encoding="utf-8")
+    table = text.split("<!-- table for the README -->\n")[1].split("<!-- end -->")[0]
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_pip_is_asked_to_install_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [found for page in PAGES for text in code(page) for found in re.findall(r"pip install .*", text)]
+    extras = {
+        name for line in asked for group in re.findall(r"\[([\w,]+)\]", line) for name in group.split(",")
+    }
+    assert extras and extras <= set(project["optional-dependencies"])
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = re.findall(r"`(\w+)`", readme.split("Others: ")[1].split(".")[0])
+    assert {*told, *extras, "dev"} == set(project["optional-dependencies"])
+
+
 def test_every_picture_is_made_by_the_script_and_shown_on_a_page() -> None:
     made = made_pages()
     stored = set(DOCS.rglob("pictures/*.png"))
