@@ -1,7 +1,7 @@
 """Weights from a file into a module: safely, completely, or not at all.
 
 Files are read as safetensors or with torch.load(weights_only=True), so reading never runs code; pickled
-objects need allow_pickle=True. What training scripts wrap around a state dict is taken off again: outer
+objects need allow_pickle. What training scripts wrap around a state dict is taken off again: outer
 dictionaries ("state_dict", "model", ...) and any prefix in front of the model's own names ("module.",
 "_orig_mod.", "model.net."). Every name and shape is checked before the first weight is written.
 """
@@ -27,6 +27,7 @@ from heatproof.errors import CheckpointError
 # Where training scripts put the weights; averaged copies only where nothing else is there.
 PLAIN = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "module", "weights")
 AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema")
+ALLOW_PICKLE = "if you trust its code say allow_pickle = true, on the command line --allow-pickle"
 COUNTERS = "num_batches_tracked"  # absent from old files, and not used where BatchNorm has a momentum
 
 
@@ -117,7 +118,7 @@ def _torch_load(path: Path, allow_pickle: bool) -> Any:
         if pickled := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise CheckpointError(
                 f"{path} holds pickled Python objects ({pickled[1]}), not only weights; "
-                "save model.state_dict() instead, or pass allow_pickle=True if you trust its code"
+                f"save model.state_dict() instead, or {ALLOW_PICKLE}"
             ) from None
         raise _not_a_checkpoint(path) from error
     except Exception as error:  # a file that is anything else fails anywhere inside the reader

@@ -1,10 +1,15 @@
-"""Class names that come with installed packages."""
+"""Class names: those that come with installed packages, and which of a model's classes pictures mean."""
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
-from heatproof.errors import MissingExtraError, need
+from heatproof.errors import InputError, MissingExtraError, need
+
+WORDNET_ID = re.compile(r"n\d{8}")
 
 
 @cache
@@ -27,3 +32,63 @@ def _from_timm() -> tuple[str, ...]:
     info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
     # The first of several synonyms: "tench, Tinca tinca" is a tench.
     return tuple(info.index_to_description(i).split(",")[0] for i in range(info.num_classes()))
+
+
+def _plain(name: str) -> str:
+    """
+    >>> _plain("Great_White-shark"), _plain("jack-o'-lantern")
+    ('great white shark', 'jack o lantern')
+    """
+    return " ".join(re.findall(r"\w+", name.casefold().replace("_", " ")))
+
+
+def _meanings(name: str) -> set[str]:
+    """A name and its synonyms: "tench, Tinca tinca" is both."""
+    return {_plain(part) for part in (name, *name.split(","))}
+
+
+def model_classes(
+    pictures: Mapping[int, str], used: set[int], classes: Sequence[str] | None, count: int, name: str
+) -> dict[int, int]:
+    """Which of the model's classes each class of the pictures is, by number.
+
+    pictures: names by number, of which those in `used` have pictures. classes: the model's names, if known;
+    it has `count` classes. Numbers mean themselves; names must be the model's, at the same number or another.
+    """
+    named = {k: text for k, text in pictures.items() if _plain(text) not in (str(k), f"class {k}")}
+    same = {k: k for k in used}
+    if not named or (classes is None and len(pictures) == count):
+        return same
+    if classes is not None and len(classes) == count:
+        known = [k for k in named if k < count and _meanings(named[k]) & _meanings(classes[k])]
+        if len(known) * 2 >= len(named):  # some may be spelt in another way
+            return same
+        numbers = {meaning: k for k in reversed(range(count)) for meaning in _meanings(classes[k])}
+        if count == 1000 and all(WORDNET_ID.fullmatch(named.get(k, "")) for k in used):
+            # Sorted ids are ImageNet's order, where all are there.
+            whole = {text: k for k, text in pictures.items()} if len(pictures) == count else {}
+            numbers = whole or imagenet_wordnet_ids()
+        found = {k: numbers.get(_plain(pictures[k]), -1) for k in used}
+        if min(found.values()) >= 0 and len(set(found.values())) == len(found):
+            return found
+    raise InputError(
+        f"the pictures' {len(pictures)} classes ({_some(named.values())}) are not the {count} of {name}"
+        f"{f' ({_some(classes)})' if classes else ''}; set model.num_classes and weights for them, list the "
+        "model's classes in its order as class_names, or explain predictions: run.targets = 'predicted' "
+        "without metrics that need labels"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    first = list(itertools.islice(names, 4))
+    return ", ".join(first[:3]) + ", ..." * (len(first) > 3)
+
+
+@cache
+def imagenet_wordnet_ids() -> dict[str, int]:
+    """ImageNet's 1,000 classes by WordNet id, empty where timm, which knows them, is not installed."""
+    try:
+        info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
+    except (MissingExtraError, AttributeError, KeyError):
+        return {}
+    return {info.index_to_label_name(k): k for k in range(info.num_classes())}

@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from heatproof.errors import CheckpointError, ModelError, UnknownNameError, need
-from heatproof.models.checkpoints import first_line
+from heatproof.models.checkpoints import ALLOW_PICKLE, first_line
 
 FILES = (".keras", ".h5", ".hdf5")
 SQUASHING = {"softmax", "log_softmax", "sigmoid", "log_sigmoid"}
@@ -93,9 +93,7 @@ def read_model(path: str, allow_pickle: bool) -> Any:
         return keras.saving.load_model(path, compile=False, safe_mode=not allow_pickle)
     except Exception as error:  # zip, HDF5, JSON and registry errors, each of its own kind
         if "Lambda" in str(error) and "safe_mode" in str(error):
-            raise ModelError(
-                f"{path} holds pickled Python code; pass allow_pickle=True if you trust it"
-            ) from None
+            raise ModelError(f"{path} holds pickled Python code; {ALLOW_PICKLE}") from None
         raise ModelError(f"{path} does not load as a Keras model: {first_line(error)}") from error
 
 
@@ -152,6 +150,16 @@ class KerasGraph(nn.Module):
             self.add_module(name, part)
             self._child_names[operation.name] = name
 
+    @property
+    def final_activation(self) -> str:
+        """What is left out at the end, "" where nothing is."""
+        part = self._modules.get(self._child_names.get(self._squashing, ""))
+        if isinstance(part, KerasGraph):
+            return part.final_activation
+        return (
+            _activation(part.operation if isinstance(part, Operation) else part) if part is not None else ""
+        )
+
     def forward(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         training = self.training if training is None else training
         outputs = self._graph[0]._run_through_graph(
@@ -177,7 +185,7 @@ class KerasClassifier(KerasGraph):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasClassifier:
         """Keras copies models whole; copied one by one, the children would not be the graph's layers."""
-        copied = KerasClassifier(import_keras().models.clone_model(self._model[0]), self.bgr)
+        copied = self.untrained()
         for ours, theirs in zip(copied.parameters(), self.parameters(), strict=True):
             ours.data = theirs.data.clone()
             ours.requires_grad_(theirs.requires_grad)
@@ -206,6 +214,10 @@ class KerasClassifier(KerasGraph):
                 f"{path} does not fit {self._model[0].name} ({first_line(error)}); "
                 "give the num_classes it was made with, or load the whole model from its .keras file"
             ) from error
+
+    def untrained(self) -> KerasClassifier:
+        """The same network with weights drawn anew, as Keras draws them."""
+        return KerasClassifier(import_keras().models.clone_model(self._model[0]), self.bgr)
 
     @property
     def pixel_size(self) -> tuple[int, int] | None:
@@ -267,17 +279,17 @@ def _squashing_operation(graph: Any) -> str:
     tensor = graph.outputs[0]
     while True:
         operation, node_index, _ = tensor._keras_history
-        if is_keras(operation) or _squashes(operation):
+        if is_keras(operation) or _activation(operation) in SQUASHING:
             return str(operation.name)
         if type(operation).__name__ not in TRANSPARENT:
             return ""
         tensor = operation._inbound_nodes[node_index].input_tensors[0]
 
 
-def _squashes(operation: Any) -> bool:
+def _activation(operation: Any) -> str:
     activation = getattr(operation, "activation", None)
     kind = getattr(activation, "__name__", type(operation).__name__)
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower() in SQUASHING
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
 
 
 def _without_squashing(operation: Any, inputs: Tensor, **kwargs: Any) -> Any:

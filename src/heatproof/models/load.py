@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -115,7 +116,7 @@ def _build_by_name(spec: str, request: Request) -> Model:
             model = _factory(Path(path).expanduser(), replace(request, name=factory))
     elif spec.endswith(keras_graph.FILES):
         _refuse_options(request, spec)
-        model = from_keras(keras_graph.read_model(spec, request.allow_pickle))
+        model = from_keras(keras_graph.read_model(str(Path(spec).expanduser()), request.allow_pickle))
     elif spec.endswith(".py"):
         raise ModelError(f"{spec} is a file; name the function in it that makes the model: {spec}:FUNCTION")
     else:
@@ -123,6 +124,25 @@ def _build_by_name(spec: str, request: Request) -> Model:
     if not isinstance(model.module, keras_graph.KerasClassifier):  # whose layers may be someone's own
         model.module.eval()
     return replace(model, name=spec)
+
+
+def placed_spec(spec: str, folder: Path) -> str:
+    """The spec with the full path of the file or folder it names, which is relative to `folder`.
+
+    >>> placed_spec("net.py:make", Path("/studies")), placed_spec("lite0", Path("/studies"))
+    ('/studies/net.py:make', 'lite0')
+    """
+    library, _, name = spec.partition(":")
+    path, _, factory = spec.rpartition(":")
+    if path.endswith(".py"):
+        return f"{_placed(path, folder)}:{factory}"
+    if library == "hf" and _placed(name, folder).exists():
+        return f"hf:{_placed(name, folder)}"
+    return str(_placed(spec, folder)) if spec.endswith(keras_graph.FILES) else spec
+
+
+def _placed(path: str, folder: Path) -> Path:
+    return Path(os.path.abspath(folder / Path(path).expanduser()))
 
 
 def _as_model(thing: Any) -> Model:

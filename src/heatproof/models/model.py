@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError, TargetError
-from heatproof.images.preprocess import Preprocess
+from heatproof.images.preprocess import Preprocess, open_image
+from heatproof.models.heads import LastStep, as_logits, find_head, scores_of
+from heatproof.models.interrupts import deferring
+
+Picture = str | PathLike[str] | Image.Image
+PICTURE = (str, PathLike, Image.Image)
 
 
 @dataclass(eq=False)
@@ -39,6 +47,11 @@ class Model:
         if isinstance(self.module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             self.module = self.module.module
         self.name = self.name or type(self.module).__name__
+        if any(isinstance(part, torch.jit.ScriptModule) for part in self.module.modules()):
+            raise ModelError(
+                f"{self.name} is TorchScript, whose layers cannot be hooked nor set to evaluation mode from "
+                "outside; give the nn.Module it was made from"
+            )
 
     @property
     def device(self) -> torch.device:
@@ -55,7 +68,25 @@ class Model:
 
     def forward(self, images: Tensor) -> Tensor:
         """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
-        return logits_of((self.call or self.module)(images))
+        deferring.answer()
+        call = self.call or self.module
+        if self.head is not None:
+            # A network that writes to its input gets a copy.
+            scores = scores_of(call(images.clone() if self.found["writes"] else images), len(images))
+            return as_logits(at_least_float(scores), self.head)
+        with LastStep() as last:
+            given = images.clone()
+            before = None if given.is_inference() else given._version
+            scores = scores_of(call(given), len(images))
+        head = find_head(self.module, scores, last.of(scores))
+        if torch.isfinite(scores).all():
+            self.found |= {"writes": before is None or given._version != before, "head": head}
+        return as_logits(at_least_float(scores), head)
+
+    @property
+    def head(self) -> str | None:
+        """How the output is read (see heads.py); None before the first pass."""
+        return self.found.get("head")
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
@@ -68,8 +99,16 @@ class Model:
         return images.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
 
     def check_images(self, images: Any) -> Tensor:
-        """Refuse what cannot be explained, with the reason."""
-        if not isinstance(images, Tensor):
+        """Images "b c h w", or what the model sees of pictures; refuse what cannot be explained."""
+        if self.device.type == "meta":
+            raise ModelError(
+                f"{self.name} is on the meta device, without weights; load them and move it first"
+            )
+        if isinstance(images, PICTURE):
+            images = self.see([images])
+        elif isinstance(images, (list, tuple)) and images and isinstance(images[0], PICTURE):
+            images = self.see(images)
+        elif not isinstance(images, Tensor):
             images = torch.as_tensor(images)
         if images.ndim != 4:
             hint = "; add a batch axis with images[None]" if images.ndim == 3 else ""
@@ -86,6 +125,19 @@ class Model:
                     f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})"
                 )
         return images.detach()
+
+    def see(self, pictures: Sequence[Picture]) -> Tensor:
+        """Picture files or Pillow pictures, model-ready: through the model's own preprocessing."""
+        self.check_channels()
+        opened = [p if isinstance(p, Image.Image) else open_image(Path(p)) for p in pictures]
+        return torch.stack([self.preprocess(picture) for picture in opened])
+
+    def check_channels(self) -> None:
+        if self.preprocess.channels not in (1, 3):
+            raise InputError(
+                f"{self.name} takes {self.preprocess.channels} channels, pictures have 1 or 3; "
+                "give hp.explain tensors, or wrap the network to make its channels from a picture's"
+            )
 
     def check_targets(self, targets: Any, logits: Tensor) -> Tensor:
         """ "b" classes to explain: the prediction where none is given."""
@@ -114,24 +166,6 @@ def as_model(model: Model | nn.Module) -> Model:
     from heatproof.models.load import load_model  # which builds on this file
 
     return load_model(model)
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in whatever a classifier returns: a tensor, a tuple, or an object with `logits`."""
-    if isinstance(output, dict):
-        output = output.get("logits", output)
-    output = getattr(output, "logits", output)
-    if isinstance(output, (tuple, list)) and output:
-        output = output[0]
-    if not isinstance(output, Tensor):
-        raise ModelError(
-            f"the model returned {type(output).__name__}, not logits; wrap it to return a tensor"
-        )
-    if output.ndim == 1:
-        output = output[:, None]
-    if output.ndim != 2:
-        raise ModelError(f"the model returned shape {tuple(output.shape)}; a classifier returns 'b k' logits")
-    return at_least_float(output)
 
 
 def at_least_float(tensor: Tensor) -> Tensor:
@@ -170,11 +204,14 @@ def input_channels(module: nn.Module) -> int | None:
 
 @contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode with frozen parameters; every flag and the random state come back, whatever happens."""
+    """Evaluation mode with frozen parameters; every flag and the random state come back, whatever happens.
+
+    Ctrl-C waits meanwhile (see interrupts.py): an exception between a change and its `finally` would stay.
+    """
     modes = [(part, part.training) for part in module.modules()]
     flags = [(weight, weight.requires_grad) for weight in module.parameters()]
     cuda = sorted({w.device.index for w, _ in flags if w.device.type == "cuda"})
-    with torch.random.fork_rng(devices=cuda):
+    with deferring, torch.random.fork_rng(devices=cuda):
         try:
             for part, _ in modes:
                 # Not module.eval(): users override it, and some overrides do more than set the flag. Past

@@ -1,0 +1,160 @@
+"""The sets of weights a study names, each put into its network.
+
+A checkpoint is named after its file; its epoch is the last number in that name, and orders the runs. The
+checkpoint "random" is the network as its builder draws it. Whether a builder draws or brings its weights (a
+file, a package, a factory's own download) is seen by building twice from different seeds: what comes out
+equal was not drawn. Then all weights are drawn anew, and none that was trained may be left.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError, ModelError
+from heatproof.metrics.sanity import reinitialise
+from heatproof.models import Model, load_model
+from heatproof.models.keras_graph import KerasClassifier
+from heatproof.models.load import placed_spec
+from heatproof.run.config import ModelTable, Study
+
+RANDOM, PRETRAINED, OWN = "random", "pretrained", "own"
+LIBRARIES_WITHOUT_WEIGHTS = ("torchvision", "timm", "keras")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One set of weights: a file, or what the builder gives."""
+
+    name: str
+    file: Path | None = None
+
+
+def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
+    """The untrained network first, then files in the order given, those of a pattern by epoch."""
+    table = study.model
+    given = [table.checkpoints] if isinstance(table.checkpoints, str) else list(table.checkpoints)
+    files: list[Path] = []
+    for text in given:
+        path = folder / Path(text).expanduser()
+        if path.exists() or not glob.has_magic(text):
+            matches = [path]
+        else:
+            matches = sorted(map(Path, glob.glob(str(path), recursive=True)), key=_by_epoch)
+        if not matches or not matches[0].exists():
+            raise InputError(f"model.checkpoints: there is no file {text!r} in {folder}")
+        files += matches
+    files = list(dict.fromkeys(files))
+    found = [Checkpoint(RANDOM)] * table.random_init + [Checkpoint(PRETRAINED)] * table.pretrained
+    stems = [file.stem for file in files]
+    for file in files:
+        alone = stems.count(file.stem) == 1 and file.stem not in (RANDOM, PRETRAINED, OWN)
+        found.append(Checkpoint(file.stem if alone else _relative(file, folder), file))
+    if not found:
+        if table.spec.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS:
+            raise InputError(
+                "the model has no weights: set model.checkpoints, model.pretrained = true or "
+                "model.random_init = true"
+            )
+        found.append(Checkpoint(OWN))
+    return found
+
+
+def epoch_of(name: str) -> int | None:
+    """The last number in a checkpoint's name.
+
+    >>> epoch_of("resnet50_epoch-07"), epoch_of("best")
+    (7, None)
+    """
+    numbers = re.findall(r"\d+", name)
+    return int(numbers[-1]) if numbers else None
+
+
+def build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:
+    """The network with one checkpoint's weights; what is random in it is the same each time."""
+    if checkpoint == Checkpoint(RANDOM):
+        return _untrained(table, folder, seed)
+    return _build(table, folder, checkpoint, seed)
+
+
+def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:
+    with _seeded(seed):
+        return load_model(
+            placed_spec(table.spec, folder),
+            checkpoint.file,
+            num_classes=table.num_classes,
+            pretrained=checkpoint == Checkpoint(PRETRAINED),
+            allow_pickle=table.allow_pickle,
+            **table.options,
+        )
+
+
+def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
+    model, other = (_build(table, folder, Checkpoint(RANDOM), seed + more) for more in (0, 1))
+    brought = _weights(model)
+    if not _equal(brought, _weights(other)):
+        return model
+    if isinstance(model.module, KerasClassifier):
+        with _seeded(seed):
+            model = replace(model, module=model.module.untrained())
+    else:
+        owners = [n for n, part in model.module.named_modules() if any(True for _ in part.parameters(False))]
+        brought = {name: weight.clone() for name, weight in brought.items()}
+        reinitialise(model.module, owners, seed)
+    if kept := _equal(brought, _weights(model)):
+        raise ModelError(f"{kept[0]} of {table.spec} cannot be drawn at random; leave out random_init")
+    return model
+
+
+def _weights(model: Model) -> dict[str, Tensor]:
+    """Parameters, and statistics that training gathers."""
+    statistics = ("running_mean", "running_var")
+    found = {n: b for n, b in model.module.named_buffers() if n.endswith(statistics)}
+    return found | {name: weight.detach() for name, weight in model.module.named_parameters()}
+
+
+def _equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> list[str]:
+    """Names of weights that are the same in both, but not one number throughout, as fresh biases are."""
+    return [n for n, w in some.items() if torch.equal(w, others[n]) and not (w == w.flatten()[:1]).all()]
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The generators a builder draws from (Keras: Python's), and back again."""
+    before = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        torch.random.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before)
+
+
+def weights_hash(checkpoint: Checkpoint, model: Model) -> str:
+    digest = hashlib.sha256()
+    if checkpoint.file is not None:
+        with checkpoint.file.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    for name, tensor in sorted(model.module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _by_epoch(path: Path) -> tuple[float, str]:
+    epoch = epoch_of(path.stem)
+    return (float("inf") if epoch is None else epoch, path.as_posix())
+
+
+def _relative(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.as_posix()
