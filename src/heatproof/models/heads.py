@@ -35,7 +35,7 @@ MEANING = {
     PROBABILITIES: "probabilities, explained through their logarithms",
     ONE_PROBABILITY: "one probability, of class 1, explained through its logit",
 }
-SQUASHING = ("softmax", "sigmoid", "sigmoid_", "expit")
+SIGMOIDS = ("sigmoid", "sigmoid_", "special_expit")
 LINEAR = ("linear", "conv2d", "matmul", "addmm", "mm", "bmm", "einsum")
 ROUNDING = 1e-4
 
@@ -58,7 +58,7 @@ class LastStep(TorchFunctionMode):
         if isinstance(result, Tensor) and (place := _memory(result)) is not None:
             name = getattr(function, "__name__", "")
             is_view = any(isinstance(a, Tensor) and _memory(a) == place for a in args)
-            if name in SQUASHING or not is_view:
+            if name in SIGMOIDS or not is_view:
                 self.made[place] = name
         return result
 
@@ -111,7 +111,7 @@ def find_head(module: nn.Module, scores: Tensor, step: str) -> str:
     """Which head made these scores "b k"; step: the last torch function that ran on them."""
     scores, classes = scores.detach(), scores.shape[1]
     squashed = bool(((scores >= 0) & (scores <= 1)).all())
-    sigmoid = squashed and step in ("sigmoid", "sigmoid_", "expit")
+    sigmoid = squashed and step in SIGMOIDS
     if classes == 1:
         return ONE_PROBABILITY if sigmoid else ONE_LOGIT
     if sigmoid or _says_multi_label(module):

@@ -1,0 +1,276 @@
+"""What a network's output is taken for: found once, read right, refused where it has no one class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import heatproof as hp
+from conftest import counting, small_cnn
+from heatproof.errors import HeatproofError, ModelError
+from heatproof.models import probabilities
+from heatproof.models.model import as_model
+
+
+def images(count: int = 3) -> Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Through(nn.Module):
+    """A small network whose logits go through a function."""
+
+    def __init__(self, end: Callable[[Tensor], Any], classes: int = 5) -> None:
+        super().__init__()
+        self.net, self.end = small_cnn(classes), end
+
+    def forward(self, x: Tensor) -> Any:
+        return self.end(self.net(x))
+
+
+@pytest.mark.parametrize(
+    ("end", "classes", "head"),
+    [
+        (lambda z: z, 5, "softmax"),
+        (lambda z: z, 1, "one logit"),
+        (lambda z: z[:, 0], 1, "one logit"),
+        (lambda z: z.log_softmax(1), 5, "softmax"),
+        (lambda z: z.softmax(1), 5, "probabilities"),
+        (nn.Softmax(1), 2, "probabilities"),
+        (lambda z: torch.stack([z.softmax(1), (2 * z).softmax(1)]).mean(0), 5, "probabilities"),
+        (torch.sigmoid, 1, "one probability"),
+        (lambda z: nn.Sigmoid()(z).squeeze(1), 1, "one probability"),
+        (lambda z: z.sigmoid_(), 1, "one probability"),
+    ],
+)
+@pytest.mark.parametrize("gradients", [True, False])
+def test_each_head_gives_the_network_s_own_probabilities(
+    end: Any, classes: int, head: str, gradients: bool
+) -> None:
+    net = Through(end, classes).eval()
+    model = as_model(net)
+    assert model.head is None
+    with torch.set_grad_enabled(gradients):
+        found = probabilities(model.logits(images()))
+        said = net(images()).detach()
+    assert model.head == head
+    if "probabilit" not in head:
+        said = probabilities(said.view(3, -1))
+    if "one" in head:
+        said = said.view(-1) if "probability" in head else said[:, 1]
+        found = found[:, 1]
+    torch.testing.assert_close(found, said)
+
+
+@pytest.mark.parametrize("classes", [1, 5])
+def test_logits_are_left_to_the_bit(classes: int) -> None:
+    net = small_cnn(classes).eval()
+    with torch.no_grad():
+        expected = net(images().contiguous(memory_format=torch.channels_last))
+    model = as_model(net)
+    for _ in range(2):  # the pass that finds the head, and those behind it
+        assert torch.equal(model.logits(images()), expected)
+
+
+def test_a_softmax_at_the_end_changes_no_answer_and_no_insertion_curve() -> None:
+    plain, ended = small_cnn(4).eval(), nn.Sequential(small_cnn(4), nn.Softmax(1)).eval()
+    maps = {name: hp.explain(net, images(), "gradcam") for name, net in (("a", plain), ("b", ended))}
+    assert torch.equal(maps["a"]["gradcam"].explained, maps["b"]["gradcam"].explained)
+    scores = [
+        hp.metrics.insertion_deletion(net, images(), maps["a"]["gradcam"], steps=4).insertion
+        for net in (plain, ended)
+    ]
+    torch.testing.assert_close(*scores, atol=1e-5, rtol=1e-5)
+
+
+def test_a_saturated_probability_has_a_finite_logit() -> None:
+    for classes, end in ((3, lambda z: (1e4 * z).softmax(1)), (1, lambda z: (1e4 * z).sigmoid())):
+        assert torch.isfinite(as_model(Through(end, classes).eval()).logits(images())).all()
+
+
+@pytest.mark.parametrize("end", [torch.sigmoid, nn.Sigmoid(), lambda z: torch.special.expit(z)])
+@pytest.mark.parametrize("method", ["gradcam", "eigencam", "rise(masks=4)"])
+def test_several_sigmoids_are_refused(end: Any, method: str) -> None:
+    with pytest.raises(ModelError, match="multi-label heads are not scored yet: wrap it") as caught:
+        hp.explain(Through(end, 14).eval(), images(), method)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5])
+def test_logits_that_happen_to_lie_between_0_and_1_stay_logits(classes: int) -> None:
+    net = nn.Sequential(nn.Sigmoid(), small_cnn(classes)).eval()  # a sigmoid somewhere else
+    with torch.no_grad():
+        net[1][-1].weight.mul_(1e-3)
+        net[1][-1].bias.fill_(0.5)
+    model = as_model(net)
+    torch.testing.assert_close(model.logits(images()), torch.full((3, classes), 0.5), atol=0.05, rtol=0)
+    assert model.head == ("one logit" if classes == 1 else "softmax")
+
+
+def test_a_linear_layer_whose_rows_sum_to_one_is_no_softmax() -> None:
+    net = small_cnn(2).eval()
+    with torch.no_grad():
+        net[-1].weight.zero_()
+        net[-1].bias.copy_(torch.tensor([0.25, 0.75]))
+    model = as_model(net)
+    model.logits(images())
+    assert model.head == "softmax"
+
+
+def test_finding_the_head_costs_no_pass() -> None:
+    net = Through(torch.sigmoid, 1).eval()
+    with counting(net) as passes:
+        hp.explain(net, images(), ["gradcam", "eigencam"])
+    assert passes.batches == [3]
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda z: (z, 2 * z), r"several tables \(3, 5\) and \(3, 5\).*wrap it to return the logits"),
+        (lambda z: [z, z[:, :2]], "several tables"),
+        (lambda z: {"organ": z, "side": z}, "returned dict, not logits"),
+        (lambda z: z[:2], r"shape \(2, 5\) for 3 images; wrap it to return one row"),
+        (lambda z: z[0], r"shape \(5,\) for 3 images"),
+        (lambda z: z[:, :0], "0 classes"),
+        (lambda z: z[:, :, None], "'b k' logits"),
+    ],
+)
+def test_what_is_no_single_table_is_refused(end: Any, words: str) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        hp.explain(Through(end).eval(), images(), "gradcam")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda z: (z, z[:, :, None, None]),  # logits and a picture
+        lambda z: (z, z.mean()),
+        lambda z: (z,),
+        lambda z: {"logits": z, "features": 2 * z},
+    ],
+)
+def test_logits_beside_something_else_are_found(end: Any) -> None:
+    net = Through(end).eval()
+    assert torch.equal(as_model(net).logits(images()), as_model(net.net).logits(images()))
+
+
+def test_a_hugging_face_multi_label_classifier_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], num_labels=3,
+        problem_type="multi_label_classification",
+    )  # fmt: skip
+    transformers.ResNetForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="multi-label heads are not scored yet"):
+        hp.explain(hp.load_model(f"hf:{tmp_path}"), images(), "gradcam")
+
+
+def test_half_precision_probabilities_are_known() -> None:
+    model = as_model(nn.Sequential(small_cnn(7), nn.Softmax(1)).eval().to(torch.bfloat16))
+    assert probabilities(model.logits(images())).sum(1).tolist() == pytest.approx([1, 1, 1])
+    assert model.head == "probabilities"
+
+
+# --- what a network may do that others do not ---------------------------------------------------------------
+
+
+class WritesToItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_cnn()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.mul_(0.5).sub_(0.1))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "gradcam",
+        "gradient",
+        "integrated-gradients(steps=4)",
+        "ablationcam",
+        "rise(masks=4)",
+        "lime(samples=8)",
+    ],
+)
+def test_a_network_that_writes_to_its_input_leaves_the_images_alone(method: str) -> None:
+    class Kind(WritesToItsInput):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x.mul(0.5).sub(0.1))
+
+    given = images().contiguous(memory_format=torch.channels_last)
+    before = given.clone()
+    found, expected = (
+        hp.explain(net.eval(), given, method, batch_size=2) for net in (WritesToItsInput(), Kind())
+    )
+    assert torch.equal(given, before)
+    torch.testing.assert_close(found[method].values, expected[method].values)
+    assert torch.equal(
+        as_model(WritesToItsInput().eval()).logits(given), as_model(Kind().eval()).logits(given)
+    )
+    assert torch.equal(given, before)
+
+
+def test_torchscript_and_meta_are_one_sentence() -> None:
+    with pytest.warns(FutureWarning), torch.no_grad():
+        traced = torch.jit.trace(small_cnn().eval(), images())
+    for net, words in ((traced, "TorchScript.*give the nn.Module"), (small_cnn().to("meta"), "meta device")):
+        with pytest.raises(ModelError, match=words) as caught:
+            hp.explain(net, images(), "gradient")
+        assert "\n" not in str(caught.value)
+
+
+class Asserts(nn.Module):
+    def __init__(self, wrong: Callable[[Tensor], bool], text: str = "") -> None:
+        super().__init__()
+        self.net, self.wrong, self.text = small_cnn(), wrong, text
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not self.wrong(x), self.text
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (
+            Asserts(lambda x: True, "the tokeniser is missing"),
+            "failed on images.*AssertionError: the tokeniser",
+        ),
+        (Asserts(lambda x: True), "failed on images of shape"),
+        (Asserts(lambda x: x.shape[-1] == 32), r"cannot take images of shape \(3, 3, 32, 32\)"),
+    ],
+)
+def test_an_assertion_is_a_wrong_size_only_where_it_is(net: nn.Module, words: str) -> None:
+    with pytest.raises(HeatproofError, match=words) as caught:
+        hp.explain(net.eval(), images(), "gradcam")
+    assert "\n" not in str(caught.value) and ("preprocessing" in str(caught.value)) == (
+        "cannot take" in words
+    )
+
+
+# --- pictures in place of tensors --------------------------------------------------------------------------
+
+
+def test_explain_takes_picture_files_and_pillow_pictures(tmp_path: Path) -> None:
+    from PIL import Image
+
+    model = hp.load_model(small_cnn().eval(), preprocess=hp.images.Preprocess(size=(32, 32), resize=32))
+    picture = Image.effect_mandelbrot((48, 40), (-3, -2.5, 2, 2.5), 20)
+    picture.save(tmp_path / "cat.png")
+    expected = hp.explain(model, model.preprocess(picture)[None])["gradcam"].values
+    path = tmp_path / "cat.png"
+    for given in (path, str(path), picture, [path], [str(path), picture]):
+        for row in hp.explain(model, given)["gradcam"].values:
+            torch.testing.assert_close(row, expected[0])
+    with pytest.raises(HeatproofError, match="no such image"):
+        hp.explain(model, str(tmp_path / "dog.png"))
+    with pytest.raises(HeatproofError, match="takes 4 channels, pictures have 1 or 3"):
+        hp.explain(small_cnn(channels=4).eval(), path)
