@@ -379,3 +379,38 @@ print(json.dumps([m for m in ("lightning", "keras", "transformers", "mlflow", "w
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [] and list(tmp_path.iterdir()) == []
+
+
+def test_the_rows_of_a_monitor_have_the_reasons_of_a_run(tmp_path: Path) -> None:
+    """A third class without images: AUC and recall leave it out, and say so beside a defined number."""
+    monitor = Monitor(pictures(), LABELS, ["gradcam"], batch_size=8, out=tmp_path / "run")
+    measured(monitor, small_cnn(3))
+    folder = RunFolder.open(tmp_path / "run")
+    for task in make_plan(folder.manifest, N).groups:
+        query = "select method, label, metric, reason from scores where unit = ?"
+        ours = {tuple(row.values()) for row in folder.scores().sql(query, [task.unit.hash])}
+        theirs = group_rows(folder, task, monitor.images.ids, "Sequential")
+        assert ours == {(row.method, row.label, row.metric, row.reason) for row in theirs}
+    query = "select reason from scores where metric = 'auc' and label is null"
+    assert folder.scores().sql(query)[0]["reason"].startswith("left out: class 2")
+
+
+def test_a_method_without_a_finite_map_says_so(net: nn.Module) -> None:
+    monitor = watch(methods=("gradcam", "edges"))
+    with torch.no_grad():
+        net[0].weight.fill_(math.nan)
+
+    class Answers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x).nan_to_num() + x.mean((2, 3))[:, :2]
+
+    report = measured(monitor, Answers())
+    assert {s.reason for s in report.by_class["gradcam"].values()} == {
+        "every map of this method has NaN or infinite values"
+    }
+    assert all(math.isnan(s.value) for s in report.by_class["gradcam"].values())
+    assert not math.isnan(report.cscore["edges"])

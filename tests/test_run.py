@@ -426,3 +426,17 @@ def test_the_untrained_network_is_untrained_also_where_the_builder_brings_weight
     random, own = opened.model("random"), hp.load_model("lite0")
     for (name, mine), theirs in zip(random.module.named_parameters(), own.module.parameters(), strict=True):
         assert name.endswith("bias") or not torch.equal(mine, theirs), name
+
+
+def test_maps_that_are_constant_at_both_checkpoints_have_that_reason(tmp_path: Path) -> None:
+    """A network whose last filters are dead: every map is there, and none of them has contrast."""
+    settings = {"images": 6, "methods": ["gradcam"], "metrics": ["cose"], "run": 'targets = "predicted"'}
+    study = make_study(tmp_path, **settings)
+    for file in (tmp_path / "epochs").glob("*.pt"):
+        weights = torch.load(file, weights_only=True)
+        weights["2.weight"].zero_()
+        torch.save(weights, file)
+    folder = run_study(study, tmp_path / "out").folder
+    rows = folder.scores().sql("select value, reason from scores where metric = 'cose_to(epoch02)'")
+    assert [row["reason"] for row in rows] == ["on every image both maps are constant, so they have no range"]
+    assert all(math.isnan(row["value"]) for row in rows)

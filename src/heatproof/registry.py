@@ -64,11 +64,12 @@ class Explainer(Entry):
 class Metric(Entry):
     """A pure function with a direction and bounds."""
 
-    level: str = "image"  # image, class or checkpoint
+    level: str = "image"  # of LEVELS
     higher_is_better: bool | None = None
     bounds: tuple[float, float] = (float("-inf"), float("inf"))
 
 
+LEVELS = ("image", "class", "checkpoint")
 EntryT = TypeVar("EntryT", bound=Entry)
 
 
@@ -157,7 +158,18 @@ def metric(
     cite: str = "",
     aliases: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
-    """Register a metric. `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, ..."""
+    """Register a metric. `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images.
+
+    A run calls it with them by name, once for each method where it needs maps. By level it gets and returns
+
+        image        the images of a batch; a number each, "b", or a PerImage
+        class        all images of a checkpoint, without boxes, masks, model and images; {class: number}
+        checkpoint   the same; one number
+
+    or, for the last two, a ClassifierScore.
+    """
+    if level not in LEVELS:
+        raise InputError(f"metric {name}: level is {', '.join(LEVELS[:-1])} or {LEVELS[-1]}; got {level!r}")
 
     def register(function: Function) -> Function:
         metrics.add(Metric(name, function, frozenset(needs), cite, aliases, level, higher_is_better, bounds))

@@ -268,6 +268,7 @@ def _matrix(
 metric(
     "method_agreement",
     needs=("maps",),
+    level="checkpoint",
     higher_is_better=True,
     bounds=(-1.0, 1.0),
     cite="krishna2022disagreement",

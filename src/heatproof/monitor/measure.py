@@ -12,6 +12,7 @@ model runs as written, since hooks inside a compiled graph would compile it anew
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +27,13 @@ from heatproof.errors import InputError, TargetError
 from heatproof.explain.api import Request, shared_pass
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.classifier import ClassifierScore
-from heatproof.metrics.cscore import CScores
+from heatproof.metrics.cscore import CScore, CScores
 from heatproof.models import Model, probabilities
 from heatproof.models.model import untouched
 from heatproof.monitor.held import HeldOut
 from heatproof.types import Maps
+
+NO_MAP = "every map of this method has NaN or infinite values"
 
 
 @dataclass(frozen=True)
@@ -88,11 +91,20 @@ def measure(found: Answers, labels: Tensor, tau: float, seed: int) -> Measured:
         unusable[method] = int((~good).sum())
         usable = good.cpu()
         kept = maps if good.all() else replace(maps, values=maps.values[good])
-        scores[method] = cscore_by_class(kept, labels[usable], probs[usable], tau=tau, seed=seed)
+        scores[method] = (
+            cscore_by_class(kept, labels[usable], probs[usable], tau=tau, seed=seed)
+            if usable.any()
+            else _no_scores(probs.shape[1])
+        )
         degenerate[method] = float(kept.degenerate.double().mean())
     return Measured(
         scores, degenerate, auc(labels, probs), accuracy(labels, probs), recall(labels, probs), unusable
     )
+
+
+def _no_scores(classes: int) -> CScores:
+    nothing = CScore(math.nan, 0, math.nan, reason=NO_MAP)
+    return CScores(dict.fromkeys(range(classes), nothing), nothing, dict.fromkeys(range(classes), math.nan))
 
 
 @contextmanager

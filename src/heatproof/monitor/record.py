@@ -8,15 +8,13 @@ other weights is stored beside the first as attempt2-epoch-NNN; nothing is overw
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from heatproof.metrics.cscore import CScore
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
@@ -24,7 +22,6 @@ from heatproof.monitor.trajectory import Trajectory
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Batch, Maps, Score
 
-CLASSIFIER = ("accuracy", "recall", "auc")
 FREE = ("model.spec", "run.device", "run.threads")  # known when the model is; no reason to refuse a resume
 
 
@@ -40,7 +37,7 @@ class Recorder:
         config = {
             "kind": "monitor",
             "methods": list(methods),
-            "metrics": [self.cscore, *CLASSIFIER],
+            "metrics": [self.cscore, "accuracy", "recall", "auc"],
             "run": {"seed": seed, "batch_size": batch_size, "targets": "label"},
             "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
             "images": {"kind": "memory", "count": len(held)},
@@ -129,38 +126,24 @@ class Recorder:
         folder.write_unit(task.unit, scores, {name: storable(one) for name, one in maps.items()}, shown)
 
     def _group(self, task: Any, model: str, measured: Measured) -> list[Score]:
-        def row(method: str, label: int | None, metric: str, value: float, reason: str) -> Score:
-            return Score(model, task.unit.checkpoint, "", label, label, method, metric, value, reason)
-
-        if task.unit.methods:
-            return [
-                row(method, label, *part)
-                for method in task.unit.methods
-                for label, score in self._scored(measured, method)
-                for part in self._parts(score)
-            ]
-        found = [(name, getattr(measured, name)) for name in task.unit.metrics]
-        return [
-            row("", label, name, value, (one.reason or "no image of this class") * math.isnan(value))
-            for name, one in found
-            for label, value in [(None, one.value), *one.classes.items()]
-        ]
-
-    @staticmethod
-    def _scored(measured: Measured, method: str) -> Iterator[tuple[int | None, CScore]]:
-        yield None, measured.scores[method].overall
-        yield from measured.scores[method].classes.items()
-
-    def _parts(self, score: CScore) -> Iterator[tuple[str, float, str]]:
+        from heatproof.run.group import classifier_cells, cscore_cells
         from heatproof.run.metrics import read_metrics
 
-        request = read_metrics([self.cscore])[0]
-        yield request.text, score.value, score.reason
-        yield request.named("n"), float(score.n), ""
-        for part, value in (
-            ("low", score.interval[0]), ("high", score.interval[1]), ("degenerate", score.degenerate)
-        ):  # fmt: skip
-            yield request.named(part), value, (score.reason or "there is no interval") * math.isnan(value)
+        requests = read_metrics(task.unit.metrics)
+        found = [
+            (method, cell)
+            for request in requests
+            for method in task.unit.methods
+            for cell in cscore_cells(request, measured.scores[method])
+        ] or [
+            ("", cell)
+            for request in requests
+            for cell in classifier_cells(request, getattr(measured, request.entry.name))
+        ]
+        return [
+            Score(model, task.unit.checkpoint, "", label, label, method, metric, value, reason)
+            for method, (label, metric, value, reason) in found
+        ]
 
 
 def _rows_of(maps: Maps, rows: Sequence[int]) -> Maps:

@@ -17,13 +17,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from heatproof.metrics._cose_pairs import comparable
-from heatproof.metrics._ssim import ssim
+from heatproof.metrics._ssim import REASONS, ssim
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.plan import Task
 from heatproof.store import MapStore, RunFolder
 from heatproof.store._files import storable
 from heatproof.types import Score
 
+NO_PAIR = "no image has a map at both checkpoints"
 PART = 256  # images compared at a time, so that memory does not grow with the run
 
 
@@ -45,7 +46,7 @@ def across_rows(folder: RunFolder, task: Task, model: str) -> list[Score]:
         names += shared
         defined = found[~np.isnan(found)]
         value = float(defined.mean()) if len(defined) else math.nan
-        reason = "" if len(defined) else "no image has a map at both checkpoints"
+        reason = NO_PAIR if not shared else "" if len(defined) else f"on every image {REASONS[1]}"
         rows.append(Score(model, checkpoint, "", None, None, method, f"cose_to({last})", value, reason))
     rows += _summary(request, model, last, method, np.concatenate(ssims), np.array(same, bool), names, task)
     return rows
@@ -71,9 +72,10 @@ def _summary(
 
 
 def predictions(folder: RunFolder, checkpoint: str) -> dict[str, int]:
-    """The predicted class of every image, in order of their names."""
+    """The predicted class of every image that has one, in order of their names."""
     rows = folder.scores().columns(
-        "select image, explained from scores where checkpoint = ? and metric = 'predicted' order by image",
+        "select image, explained from scores where checkpoint = ? and metric = 'predicted' "
+        "and not isnan(value) order by image",
         [storable(checkpoint)],
     )
     return dict(zip(rows["image"], map(int, rows["explained"]), strict=True))

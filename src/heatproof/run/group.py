@@ -4,20 +4,23 @@ cscore            image '', label c: the class; label NULL: all classes together
                   of the gold list), cscore_low and cscore_high (95 % interval), cscore_degenerate
 accuracy, recall, auc    label NULL: all images; label c, where there is one: the class
 method_agreement  method "a ~ b", mean over images: method_agreement_spearman, _ssim and _overlap
+any other         a plug-in's: label c for level "class", NULL for level "checkpoint"
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from heatproof.errors import UnknownNameError
+from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics import agreement
-from heatproof.metrics.cscore import CScore
+from heatproof.metrics.classifier import ClassifierScore
+from heatproof.metrics.cscore import CScores
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.plan import Task
 from heatproof.store import MapStore, RunFolder
@@ -26,6 +29,10 @@ from heatproof.types import Maps, Score
 
 NO_IMAGE = "no image of this checkpoint could be used"
 NO_COMMON_IMAGE = "no image has a map of every method"
+NO_MAP = "no map of this method could be stored"
+NOT_DEFINED = "the metric is not defined here"
+CLASSIFIER = ("accuracy", "recall", "auc")
+Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
 
 
 @dataclass(frozen=True)
@@ -85,43 +92,41 @@ class _Maker:
             yield from self._cscore(request)
         elif request.entry.name == "method_agreement":
             yield from self._agreement(request)
+        elif request.entry.name in CLASSIFIER:
+            found = request.entry.function(
+                self.answers.labels, self.answers.probabilities, **dict(request.options)
+            )
+            yield from self._rows("", classifier_cells(request, found))
         else:
-            yield from self._classifier(request)
+            yield from self._plugin(request)
 
     def _cscore(self, request: Request) -> Iterator[Score]:
         for method in self.task.unit.methods:
             maps = self._read(method)
             if maps is None:
-                yield self._row(method, None, request.text, math.nan, "no map of this method could be stored")
+                yield self._row(method, None, request.text, math.nan, NO_MAP)
                 continue
-            row = {name: i for i, name in enumerate(self.answers.ids)}
-            chosen = [row[name] for name in maps.ids]
+            labels, probabilities = self._answers_to(maps)
             found = request.entry.function(
-                maps.to(self.device),
-                self.answers.labels[chosen],
-                self.answers.probabilities[chosen],
-                seed=self.task.unit.seed,
-                **dict(request.options),
+                maps.to(self.device), labels, probabilities, seed=self.task.unit.seed, **dict(request.options)
             )
-            for label, score in [(None, found.overall), *found.classes.items()]:
-                yield from self._one_cscore(request, method, label, score)
+            yield from self._rows(method, cscore_cells(request, found))
 
-    def _one_cscore(self, request: Request, method: str, label: int | None, score: CScore) -> Iterator[Score]:
-        yield self._row(method, label, request.text, score.value, score.reason)
-        yield self._row(method, label, request.named("n"), float(score.n))
-        parts = {"low": score.interval[0], "high": score.interval[1], "degenerate": score.degenerate}
-        for part, value in parts.items():
-            reason = (score.reason or "there is no interval") if math.isnan(value) else ""
-            yield self._row(method, label, request.named(part), value, reason)
-
-    def _classifier(self, request: Request) -> Iterator[Score]:
-        found = request.entry.function(
-            self.answers.labels, self.answers.probabilities, **dict(request.options)
-        )
-        yield self._row("", None, request.text, found.value, found.reason)
-        for label, value in found.classes.items():
-            reason = "no image of this class, or none beside it" if math.isnan(value) else ""
-            yield self._row("", label, request.text, value, reason)
+    def _plugin(self, request: Request) -> Iterator[Score]:
+        """Called by name with what it needs, once for each method where that is maps."""
+        for method in self.task.unit.methods or ("",):
+            offered: dict[str, Any] = {
+                "labels": self.answers.labels, "probabilities": self.answers.probabilities
+            }  # fmt: skip
+            if method:
+                if (maps := self._read(method)) is None:
+                    yield self._row(method, None, request.text, math.nan, NO_MAP)
+                    continue
+                labels, probabilities = self._answers_to(maps)
+                offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
+            given = {name: offered[name] for name in request.entry.needs}
+            found = request.entry.function(**given, **dict(request.options))
+            yield from self._rows(method, _plugin_cells(request, found))
 
     def _agreement(self, request: Request) -> Iterator[Score]:
         """Pairs in which at least one method is the task's own."""
@@ -145,6 +150,12 @@ class _Maker:
                 reason = "on every image one of the two maps is constant" if math.isnan(value) else ""
                 yield self._row(f"{a} ~ {b}", None, request.named(kind), value, reason)
 
+    def _answers_to(self, maps: Maps) -> tuple[Tensor, Tensor]:
+        """Labels and probabilities of the images that have a map."""
+        place = {name: i for i, name in enumerate(self.answers.ids)}
+        chosen = [place[name] for name in maps.ids]
+        return self.answers.labels[chosen], self.answers.probabilities[chosen]
+
     def _read(self, method: str) -> Maps | None:
         """All stored maps of a method, in the source's order."""
         stored = self._stored(method)
@@ -157,7 +168,42 @@ class _Maker:
         except UnknownNameError:
             return set()
 
+    def _rows(self, method: str, cells: Iterable[Cell]) -> Iterator[Score]:
+        return (self._row(method, *cell) for cell in cells)
+
     def _row(self, method: str, label: int | None, metric: str, value: float, reason: str = "") -> Score:
         return Score(
             self.model, self.task.unit.checkpoint, "", label, label, method, metric, float(value), reason
         )
+
+
+def cscore_cells(request: Request, found: CScores) -> Iterator[Cell]:
+    """A method's C-Score over all classes and by class, with what belongs to it."""
+    for label, score in [(None, found.overall), *found.classes.items()]:
+        yield label, request.text, score.value, score.reason
+        yield label, request.named("n"), float(score.n), ""
+        parts = {"low": score.interval[0], "high": score.interval[1], "degenerate": score.degenerate}
+        for part, value in parts.items():
+            reason = (score.reason or "there is no interval") if math.isnan(value) else ""
+            yield label, request.named(part), value, reason
+
+
+def classifier_cells(request: Request, found: ClassifierScore) -> Iterator[Cell]:
+    """A number over all images, and by class where it has classes."""
+    yield None, request.text, found.value, found.reason or NOT_DEFINED * math.isnan(found.value)
+    for label, value in found.classes.items():
+        reason = "no image of this class, or none beside it" if math.isnan(value) else ""
+        yield label, request.text, value, reason
+
+
+def _plugin_cells(request: Request, found: Any) -> Iterator[Cell]:
+    if isinstance(found, ClassifierScore):
+        return classifier_cells(request, found)
+    by_class = request.entry.level == "class"
+    try:
+        values = dict(found) if by_class else {None: found}
+        cells = [(None if c is None else int(c), float(value)) for c, value in values.items()]
+    except (TypeError, ValueError) as error:
+        wanted = "a number for each class, such as {0: 0.5, 1: 0.7}" if by_class else "one number"
+        raise InputError(f"{request.entry.name} must return {wanted}; got {found!r:.60}") from error
+    return ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in cells)

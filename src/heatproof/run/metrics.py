@@ -14,16 +14,10 @@ FAMILIES = {
     "structure": ("fmr", "tmr", "bl", "auc_f", "auc_t", "auc_bg", "dts", "structure_score"),
     "insertion_deletion": ("insertion", "deletion"),
 }
-GROUP = (
-    "cscore",
-    "accuracy",
-    "recall",
-    "auc",
-    "method_agreement",
-    "cose",
-)  # about all images of a checkpoint
 ACROSS = ("cose",)  # about several checkpoints
 OFFERED = frozenset({"maps", "labels", "probabilities", "boxes", "masks", "model", "images"})
+STORED = frozenset({"maps", "labels", "probabilities"})  # of all images of a checkpoint
+OWN_CLASS = ("accuracy", "recall", "cscore")  # read no probability but those of the true and predicted class
 OTHERWISE = {  # metrics whose inputs a run does not have
     "ssim": "it compares two lots of maps; method_agreement does that for the methods of a run",
     "occlusion_drop": "it occludes one named part; call hp.metrics for it",
@@ -42,7 +36,15 @@ class Request:
 
     @property
     def group(self) -> bool:
-        return self.entry.name in GROUP
+        """Whether it is about all images of a checkpoint, or of its classes."""
+        return self.entry.level != "image"
+
+    @property
+    def every_class(self) -> bool:
+        """Whether it reads the stored probabilities of all classes."""
+        values = dict(self.options).values()
+        reads = self.group and "probabilities" in self.entry.needs and self.entry.name not in OWN_CLASS
+        return reads or "adaptive" in values or "calibrated" in values
 
     @property
     def across(self) -> bool:
@@ -95,4 +97,9 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
     if missing := sorted(entry.needs - OFFERED):
         raise InputError(
             f"a run cannot compute {entry.name}, which needs {', '.join(missing)}; call hp.metrics for it"
+        )
+    if entry.level != "image" and (missing := sorted(entry.needs - STORED)):
+        raise InputError(
+            f"a run cannot compute {entry.name}: at level {entry.level!r} it has maps, labels and "
+            f"probabilities, but no {', '.join(missing)}; register the metric with level='image'"
         )

@@ -6,7 +6,7 @@ computes the maps: a metric that is added later then gets the same number to the
 Rows beside the metrics, each about one image:
     image         NaN with the reason, for a picture that could not be used; it has no other row
     probability   of class `explained`: every class up to 100 of them, else the true and the predicted one
-    predicted     the predicted class
+    predicted     the predicted class; NaN with the reason where the model's output is NaN
     degenerate    1 where the map is constant, else 0; for each method, so its mean is the share of such maps
     insertion_at_0 .. insertion_at_100, deletion_at_...    the curve behind an area, by per cent of the pixels
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from heatproof.store.maps import pack, unpack
 from heatproof.types import Batch, Maps, Score, Unit
 
 NO_ANSWER = "the model's output is NaN"
+NO_MAP = "there is no map: the model's output or the map has NaN or infinite values"
 NO_CODE = "the picture has no code, so there is no structure to find"
 NOT_FINITE = "the map has NaN or infinite values"
 CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
@@ -55,6 +57,16 @@ class Scene:
     batch_size: int = 32
     seed: int = 0
     passed: Callable[[int], object] | None = None
+
+    @property
+    def classes(self) -> Tensor:
+        """The explained classes as the model takes them; -1, where there is no map, is scored NaN anyway."""
+        return self.targets.clamp(min=0)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """ "b k", from a pass of its own: the same also for a metric that is added later."""
+        return probabilities(self.model.logits(self.batch.images)).cpu()
 
     @property
     def passes(self) -> dict[str, Any]:
@@ -76,7 +88,16 @@ def explain_batch(
     images = model.check_images(batch.images)
     requests = read_methods(methods)
     maps, logits = shared_pass(model, images, requests, targets, layer, seed, batch.ids, size, passed)
-    return {name: one.to("cpu") for name, one in maps.items()}, logits.cpu()
+    found, logits = {name: one.to("cpu") for name, one in maps.items()}, logits.cpu()
+    lost = probabilities(logits).isnan().any(1)
+    if targets is None and lost.any():  # nothing was predicted, so nothing is explained
+        found = {name: _without(one, lost) for name, one in found.items()}
+    return found, logits
+
+
+def _without(maps: Maps, lost: Tensor) -> Maps:
+    values = maps.values.masked_fill(lost[:, None, None], math.nan)
+    return replace(maps, values=values, explained=maps.explained.masked_fill(lost, -1))
 
 
 def as_stored(maps: Maps) -> Maps:
@@ -133,19 +154,23 @@ class Rows:
     def answers(self, batch: Batch, logits: Tensor) -> Iterator[Score]:
         chances, guesses = probabilities(logits).double().tolist(), predicted(logits).tolist()
         for i, (name, label) in enumerate(zip(batch.ids, _labels(batch), strict=True)):
+            guess = None if any(map(math.isnan, chances[i])) else int(guesses[i])
             every = range(len(chances[i]))
-            kept = every if len(every) <= ALL_CLASSES_UP_TO else sorted({label, guesses[i]} - {None})
-            for c in kept:
+            named = sorted(c for c in {label, guess} if c is not None)
+            for c in every if len(every) <= ALL_CLASSES_UP_TO else named:
                 reason = NO_ANSWER if math.isnan(chances[i][c]) else ""
                 yield self._row(name, label, c, "", "probability", chances[i][c], reason)
-            yield self._row(name, label, guesses[i], "", "predicted", float(guesses[i]))
+            value, reason = (math.nan, NO_ANSWER) if guess is None else (float(guess), "")
+            yield self._row(name, label, guess, "", "predicted", value, reason)
 
     def scores(self, scene: Scene, bad: Mapping[str, Sequence[bool]]) -> Iterator[Score]:
         """The unit's metrics, method by method; `bad` marks maps that are not finite."""
         labels, explained = _labels(scene.batch), [c if c >= 0 else None for c in scene.targets.tolist()]
         for method, metric, values, reasons in self._values(scene):
             for i, value in enumerate(values.double().tolist()):
-                reason = NOT_FINITE if bad[method][i] else reasons[i]
+                reason = reasons[i]
+                if bad[method][i]:
+                    reason = NO_MAP if explained[i] is None else NOT_FINITE
                 if bad[method][i] or (math.isnan(value) and not reason):
                     value, reason = math.nan, reason or "the metric is not defined here"
                 yield self._row(scene.batch.ids[i], labels[i], explained[i], method, metric, value, reason)
@@ -218,9 +243,8 @@ def _structure(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Val
 
 
 def _faithfulness(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
-    targets = scene.targets.clamp(min=0)  # -1 where no map could be made: its scores are NaN anyway
     found = insertion_deletion(
-        scene.model, scene.batch.images, dict(scene.maps), targets, **scene.passes, **options
+        scene.model, scene.batch.images, dict(scene.maps), scene.classes, **scene.passes, **options
     )
     return {m: _curve_rows(one) for m, one in found.items()}
 
@@ -241,7 +265,7 @@ def _curve_rows(found: Faithfulness) -> dict[str, Values]:
 
 def _randomisation(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
     found = parameter_randomisation(
-        scene.model, scene.batch.images, list(scene.maps), scene.targets, layer=scene.layer, **scene.passes,
+        scene.model, scene.batch.images, list(scene.maps), scene.classes, layer=scene.layer, **scene.passes,
         **options,
     )  # fmt: skip
     return _per_image(found.mean())
@@ -249,7 +273,7 @@ def _randomisation(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str,
 
 def _input_shift(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
     found = input_shift(
-        scene.model, scene.batch.images, list(scene.maps), scene.targets, layer=scene.layer, **scene.passes,
+        scene.model, scene.batch.images, list(scene.maps), scene.classes, layer=scene.layer, **scene.passes,
         **options,
     )  # fmt: skip
     return _per_image(found)
@@ -281,6 +305,7 @@ def _by_name(request: Request) -> Adapter:
         offered = {
             "model": scene.model, "images": scene.batch.images, "labels": scene.batch.labels,
             "boxes": truth and truth.boxes, "masks": truth and truth.masks,
+            "probabilities": scene.probabilities if "probabilities" in request.entry.needs else None,
         }  # fmt: skip
         found: dict[str, dict[str, Values]] = {}
         for method, maps in scene.maps.items():

@@ -124,7 +124,9 @@ def read_scores(folder: RunFolder, budget: float) -> Scored:
             scored.broken[image] = reason
             continue
         scored.labels[image] = label
-        if metric == "predicted":
+        if metric == "predicted" and math.isnan(value):
+            scored.broken[image] = reason
+        elif metric == "predicted":
             scored.predicted[image] = int(value)
         elif metric == "probability":
             scored.chances[image, explained] = value
