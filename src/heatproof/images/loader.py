@@ -13,6 +13,7 @@ follow from the arguments alone, never from the workers' timing.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,9 @@ from heatproof.images.source import Source
 from heatproof.types import Batch, Truth
 
 MOST_WORKERS = 16
+TRANSIENT = (
+    errno.ENOENT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EAGAIN, errno.EMFILE,
+)  # fmt: skip
 
 
 class Failure(NamedTuple):
@@ -36,6 +40,7 @@ class Failure(NamedTuple):
 
     id: str
     reason: str
+    transient: bool = False  # it may go well when tried again: the file is missing now, or the disk failed
 
 
 class Loaded(NamedTuple):
@@ -143,12 +148,19 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
         pixels = np.asarray(preprocess.crop(picture))
         boxes, masks = source.truth(i, preprocess, picture.size)
     except InputError as error:
-        return Failure(sample.id, str(error))
+        return Failure(sample.id, str(error), _transient(error))
     out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     out /= 255
     out -= np.array(preprocess.mean, np.float32)[:, None, None]
     out /= np.array(preprocess.std, np.float32)[:, None, None]
     return Known(boxes, masks)
+
+
+def _transient(error: BaseException | None) -> bool:
+    """Whether the reason for an error lies in the system rather than in the file."""
+    while error is not None and getattr(error, "errno", None) not in TRANSIENT:
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _collate(

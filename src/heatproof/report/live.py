@@ -25,7 +25,7 @@ from heatproof.report.markup import Section
 from heatproof.report.page import pieces
 from heatproof.report.verdict import judge
 from heatproof.store import RunFolder
-from heatproof.store.scores import COLUMNS, Scores, _glob_escape, _literal
+from heatproof.store.ledger import Seal
 
 WAITING = "waiting for the first unit"
 KEPT = 12  # readings that are remembered: a few checkpoints of one snapshot
@@ -49,25 +49,8 @@ class Snapshot(RunFolder):
     def done(self) -> set[str]:
         return set(self.parts)
 
-    def scores(self) -> Scores:
-        return _Pinned(self.path / "scores", self.parts)
-
-
-class _Pinned(Scores):
-    """The rows of these parts alone."""
-
-    def __init__(self, folder: Path, parts: Sequence[str]) -> None:
-        super().__init__(folder)
-        self.parts = parts
-
-    def _cursor(self) -> Any:
-        cursor = super()._cursor()
-        if self.parts:
-            root = _glob_escape(str(self.folder))
-            files = ", ".join(_literal(f"{root}/{part}.parquet") for part in self.parts)
-            source = f"select {', '.join(COLUMNS)} from read_parquet([{files}])"
-            cursor.execute(f"create or replace temp view scores as {source}")
-        return cursor
+    def units(self) -> dict[str, Seal | None]:
+        return {unit: seal for unit, seal in super().units().items() if unit in self.parts}
 
 
 class Once:

@@ -20,14 +20,12 @@ from typing import Any, Literal
 
 from heatproof.errors import InputError
 from heatproof.run.metrics import Request, read_metrics
+from heatproof.run.provenance import unit_origin
 from heatproof.store import Manifest
 from heatproof.types import Unit
 
 ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
 PER_MAP = ("degenerate",)  # in every unit that makes maps
-GROWING = ("methods", "metrics", "checkpoints")
-# What may change without a word: no number depends on it, or the hashes of weights and pictures guard it.
-FREE = ("run.workers", "run.out", "run.pictures", "images.path", "model.checkpoints")
 
 
 @dataclass(frozen=True)
@@ -73,28 +71,34 @@ class Plan:
         return {t.unit.hash for b in self.blocks if b.checkpoint == checkpoint for t in b.tasks}
 
 
-def make_plan(manifest: Manifest, images: int) -> Plan:
-    """The units of a run over so many images, in the order in which the run grew."""
+def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str]] = ()) -> Plan:
+    """The units of a run over so many images, in the order in which the run grew.
+
+    pictures: id and identity of each, which then are part of their units' names.
+    """
     stages = [*manifest.earlier, {"config": manifest.config, "models": manifest.models}]
     batch = int(manifest.config["run"]["batch_size"])
     ranges = [(start, min(start + batch, images)) for start in range(0, images, batch)]
+    origin = unit_origin(manifest, pictures)
     blocks, groups = [], []
     for checkpoint in manifest.models:
         steps = list(_steps(checkpoint, stages))
         for span in ranges:
-            tasks = tuple(t for step in steps for t in step.block_tasks(checkpoint, span, manifest.seed))
+            made = manifest.seed, origin([checkpoint], span)
+            tasks = tuple(t for step in steps for t in step.block_tasks(checkpoint, span, *made))
             blocks.append(Block(checkpoint, span, tasks))
-        groups += [t for step in steps for t in step.group_tasks(checkpoint, images, manifest.seed)]
-    return Plan(tuple(blocks), (*groups, *_across(manifest, images)))
-
-
-def _across(manifest: Manifest, images: int) -> Iterator[Task]:
-    """One unit per method and metric that compares checkpoints; another last checkpoint makes new units."""
+        made = manifest.seed, origin([checkpoint], (0, images))
+        groups += [t for step in steps for t in step.group_tasks(checkpoint, images, *made)]
     among = tuple(manifest.models)
+    return Plan(tuple(blocks), (*groups, *_across(manifest, images, among, origin(among, (0, images)))))
+
+
+def _across(manifest: Manifest, images: int, among: tuple[str, ...], origin: str) -> Iterator[Task]:
+    """One unit per method and metric that compares checkpoints; another last checkpoint makes new units."""
     requests = [r for r in read_metrics(manifest.config["metrics"]) if r.across]
     for request in requests if len(among) > 1 else ():
         for method in manifest.config["methods"]:
-            unit = Unit(among[-1], (0, images), (method,), (request.text,), manifest.seed)
+            unit = Unit(among[-1], (0, images), (method,), (request.text,), manifest.seed, origin)
             yield Task(unit, "group", among=among)
 
 
@@ -120,24 +124,24 @@ class _Step:
     metrics: tuple[Request, ...]  # all of them, for new methods
     new_metrics: tuple[Request, ...]  # for old methods
 
-    def block_tasks(self, checkpoint: str, span: tuple[int, int], seed: int) -> Iterator[Task]:
+    def block_tasks(self, checkpoint: str, span: tuple[int, int], seed: int, origin: str) -> Iterator[Task]:
         if self.new_methods:
             names = (*(ANSWERS if self.first else ()), *PER_MAP, *_texts(self.metrics, group=False))
-            yield Task(Unit(checkpoint, span, self.new_methods, names, seed), "explain")
+            yield Task(Unit(checkpoint, span, self.new_methods, names, seed, origin), "explain")
         late = _texts(self.new_metrics, group=False)
         if late and self.old_methods:
-            yield Task(Unit(checkpoint, span, self.old_methods, late, seed), "score")
+            yield Task(Unit(checkpoint, span, self.old_methods, late, seed, origin), "score")
 
-    def group_tasks(self, checkpoint: str, images: int, seed: int) -> Iterator[Task]:
+    def group_tasks(self, checkpoint: str, images: int, seed: int, origin: str) -> Iterator[Task]:
         lots = (
             (self.new_methods, self.old_methods, _texts(self.metrics, group=True, per_method=True)),
             (self.old_methods, (), _texts(self.new_metrics, group=True, per_method=True)),
         )
         for methods, beside, names in lots:
             if methods and names:
-                yield Task(Unit(checkpoint, (0, images), methods, names, seed), "group", beside)
+                yield Task(Unit(checkpoint, (0, images), methods, names, seed, origin), "group", beside)
         if names := _texts(self.new_metrics, group=True, per_method=False):
-            yield Task(Unit(checkpoint, (0, images), (), names, seed), "group")
+            yield Task(Unit(checkpoint, (0, images), (), names, seed, origin), "group")
 
 
 def _steps(checkpoint: str, stages: Sequence[Mapping[str, Any]]) -> Iterator[_Step]:

@@ -2,14 +2,11 @@
 
 The network is built once, each checkpoint is loaded into it once, and one blank image goes through it, so
 that a weight file that does not fit, a layer it lacks or a label it has no class for is said now, not hours
-later. A checkpoint is named after its file; its epoch is the last number in that name, and orders the runs.
+later.
 """
 
 from __future__ import annotations
 
-import glob
-import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,26 +18,32 @@ import torch
 from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelError
 from heatproof.explain.api import read_methods
 from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
-from heatproof.metrics.sanity import reinitialise
-from heatproof.models import Model, load_model
+from heatproof.models import Model
+from heatproof.models.classes import model_classes
 from heatproof.models.layers import find_module
 from heatproof.run.config import ImagesTable, Study, as_config, read_study
 from heatproof.run.metrics import Request, read_metrics
+from heatproof.run.provenance import Origin
+from heatproof.run.weights import (
+    LIBRARIES_WITHOUT_WEIGHTS,
+    PRETRAINED,
+    RANDOM,
+    Checkpoint,
+    build,
+    epoch_of,
+    find_checkpoints,
+    weights_hash,
+)
 
-RANDOM, PRETRAINED, OWN = "random", "pretrained", "own"
-LIBRARIES_WITHOUT_WEIGHTS = ("torchvision", "timm", "keras")
+__all__ = [
+    "ALL_CLASSES_UP_TO", "LIBRARIES_WITHOUT_WEIGHTS", "PRETRAINED", "RANDOM", "Checkpoint", "Opened",
+    "check_classes", "check_study", "epoch_of", "find_checkpoints", "load_weights", "open_study",
+    "weights_hash",
+]  # fmt: skip
 ALL_CLASSES_UP_TO = (
     100  # probabilities of more classes than this are kept for the true and predicted ones only
 )
 PARTS_OF_A_CODE = ("finder", "timing", "box")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One set of weights: a file, or what the builder gives."""
-
-    name: str
-    file: Path | None = None
 
 
 @dataclass
@@ -52,6 +55,8 @@ class Opened:
     device: str = "cpu"
     threads: int = 1
     hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
+    renamed: tuple[dict[int, int], tuple[str, ...]] | None = None  # the pictures' classes as the model's
+    origin: Origin | None = None  # of the pictures, once checked
     _source: Source | None = field(default=None, repr=False)
     _model: tuple[str, Model] | None = field(default=None, repr=False)
 
@@ -68,7 +73,8 @@ class Opened:
     @property
     def source(self) -> Source:
         if self._source is None:
-            self._source = _open_images(self.study.images, self.folder)
+            source = _open_images(self.study.images, self.folder)
+            self._source = source if self.renamed is None else _renumbered(source, *self.renamed)
         return self._source
 
     @property
@@ -129,74 +135,44 @@ def check_study(opened: Opened) -> dict[str, str]:
     with _at("model.layer"):
         for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
             find_module(model.module, layer)
-    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
-    count = max(2, model.logits(blank).shape[1])
-    with _at("images"):
-        _check_labels(source, count, model.name)
+    count = check_classes(opened, model)
     with _at("metrics"):
         _check_class_count(opened.metrics, count)
     return opened.hashes
 
 
-def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
-    """The untrained network first, then files in the order given, those of a pattern by epoch."""
-    table = study.model
-    given = [table.checkpoints] if isinstance(table.checkpoints, str) else list(table.checkpoints)
-    files: list[Path] = []
-    for text in given:
-        path = folder / Path(text).expanduser()
-        if path.exists() or not glob.has_magic(text):
-            matches = [path]
-        else:
-            matches = sorted(map(Path, glob.glob(str(path), recursive=True)), key=_by_epoch)
-        if not matches or not matches[0].exists():
-            raise InputError(f"model.checkpoints: there is no file {text!r} in {folder}")
-        files += matches
-    files = list(dict.fromkeys(files))
-    found = [Checkpoint(RANDOM)] * table.random_init + [Checkpoint(PRETRAINED)] * table.pretrained
-    stems = [file.stem for file in files]
-    for file in files:
-        alone = stems.count(file.stem) == 1 and file.stem not in (RANDOM, PRETRAINED, OWN)
-        found.append(Checkpoint(file.stem if alone else _relative(file, folder), file))
-    if not found:
-        if table.spec.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS:
-            raise InputError(
-                "the model has no weights: set model.checkpoints, model.pretrained = true or "
-                "model.random_init = true"
-            )
-        found.append(Checkpoint(OWN))
-    return found
+def check_classes(opened: Opened, model: Model) -> int:
+    """How many classes the model has; where labels are used, the pictures' classes must be among them."""
+    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+    with _at("model"):
+        count = max(2, model.logits(blank).shape[1])
+    source, options = opened.source, opened.study.images.options
+    if not source.labelled:
+        return count
+    with _at("images"):
+        _check_labels(source, count, model.name)
+        vouched = "class_names" in options and len(source.classes) == count
+        reads = any("labels" in r.entry.needs for r in opened.metrics)
+        if not vouched and (reads or opened.targets == "label"):
+            used = {s.label for s in source.samples if s.label is not None}
+            names = dict(enumerate(source.classes))
+            numbers = model_classes(names, used, model.classes, count, model.name)
+            if model.classes is not None and any(k != number for k, number in numbers.items()):
+                opened.renamed, opened._source = (numbers, model.classes), None
+    return count
 
 
-def epoch_of(name: str) -> int | None:
-    """The last number in a checkpoint's name.
-
-    >>> epoch_of("resnet50_epoch-07"), epoch_of("best")
-    (7, None)
-    """
-    numbers = re.findall(r"\d+", name)
-    return int(numbers[-1]) if numbers else None
+def _renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]) -> Source:
+    """The same pictures with the model's class numbers and names."""
+    samples = (s if s.label is None else replace(s, label=numbers[s.label]) for s in source.samples)
+    return replace(source, samples=tuple(samples), classes=classes)
 
 
 def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
     """The study's network with one checkpoint's weights, device and preprocessing as the study says."""
-    table = opened.study.model
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(
-            opened.study.run.seed
-        )  # what is random is the same each time
-        model = load_model(
-            _local_spec(table.spec, opened.folder),
-            checkpoint.file,
-            num_classes=table.num_classes,
-            pretrained=checkpoint.name == PRETRAINED and checkpoint.file is None,
-            allow_pickle=table.allow_pickle,
-            **table.options,
-        )
-    if checkpoint.name == RANDOM and checkpoint.file is None and _brings_weights(table.spec):
-        owners = [n for n, part in model.module.named_modules() if any(True for _ in part.parameters(False))]
-        reinitialise(model.module, owners, opened.study.run.seed)
-    preprocess = _preprocess(model.preprocess, opened.study)
+    study = opened.study
+    model = build(study.model, opened.folder, checkpoint, study.run.seed)
+    preprocess = _preprocess(model.preprocess, study)
     model = replace(model, name=opened.model_name, preprocess=preprocess)
     try:
         model.module.to(opened.device)
@@ -205,11 +181,6 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
             f"cannot use run.device = {opened.device!r}: {str(error).splitlines()[0]}"
         ) from error
     return model
-
-
-def _brings_weights(spec: str) -> bool:
-    """Whether a network built by this name is trained, asked for or not."""
-    return spec == "lite0" or spec.startswith("hf:")
 
 
 def _preprocess(own: Preprocess, study: Study) -> Preprocess:
@@ -297,46 +268,11 @@ def _check_labels(source: Source, count: int, name: str) -> None:
 
 def _check_class_count(requests: list[Request], count: int) -> None:
     for request in requests:
-        options = dict(request.options)
-        every = (
-            request.entry.name == "auc" or "adaptive" in options.values() or "calibrated" in options.values()
-        )
-        if every and count > ALL_CLASSES_UP_TO:
+        if request.every_class and count > ALL_CLASSES_UP_TO:
             raise InputError(
                 f"{request.text} needs the probabilities of all classes, which a run keeps for up to "
                 f"{ALL_CLASSES_UP_TO} classes; this model has {count}"
             )
-
-
-def weights_hash(checkpoint: Checkpoint, model: Model) -> str:
-    digest = hashlib.sha256()
-    if checkpoint.file is not None:
-        with checkpoint.file.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    for name, tensor in sorted(model.module.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _local_spec(spec: str, folder: Path) -> str:
-    """A spec whose file or folder is relative to the study's."""
-    if spec.startswith("hf:"):
-        local = folder / Path(spec[3:]).expanduser()
-        return f"hf:{local}" if local.exists() else spec
-    path, _, factory = spec.rpartition(":")
-    if path.endswith(".py"):
-        return f"{folder / Path(path).expanduser()}:{factory}"
-    return str(folder / Path(spec).expanduser()) if (folder / spec).is_file() else spec
-
-
-def _by_epoch(path: Path) -> tuple[float, str]:
-    epoch = epoch_of(path.stem)
-    return (float("inf") if epoch is None else epoch, path.as_posix())
-
-
-def _relative(file: Path, folder: Path) -> str:
-    return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else file.as_posix()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ different units at the same time, and the same unit twice does no harm: the byte
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -77,19 +77,21 @@ class RunFolder:
         free: Collection[str] = (),
         pictures: Identity = (),
         forgiven: Collection[str] = (),
+        filled: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     ) -> RunFolder:
         """Go on with a run, or start it where there is none.
 
         Refused, with what changed, unless the manifest is the same or only adds (see `compare_configs`);
         additions are written to run.json, which keeps the earlier manifest too. `pictures` are written to
-        images.json; those of the images in `forgiven` may differ from what they were.
+        images.json; those of the images in `forgiven` may differ from what they were. `filled` adds the
+        defaults of settings that are younger than the run.
         """
         path = Path(path)
         with _turn(path):
             if not (path / "run.json").exists():
                 return cls._keep(path, manifest, pictures)
             old = Manifest.read(path / "run.json")
-            changes = old.changes(manifest, growing, free)
+            changes = filled(old).changes(manifest, growing, free)
             other = _differing(path, pictures)
             if other and set(other) <= set(forgiven):
                 changes = [change for change in changes if change.key != "images"]
@@ -179,7 +181,7 @@ class RunFolder:
         maps: Mapping[str, Maps] | None = None,
         pictures: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Write a finished unit: its maps, pictures and rows (maybe none), then its seal, which makes it done.
+        """Write a finished unit: its maps, pictures and rows (maybe none), then its seal: it is done.
 
         `maps` is keyed by the method as the rows name it, `pictures` ("H W 3" uint8) by the image; a picture
         that is there is left alone. May be called from any thread or process.
@@ -229,13 +231,14 @@ class RunFolder:
             ):
                 with clear_failure(path):
                     path.unlink(missing_ok=True)
-        plan = self.planned()
-        if plan and set(units) & set(plan["units"]):
-            with _turn(self.path):
-                write_record(
-                    self.path / "plan.json",
-                    plan | {"units": [u for u in plan["units"] if u not in set(units)]},
-                )
+
+    def retry(self, units: Collection[str], images: Collection[str]) -> None:
+        """Take units out of the run and its plan; their images may have other contents from now on."""
+        with _turn(self.path):
+            plan = self.planned() or {}
+            left = [unit for unit in plan.get("units", ()) if unit not in set(units)]
+            write_record(self.path / "plan.json", plan | {"units": left, "retry": sorted(images)})
+        self.drop(units)
 
     def makers(self) -> list[dict[str, Any]]:
         """Versions and devices that made the parts, with the number of parts of each, most first."""
@@ -258,7 +261,7 @@ class RunFolder:
         return [name for name, path in paths.items() if not sealed(path)]
 
     def scores(self) -> Scores:
-        return Scores(self.path / "scores", self._parts, lambda: self.status().row())
+        return Scores(self.path / "scores", self.checked_parts, lambda: self.status().row())
 
     def maps(self) -> MapStore:
         return MapStore(self.path / "maps", self.units)
@@ -270,7 +273,7 @@ class RunFolder:
     def ledger(self) -> Ledger:
         return Ledger(self.path)
 
-    def _parts(self) -> list[Path]:
+    def checked_parts(self) -> list[Path]:
         """The parts that hold rows, each compared with its seal."""
         parts = {self.path / "scores" / f"{unit}.parquet": seal for unit, seal in self.units().items()}
         for path, seal in parts.items():

@@ -2,9 +2,9 @@
 
     seals/UNIT.json    the SHA-256 of each file of the unit, what the unit is, and the versions that made it
 
-The seal is written last: a unit is done exactly when its seal stands and its files are there, and what no seal
-names is no row. A seal, like run.json, plan.json and status.json, carries a checksum of itself. Files are
-compared with their seals when they are read, once per process as long as size, times and inode stay.
+The seal is written last: a unit is done exactly when its seal stands and its files are there, and what no
+seal names is no row. A seal, like run.json, plan.json and status.json, carries a checksum of itself. Files
+are compared with their seals when they are read, once per process as long as size, times and inode stay.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -21,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import StoreError
+from heatproof.images.identity import file_state, is_settled
 from heatproof.store._files import clear_failure, digest, write_whole
 from heatproof.types import Unit
 
-SETTLED = 2_000_000_000  # nanoseconds: a file this young could change again without another time
 _verified: dict[str, tuple[Any, ...]] = {}
 
 
@@ -57,7 +56,7 @@ def damaged(path: Path, why: str) -> StoreError:
 def check_file(path: Path, expected: str) -> None:
     """Refuse a file whose content is not what was written."""
     try:
-        state = stat_key(path)
+        state = file_state(path)
         if _verified.get(str(path)) == (expected, *state):
             return
         if digest(path) != expected:
@@ -68,17 +67,6 @@ def check_file(path: Path, expected: str) -> None:
         raise damaged(path, error.strerror or str(error)) from error
     if is_settled(state):
         _verified[str(path)] = expected, *state
-
-
-def stat_key(path: Path) -> tuple[int, int, int, int]:
-    """Size, times and inode: a file that keeps them all was not touched. (A program cannot set ctime back.)"""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-
-
-def is_settled(state: tuple[int, int, int, int]) -> bool:
-    """Whether a later change must show in the file's times, whose steps may be milliseconds."""
-    return time.time_ns() - max(state[1:3]) > SETTLED
 
 
 @dataclass(frozen=True)

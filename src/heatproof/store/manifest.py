@@ -4,8 +4,8 @@ The hash of the config decides a resume: the same hash goes on where the run sto
 compared key by key, and only additions at the end of a list of methods, metrics, checkpoints, models or
 images are let through, because rows that exist then stay true.
 
-Folders have a format. 1 is that of heatproof 0.1: no seals, so no checksums. Such a folder can be read, resumed,
-and upgraded in place; a format of the future is refused.
+Folders have a format. 1 is that of heatproof 0.1: no seals, so no checksums. Such a folder can be read,
+resumed, and upgraded in place; a format of the future is refused.
 """
 
 from __future__ import annotations

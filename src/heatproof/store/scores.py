@@ -215,7 +215,9 @@ def _duckdb() -> Any:
 
 
 def _value(value: Any) -> str:
-    return _literal(value) if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return _literal(value)
+    return f"{value}::DOUBLE" if isinstance(value, float) else str(value)
 
 
 def _literal(text: str) -> str:

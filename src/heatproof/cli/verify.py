@@ -1,0 +1,76 @@
+"""heatproof verify: is a run folder still what was written into it?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from heatproof.cli._console import console, new_table
+from heatproof.store import RunFolder
+
+SHOWN = 20
+
+
+@click.command("verify")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--repair", is_flag=True, help="Drop what is damaged, set aside what is foreign.")
+@click.option(
+    "--upgrade", is_flag=True, help="Seal a folder of heatproof 0.1, which has no checksums, as it is."
+)
+@click.pass_context
+def verify_command(ctx: click.Context, run: Path, repair: bool, upgrade: bool) -> None:
+    """Check every file of the folder RUN against its checksum, and say whether the run is complete.
+
+    \b
+    Examples:
+      heatproof verify runs/first
+      heatproof verify runs/first --repair     then `heatproof run` makes again what was dropped
+
+    The exit code is 1 where a file is damaged, missing or foreign, also where --repair took care of it.
+    """
+    from heatproof.store import verify
+
+    path = run / "run" if not (run / "run.json").exists() and (run / "run" / "run.json").exists() else run
+    if upgrade:
+        _upgrade(RunFolder.open(path))
+    findings = verify.inspect(path)
+    if findings:
+        table = new_table(
+            f"{len(findings)} findings in {path}" + f"; the first {SHOWN}" * (len(findings) > SHOWN)
+        )
+        table.add_column("file", overflow="fold")
+        table.add_column("problem", overflow="fold")
+        for finding in findings[:SHOWN]:
+            table.add_row(finding.path, finding.problem)
+        console.print(table)
+    if findings and repair:
+        units = verify.repair(path, findings)
+        console.print(f"{len(units)} units were dropped; to make them again, give the study to heatproof run "
+                      f"--out {path}", soft_wrap=True)  # fmt: skip
+    elif findings:
+        console.print(f"to drop them: heatproof verify {path} --repair", soft_wrap=True)
+    else:
+        folder = RunFolder.open(path)
+        sealed = "every file is what was written" if folder.manifest.format > 1 else (
+            "made by heatproof 0.1, without checksums; --upgrade adds them"
+        )  # fmt: skip
+        console.print(f"{sealed}; {folder.status().sentence}", soft_wrap=True)
+    if findings:
+        ctx.exit(1)
+
+
+def _upgrade(folder: RunFolder) -> None:
+    """The units of an old run follow from its settings and from how many images its rows name."""
+    from heatproof.run.plan import make_plan
+    from heatproof.store.verify import upgrade
+
+    if folder.manifest.format > 1:
+        return
+    (row,) = folder.scores().sql(
+        "select count(distinct image) as n from scores where metric in ('predicted', 'image') and image <> ''"
+    )
+    plan = make_plan(folder.manifest, row["n"])
+    folder = upgrade(folder, plan.units)
+    folder.plan([unit.hash for unit in plan.units], row["n"], plan.checkpoints())
+    console.print(f"{len(folder.done())} units of {folder.path} have checksums now", soft_wrap=True)

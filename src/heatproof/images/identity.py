@@ -1,0 +1,76 @@
+"""What a picture is made of: hashes of contents, so that one that is replaced by another is noticed.
+
+A file is read once; after that its size, times and inode say that it is the same. With `by_mtime`, for sets
+too large to read, size and time of change stand for the content, and must survive when the files are copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heatproof.images.source import Sample, Source, content_stamp
+
+SETTLED = 2_000_000_000  # nanoseconds: a file this young could change again without another time
+THREADS = 8
+
+State = tuple[int, int, int, int]
+
+
+def file_state(path: Path) -> State:
+    """Size, times and inode: a file that keeps them all was not touched (nobody can set ctime back)."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def is_settled(state: State) -> bool:
+    """Whether a later change must show in the file's times, whose steps may be milliseconds."""
+    return time.time_ns() - max(state[1:3]) > SETTLED
+
+
+@dataclass
+class Hashes:
+    """SHA-256 of files, remembered."""
+
+    known: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # path -> state, hash
+    by_mtime: bool = False
+
+    def of(self, path: Path) -> str | None:
+        """None where there is no such file, or none that can be read."""
+        try:
+            state = file_state(path)
+            if self.by_mtime:
+                return f"{state[0]} bytes of {state[1]}"
+            *before, mark = self.known.get(str(path), (None,))
+            if tuple(before) != state:
+                with path.open("rb") as file:
+                    mark = hashlib.file_digest(file, "sha256").hexdigest()
+                if is_settled(state):
+                    self.known[str(path)] = *state, mark
+            return mark
+        except (OSError, ValueError):  # ValueError: a NUL in the path
+            return None
+
+
+def identify(source: Source, hashes: Hashes) -> list[tuple[str, str]]:
+    """Id and identity of every sample: picture, masks, label and boxes."""
+    files = {p for s in source.samples for p in (s.content, *s.masks.values()) if isinstance(p, Path)}
+    with ThreadPoolExecutor(THREADS) as pool:  # hashing and reading leave Python's lock alone
+        marks = dict(zip(files, pool.map(hashes.of, files), strict=True))
+    return [(s.id, _identity(source, s, marks)) for s in source.samples]
+
+
+def _identity(source: Source, sample: Sample, marks: Mapping[Path, str | None]) -> str:
+    def mark(content: Any) -> Any:
+        return marks[content] if isinstance(content, Path) else content_stamp(content)
+
+    masks = [[name, mark(mask)] for name, mask in sorted(sample.masks.items())]
+    content = marks[sample.content] if isinstance(sample.content, Path) else source.stamp(sample)
+    row = [sample.id, sample.label, sample.boxes, sample.frame, sample.objects, masks, content]
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:32]

@@ -1,0 +1,163 @@
+"""Whether a run folder is still what was written into it: files against seals, seals against themselves.
+
+A finding is a file that is damaged, missing or foreign (no seal or plan names it). Repair drops the units
+that findings belong to, so that the run makes them again, and sets aside what is foreign. A folder of
+heatproof 0.1 has no seals: what is there can be sealed as it is, and is watched from then on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from heatproof.errors import StoreError
+from heatproof.store._files import clear_failure, digest, lease_of
+from heatproof.store.folder import RunFolder
+from heatproof.store.ledger import Ledger, Seal, maker, read_record
+from heatproof.store.manifest import FORMAT, Manifest
+from heatproof.store.maps import slug
+from heatproof.types import Unit
+
+FOLDERS = ("scores", "maps", "pictures", "seals")
+RECORDS = ("run.json", "plan.json", "images.json", "status.json", "hashes.json")
+ASIDE = "set-aside"
+
+
+class Finding(NamedTuple):
+    """One file that is not what was written."""
+
+    path: str  # relative to the folder
+    problem: str
+    unit: str = ""  # the unit it belongs to
+
+
+def inspect(path: Path) -> list[Finding]:
+    """Everything that is wrong with a run folder; all of it is read."""
+    if not (path / "run.json").exists() and not (path / "seals").is_dir():
+        RunFolder.open(path)  # which says why it is no run folder
+    found = list(_records(path))
+    broken = {finding.path for finding in found}
+    plan = None if "plan.json" in broken else RunFolder(path, Manifest({})).planned()
+    old = "run.json" not in broken and Manifest.read(path / "run.json").format == 1
+    seals = Ledger(path).all()
+    if plan is not None:
+        found += _unplanned(path, plan, seals)
+        seals = {unit: seal for unit, seal in seals.items() if unit in plan["units"]}
+    found += [Finding(f"seals/{unit}.json", "damaged", unit) for unit, seal in seals.items() if seal is None]
+    expected = {
+        file: (mark, unit) for unit, seal in seals.items() if seal for file, mark in seal.files.items()
+    }
+    there = set(_files(path))
+    for name in sorted(there | set(expected)):
+        mark, unit = expected.get(name, ("", _unit_of(name)))
+        if name not in there:
+            found.append(Finding(name, "missing", unit))
+        elif (path / name).is_symlink():
+            found.append(Finding(name, "foreign: a link, not a file"))
+        elif mark and digest(path / name) != mark:
+            found.append(Finding(name, "damaged", unit))
+        elif not mark and not _is_seal(name) and not old:
+            found += _unsealed(name, unit, seals, plan)
+    return found
+
+
+def _records(path: Path) -> Iterator[Finding]:
+    for name in RECORDS:
+        if not (path / name).exists():
+            continue
+        try:
+            Manifest.read(path / name) if name == "run.json" else read_record(path / name)
+        except StoreError:
+            yield Finding(name, "damaged")
+    if not (path / "run.json").exists():
+        yield Finding("run.json", "missing")
+    elif (path / "images.json").exists() and not (path / "plan.json").exists():
+        yield Finding("plan.json", "missing")
+
+
+def _unsealed(
+    name: str, unit: str, seals: dict[str, Seal | None], plan: dict[str, Any] | None
+) -> Iterator[Finding]:
+    """A file that no seal names; one of a unit that is not finished is only that."""
+    left = set(plan["units"]) - set(seals) if plan else set()
+    damaged_seal = unit in seals and seals[unit] is None
+    if not (damaged_seal or unit in left or (left and name.startswith("pictures/"))):
+        yield Finding(name, "foreign: no unit of this run has it")
+
+
+def _unplanned(path: Path, plan: dict[str, Any], seals: dict[str, Seal | None]) -> Iterator[Finding]:
+    for unit in sorted(set(seals) - set(plan["units"])):
+        yield Finding(f"seals/{unit}.json", "foreign: the plan does not name this unit")
+    said = RunFolder(path, Manifest({})).said().values()
+    if any(last.get("state") == "complete" for last in said):
+        for unit in sorted(set(plan["units"]) - set(seals)):
+            yield Finding(f"seals/{unit}.json", "missing", unit)
+
+
+def repair(path: Path, findings: Sequence[Finding]) -> list[str]:
+    """Drop what findings belong to and set aside what is foreign; the units that must be made again."""
+    readable = not any(finding.path == "run.json" for finding in findings)
+    folder = RunFolder(path, Manifest.read(path / "run.json") if readable else Manifest({}))
+    units = {finding.unit for finding in findings if finding.unit}
+    with folder.lock():
+        folder.drop(units)
+        for finding in findings:
+            source, target = path / finding.path, path / ASIDE / finding.path
+            if not finding.unit and os.path.lexists(source):
+                with clear_failure(target):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(source, target)
+    return sorted(units)
+
+
+def upgrade(folder: RunFolder, units: Sequence[Unit]) -> RunFolder:
+    """Seal the parts of a folder of heatproof 0.1 as they are, and bring it to the present format."""
+    about = {**folder.manifest.versions, **folder.manifest.machine}
+    made = {name: str(about[name]) for name in maker("cpu") if name in about}
+    with folder.lock():
+        there, sealed = set(_files(folder.path)), folder.ledger.seals()
+        kept = folder.pictures()
+        for unit in units:
+            part = f"scores/{unit.hash}.parquet"
+            if unit.hash in sealed or part not in there:
+                continue
+            rows = folder.scores().sql("select distinct image from scores where unit = ?", [unit.hash])
+            pictures = [kept.path(row["image"]) for row in rows if row["image"]]
+            names = [part, *_maps_of(folder.path, unit.hash), *(f"pictures/{p.name}" for p in pictures if p)]
+            files = {name: digest(folder.path / name) for name in names}
+            folder.ledger.write(unit, files, made, lease="", late=True)
+        manifest = replace(folder.manifest, format=FORMAT, upgraded=True)
+        manifest.write(folder.path / "run.json")
+    return RunFolder(folder.path, manifest)
+
+
+def _maps_of(root: Path, unit: str) -> Iterator[str]:
+    index = root / "maps" / f"{unit}.json.gz"
+    if index.exists():
+        yield f"maps/{index.name}"
+        for entry in json.loads(gzip.decompress(index.read_bytes()))["maps"]:
+            yield f"maps/{slug(entry['method'])}/{unit}.npy"
+            if "signed" in entry:
+                yield f"maps/{slug(entry['method'])}/{unit}.signed.npy"
+
+
+def _files(root: Path) -> Iterator[str]:
+    for folder in FOLDERS:
+        for parent, below, names in os.walk(root / folder):
+            linked = [name for name in below if Path(parent, name).is_symlink()]
+            for name in (*names, *linked):
+                if lease_of(name) is None:  # of which leases tell whether somebody still writes it
+                    yield Path(parent, name).relative_to(root).as_posix()
+
+
+def _is_seal(name: str) -> bool:
+    return name.startswith("seals/") and name.endswith(".json")
+
+
+def _unit_of(name: str) -> str:
+    return "" if name.startswith("pictures/") else name.rpartition("/")[2].partition(".")[0]
