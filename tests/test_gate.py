@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def only(run: RunFolder, rule: str, min_n: int = 1) -> Verdict:
-    (verdict,) = check(run, [rule], min_n)
+    _, verdict = check(run, [rule], min_n)
     return verdict
 
 
@@ -127,8 +127,12 @@ def small_folder(
     manifest = Manifest.collect({}, models={name: name for name in checkpoints}, classes=["left.lung", "2 b"])
     folder = RunFolder.create(path, manifest)
     places = {(r.model, r.checkpoint) for r in rows}
-    answers = [row("probability", 0.9, model=m, checkpoint=c, image=f"{i}.png", label=i % 2, explained=0)
-               for m, c in sorted(places) for i in range(answered)]  # fmt: skip
+    answers = [
+        row(metric, 0.9, model=model, checkpoint=checkpoint, image=f"{i}.png", label=i % 2, explained=0)
+        for model, checkpoint in sorted(places)
+        for i in range(answered)
+        for metric in ("probability", "predicted")
+    ]
     folder.write_unit(Unit("epoch1", (0, 1), (), ("any",)), [*rows, *answers])
     return folder
 
@@ -279,10 +283,10 @@ def test_no_alarms_cannot_hold_where_nobody_looked(tmp_path: Path) -> None:
 
 def test_exit_codes_and_table(run: RunFolder, collapsed: Path) -> None:
     good = invoke(run.path, "--rule", "auc >= 0", "--rule", "any(cscore.gradcam >= 0)", "--min-n", 1)
-    assert good.exit_code == 0 and "2 of 2 rules hold" in good.output
+    assert good.exit_code == 0 and "3 of 3 rules hold" in good.output
     bad = invoke(collapsed, "--rule", "cscore_n.cat >= 2", "--rule", "no-alarms")
     assert bad.exit_code == 1
-    assert "FAIL" in bad.output and "0 of 2 rules hold" in bad.output and "gold-list collapse" in bad.output
+    assert "FAIL" in bad.output and "1 of 3 rules hold" in bad.output and "gold-list collapse" in bad.output
     assert invoke(run.path, "--rule", "auc >").exit_code == 2
     assert invoke(run.path, "--rule", "acu >= 1").exit_code == 2
     assert invoke(run.path).exit_code == 2
@@ -305,15 +309,20 @@ def test_junit_and_json(collapsed: Path, tmp_path: Path) -> None:
     root = ElementTree.parse(xml).getroot()
     suite = root.find("testsuite")
     assert root.tag == "testsuites" and suite is not None
-    assert (suite.get("tests"), suite.get("failures")) == ("3", "2")
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "2")
     cases = suite.findall("testcase")
-    assert [case.get("name") for case in cases] == rules and cases[2].find("failure") is None
-    failure = cases[1].find("failure")
+    assert [case.get("name") for case in cases[1:]] == rules and cases[3].find("failure") is None
+    failure = cases[2].find("failure")
     assert failure is not None and "0 of 8 images of cat" in str(failure.text)
     content = json.loads(text.read_text())
-    assert content["holds"] is False and [one["holds"] for one in content["rules"]] == [False, False, True]
-    assert content["rules"][0]["values"][0]["value"] is None and content["rules"][0]["values"][0]["n"] == 0
-    assert content["rules"][1]["alarms"][0]["evidence"]["gold"] == 0
+    assert content["holds"] is False and [one["holds"] for one in content["rules"]] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert content["rules"][1]["values"][0]["value"] is None and content["rules"][1]["values"][0]["n"] == 0
+    assert content["rules"][2]["alarms"][0]["evidence"]["gold"] == 0
 
 
 def test_a_rule_without_a_method_leaves_floors_alone(tmp_path: Path) -> None:
@@ -326,7 +335,7 @@ def test_a_rule_without_a_method_leaves_floors_alone(tmp_path: Path) -> None:
     rows += [row("bl", 0.5, method="random", image=f"{i}.png") for i in range(40)]
     folder = small_folder(tmp_path / "run", rows)
     assert {v.method for v in only(folder, "cscore.'left.lung' >= 0.5").values} == {"gradcam", "layercam"}
-    (verdict,) = check(folder, ["cscore.'left.lung' >= 0.5"])
+    _, verdict = check(folder, ["cscore.'left.lung' >= 0.5"])
     assert verdict.holds
     assert not only(folder, "any(cscore.'left.lung' >= 0.8)").holds
     assert not only(folder, "cscore.random.'left.lung' >= 0.5").holds  # where it is named
@@ -346,14 +355,31 @@ def test_every_rule_says_n_and_too_few_images_keep_no_rule(tmp_path: Path) -> No
         "recall.1 >= 0.8": 40, "bl <= 0.2": 40, "bl.1 <= 0.2": 20,
     }  # fmt: skip
     for rule, n in expected.items():
-        (found,) = check(folder, [rule])
+        _, found = check(folder, [rule])
         assert (found.n, found.holds) == (n, n >= 30), rule
         assert only(folder, rule, n).holds and not only(folder, rule, n + 1).holds
-    assert check(folder, ["cscore.0 >= 0.5"])[0].values[0].reason == "5 images are fewer than 30"
+    assert check(folder, ["cscore.0 >= 0.5"])[1].values[0].reason == "5 images are fewer than 30"
     shown = invoke(folder.path, "--rule", "auc >= 0.9", "--rule", "cscore.0 >= 0.5")
     assert shown.exit_code == 1 and re.search(r"ok +auc >= 0.9 +0.95 +80 ", shown.output)
     assert re.search(r"FAIL +cscore.0 >= 0.5 +0.9 +5 .*5 images are fewer than 30", shown.output)
     assert invoke(folder.path, "--rule", "cscore.0 >= 0.5", "--min-n", 5).exit_code == 0
+
+
+def test_half_a_run_and_broken_pictures_are_refused(tmp_path: Path) -> None:
+    study = make_study(tmp_path, 40, ["gradcam"], ["accuracy"])
+    for picture in sorted((tmp_path / "pictures").rglob("*.png"))[:3]:
+        picture.write_bytes(b"not a picture")
+    run_study(study, tmp_path / "out")
+    folder = RunFolder.open(tmp_path / "out")
+    first, _ = check(folder, ["accuracy >= 0"])
+    assert (first.rule, first.holds, first.n) == ("complete run, usable >= 0.95", False, 40)
+    assert first.values[0].value == pytest.approx(37 / 40) and "3 broken" in first.values[0].reason
+    assert invoke(folder.path, "--rule", "accuracy >= 0").exit_code == 1
+    assert invoke(folder.path, "--rule", "accuracy >= 0", "--min-usable", 92).exit_code == 0
+    part = next(iter(sorted((folder.path / "scores").glob("*.parquet"))))
+    part.unlink()
+    shown = invoke(folder.path, "--rule", "degenerate <= 1", "--min-usable", 0)
+    assert shown.exit_code == 1 and "units are not there" in " ".join(shown.output.split())
 
 
 def test_an_empty_gold_list_keeps_no_rule(tmp_path: Path) -> None:
@@ -367,7 +393,7 @@ def test_an_empty_gold_list_keeps_no_rule(tmp_path: Path) -> None:
 
 def test_no_alarms_needs_enough_images(run: RunFolder) -> None:
     """16 images: too few to say that nothing is wrong."""
-    (verdict,) = check(run, ["no-alarms(2)"])
+    _, verdict = check(run, ["no-alarms(2)"])
     assert (verdict.holds, verdict.n) == (False, 16) and "16 images are fewer than 30" in verdict.reasons
     assert only(run, "no-alarms(2)", 16).reasons == ()
 
@@ -386,5 +412,5 @@ def test_json_writes_null_for_what_is_not_defined(tmp_path: Path) -> None:
     folder = small_folder(tmp_path / "run", [row("dts", math.nan, "no structure\x00\x07", image="a")])
     xml, text = tmp_path / "gate.xml", tmp_path / "gate.json"
     assert invoke(folder.path, "--rule", "dts < 1", "--json", text, "--junit", xml).exit_code == 1
-    assert json.loads(text.read_text())["rules"][0]["values"][0]["value"] is None
-    assert "no structure" in ElementTree.parse(xml).getroot()[0][0][0].get("message", "")
+    assert json.loads(text.read_text())["rules"][1]["values"][0]["value"] is None
+    assert "no structure" in ElementTree.parse(xml).getroot()[0][1][0].get("message", "")

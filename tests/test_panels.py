@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from PIL import Image
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.report import panels
 from heatproof.report.panels import Tile, colours, overlay, panel, sheet
+from heatproof.studies._panels_localise import Studio
+from heatproof.studies._scored import Scored
 
 
 def photo(height: int = 40, width: int = 60) -> Image.Image:
@@ -78,6 +82,13 @@ def test_a_wrong_answer_stands_beside_the_class_that_is_explained() -> None:
     assert (
         panels.explains(1, None, 0, named) == "explains: pneumonia (a chosen class); the network says: normal"
     )
+
+
+def test_a_case_study_says_which_class_it_explains() -> None:
+    scored = Scored("last", (), ("normal", "pneumonia"), 0.2, ("insertion", "deletion"), {"a.png": 1},
+                    {"a.png": 1}, {"a.png": 0}, {("a.png", 0): 0.93})  # fmt: skip
+    heading = Studio(scored, *[None] * 3, Path())._heading("a.png")  # type: ignore[list-item]
+    assert heading == "a.png: explains: pneumonia (true label); the network says: normal; 93% sure"
 
 
 def test_a_long_heading_is_not_cut() -> None:

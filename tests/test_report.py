@@ -379,7 +379,8 @@ def test_a_score_of_no_image_is_not_drawn(tmp_path: Path) -> None:
     """The C-Score of an empty gold list is stored as 0; it is neither a dot at 0 nor a number in a table."""
     section = classes(read_run(make_run(tmp_path / "run", gold=0))).body
     assert section.count("cat &lt;b&gt;&quot;bold&quot;&lt;/b&gt; 🐈: 0.600") == len(METHODS)
-    assert "dog&#x27;s: 0.000" not in section and '–<span class="sub">n = 0</span>' in section
+    assert "dog&#x27;s: 0.000" not in section and "dog&#x27;s</bdi> (not defined)" in section
+    assert '–<span class="sub">n = 0</span>' in section
     run = Trajectory.from_run(RunFolder.open(tmp_path / "run"))
     table, _ = score_table(run, run.checkpoints[-1])
     assert np.isnan(table[:, 2]).all() and (table[:, 1] == 0.6).all()

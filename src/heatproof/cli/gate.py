@@ -17,7 +17,7 @@ import click
 
 from heatproof.cli._console import console, new_table
 from heatproof.errors import HeatproofError
-from heatproof.monitor.rules import MIN_N
+from heatproof.monitor.rules import MIN_N, MIN_USABLE
 
 if TYPE_CHECKING:
     from heatproof.monitor.gate import Verdict
@@ -36,17 +36,21 @@ SHOWN = 5  # lines per rule in the table; files hold everything
     type=click.IntRange(min=1),
     help="A number of fewer images keeps no rule (C-Score: of its gold list).",
 )
+@click.option(
+    "--min-usable",
+    default=100 * MIN_USABLE,
+    show_default=True,
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Images that must have been usable, of those planned.",
+)
 @click.option("--junit", type=click.Path(path_type=Path), help="Also write JUnit XML, which CI systems show.")
 @click.option("--json", "as_json", type=click.Path(path_type=Path), help="Also write JSON.")
 @click.pass_context
 def gate_command(
-    ctx: click.Context,
-    run: Path,
-    rules: tuple[str, ...],
-    min_n: int,
-    junit: Path | None,
+    ctx: click.Context, run: Path, rules: tuple[str, ...], min_n: int, min_usable: float, junit: Path | None,
     as_json: Path | None,
-) -> None:
+) -> None:  # fmt: skip
     """Check the folder RUN against rules.
 
     \b
@@ -57,7 +61,8 @@ def gate_command(
       3   the gate itself broke
       130 Ctrl-C
 
-    A rule about a number that is not defined, or that stands on fewer than --min-n images, does not hold.
+    A rule about a number that is not defined, or that stands on fewer than --min-n images, does not hold. One
+    rule is always checked first: the run is complete, and --min-usable per cent of its images could be used.
 
     \b
     Rules:
@@ -79,7 +84,7 @@ def gate_command(
     from heatproof.store._files import write_whole
 
     try:
-        verdicts = check(run, rules, min_n)
+        verdicts = check(run, rules, min_n, min_usable / 100)
         for path, text in ((junit, junit_xml(verdicts, run.name)), (as_json, json_text(verdicts, run))):
             if path is not None:
                 write_whole({path: partial(Path.write_text, data=text, encoding="utf-8")})

@@ -43,4 +43,4 @@ def report_command(
     console.print(f"{verdict.title}. {verdict.sentence}", soft_wrap=True)
     for fact in verdict.facts:
         console.print(f"  {fact.kind}: {fact.sentence}", soft_wrap=True)
-    console.print(f"wrote {path}", soft_wrap=True)
+    console.print(f"{folder.status().sentence}\nwrote {path}", soft_wrap=True)

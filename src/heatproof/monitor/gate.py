@@ -5,6 +5,9 @@ bracket in it goes in quotes. A metric or method named without options means all
 that a rule matches must keep it; floors (random, edges, centre) are judged only where they are named. What is
 not defined, not computed yet, or stands on fewer than `min_n` images (30) keeps no rule. n is the size of the
 gold list for a C-Score, otherwise the number of images that the number is about.
+
+One rule is always there: the run is complete, and at least `min_usable` of its images (95 %) could be used.
+Where a folder does not say what was planned (heatproof 0.1, a monitored training), only its images count.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
 from heatproof.explain.floors import is_floor
 from heatproof.monitor.alarms import Alarm, find_alarms
-from heatproof.monitor.rules import ALL, LAST, MIN_N, Rule, read_rule
+from heatproof.monitor.rules import ALL, LAST, MIN_N, MIN_USABLE, Rule, read_rule
 from heatproof.monitor.trajectory import Trajectory, class_names, models, ordered
 from heatproof.registry import Registry, explainers, metrics
 from heatproof.store import RunFolder
@@ -64,15 +67,29 @@ class Verdict:
     n: int = 0  # the fewest images that it was decided by
 
 
-def check(folder: RunFolder | str | Path, rules: Sequence[str], min_n: int = MIN_N) -> list[Verdict]:
-    """Judge a run; every rule is read, and its names are looked up, before the first is judged."""
+def check(
+    folder: RunFolder | str | Path, rules: Sequence[str], min_n: int = MIN_N, min_usable: float = MIN_USABLE
+) -> list[Verdict]:
+    """Judge a run: whether it is whole, then each rule.
+
+    Every rule is read, and its names are looked up, before the first is judged.
+    """
     run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder), min_n)
     read = [read_rule(text) for text in rules]
     plans = [None if rule.mechanisms else run.plan(rule) for rule in read]
-    return [
+    judged = [
         run.alarms(rule) if plan is None else run.judge(rule, plan)
         for rule, plan in zip(read, plans, strict=True)
     ]
+    return [whole(run.folder, min_usable), *judged]
+
+
+def whole(folder: RunFolder, min_usable: float) -> Verdict:
+    """Whether a run is complete and enough of its images could be used."""
+    status = folder.status()
+    holds = status.state in ("complete", "unknown") and status.usable >= min_usable
+    value = Value("", "", "", "", "usable", status.usable, status.planned, holds, status.sentence)
+    return Verdict(f"complete run, usable >= {min_usable:g}", holds, (value,), n=status.planned)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from heatproof.errors import InputError
 from heatproof.monitor.alarms import NAMES
 
 LAST, ALL = "last", "all"
+MIN_USABLE = 0.95  # of the images that were planned
 MIN_N = 30  # images behind a number, unless the gate is told otherwise; the verdict needs as many
 EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-alarms(1)"
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from heatproof.metrics._inputs import mean_interval
+from heatproof.monitor.rules import MIN_USABLE
 from heatproof.report.data import RunData
 from heatproof.report.measures import Measure
 
@@ -17,6 +18,9 @@ NAMED = 5  # methods in a sentence; the table has all of them
 
 def missing_evidence(data: RunData) -> Iterator[str]:
     """What a judgement needs and the run does not have, in half sentences."""
+    status = data.folder.status()
+    if status.state not in ("complete", "unknown") or status.usable < MIN_USABLE:
+        yield f"the whole run ({status.sentence})"
     if not data.real:
         yield "a method that looks at the network"
     silent = sum(map(math.isnan, data.images.confidence))

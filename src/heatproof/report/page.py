@@ -183,6 +183,7 @@ def _made(data: RunData) -> Section:
     rows = [
         ["Command", f"<code>{name(shlex.join(map(str, manifest.command)))}</code>"],
         ["Started", escape(manifest.started)],
+        ["Status", escape(data.folder.status().sentence)],
         ["Seed", escape(str(manifest.seed))],
         [
             "Images",

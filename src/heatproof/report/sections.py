@@ -85,7 +85,12 @@ def classes(data: RunData) -> Section:
             dots = sorted((d for d in dots if not math.isnan(d[1])), key=lambda d: d[1])[:1]
         overall = data.cells.get((of.name, method))
         rows.append((method, dots, math.nan if overall is None else overall.value))
-    keys = [f"{shape_key(i)} {name(data.class_name(label))}" for i, label in enumerate(labels)] if few else []
+    undefined = {c: " (not defined)" for c in labels if all(math.isnan(value(m, c)) for m in data.methods)}
+    keys = [
+        f"{shape_key(i)} {name(data.class_name(c))}{undefined.get(c, '')}"
+        for i, c in enumerate(labels)
+        if few
+    ]
     keys = keys or [f"{shape_key(0)} the lowest class"]
     legend = "".join(
         f"<li>{key}</li>" for key in [*keys, '<span class="barkey"></span> all classes together']

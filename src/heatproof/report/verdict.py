@@ -21,6 +21,7 @@ Intervals are not corrected for the number of comparisons.
 
     do not rely on these maps    every method has a failure
     not enough data              otherwise, where something is missing that a judgement needs:
+                                 - the run is complete, and 95 % of its images could be used
                                  - every answer of the network is a number
                                  - it is better than chance: the 95 % interval of its accuracy lies above the
                                    share of the largest class, which a network that never looks reaches

@@ -94,7 +94,8 @@
     const button = make("button", { type: "button", onclick: () => compare(image.key) });
     button.textContent = "Compare";
     button.setAttribute("aria-label", `Compare maps of ${image.id}`);
-    return make("li", { class: "card" }, empty, id, answer(image), ...shownScores(image), button);
+    const { floor } = choices.methods[placeOf(choice.method)];
+    return make("li", { class: "card" }, empty, id, answer(image, floor), ...shownScores(image), button);
   };
   const compare = (key) => {
     const [left, right] = sides();

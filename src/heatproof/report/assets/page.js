@@ -116,9 +116,11 @@ const heatproof = (() => {
   const frame = (image, method, name, colours) =>
     stack(image.picture, [{ map: image.maps[method], label: `${name} map of ${image.id}` }], colours);
 
-  const answer = (image) => {
-    const line = make("div", { class: "answer" });
-    if (image.explains) line.append("explains ", make("b", {}, outside(image.explains)), ` (${image.which})`, make("br"));
+  const explains = (image, floor) => (floor ? ["explains no class (a floor)"]
+    : image.explains ? ["explains ", make("b", {}, outside(image.explains)), ` (${image.which})`] : []);
+  const answer = (image, floor = false) => {
+    const line = make("div", { class: "answer" }), about = explains(image, floor);
+    if (about.length) line.append(...about, make("br"));
     if (image.label) line.append("true ", outside(image.label), make("br"));
     if (image.predicted) {
       line.append("predicted ", outside(image.predicted));
@@ -234,7 +236,7 @@ const heatproof = (() => {
     const card = (image) => {
       const method = set.methods[state.method], id = make("div", { class: "id" }, outside(image.id));
       id.title = image.id;
-      const item = make("li", { class: "card" }, frame(image, state.method, method.name, state.colours), id, answer(image));
+      const item = make("li", { class: "card" }, frame(image, state.method, method.name, state.colours), id, answer(image, method.floor));
       for (const name of new Set([state.sort || set.headline, set.headline])) {
         if (name && image.scores[name]) item.append(score(metricOf(name), image.scores[name][state.method]));
       }
@@ -300,7 +302,7 @@ const heatproof = (() => {
     if (link && link.hash === location.hash) unfold();
   });
 
-  return { gallery, ramp, enlarge, unfold, make, outside, number, arrow, stack, answer, score, labelled, select, paintScale };
+  return { gallery, ramp, enlarge, unfold, make, outside, number, arrow, stack, explains, answer, score, labelled, select, paintScale };
 })();
 
 (() => {

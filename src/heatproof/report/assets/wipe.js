@@ -125,7 +125,8 @@ Object.assign(heatproof, (() => {
         : ask("/image", { key: image.key, model: choices.model, checkpoint: side.checkpoint }))));
       if (mine !== turn) return;
       records.forEach((record, i) => {
-        if (record && record.explains) ends.children[i].append(", explains ", outside(record.explains), ` (${record.which})`);
+        const { floor } = choices.methods.find((method) => method.name === sides[i].method);
+        if (record) ends.children[i].append(": ", ...heatproof.explains(record, floor));
       });
       const value = (i, metric) => {
         const at = choices.methods.findIndex((method) => method.name === sides[i].method);
