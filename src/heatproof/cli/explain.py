@@ -181,7 +181,7 @@ def explain_some(
 def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
     """Write one image's overlays and its panel."""
     guess = int(one.chances.argmax())
-    note = f"{class_name(model, one.target)}, {one.chances[one.target]:.1%}"
+    note = f"explains {class_name(model, one.target)}, {one.chances[one.target]:.1%}"
     told = explains(one.target, None, guess, lambda c: f"{class_name(model, c)}, {one.chances[c]:.1%}")
     tiles = [Tile(one.seen, "original", "what the model sees")]
     files = []
