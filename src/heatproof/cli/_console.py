@@ -7,19 +7,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
+import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
+from heatproof.run.progress import Bar
+
+INTERRUPTED = 130  # what shells expect of a program stopped by Ctrl-C
+RESUMED = ("run", "study", "demo")  # commands that go on where they were stopped
+COMMAND_LINE = "heatproof.command_line"
 PIPED_WIDTH = 120  # rich assumes 80 columns where there is no terminal, which folds every table
 
 
@@ -30,6 +29,15 @@ def _console(stderr: bool = False) -> Console:
 
 console = _console()
 errors = _console(stderr=True)
+
+
+def stopped(ctx: click.Context) -> NoReturn:
+    """Say how to go on, where the command can, and leave."""
+    root = ctx.find_root()
+    again = f"; what is finished is kept, to resume: heatproof {root.meta[COMMAND_LINE]}"
+    resumes = root.invoked_subcommand in RESUMED
+    errors.print(f"stopped{again if resumes else ''}", soft_wrap=True)
+    ctx.exit(INTERRUPTED)
 
 
 def new_table(title: str) -> Table:
@@ -47,27 +55,34 @@ def new_table(title: str) -> Table:
 class Steps:
     """Counts finished steps and the inputs passed through the network meanwhile."""
 
-    def __init__(self, what: str, total: int, bar: Progress | None) -> None:
-        self.total, self.finished, self.passed = total, 0, 0
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.finished, self.passed = what, total, 0, 0
         self.started = time.perf_counter()
-        self.bar = bar
-        self.task = bar.add_task(what, total=total, inputs="") if bar else None
+        self.detail = ""
+        self.bar = Bar(console, what, total, self._line)
+
+    def _line(self) -> str | None:
+        """Where the step in hand is, for those who see no bar."""
+        return f"[{self.finished}/{self.total}] {self.what}: {self.detail}" if self.detail else None
 
     def inputs(self, count: int) -> None:
         """Some inputs went through the network; the callback of explain()."""
         self.passed += count
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, inputs=f"{self.passed:,} inputs")
+        self.now(f"{self.passed:,} inputs")
+
+    def now(self, detail: str) -> None:
+        """What the step in hand has come to."""
+        self.detail = detail
+        self.bar.move(self.finished, detail)
 
     def done(self, what: str | None, steps: int = 1) -> None:
         """Steps are finished: the bar moves, or a line is printed where there is no terminal.
 
         None: what happened is said elsewhere.
         """
-        self.finished += steps
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, advance=steps)
-        elif what is not None:
+        self.finished, self.detail = self.finished + steps, ""
+        self.bar.move(self.finished)
+        if what is not None and not console.is_terminal:
             seconds = time.perf_counter() - self.started
             console.print(f"[{self.finished}/{self.total}] {what} ({seconds:.1f} s)", soft_wrap=True)
 
@@ -75,16 +90,8 @@ class Steps:
 @contextmanager
 def steps(what: str, total: int) -> Iterator[Steps]:
     """A progress bar on a terminal, a line per finished step elsewhere."""
-    if not console.is_terminal:
-        yield Steps(what, total, None)
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[inputs]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield Steps(what, total, bar)
+    shown = Steps(what, total)
+    try:
+        yield shown
+    finally:
+        shown.bar.close()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import console, errors, steps
-from heatproof.cli.run import INTERRUPTED
+from heatproof.cli._console import console, steps, stopped
 
 if TYPE_CHECKING:
     from heatproof.demo import Audit
@@ -42,9 +41,8 @@ def demo_command(ctx: click.Context, out: Path, quick: bool, seed: int) -> None:
     sizes = demo.QUICK if quick else demo.FULL
     try:
         found = demo.run(out, sizes, seed, steps, console, lambda text: console.print(text, soft_wrap=True))
-    except (KeyboardInterrupt, Stopped):
-        errors.print("stopped; what was finished is kept, and the same command goes on", soft_wrap=True)
-        ctx.exit(INTERRUPTED)
+    except Stopped:
+        stopped(ctx)
     show(found, time.perf_counter() - started)
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from heatproof.cli._console import console, errors, new_table
+from heatproof.cli._console import console, errors, new_table, stopped
 
-INTERRUPTED = 130  # what shells expect of a program stopped by Ctrl-C
 BROKEN_SHOWN = 10
 
 
@@ -22,10 +21,15 @@ BROKEN_SHOWN = 10
 @click.option("--shard", default="0/1", show_default=True, help="Do only part i of n, from 0: i/n.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, write nothing.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first picture that cannot be used.")
+@click.option("--retry-broken", is_flag=True, help="Try pictures again that could not be used.")
+@click.option(
+    "--trust-mtime", is_flag=True, help="Know pictures by size and time, not by content: for huge sets."
+)
 @click.pass_context
 def run_command(
-    ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool, fail_fast: bool
-) -> None:
+    ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool,
+    fail_fast: bool, retry_broken: bool, trust_mtime: bool,
+) -> None:  # fmt: skip
     """Explain and score what STUDY.toml describes; run it again to go on where it stopped.
 
     Everything is checked before work starts. The folder can be left at any moment (Ctrl-C, kill, power): what
@@ -38,6 +42,7 @@ def run_command(
       heatproof run study.toml --out runs/first
       heatproof run study.toml --shard 0/2          on one machine, and 1/2 on another, into one folder
       heatproof run study.toml --engine ray
+      heatproof run study.toml --retry-broken       after pictures came back or were replaced
 
     A picture that cannot be used becomes a row with the reason and the run goes on; the exit code is then 1.
     """
@@ -46,39 +51,35 @@ def run_command(
     from heatproof.run.plan import read_shard
     from heatproof.run.progress import Progress
 
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
     part = read_shard(shard)
+    say(f"checking {study}: pictures, weights and metrics")
     if dry_run:
         prepared = prepare(study, out)
+        rows = list(estimate(prepared, part, say))
         table = new_table(f"plan of {study}; nothing was written")
         table.add_column("what", no_wrap=True)
         table.add_column("how much", overflow="fold")
-        for what, much in estimate(prepared, part):
+        for what, much in rows:
             table.add_row(what, much)
         console.print(table)
         return
-    folder = out
-    try:
-        result = run_study(
-            study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console)
-        )
-    except KeyboardInterrupt:
-        errors.print("stopped; what was finished is kept, and the same command goes on", soft_wrap=True)
-        ctx.exit(INTERRUPTED)
+    result = run_study(
+        study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console),
+        retry_broken=retry_broken, trust_mtime=trust_mtime,
+    )  # fmt: skip
     folder = result.folder.path
     if result.broken:
         errors.print(broken_table(result.broken))
     console.print(f"{result.done} of {result.units} units are done in {folder}", soft_wrap=True)
     if result.stopped:
-        again = f"heatproof run {study}" + (f" --out {out}" if out else "")
-        again += (f" --shard {shard}" if shard != "0/1" else "") + (
-            f" --engine {engine}" * (engine != "local")
-        )
-        console.print(f"stopped before the end; to resume: {again}", soft_wrap=True)
-        ctx.exit(INTERRUPTED)
+        stopped(ctx)
     if result.done < result.units:
         console.print("the rest belongs to other shards; the last one adds the group metrics", soft_wrap=True)
     else:
-        console.print(f'look at it: heatproof sql {folder} "from scores limit 5"', soft_wrap=True)
+        console.print(f"look at it: heatproof report {folder}", soft_wrap=True)
     if result.broken:
         ctx.exit(1)
 

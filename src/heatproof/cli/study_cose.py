@@ -9,7 +9,7 @@ import click
 
 from heatproof.cli._console import console, errors, new_table
 from heatproof.cli._study import StudyCommand
-from heatproof.cli.run import INTERRUPTED, broken_table
+from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
 from heatproof.registry import explainers, split_calls
 
@@ -80,6 +80,9 @@ from heatproof.registry import explainers, split_calls
 )
 @click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
 @click.option(
+    "--threads", type=click.IntRange(min=1), help="Of torch; OMP_NUM_THREADS or its own choice by default."
+)
+@click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Repeats the study exactly."
 )
 @click.pass_context
@@ -124,11 +127,7 @@ def cose_command(ctx: click.Context, **given: Any) -> None:
     given["image_options"] = {} if names is None else {"class_names": names}
     if given["transforms"] is None:
         del given["transforms"]
-    try:
-        result = run(CoseSettings(**given), out, Progress(console), beside)
-    except KeyboardInterrupt:
-        errors.print("stopped; what was finished is kept, and the same command goes on", soft_wrap=True)
-        ctx.exit(INTERRUPTED)
+    result = run(CoseSettings(**given), out, Progress(console), beside)
     table = new_table(f"COSE of {result.found.model} on {result.found.dataset}, {result.found.images} images")
     for heading in ("method", "consistency", "sensitivity", "COSE, %"):
         table.add_column(heading, justify="left" if heading == "method" else "right")

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import console, errors, steps
+from heatproof.cli._console import console, errors, steps, stopped
 from heatproof.cli._study import StudyCommand, shown
-from heatproof.cli.run import INTERRUPTED, broken_table
+from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
 from heatproof.registry import split_calls
 
@@ -91,7 +91,9 @@ from heatproof.registry import split_calls
     help="Pictures per unit of the run.",
 )
 @click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
-@click.option("--threads", type=click.IntRange(min=1), help="Of torch; one per CPU by default.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Of torch; OMP_NUM_THREADS or one per CPU by default."
+)
 @click.option("--amp", is_flag=True, help="Train in bfloat16 where it is safe.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Repeats the study exactly.")
 @click.pass_context
@@ -131,6 +133,7 @@ def cscore_command(ctx: click.Context, **given: Any) -> None:
     with steps("training", settings.head_epochs + settings.full_epochs) as bar:
 
         def told(state: Any) -> None:
+            bar.now(f"epoch {state.epoch}, batch {state.batch} of {state.batches}")
             if (one := state.result) is not None:
                 scores = f"loss {one.loss:.3f}, accuracy {one.accuracy:.3f}, AUC {one.auc:.3f}"
                 bar.done(f"epoch {one.epoch}, {one.phase}: {scores}")
@@ -138,7 +141,8 @@ def cscore_command(ctx: click.Context, **given: Any) -> None:
         outcome = cscore_study(settings, Progress(console), told)
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
-    _end(ctx, outcome.page)
+    if outcome.page is None:
+        stopped(ctx)
     assert outcome.book is not None
     console.print(shown(outcome.book.tables["overall"]))
     alarms = len(outcome.book.tables["alarms"].rows) if "alarms" in outcome.book.tables else 0
@@ -156,7 +160,8 @@ def _reference(ctx: click.Context, given: dict[str, Any]) -> None:
     images = given["images"][0] if given["images"] else None
     (weights,) = given["checkpoints"]
     found = compare(given["reference"], Path(weights), given["out"], None, images, Progress(console))
-    _end(ctx, found.page)
+    if found.page is None:
+        stopped(ctx)
     assert found.book is not None
     for table in found.book.tables.values():
         console.print(shown(table))
@@ -166,12 +171,6 @@ def _reference(ctx: click.Context, given: dict[str, Any]) -> None:
     console.print(f"{verdict}; the page: {found.page}", soft_wrap=True)
     if found.worse:
         ctx.exit(1)
-
-
-def _end(ctx: click.Context, page: Path | None) -> None:
-    if page is None:
-        console.print("stopped before the end; the same command goes on", soft_wrap=True)
-        ctx.exit(INTERRUPTED)
 
 
 def _epochs(text: str) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import console, errors, new_table
+from heatproof.cli._console import console, errors, new_table, stopped
 from heatproof.cli._study import StudyCommand, shown
-from heatproof.cli.run import INTERRUPTED, broken_table
+from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
 from heatproof.registry import split_calls
 
@@ -27,6 +27,9 @@ SHOWN = 10
     default="imagenet",
     show_default=True,
     help="How the pictures are listed.",
+)
+@click.option(
+    "--class-names", default="", help="Comma-separated, in the order of the model's classes; else its own."
 )
 @click.option(
     "--methods",
@@ -109,7 +112,9 @@ SHOWN = 10
     "--batch-size", type=click.IntRange(min=1), default=16, show_default=True, help="Pictures per unit."
 )
 @click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
-@click.option("--threads", type=click.IntRange(min=1), help="Of torch; one per CPU by default.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Of torch; OMP_NUM_THREADS or one per CPU by default."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Repeats the run exactly.")
 @click.pass_context
 def localise_command(ctx: click.Context, **given: Any) -> None:
@@ -150,6 +155,7 @@ def localise_command(ctx: click.Context, **given: Any) -> None:
             raise InputError(f"--{name} is missing; name it on the command line or in FILE.toml")
     limits = Thresholds(**{field.name: given.pop(field.name) for field in fields(Thresholds)})
     given["methods"] = tuple(split_calls(given["methods"]))
+    given["class_names"] = tuple(name.strip() for name in given["class_names"].split(",") if name.strip())
     settings = LocaliseSettings(**given, thresholds=limits)
     outcome = localise_study(settings, Progress(console))
     if outcome.sifted.aside:
@@ -162,8 +168,7 @@ def localise_command(ctx: click.Context, **given: Any) -> None:
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
     if outcome.page is None:
-        console.print("stopped before the end; the same command goes on", soft_wrap=True)
-        ctx.exit(INTERRUPTED)
+        stopped(ctx)
     assert outcome.book is not None
     for name in ("localisation", "faithfulness"):
         console.print(shown(outcome.book.tables[name]))

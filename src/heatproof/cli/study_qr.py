@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import console, errors, steps
+from heatproof.cli._console import console, steps, stopped
 from heatproof.cli._study import StudyCommand, shown
-from heatproof.cli.run import INTERRUPTED
 from heatproof.registry import explainers, split_calls
 
 SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
@@ -49,7 +48,9 @@ SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
 @click.option("--layer", "-l", help="Where CAMs look; found by itself by default.")
 @click.option("--batch-size", type=int, help="Codes per unit of a run.  [50]")
 @click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
-@click.option("--threads", type=click.IntRange(min=1), help="Of torch; one per CPU by default.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Of torch; OMP_NUM_THREADS or one per CPU by default."
+)
 @click.option(
     "--amp/--no-amp", default=None, help="Train in bfloat16 where it is safe.  [off; on with --full]"
 )
@@ -103,22 +104,18 @@ def qr_command(ctx: click.Context, full: bool, **given: Any) -> None:
         asked = {name.partition("(")[0] for name in settings.every_method}
         rest = tuple(name for name in explainers.names() if name not in asked)
         settings = QrSettings(**(FULL if full else {}) | chosen | {"heavy": rest})
-    try:
-        with steps("training", total_epochs(settings)) as bar:
+    with steps("training", total_epochs(settings)) as bar:
 
-            def told(name: str, state: Any) -> None:
-                if (one := state.result) is not None:
-                    last = one.epoch == state.epochs
-                    text = f"{name}: loss {one.loss:.3f}, accuracy {one.accuracy:.3f}, AUC {one.auc:.3f}"
-                    bar.done(text if last else None)
+        def told(name: str, state: Any) -> None:
+            bar.now(f"{name}, epoch {state.epoch}, batch {state.batch} of {state.batches}")
+            if (one := state.result) is not None:
+                last = one.epoch == state.epochs
+                text = f"{name}: loss {one.loss:.3f}, accuracy {one.accuracy:.3f}, AUC {one.auc:.3f}"
+                bar.done(text if last else None)
 
-            outcome = qr_study(settings, Progress(console), told)
-    except KeyboardInterrupt:
-        errors.print("stopped; what was finished is kept, and the same command goes on", soft_wrap=True)
-        ctx.exit(INTERRUPTED)
+        outcome = qr_study(settings, Progress(console), told)
     if outcome.page is None:
-        console.print("stopped before the end; the same command goes on", soft_wrap=True)
-        ctx.exit(INTERRUPTED)
+        stopped(ctx)
     assert outcome.book is not None
     made = outcome.book.tables
     for name in SHOWN:

@@ -38,7 +38,7 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
         None  # "label" or "predicted", the class to explain; where None: the label if there is one
     )
     device: str | None = None  # where None: a GPU where there is one; kept for the life of the run
-    threads: Count | None = None  # of torch, in each process; where None: one per CPU, kept likewise
+    threads: Count | None = None  # of torch; where None: OMP_NUM_THREADS or one per CPU, kept likewise
     workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode pictures; changes no number
     out: str | None = None  # the run folder, where the command line names none
     pictures: bool = True  # keep a small copy of every picture in the run folder, for the report

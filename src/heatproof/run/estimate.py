@@ -1,29 +1,50 @@
-"""What a run would cost, before it is started: counted from the plan, timed on its first pictures."""
+"""What a run would cost, before it is started: counted from the plan, timed on its first pictures.
+
+Nothing is run at full length for it. What repeats a pass (samples of LIME, steps of insertion) is cut down to
+a few, and each is grown by itself while that is cheap, on one picture; then the pictures are. Time and inputs
+are straight lines in all of these, so the last two points of each tell the rest. Where all of it is cheap
+nothing is cut, and the numbers are those of a real unit.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
 
 from heatproof.errors import StoreError
-from heatproof.images import batches
-from heatproof.run.engine import Prepared, Worker, fixed_threads
-from heatproof.run.plan import FREE, GROWING, Task, make_plan
+from heatproof.images import Loaded, batches
+from heatproof.models.capture import capture
+from heatproof.models.model import untouched
+from heatproof.registry import explainers, metrics, parse_call
+from heatproof.run.engine import Prepared, Worker
+from heatproof.run.plan import ANSWERS, PER_MAP, Task, make_plan
+from heatproof.run.process import fixed_threads
 from heatproof.run.progress import spell
+from heatproof.run.provenance import FREE, GROWING, filled
 from heatproof.store import Manifest, RunFolder
 
-FEW = 4  # pictures
+REPEATS = ("samples", "masks", "steps", "channels")  # options that say how often a pass is repeated
+FEWEST = 4  # repetitions to begin with
+GROWTH = 4
+CHEAP = 2.0  # seconds a trial may be expected to take
+
+Say = Callable[[str], object]
+Function = Callable[..., Any]
+Counts = dict[Function, int]  # repetitions by the function that makes them, which several metrics may share
 
 
-def estimate(prepared: Prepared, shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[str, str]]:
-    """Lines of a table: what, and how much."""
+def estimate(
+    prepared: Prepared, shard: tuple[int, int] = (0, 1), say: Say = lambda text: None
+) -> Iterator[tuple[str, str]]:
+    """Lines of a table: what, and how much. say: told about each trial."""
     manifest, done = _existing(prepared)
     source, study = prepared.opened.source, prepared.opened.study
-    plan = make_plan(manifest, len(source))
+    plan = make_plan(manifest, len(source), prepared.pictures)
     pending = [task for block in plan.shard(*shard) for task in block.tasks if task.unit.hash not in done]
     groups = [task for task in plan.groups if task.unit.hash not in done]
     yield "images", f"{len(source)} ({study.images.kind}), {len(source.classes) or 'no'} classes"
@@ -31,12 +52,13 @@ def estimate(prepared: Prepared, shard: tuple[int, int] = (0, 1)) -> Iterator[tu
     yield "methods", ", ".join(study.methods)
     yield "metrics", ", ".join(request.text for request in prepared.opened.metrics) or "none"
     yield "explained class", prepared.opened.targets
+    yield "network's output", prepared.opened.head
     yield "run folder", str(prepared.path)
     finished = len(plan.units) - len([u for u in plan.units if u.hash not in done])
     yield "units", f"{len(plan.units)} of up to {study.run.batch_size} images, {finished} done"
     yield "to do", f"{len(pending)} units in this shard, then {len(groups)} about whole checkpoints"
     if pending:
-        yield from _timed(prepared, pending)
+        yield from _timed(Worker(prepared.opened, RunFolder(prepared.path, manifest)), pending, say)
 
 
 def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
@@ -44,69 +66,161 @@ def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
     if not (prepared.path / "run.json").exists():
         return prepared.manifest, set()
     folder = RunFolder.open(prepared.path)
-    changes = folder.manifest.changes(prepared.manifest, GROWING, FREE)
+    changes = filled(folder.manifest).changes(prepared.manifest, GROWING, FREE)
     if refused := [change.sentence for change in changes if not change.addition]:
         raise StoreError(f"{prepared.path} was started with other settings: {'; '.join(refused)}")
     manifest = prepared.manifest.grown_from(folder.manifest) if changes else folder.manifest
     return manifest, folder.done()
 
 
-def _timed(prepared: Prepared, pending: list[Task]) -> Iterator[tuple[str, str]]:
-    """seconds = a + b images for each kind of unit, from a single picture and from a few."""
-    opened = prepared.opened
-    worker = Worker(opened, RunFolder(prepared.path, prepared.manifest))
-    seconds, inputs = 0.0, 0.0
-    kinds: dict[tuple[str, tuple[str, ...]], list[Task]] = {}
+def _timed(worker: Worker, pending: Sequence[Task], say: Say) -> Iterator[tuple[str, str]]:
+    seconds, inputs, basis = 0.0, 0.0, []
+    kinds: dict[tuple[str, ...], list[Task]] = {}  # checkpoints are one network, so they cost the same
     for task in pending:
-        if task.kind == "explain":
-            kinds.setdefault((task.unit.checkpoint, task.unit.methods), []).append(task)
-    for (checkpoint, _), tasks in kinds.items():
-        one, few = (_try(worker, tasks[0], checkpoint, count) for count in (1, FEW))
-        if one is None or few is None:
-            yield "estimated time", f"unknown: the first {FEW} pictures cannot be read"
+        kinds.setdefault((task.kind, *task.unit.methods, *task.unit.metrics), []).append(task)
+    for tasks in kinds.values():
+        trials = _Trials(worker, tasks[0], say)
+        if not trials.indices:
+            yield "estimated time", "unknown: the first pictures cannot be read"
             return
-        images = sum(task.unit.images[1] - task.unit.images[0] for task in tasks)
-        each = max(few.seconds - one.seconds, 0.0) / max(few.images - one.images, 1)
-        seconds += images * each + len(tasks) * max(one.seconds - each, 0.0)
-        inputs += images * few.inputs / few.images
-    later = any(task.kind == "score" for task in pending)
-    note = "; metrics added to stored maps come on top" if later else ""
-    yield "forward passes", f"about {inputs:,.0f} inputs through the network{note}"
-    basis = f"from {FEW} pictures on {opened.device}, metrics over whole checkpoints not counted"
-    yield "estimated time", f"about {spell(seconds)}, {basis}"
+        each, images = trials.per_image(), sum(task.unit.images[1] - task.unit.images[0] for task in tasks)
+        seconds, inputs = seconds + images * each.seconds, inputs + images * each.inputs
+        basis.append(trials.basis)
+    yield "forward passes", f"about {inputs:,.0f} inputs through the network"
+    yield "estimated time", f"about {spell(seconds)}, metrics over whole checkpoints not counted"
+    yield "timed on", f"{worker.opened.device}, {worker.opened.threads} threads: {'; '.join(basis)}"
 
 
 class _Trial(NamedTuple):
-    images: int
-    seconds: float  # decoding included
-    inputs: int
+    """What a part of a unit took."""
+
+    seconds: float
+    inputs: float
+
+    def __add__(self, other: object) -> _Trial:
+        assert isinstance(other, _Trial)
+        return _Trial(self.seconds + other.seconds, self.inputs + other.inputs)
+
+    def __mul__(self, factor: Any) -> _Trial:
+        return _Trial(self.seconds * factor, self.inputs * factor)
 
 
-def _try(worker: Worker, task: Task, checkpoint: str, count: int) -> _Trial | None:
-    """Decode and compute the first pictures twice; the second time counts, as the first one warms up."""
-    source, model = worker.opened.source, worker.opened.model(checkpoint)
-    for _ in range(2):
-        start = time.perf_counter()
-        indices = range(min(count, len(source)))
-        loaded = next(iter(batches(source, model.preprocess, count, indices, 0)))
-        if not loaded.batch.ids:
-            return None
-        with fixed_threads(worker.opened.threads), _counting(model.module) as passed:
-            worker.compute(task, loaded)
-        trial = _Trial(len(loaded.batch.ids), time.perf_counter() - start, sum(passed))
-    return trial
+Points = list[tuple[int, _Trial]]
 
 
-@contextmanager
-def _counting(module: nn.Module) -> Iterator[list[int]]:
-    """The size of every batch that goes through the module."""
-    passed: list[int] = []
+def _grow(run: Callable[[int], _Trial], start: int, first: _Trial, end: int, leap: int = 2) -> Points:
+    """A second trial, a leap away where the first was dear; more while the next is expected to be cheap."""
+    points = [(start, first)]
+    while (last := points[-1][0]) < end:
+        dear = points[-1][1].seconds * GROWTH > CHEAP
+        if dear and len(points) > 1:
+            break
+        place = min(end, last * (leap if dear else GROWTH))
+        points.append((place, run(place)))
+    return points
 
-    def seen(_module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
-        passed.append(len(inputs[0]))
 
-    handle = module.register_forward_hook(seen)
-    try:
-        yield passed
-    finally:
-        handle.remove()
+def _at(points: Points, place: int) -> _Trial:
+    """On the line through the last two trials; time that falls is noise."""
+    (before, a), (last, b) = points[max(0, len(points) - 2)], points[-1]
+    steps = (place - last) / (last - before) if last > before else 0.0
+    return b + _Trial(max(0.0, b.seconds - a.seconds), b.inputs - a.inputs) * steps
+
+
+class _Trials:
+    """Parts of the first unit of a kind, computed as in a run, with fewer pictures and fewer repetitions."""
+
+    def __init__(self, worker: Worker, task: Task, say: Say) -> None:
+        self.task, self.say, self.inputs, self.basis = task, say, 0, ""
+        self.worker, self.opened = replace(worker, passed=self._passed), worker.opened
+        images = range(*task.unit.images)
+        began = time.perf_counter()
+        good = set(self._load(images, self.opened.study.run.workers).batch.ids)
+        self.decoding = (time.perf_counter() - began) / len(images)
+        self.indices = [i for i in images if self.opened.source.samples[i].id in good]
+
+    def per_image(self) -> _Trial:
+        """One picture of the unit with all its repetitions, decoding included."""
+        full: Counts = {}
+        for text in self._texts():
+            for _, function, count in self._repeats(text):
+                full[function] = max(count, full.get(function, 1))
+        few = {function: min(FEWEST, count) for function, count in full.items()}
+        base = self._try(1, few)
+        if base.seconds * GROWTH < CHEAP:
+            base = self._try(1, few)  # the first one warmed up
+        whole, reached = base, 1.0
+        passes = {explainers.get(parse_call(text)[0]).function for text in self.task.unit.methods}
+        for function, count in full.items():
+            leap = GROWTH if function in passes else 2  # a metric repeats its passes for every method
+            points = _grow(partial(self._one, few, function), few[function], base, count, leap)
+            more = _at(points, count) + base * -1
+            # Between two short trials a busy machine hides what the passes cost, but not that they cost.
+            least = more.inputs * base.seconds / base.inputs / 2 if points[-1][1].seconds > CHEAP else 0.0
+            whole += more._replace(seconds=max(more.seconds, least))
+            reached = min(reached, points[-1][0] / count)
+        cheap = whole.seconds * GROWTH <= CHEAP
+        begin = base if not cheap or full == few else self._try(1, full)
+        some = _grow(lambda n: self._try(n, full if cheap else few), 1, begin, len(self.indices))
+        each = _at(some, len(self.indices)) * (1 / len(self.indices))
+        pictures = some[-1][0]
+        self.basis = f"{pictures} picture{'s' * (pictures > 1)}"
+        if not cheap:
+            each += whole + base * -1
+            self.basis += f", and 1 with {reached:.1%} or more of its repeated passes"
+        return each + _Trial(self.decoding, 0)
+
+    def _one(self, few: Counts, function: Function, count: int) -> _Trial:
+        return self._try(1, few | {function: count})
+
+    def _try(self, images: int, counts: Counts) -> _Trial:
+        """So many pictures with so many repetitions; decoding is timed elsewhere."""
+        unit, loaded = self.task.unit, self._load(self.indices[:images], 0)
+        kept = unit.methods if self.task.kind == "score" else self._cut(unit.methods, counts)
+        cut = replace(unit, methods=kept, metrics=self._cut(unit.metrics, counts))
+        self.inputs, began = 0, time.perf_counter()
+        with fixed_threads(self.opened.threads):
+            self.worker.compute(replace(self.task, unit=cut), loaded)
+        found = _Trial(time.perf_counter() - began, self.inputs)
+        pictures = f"{images} picture{'s' * (images > 1)}"
+        self.say(f"timed {pictures}, {found.inputs:,} inputs through the network: {found.seconds:.1f} s")
+        return found
+
+    def _load(self, indices: Sequence[int], workers: int | None) -> Loaded:
+        preprocess = self.opened.model(self.task.unit.checkpoint).preprocess
+        return next(iter(batches(self.opened.source, preprocess, len(indices), indices, workers)))
+
+    def _passed(self, count: int) -> None:
+        self.inputs += count
+
+    def _texts(self) -> Iterator[str]:
+        yield from self.task.unit.methods if self.task.kind == "explain" else ()
+        yield from self.task.unit.metrics
+
+    def _repeats(self, text: str) -> list[tuple[str, Function, int]]:
+        """Options of a method or metric that say how often its function repeats a pass, and how often."""
+        name, options = parse_call(text)
+        if name in (*ANSWERS, *PER_MAP):
+            return []
+        entry = (explainers if text in self.task.unit.methods else metrics).get(name)
+        asked = {option: (entry.options | options).get(option) for option in REPEATS}
+        counts = {option: self.channels if value == "all" else value for option, value in asked.items()}
+        return [(option, entry.function, n) for option, n in counts.items() if isinstance(n, int)]
+
+    def _cut(self, texts: Sequence[str], counts: Counts) -> tuple[str, ...]:
+        found = []
+        for text in texts:
+            name, options = parse_call(text)
+            less = {o: counts[f] for o, f, count in self._repeats(text) if counts[f] < count}
+            given = ", ".join(f"{option}={value!r}" for option, value in (options | less).items())
+            found.append(f"{name}({given})" if less else text)
+        return tuple(found)
+
+    @cached_property
+    def channels(self) -> int:
+        """Of the layer, which is what all of them means."""
+        model = self.opened.model(self.task.unit.checkpoint)
+        blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+        with untouched(model.module):
+            found = capture(model, blank, None, frozenset({"activations"}), self.opened.study.model.layer)
+        return int(found.activation.shape[1])

@@ -11,7 +11,7 @@ from heatproof.run.engine import Job, Stopped, Work, Worker
 
 def run_local(work: Work) -> None:
     """Blocks checkpoint by checkpoint, then what can be said about all images of each."""
-    worker = Worker(work.opened, work.folder)
+    worker = Worker(work.opened, work.folder, work.progress.inputs)
     for checkpoint, jobs in groupby(work.jobs, key=lambda job: job.block.checkpoint):
         _run_checkpoint(worker, work, checkpoint, list(jobs))
         run_groups(worker, work)

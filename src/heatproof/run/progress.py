@@ -1,53 +1,134 @@
-"""How far a run is: a bar with rate and time left on a terminal, a plain line every few seconds elsewhere."""
+"""How far a run is: a bar with rate and time left on a terminal, a plain line every few seconds elsewhere.
+
+A console has one live display, which everything that shows a bar shares: rich 13 refuses a second one, and
+two would draw over each other.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+SECONDS_TO_FIRST_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
+
+_displays: dict[Any, Any] = {}  # by console, those that are open
+
+
+class Bar:
+    """One line of the display, from its first move on; without a terminal, `line` every few seconds."""
+
+    def __init__(self, console: Any, what: str, total: int, line: Callable[[], str | None]) -> None:
+        self._console, self._line, self._over = console, line, threading.Event()
+        self._open = ExitStack()
+        self._display: Any = None
+        if console.is_terminal:
+            self._display = self._open.enter_context(_display(console))
+            self._task = self._display.add_task(what, total=total, detail="", visible=False)
+            self._open.callback(self._display.remove_task, self._task)
+        else:  # a thread, since what is waited for may be one long call
+            thread = threading.Thread(target=self._speak, name="heatproof-progress", daemon=True)
+            thread.start()
+            self._open.callback(thread.join)
+            self._open.callback(self._over.set)
+
+    def move(self, completed: float, detail: str = "") -> None:
+        if self._display is not None:
+            self._display.update(self._task, completed=completed, detail=detail, visible=True)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _speak(self) -> None:
+        wait = SECONDS_TO_FIRST_LINE
+        while not self._over.wait(wait):
+            wait = SECONDS_BETWEEN_LINES
+            if text := self._line():
+                self._console.print(text, soft_wrap=True)
+
+
+@contextmanager
+def _display(console: Any) -> Iterator[Any]:
+    """The console's live display, opened by the first who asks and closed by the same."""
+    if console in _displays:
+        yield _displays[console]
+        return
+    from rich import progress as rich
+
+    columns = (
+        rich.SpinnerColumn(), rich.TextColumn("{task.description}"), rich.BarColumn(),
+        rich.MofNCompleteColumn(), rich.TextColumn("{task.fields[detail]}"), rich.TimeElapsedColumn(),
+    )  # fmt: skip
+    with rich.Progress(*columns, console=console, transient=True) as display:
+        _displays[console] = display
+        try:
+            yield display
+        finally:
+            del _displays[console]
 
 
 class Progress:
-    """Counts pictures and units. Lines and the bar go to a rich console; quiet: only counted."""
+    """Counts pictures, units and inputs. Lines and the bar go to a rich console; quiet: only counted."""
 
     def __init__(self, console: Any = None, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet or console is None
         self.images = self.units = self.total_images = self.total_units = 0
-        self._bar: Any = None
-        self._task: Any = None
-        self._began = self._last_line = time.perf_counter()
+        self._passed = self._before = 0  # inputs, and those behind pictures that are finished
+        self._bar: Bar | None = None
+        self._began = time.perf_counter()
 
     def start(self, images: int, units: int, done: int) -> None:
         """So many pictures to go; so many units in the whole run, of which some are done."""
-        self.images = 0  # one Progress may serve several runs
+        self.images = self._passed = self._before = 0  # one Progress may serve several runs
         self.total_images, self.total_units, self.units = images, units, done
-        self._began = self._last_line = time.perf_counter()
+        self._began = time.perf_counter()
         if self.quiet:
             return
         if done:
             self.say(f"{done} of {units} units were done before")
-        if self.console.is_terminal and images:
-            self._bar = _bar(self.console)
-            self._task = self._bar.add_task("images", total=images, rate="")
-            self._bar.start()
+        if images:
+            self._bar = Bar(self.console, "images", images, self.line)
+            self._show()
+
+    def inputs(self, count: int) -> None:
+        """Some inputs went through the network, for pictures that are not finished yet."""
+        self._passed += count
+        self._show()
 
     def advance(self, images: int, units: int) -> None:
         self.images += images
         self.units += units
+        self._before = self._passed
+        self._show()
+
+    def _show(self) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, advance=images, rate=f"{self.rate:.1f}/s")
-        elif not self.quiet and time.perf_counter() - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = time.perf_counter()
-            self.say(self.line())
+            self._bar.move(self.so_far, f"{self._inputs}{self._left}")
+
+    @property
+    def so_far(self) -> float:
+        """Pictures, with a share of those in hand once earlier ones tell how many inputs one takes."""
+        in_hand = (self._passed - self._before) * self.images / self._before if self._before else 0.0
+        return min(self.images + in_hand, self.total_images)
+
+    @property
+    def _inputs(self) -> str:
+        return f"{self._passed:,} inputs, " if self._passed else ""
+
+    @property
+    def _left(self) -> str:
+        if not self.images:
+            return "time left unknown"
+        return f"{spell(self.seconds * (self.total_images / self.so_far - 1))} left"
 
     def line(self) -> str:
-        left = (self.total_images - self.images) / self.rate if self.images else float("inf")
-        time_left = f"{spell(left)} left" if self.images else "time left unknown"
         return (
-            f"{self.images}/{self.total_images} images, {self.units}/{self.total_units} units, "
-            f"{self.rate:.1f} images/s, {time_left}"
+            f"{self.so_far:.0f}/{self.total_images} images, {self.units}/{self.total_units} units, "
+            f"{self._inputs}{spell(self.seconds)}, {self._left}"
         )
 
     def say(self, text: str) -> None:
@@ -55,13 +136,13 @@ class Progress:
             self.console.print(text, soft_wrap=True)
 
     def say_at_once(self, text: str) -> None:
-        """From a signal handler, where a console may be in the middle of a line."""
+        """While a console may be in the middle of a line."""
         if not self.quiet:
             os.write(2, f"\n{text}\n".encode())
 
     def finish(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.close()
             self._bar = None
         if self.images:
             self.say(f"{self.images} images in {spell(self.seconds)}, {self.rate:.1f} images/s")
@@ -87,16 +168,3 @@ def spell(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _bar(console: Any) -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, transient=True)

@@ -9,20 +9,22 @@ nodes must see the run folder, the images and the checkpoints under the same pat
 from __future__ import annotations
 
 import os
+import uuid
 from collections import deque
 from typing import Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError, need
 from heatproof.images import batches
-from heatproof.run.engine import Stopped, Work, Worker, fixed_threads
+from heatproof.run.engine import Stopped, Work, Worker
 from heatproof.run.plan import Block, Task
+from heatproof.run.process import fixed_threads
 from heatproof.run.study import Opened
 from heatproof.store import RunFolder
 
 RETRIES = 5  # of a task whose worker died; an error in the task itself is not tried again
 WAIT = 0.5  # seconds between looks at Ctrl-C
 
-_workers: dict[str, Worker] = {}  # of this process: a model stays loaded from task to task
+_workers: dict[str, Worker] = {}  # of this process, by run: a model stays loaded from task to task
 
 
 def run_ray(work: Work) -> None:
@@ -47,7 +49,7 @@ def _drive(ray: Any, work: Work) -> None:
     }  # fmt: skip
     remote_block, remote_group = (ray.remote(**options)(f) for f in (run_block, run_group))
     shared = ray.put(work.opened)
-    path = str(work.folder.path.resolve())
+    path, run = str(work.folder.path.resolve()), uuid.uuid4().hex
     window = 2 * max(1, int(ray.cluster_resources().get("CPU", 1) // options["num_cpus"]))
     jobs = deque(work.jobs)
     flying: dict[Any, tuple[int, int]] = {}
@@ -58,14 +60,14 @@ def _drive(ray: Any, work: Work) -> None:
             return
         while jobs and len(flying) < window:
             job = jobs.popleft()
-            reference = remote_block.remote(shared, path, job.block, work.fail_fast)
+            reference = remote_block.remote(shared, path, run, job.block, work.fail_fast)
             flying[reference] = job.images, len(job.tasks)
 
     def send_groups() -> None:
         for task in [] if work.stop.is_set() else work.ready_groups():
             if task.unit.hash not in asked:
                 asked.add(task.unit.hash)
-                flying[remote_group.remote(shared, path, task)] = 0, 1
+                flying[remote_group.remote(shared, path, run, task)] = 0, 1
 
     send_groups()
     send_more()
@@ -97,9 +99,9 @@ def _take(ray: Any, reference: Any) -> None:
         raise InputError(problem)
 
 
-def run_block(opened: Opened, path: str, block: Block, fail_fast: bool) -> str | None:
+def run_block(opened: Opened, path: str, run: str, block: Block, fail_fast: bool) -> str | None:
     """What a worker does: the tasks of a block that are not done; a sentence where that is impossible."""
-    worker = _worker(opened, path)
+    worker = _worker(opened, path, run)
     done = worker.folder.done()
     tasks = [task for task in block.tasks if task.unit.hash not in done]
     settings = worker.opened.study.run
@@ -116,8 +118,8 @@ def run_block(opened: Opened, path: str, block: Block, fail_fast: bool) -> str |
     return None
 
 
-def run_group(opened: Opened, path: str, task: Task) -> str | None:
-    worker = _worker(opened, path)
+def run_group(opened: Opened, path: str, run: str, task: Task) -> str | None:
+    worker = _worker(opened, path, run)
     try:
         with fixed_threads(worker.opened.threads):
             worker.group(task)
@@ -126,8 +128,9 @@ def run_group(opened: Opened, path: str, task: Task) -> str | None:
     return None
 
 
-def _worker(opened: Opened, path: str) -> Worker:
-    if path not in _workers:
+def _worker(opened: Opened, path: str, run: str) -> Worker:
+    """The worker of this run: a process of a cluster outlives a run, and the next may have other settings."""
+    if run not in _workers:
         _workers.clear()
-        _workers[path] = Worker(opened, RunFolder.open(path))
-    return _workers[path]
+        _workers[run] = Worker(opened, RunFolder.open(path))
+    return _workers[run]

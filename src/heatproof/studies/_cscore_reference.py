@@ -16,9 +16,10 @@ from heatproof.monitor.alarms import Alarm, find_alarms
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 from heatproof.report.book import Book
 from heatproof.report.tables import Cell, Column, Table, Value
-from heatproof.run.config import toml
+from heatproof.run.config import study_from, toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress
+from heatproof.run.study import Opened
 from heatproof.store import RunFolder
 from heatproof.store._files import write_whole
 from heatproof.studies._cscore_page import alarm_table
@@ -50,14 +51,14 @@ def compare(
     """Score `weights` as the reference was scored. checkpoint: of the reference; its last by default."""
     old = RunFolder.open(reference)
     before = _chosen(Trajectory.from_run(old), checkpoint)
-    study = out / "study.toml"
-    content = toml(_config(old, weights, images))
-    write_whole({study: lambda path: path.write_text(content, encoding="utf-8")})
-    result = run_study(study, out / "run", progress=progress)
-    if result.folder.manifest.data != old.manifest.data:
+    config = _config(old, weights, images)
+    if Opened(study_from(config), out).source.hash != old.manifest.data:
         raise InputError(
             f"the pictures are not those of {reference}; name their folder with --images, unchanged"
         )
+    study = out / "study.toml"
+    write_whole({study: lambda path: path.write_text(toml(config), encoding="utf-8")})
+    result = run_study(study, out / "run", progress=progress)
     if result.done < result.units:
         return Comparison(None, result)
     run = Trajectory.from_run(result.folder)

@@ -45,8 +45,9 @@ from heatproof.metrics._cose_pairs import checkpoint_pairs
 from heatproof.metrics._ssim import REASONS
 from heatproof.models import Model
 from heatproof.run.config import study_from
+from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
-from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, weights_hash
+from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, check_classes, weights_hash
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies._cose_page import write_page
 from heatproof.studies._cose_pairs import eight_bit, input_pairs, model_ready
@@ -83,6 +84,7 @@ class CoseSettings:
     figures: bool = True
     allow_pickle: bool = False
     device: str | None = None
+    threads: int | None = None  # of torch; as it is where None
     batch_size: int | None = None  # inputs per pass; found by itself where None
     unit_images: int = 8  # images per unit
     seed: int = 0
@@ -118,9 +120,10 @@ def run(
     for name, why in skipped.items():
         progress.say(f"checkpoint {name!r} is left out: {why}")
     final = _final(settings, hashes)
+    check_classes(opened, opened.model(final))
     manifest = _manifest(settings, opened, hashes, final)
     folder = RunFolder.resume(out, manifest, free=FREE)
-    with folder.lock():
+    with folder.lock(), fixed_threads(settings.threads or torch.get_num_threads()):
         _Worker(settings, opened, folder, final, progress).run(list(hashes))
     found = read_pairs(folder, settings.require_correct)
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
@@ -241,7 +244,7 @@ class _Worker:
 
     def passes(self) -> dict[str, Any]:
         layer, batch_size = self.settings.layer, self.settings.batch_size
-        return {"layer": layer, "batch_size": batch_size}
+        return {"layer": layer, "batch_size": batch_size, "progress": self.progress.inputs}
 
 
 def method_groups(manifest: Manifest) -> list[tuple[str, ...]]:

@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from heatproof.images.loader import available_cpus
 from heatproof.report.book import Book
-from heatproof.run.engine import Result, fixed_threads
+from heatproof.run.engine import Result
+from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.studies import _qr_page as page
 from heatproof.studies._qr_measure import CURVES, STRUCTURE, Bench, RunPlan, run_engine
@@ -58,7 +58,7 @@ def qr_study(settings: QrSettings, progress: Progress | None = None, training: T
     settings = check(settings)
     check_network(settings)
     remember(settings)
-    with fixed_threads(settings.threads or available_cpus()):
+    with fixed_threads(settings.threads or usual_threads()):
         pictures = make_pictures(settings)
         results = []
         for number in range(settings.seeds):
