@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,22 @@ def test_auc_is_not_monotone_and_had_collapsed_before(cscore: dict[str, Any]) ->
 
 def test_recognised_images_at_epoch_30(cscore: dict[str, Any]) -> None:
     assert [round(row[1] / 100 * 1172) for row in cscore["acc"]["30"]] == [1104, 1109, 855]
+
+
+def test_the_average_changes_follow_from_no_set_of_methods(cscore: dict[str, Any]) -> None:
+    printed = {"DenseNet201": 0.267, "InceptionV3": 0.158, "ResNet50V2": -0.162}
+    changes = {a: {m: scores[6] - scores[4] for m, scores in cscore["global"][a].items()} for a in printed}
+    listed = [m for m in changes["DenseNet201"] if m != "MS-GradCAM++"]
+    assert [round(float(np.mean(list(c.values()))), 3) for c in changes.values()] == [0.313, 0.205, -0.2]
+    assert [round(float(np.mean([c[m] for m in listed])), 3) for c in changes.values()] == [
+        0.341,
+        0.199,
+        -0.22,
+    ]
+    for size in range(1, 7):
+        for some in combinations(changes["DenseNet201"], size):
+            means = [np.mean([changes[a][m] for m in some]) for a in printed]
+            assert not np.allclose(means, list(printed.values()), atol=0.001)
 
 
 def test_gradcam_plus_plus_is_not_always_above_gradcam(cscore: dict[str, Any]) -> None:
