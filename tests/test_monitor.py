@@ -19,6 +19,7 @@ from conftest import counting, small_cnn
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
+from heatproof.metrics.gold import gold_list
 from heatproof.models import probabilities
 from heatproof.monitor.outcome import Report
 from heatproof.monitor.watch import AlarmRaised, Monitor
@@ -102,7 +103,7 @@ def test_wrapped_and_compiled_models_give_the_same_numbers_and_compile_no_more(n
     assert len(compiled) == count
 
 
-def test_distributed_training(net: nn.Module, tmp_path: Path, monkeypatch: Any) -> None:
+def test_distributed_training_of_one_process(net: nn.Module, tmp_path: Path) -> None:
     plain = measured(watch(), net.eval()).cscore
     group = torch.distributed
     group.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=1)
@@ -110,8 +111,6 @@ def test_distributed_training(net: nn.Module, tmp_path: Path, monkeypatch: Any) 
         wrapped = nn.parallel.DistributedDataParallel(net)
         assert measured(watch(), wrapped).cscore == plain
         wrapped(pictures()).sum().backward()
-        monkeypatch.setattr(group, "get_rank", lambda: 1)
-        assert watch().step(wrapped, 1) is None  # the first process has measured the same weights
     finally:
         group.destroy_process_group()
 
@@ -331,7 +330,10 @@ def test_a_run_folder_is_resumed(net: nn.Module, tmp_path: Path, caplog: Any) ->
     report = measured(again, net, 2)  # taken up from epoch 1
     assert report.checkpoint == "attempt2-epoch-002"
     assert [c.name for c in again.trajectory] == ["epoch-001", "attempt2-epoch-002"]
-    assert not caplog.records
+    assert [record.getMessage()[:19] for record in caplog.records] == [
+        "epoch 3 comes again",
+        "epoch 2 comes after",
+    ]
     with pytest.raises(StoreError, match="methods"):
         watch(out=tmp_path, methods=["layercam"])
     with pytest.raises(StoreError, match="images are not those of the run"):
@@ -414,3 +416,65 @@ def test_a_method_without_a_finite_map_says_so(net: nn.Module) -> None:
     }
     assert all(math.isnan(s.value) for s in report.by_class["gradcam"].values())
     assert not math.isnan(report.cscore["edges"])
+
+
+class Counting(nn.Module):
+    """Buffers that a forward pass changes: in place, by replacement, by a BatchNorm that it trains itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.norm = small_cnn(2), nn.BatchNorm2d(3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = x.mean((0, 2, 3))
+        self.norm.train()
+        return self.net(self.norm(x))
+
+
+def test_buffers_that_forward_changes_come_back() -> None:
+    net = Counting()
+    before, objects = {k: v.clone() for k, v in net.state_dict().items()}, dict(net.named_buffers())
+    monitor = watch()
+    monitor.check(net)
+    measured(monitor, net)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(buffer is objects[name] for name, buffer in net.named_buffers())
+
+
+def test_a_buffer_that_forward_adds_is_said(caplog: Any) -> None:
+    class Caching(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "cache"):
+                self.register_buffer("cache", torch.ones(2))
+            return super().forward(x) + self.cache
+
+    monitor, net = watch(), Caching()
+    for epoch in (1, 2):
+        measured(monitor, net, epoch)
+    assert caplog.text.count("forward adds the buffer cache, which the monitor cannot take back") == 1
+
+
+def test_epochs_that_repeat_or_go_back_are_said_once(net: nn.Module, caplog: Any) -> None:
+    monitor = watch()
+    for epoch in (1, 2, 3, 3, 3, 2):
+        measured(monitor, net, epoch)
+    assert [c.epoch for c in monitor.trajectory] == [1, 2]
+    assert (
+        caplog.text.count("epoch 3 comes again, so that what was seen from epoch 3 on no longer counts") == 1
+    )
+    assert caplog.text.count("epoch 2 comes after epoch 3, so that") == 1
+
+
+def test_gold_lists_of_a_monitor_may_be_adaptive(net: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="tau must be a number in"):
+        watch(tau="most")
+    report = measured(watch(tau="adaptive", out=tmp_path / "run"), net)
+    again = watch(tau="adaptive", out=tmp_path / "run")
+    assert again.trajectory.checkpoints[0].methods["gradcam"].overall.value == report.cscore["gradcam"]
+    probs = probabilities(hp.load_model(net).logits(pictures())).double()
+    gold = gold_list(LABELS, probs, "adaptive")
+    for c, state in again.trajectory.checkpoints[0].classes.items():
+        assert state.gold == int(gold[c == LABELS].sum())

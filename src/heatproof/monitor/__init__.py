@@ -7,7 +7,8 @@ Callbacks for Lightning, Hugging Face and Keras are in files of those names; eac
 """
 
 from heatproof.monitor.alarms import Alarm, Thresholds, find_alarms
+from heatproof.monitor.together import AlarmRaised
 from heatproof.monitor.trajectory import Trajectory
-from heatproof.monitor.watch import AlarmRaised, Monitor
+from heatproof.monitor.watch import Monitor
 
 __all__ = ["Alarm", "AlarmRaised", "Monitor", "Thresholds", "Trajectory", "find_alarms"]

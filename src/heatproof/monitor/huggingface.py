@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 from heatproof.errors import InputError, need
-from heatproof.monitor.watch import AlarmRaised, Monitor
+from heatproof.monitor.together import AlarmRaised
+from heatproof.monitor.watch import Monitor
 
 TIMES = ("epoch", "evaluate")
 

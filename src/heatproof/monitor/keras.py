@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any
 
 from heatproof.models.keras_graph import import_keras
-from heatproof.monitor.watch import AlarmRaised, Monitor
+from heatproof.monitor.together import AlarmRaised
+from heatproof.monitor.watch import Monitor
 
 
 class Hooks:

@@ -13,7 +13,8 @@ from functools import cache
 from typing import Any
 
 from heatproof.errors import need
-from heatproof.monitor.watch import AlarmRaised, Monitor
+from heatproof.monitor.together import AlarmRaised
+from heatproof.monitor.watch import Monitor
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -3,25 +3,29 @@
 ceil(n / batch) forward passes serve predictions and maps of all methods; each image's own class is explained,
 as the C-Score asks (elangovan2026cscore). The numbers are those of hp.explain and hp.metrics.cscore_by_class.
 
-Given back is what training could notice: every module's mode, which parameters want gradients, the random
-states of torch (CPU and the model's GPUs), NumPy and Python. Gradients, buffers and optimiser are never
-touched: gradients are asked for at a layer, not accumulated, and BatchNorm runs in evaluation mode. Autocast
-is off inside, so that a number does not depend on where in the loop the monitor is called, and a compiled
-model runs as written, since hooks inside a compiled graph would compile it anew.
+Given back is what training could notice: every module's mode, which parameters want gradients, buffers that
+`forward` changes (a counter, a BatchNorm that it trains), the random states of torch (CPU and the model's
+GPUs), NumPy and Python. A buffer that `forward` adds stays and is said; other attributes that it sets cannot
+be seen. Gradients and optimiser are never touched: gradients are asked for at a layer, not accumulated.
+Autocast is off inside, so that a number does not depend on where in the loop the monitor is called, and a
+compiled model runs as written, since hooks inside a compiled graph would compile it anew.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from heatproof.errors import InputError, TargetError
 from heatproof.explain.api import Request, shared_pass
@@ -33,6 +37,7 @@ from heatproof.models.model import untouched
 from heatproof.monitor.held import HeldOut
 from heatproof.types import Maps
 
+log = logging.getLogger("heatproof.monitor")
 NO_MAP = "every map of this method has NaN or infinite values"
 
 
@@ -79,7 +84,7 @@ def answers(
     return Answers(logits.cpu(), maps)
 
 
-def measure(found: Answers, labels: Tensor, tau: float, seed: int) -> Measured:
+def measure(found: Answers, labels: Tensor, tau: float | Literal["adaptive"], seed: int) -> Measured:
     """Scores of one pass."""
     lost = int((~torch.isfinite(found.logits).all(1)).sum())
     if lost:
@@ -111,11 +116,33 @@ def _no_scores(classes: int) -> CScores:
 def undisturbed(model: Model) -> Iterator[None]:
     """The model as it is evaluated; see the top of the file. Also when an exception flies."""
     with ExitStack() as stack:
+        stack.enter_context(same_buffers(model.module))
         stack.enter_context(untouched(model.module))
         stack.enter_context(torch.autocast(model.device.type, enabled=False))
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
+
+
+@contextmanager
+def same_buffers(module: nn.Module) -> Iterator[None]:
+    """Buffers as they were, whatever `forward` does to them."""
+    before = [
+        (part, name, buffer, buffer.detach().clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
+    names = {name for name, _ in module.named_buffers()}
+    try:
+        yield
+    finally:
+        for part, name, buffer, copy in before:
+            part._buffers[name] = buffer
+            if not torch.equal(buffer, copy):
+                buffer.copy_(copy)
+        for name in sorted({name for name, _ in module.named_buffers()} - names):
+            log.warning("the model's forward adds the buffer %s, which the monitor cannot take back", name)
 
 
 @contextmanager

@@ -29,8 +29,8 @@ class Recorder:
     """Writes the checkpoints of one training."""
 
     def __init__(
-        self, path: str | Path, held: HeldOut, methods: Sequence[str], batch_size: int, seed: int, tau: float,
-        layer: Any,
+        self, path: str | Path, held: HeldOut, methods: Sequence[str], batch_size: int, seed: int,
+        tau: float | str, layer: Any,
     ) -> None:  # fmt: skip
         self.path, self.held = Path(path), held
         self.cscore = "cscore" if tau == 0.5 else f"cscore(tau={tau!r})"

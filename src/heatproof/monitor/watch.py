@@ -6,6 +6,9 @@
 A step costs one pass over the monitored images (see measure.py) and the pairs of the C-Score. What goes wrong
 in it is said once in the log (logger "heatproof.monitor") and in the report's `problem`, and training goes
 on; only `stop_on`, or an `on_alarm` of yours that raises, stops it. Nothing is written without `out`.
+
+In distributed training call check and step in every process. The first one measures, writes and logs; all get
+its report, call on_alarm, and stop or raise together.
 """
 
 from __future__ import annotations
@@ -16,10 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import read_methods
@@ -29,15 +31,12 @@ from heatproof.monitor.alarms import NAMES, Alarm, find_alarms
 from heatproof.monitor.held import HeldOut, hold
 from heatproof.monitor.measure import Answers, answers, measure, same_randomness
 from heatproof.monitor.outcome import Cost, Report, alarm_text
+from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
 from heatproof.monitor.trackers import Tracker
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 
 log = logging.getLogger("heatproof.monitor")
 SHOWN = 4  # classes in the picture
-
-
-class AlarmRaised(HeatproofError):
-    """An alarm that the user wanted training to stop for."""
 
 
 class Monitor:
@@ -56,7 +55,7 @@ class Monitor:
         preprocess: Preprocess | None = None,
         out: str | PathLike[str] | None = None,
         layer: str | Sequence[str] | None = None,
-        tau: float = 0.5,
+        tau: float | Literal["adaptive"] = 0.5,
         loggers: Sequence[Tracker] = (),
         on_alarm: Callable[[Alarm], Any] | None = None,
         stop_on: str | int | Sequence[str | int] = (),
@@ -67,7 +66,7 @@ class Monitor:
             with the model's `preprocess`. They are kept in memory.
         every: measure the first epoch given and every n-th. limit: a stratified subset of so many images.
         out: a run folder to write and to resume. layer: where CAMs look; found by itself where None.
-        on_alarm: called with each new alarm, instead of a line in the log.
+        on_alarm: called with each new alarm, in every process, instead of a line in the log.
         stop_on: mechanisms ("class masking", ..., or "any") for which step() raises AlarmRaised; callbacks
             then end the training.
         max_seconds: a step that takes longer makes the subset smaller for the next ones.
@@ -78,8 +77,8 @@ class Monitor:
             raise InputError(f"every is a number of epochs, at least 1; got {every}")
         if max_seconds is not None and not max_seconds > 0:
             raise InputError(f"max_seconds must be above 0; got {max_seconds}")
-        if not 0 <= tau <= 1:
-            raise InputError(f"tau must be a number in [0, 1]; got {tau!r}")
+        if tau != "adaptive" and (isinstance(tau, str) or not 0 <= tau <= 1):
+            raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
         if seed < 0:
             raise InputError(f"seed must be 0 or more, got {seed}")
         for logger in loggers:
@@ -119,6 +118,9 @@ class Monitor:
 
     def check(self, model: Any) -> None:
         """Refuse a model that does not fit, before training starts: one image of each class goes through."""
+        everywhere(lambda: self._check(model))
+
+    def _check(self, model: Any) -> None:
         with same_randomness():
             found = self._answers(self._model(model), self._all.take(_first_of_each(self._all)))
         count = max(2, found.logits.shape[1])
@@ -126,20 +128,25 @@ class Monitor:
             raise InputError(f"there are {self._expected} class names, but the model has {count} classes")
 
     def step(self, model: Any, epoch: int) -> Report | None:
-        """Measure the model after `epoch`; None where it is not due (see `every`) or in a second process."""
-        if not self._due(epoch) or _second_process():
+        """Measure the model after `epoch`; None where it is not due (see `every`)."""
+        report, self.trajectory = from_first(lambda: (self._step(model, int(epoch)), self.trajectory))
+        if report is not None:
+            self._tell(report)
+        return report
+
+    def _step(self, model: Any, epoch: int) -> Report | None:
+        if not self._due(epoch):
             return None
         started = time.perf_counter()
         try:
             with same_randomness():
-                report = self._measured(model, int(epoch), started)
+                report = self._measured(model, epoch, started)
                 for logger in self.loggers:
                     self._send(logger, report)
         finally:
             seconds = time.perf_counter() - started
             self._spent += seconds
         self._keep_within(seconds)
-        self._tell(report)
         return report
 
     def _measured(self, model: Any, epoch: int, started: float) -> Report:
@@ -181,6 +188,13 @@ class Monitor:
         A training that was taken up from an earlier epoch rewinds.
         """
         past = tuple(c for c in self.trajectory if c.epoch is not None and c.epoch < (now.epoch or 0))
+        if len(past) < len(self.trajectory):
+            last = self.trajectory.checkpoints[-1].epoch
+            order = "again" if last == now.epoch else f"after epoch {last}"
+            self._say(
+                f"epoch {now.epoch} comes {order}, so that what was seen from epoch {now.epoch} on no longer "
+                "counts; count epochs upwards, unless training was taken up from there"
+            )
         self.trajectory = replace(self.trajectory, checkpoints=(*past, now))
         every = find_alarms(self.trajectory)
         known = {_about(alarm) for alarm in every if past and alarm.checkpoint == past[-1].name}
@@ -188,11 +202,15 @@ class Monitor:
         return here, tuple(alarm for alarm in here if _about(alarm) not in known)
 
     def _tell(self, report: Report) -> None:
+        if self.on_alarm is None and leads():
+            for alarm in report.new_alarms:
+                log.warning("%s", alarm_text(alarm))
+        everywhere(lambda: self._decide(report))
+
+    def _decide(self, report: Report) -> None:
         for alarm in report.new_alarms:
             if self.on_alarm is not None:
                 self.on_alarm(alarm)
-            else:
-                log.warning("%s", alarm_text(alarm))
         for alarm in report.new_alarms:
             if alarm.mechanism in self._stop_on:
                 raise AlarmRaised(f"stopped after epoch {report.epoch}: {alarm_text(alarm)}")
@@ -284,9 +302,3 @@ def _shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndar
         few = replace(maps, values=maps.values[rows].nan_to_num(0, 0, 0))
         heat[method] = few.upsample().cpu().numpy()
     return held.take(rows).pixels, heat
-
-
-def _second_process() -> bool:
-    """In distributed training the first process measures; the others have the same weights."""
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_rank() != 0
