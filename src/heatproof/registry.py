@@ -67,6 +67,11 @@ class Metric(Entry):
     level: str = "image"  # of LEVELS
     higher_is_better: bool | None = None
     bounds: tuple[float, float] = (float("-inf"), float("inf"))
+    about: str = ""  # a sentence, where the function's own is about several metrics or its arguments
+
+    @property
+    def summary(self) -> str:
+        return self.about or super().summary
 
 
 LEVELS = ("image", "class", "checkpoint")
@@ -157,6 +162,7 @@ def metric(
     bounds: tuple[float, float] = (float("-inf"), float("inf")),
     cite: str = "",
     aliases: tuple[str, ...] = (),
+    about: str = "",
 ) -> Callable[[Function], Function]:
     """Register a metric. `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images.
 
@@ -172,7 +178,8 @@ def metric(
         raise InputError(f"metric {name}: level is {', '.join(LEVELS[:-1])} or {LEVELS[-1]}; got {level!r}")
 
     def register(function: Function) -> Function:
-        metrics.add(Metric(name, function, frozenset(needs), cite, aliases, level, higher_is_better, bounds))
+        facts = (level, higher_is_better, bounds, about)
+        metrics.add(Metric(name, function, frozenset(needs), cite, aliases, *facts))
         return function
 
     return register

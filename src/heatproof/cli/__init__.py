@@ -80,7 +80,7 @@ def main(debug: bool) -> None:
     \b
     Start here:
       heatproof demo                                  a whole audit on QR codes, ending with a report
-      heatproof explain lite0 cat.png                 heatmaps of a real ImageNet classifier, offline
+      heatproof explain lite0 example:cat             heatmaps of a real ImageNet classifier, offline
       heatproof list methods                          what can be computed, and what it costs
 
     Every command explains itself: heatproof COMMAND --help

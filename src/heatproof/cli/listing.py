@@ -9,12 +9,14 @@ import click
 import torch
 
 from heatproof.cli._console import console, new_table
+from heatproof.errors import InputError
 from heatproof.models.capture import capture
 from heatproof.models.layers import picture_layers
 from heatproof.models.load import load_model
 from heatproof.models.model import untouched
 from heatproof.models.tail import Tail
 from heatproof.registry import Card, Explainer, Metric, explainers, metrics
+from heatproof.run.metrics import read_metrics
 
 # Options that count the inputs a method passes through the network for each image.
 COUNTS = ("samples", "masks", "steps", "channels")
@@ -82,7 +84,11 @@ def cost(entry: Explainer) -> str:
 @list_group.command("metrics")
 @click.option("--verbose", "-v", is_flag=True, help="Also what each metric needs.")
 def list_metrics(verbose: bool) -> None:
-    """Every metric: what it says, which direction is better, its bounds and where it comes from."""
+    """Every metric: what it says, which direction is better, its bounds and where it comes from.
+
+    "in a run": whether `metrics` of a study may name it; the others are functions of hp.metrics, and -v says
+    why. Some are families, which may be named as one: localise, structure, insertion_deletion.
+    """
     if verbose:
         for entry in metrics:
             console.print(metric_page(entry), soft_wrap=True)
@@ -90,10 +96,13 @@ def list_metrics(verbose: bool) -> None:
     table = new_table("metrics")
     table.add_column("metric", no_wrap=True)
     table.add_column("what it says")
-    for column in ("better", "bounds", "one per", "citation"):
+    for column in ("in a run", "better", "bounds", "one per", "citation"):
         table.add_column(column, no_wrap=True)
     for entry in metrics:
-        table.add_row(entry.name, entry.summary, better(entry), bounds(entry), entry.level, entry.cite)
+        in_a_run = "no" if not_in_a_run(entry) else "yes"
+        table.add_row(
+            entry.name, entry.summary, in_a_run, better(entry), bounds(entry), entry.level, entry.cite
+        )
     console.print(table)
 
 
@@ -104,6 +113,7 @@ def metric_page(entry: Metric) -> str:
         {
             "what it says": entry.summary,
             "also called": ", ".join(entry.aliases),
+            "in a run": not_in_a_run(entry) or "yes",
             "better": better(entry),
             "bounds": bounds(entry),
             "one per": entry.level,
@@ -111,6 +121,15 @@ def metric_page(entry: Metric) -> str:
             "citation": entry.cite,
         },
     )
+
+
+def not_in_a_run(entry: Metric) -> str:
+    """Why a study cannot name this metric, or ''."""
+    try:
+        read_metrics([entry.name])
+    except InputError as error:
+        return f"no: {str(error).partition(', which ')[2] or str(error).partition(': ')[2] or error}"
+    return ""
 
 
 def better(entry: Metric) -> str:

@@ -44,7 +44,8 @@ def run_command(
       heatproof run study.toml --engine ray
       heatproof run study.toml --retry-broken       after pictures came back or were replaced
 
-    A picture that cannot be used becomes a row with the reason and the run goes on; the exit code is then 1.
+    A picture that cannot be used, or gets NaN for an answer, becomes a row with the reason and the run goes
+    on; the exit code is then 1. Ctrl-C finishes the unit in hand and leaves with 130.
     """
     from heatproof.run.engine import prepare, run_study  # needs msgspec
     from heatproof.run.estimate import estimate
@@ -73,6 +74,9 @@ def run_command(
     folder = result.folder.path
     if result.broken:
         errors.print(broken_table(result.broken))
+    if unanswered := result.unanswered:
+        pictures = "1 picture" if unanswered == 1 else f"{unanswered} pictures"
+        errors.print(f"{pictures} got no answer: the network's output is NaN", soft_wrap=True)
     console.print(f"{result.done} of {result.units} units are done in {folder}", soft_wrap=True)
     if result.stopped:
         stopped(ctx)
@@ -80,7 +84,7 @@ def run_command(
         console.print("the rest belongs to other shards; the last one adds the group metrics", soft_wrap=True)
     else:
         console.print(f"look at it: heatproof report {folder}", soft_wrap=True)
-    if result.broken:
+    if result.broken or unanswered:
         ctx.exit(1)
 
 

@@ -33,8 +33,9 @@ def sql_command(run: Path, query: str, form: str) -> None:
 
     \b
     Examples:
-      heatproof sql runs/first "select method, avg(value), count(*) from scores where metric = 'insertion'
-                                group by method order by 2 desc"
+      heatproof sql runs/first "from scores limit 5"
+      heatproof sql runs/first "select metric, method, avg(value), count(*) from scores
+                                where image <> '' and not isnan(value) group by all order by all"
       heatproof sql runs/first "select image, reason from scores where metric = 'image'" --format csv
     """
     rows = RunFolder.open(run).scores().sql(query)

@@ -42,7 +42,10 @@ REASONS = ("", "both maps are constant, so they have no range", "the mask leaves
 STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of float64
 
 
-@metric("ssim", needs=("maps",), bounds=(-1.0, 1.0), cite="wang2004ssim")
+@metric(
+    "ssim", needs=("maps",), bounds=(-1.0, 1.0), cite="wang2004ssim",
+    about="Structural similarity of two lots of maps, pair by pair.",
+)  # fmt: skip
 def ssim(
     a: Any, b: Any, mode: str = "local5", mask: Any = None, *, data_range: float | None = None
 ) -> Tensor:

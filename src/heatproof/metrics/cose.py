@@ -238,10 +238,10 @@ def _interval(means: np.ndarray) -> Interval:
 
 
 # SSIM in [-1, 1] puts the halves in [-1, 1] and [0, 2]; COSE is in [0, 100] while no SSIM is negative.
-for _name, _better, _bounds in (
-    ("cose", True, (float("-inf"), 400 / 3)),
-    ("consistency", True, (-1.0, 1.0)),
-    ("sensitivity", True, (0.0, 2.0)),
+for _name, _better, _bounds, _about in (
+    ("cose", True, (float("-inf"), 400 / 3), "Harmonic mean of consistency and sensitivity, in per cent."),
+    ("consistency", True, (-1.0, 1.0), "How alike (SSIM) maps stay where the prediction stays."),
+    ("sensitivity", True, (0.0, 2.0), "How far (1 - SSIM) maps change where the prediction changes."),
 ):
     metric(
         _name,
@@ -250,4 +250,5 @@ for _name, _better, _bounds in (
         higher_is_better=_better,
         bounds=_bounds,
         cite="daroya2023cose",
+        about=_about,
     )(cose)

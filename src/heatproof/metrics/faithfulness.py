@@ -215,7 +215,10 @@ def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
     return numbers // by, numbers % by
 
 
-for _name, _better in (("insertion", True), ("deletion", False)):
+for _name, _better, _about in (
+    ("insertion", True, "Mean probability of the class while the map's strongest pixels are shown first."),
+    ("deletion", False, "Mean probability of the class while the map's strongest pixels are removed first."),
+):
     metric(
         _name,
         needs=("model", "images", "maps", "labels"),
@@ -223,4 +226,5 @@ for _name, _better in (("insertion", True), ("deletion", False)):
         bounds=(0.0, 1.0),
         cite="petsiuk2018rise",
         aliases=(f"{_name}_auc",),
+        about=_about,
     )(insertion_deletion)

@@ -270,14 +270,14 @@ def macro_mean(values: Any, classes: Any) -> MacroMean:
     return MacroMean(value, means, sizes, len(scores) - sum(sizes.values()))
 
 
-for _name, _better, _aliases in (
-    ("mask_iou", True, ()),
-    ("box_iou", True, ()),
-    ("inside", True, ("inside_share",)),
-    ("pointing", True, ("pointing_game",)),
-    ("reachable", None, ("reachable_mask_iou",)),
-    ("filled", False, ("filled_share",)),
-):
+for _name, _better, _aliases, _about in (
+    ("mask_iou", True, (), "Overlap (IoU) of the budget's strongest pixels with the object."),
+    ("box_iou", True, (), "Overlap (IoU) of the box around the budget's strongest pixels with the object's."),
+    ("inside", True, ("inside_share",), "Share of the budget's strongest pixels that lie on the object."),
+    ("pointing", True, ("pointing_game",), "Pointing game: 1 where the map's peak lies on the object."),
+    ("reachable", None, ("reachable_mask_iou",), "The best mask_iou that a map can get with this budget."),
+    ("filled", False, ("filled_share",), "Share of the budget that only pixels at 0 could fill."),
+):  # fmt: skip
     metric(
         _name,
         needs=("maps", "boxes"),
@@ -285,4 +285,5 @@ for _name, _better, _aliases in (
         bounds=(0.0, 1.0),
         cite="zhang2018excitation" if _name == "pointing" else "keak2026budget",
         aliases=_aliases,
+        about=_about,
     )(localise)

@@ -33,6 +33,7 @@ NO_START = "the metric is 0 or not defined at severity 0 (or later) under every 
     higher_is_better=False,
     cite="chakraborty2025cambench",
     aliases=("slope",),
+    about="Growth of a metric per unit of a distortion's severity, mean over distortions.",
 )
 def bl_slope(values: Any, severities: Any) -> PerImage:
     """Growth of a metric per unit of severity: values "b d s" (or "d s") over d distortions -> "b".
@@ -51,6 +52,7 @@ def bl_slope(values: Any, severities: Any) -> PerImage:
     higher_is_better=True,
     bounds=(0.0, float("inf")),
     cite="chakraborty2025cambench",
+    about="How much of a metric is left under distortion: area under its curve, as a share of the start.",
 )
 def aurc(values: Any, severities: Any) -> PerImage:
     """Area under m(s) / m(0): values "b d s" (or "d s") over d distortions -> "b".

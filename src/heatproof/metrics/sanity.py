@@ -366,5 +366,6 @@ for _name, _function, _needs, _better, _cite in (
 ):
     metric(_name, needs=_needs, higher_is_better=_better, bounds=(-1.0, 1.0), cite=_cite)(_function)
 metric(
-    "above_floors", needs=("scores",), level="checkpoint", higher_is_better=True, cite="adebayo2018sanity"
-)(above_floors)
+    "above_floors", needs=("scores",), level="checkpoint", higher_is_better=True, cite="adebayo2018sanity",
+    about="How far each method scores above each floor on the same images.",
+)(above_floors)  # fmt: skip

@@ -202,16 +202,19 @@ def chunks(maps: Tensor, size: tuple[int, int]) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(maps), step))
 
 
-for _name, _better, _bounds, _aliases in (
-    ("fmr", True, (0.0, 1.0), ("finder_mass_ratio",)),
-    ("tmr", True, (0.0, 1.0), ("timing_mass_ratio",)),
-    ("bl", False, (0.0, 1.0), ("background_leakage",)),
-    ("auc_f", True, (0.0, 1.0), ("coverage_finder",)),
-    ("auc_t", True, (0.0, 1.0), ("coverage_timing",)),
-    ("auc_bg", False, (0.0, 1.0), ("coverage_background",)),
-    ("dts", False, (0.0, 1.0), ("distance_to_structure",)),
-    ("structure_score", True, (-4.0, 2.0), ("score",)),
-):
+_SHARE, _COVERED = "Share of the map's mass on {}.", "Share of {} that the map covers, mean over thresholds."
+for _name, _better, _bounds, _aliases, _about in (
+    ("fmr", True, (0.0, 1.0), ("finder_mass_ratio",), _SHARE.format("the finder patterns of a code")),
+    ("tmr", True, (0.0, 1.0), ("timing_mass_ratio",), _SHARE.format("the timing patterns of a code")),
+    ("bl", False, (0.0, 1.0), ("background_leakage",), _SHARE.format("what is not the code: leakage")),
+    ("auc_f", True, (0.0, 1.0), ("coverage_finder",), _COVERED.format("the finder patterns")),
+    ("auc_t", True, (0.0, 1.0), ("coverage_timing",), _COVERED.format("the timing patterns")),
+    ("auc_bg", False, (0.0, 1.0), ("coverage_background",), _COVERED.format("the background")),
+    ("dts", False, (0.0, 1.0), ("distance_to_structure",),
+     "Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal."),
+    ("structure_score", True, (-4.0, 2.0), ("score",),
+     "Coverage of both patterns, less three times that of the background and less the distance to them."),
+):  # fmt: skip
     metric(
         _name,
         needs=("maps", "masks"),
@@ -219,4 +222,5 @@ for _name, _better, _bounds, _aliases in (
         bounds=_bounds,
         cite="chakraborty2025cambench",
         aliases=_aliases,
+        about=_about,
     )(structure)
