@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import heatproof as hp
 from conftest import randomise
+from heatproof.models import default_layer
 from heatproof.models.capture import capture
-from heatproof.models.layers import default_layer, find_module, layout_of
+from heatproof.models.layers import find_module, layout_of
 from heatproof.models.model import as_model, untouched
 from heatproof.registry import explainers
 from heatproof.types import Trace, normalise

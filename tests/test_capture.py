@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting, randomise, small_cnn
 from heatproof.errors import InputError, LayerError, TargetError, UnknownNameError
-from heatproof.models.layers import picture_layers
+from heatproof.models.layers import find_module, picture_layers
 from heatproof.models.model import as_model, untouched
 from heatproof.models.tail import Tail
 from heatproof.registry import explainers, parse_call, split_calls
@@ -101,8 +101,8 @@ def test_the_tail_gives_the_whole_network_s_answer(name: str) -> None:
     image = torch.randn(1, 3, 64, 64)
     maps = hp.explain(module, image, "ablationcam", targets=1)["ablationcam"]
     layer, width = hp.models.default_layer(as_model(module)), 3
-    part = module.get_submodule(layer)
-    layout = {n: lay for n, lay, _ in picture_layers(as_model(module), image)}[layer]
+    part = find_module(module, layer)  # setting a channel to 0 in front of a ReLU does so behind it
+    layout = {n: lay for n, lay, _ in picture_layers(as_model(module), image)}[layer.partition("+")[0]]
 
     def logit(channel: int | None) -> Tensor:
         def ablate(_m: nn.Module, _i: object, output: Tensor) -> Tensor:

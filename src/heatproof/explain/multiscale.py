@@ -26,5 +26,5 @@ def ms_gradcam_plus_plus(trace: Trace) -> Tensor:
     The layers are the ends of the last three stages (DenseNet201: conv3_block12, pool4, conv5_block32;
     InceptionV3: mixed2, mixed7, mixed10; ResNet50V2: stages 3, 4, 5, and their twins), or those named.
     """
-    maps = [gradcam_plus_plus_map(trace.activations[n], trace.gradients[n]) for n in trace.layers]
+    maps = [gradcam_plus_plus_map(trace.activations[n], trace.gradients[n]) for n in trace.scales]
     return torch.stack([upsample(normalise(m), trace.image_size) for m in maps]).mean(0)

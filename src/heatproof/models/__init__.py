@@ -1,6 +1,6 @@
 """Any image classifier as one kind of object, and the one pass every method shares."""
 
-from heatproof.models.layers import default_layer
+from heatproof.models.activated import default_layer
 from heatproof.models.load import load_model
 from heatproof.models.model import Model, as_model, class_scores, predicted, probabilities
 

@@ -7,18 +7,20 @@ stops there: the gradient never reaches the stem. k gradient CAMs cost one forwa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import InputError, LayerError, ModelError
+from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
+from heatproof.models.activated import Rectified, default_layer
+from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import (
     Layout,
-    default_layer,
     find_module,
     first_tensor,
     known_scales,
@@ -41,25 +43,32 @@ def capture(
     seed: int = 0,
 ) -> Trace:
     """Run the pass over checked images. The caller holds `untouched(model.module)`."""
-    main, names = _choose_layers(model, images, needs, layer)
+    chosen = _choose_layers(model, images, needs, layer)
     try:
-        return _capture(model, images, targets, needs, main, names, queue, seed)
+        return _capture(model, images, targets, needs, chosen, queue, seed)
     except _NotAPicture as problem:
         if layer is not None or model.layer is not None:
             raise not_a_picture(model, problem.name, problem.output, images) from None
     # The guess was wrong: look for the last picture by one pass, and remember it on the Model.
     model.scales = searched_scales(model, images)
     model.layer = model.scales[-1]
-    main, names = _choose_layers(model, images, needs, None)
-    return _capture(model, images, targets, needs, main, names, queue, seed)
+    chosen = _choose_layers(model, images, needs, None)
+    return _capture(model, images, targets, needs, chosen, queue, seed)
+
+
+class Chosen(NamedTuple):
+    """The main layer, every layer to capture, and those that multi-scale CAMs average."""
+
+    main: str | None
+    names: tuple[str, ...]
+    scales: tuple[str, ...]
 
 
 def _choose_layers(
     model: Model, images: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None
-) -> tuple[str | None, tuple[str, ...]]:
-    """The main layer and every layer to capture."""
+) -> Chosen:
     if not needs & {"activations", "gradients", "scales"}:
-        return None, ()
+        return Chosen(None, (), ())
     if layer is not None:
         named = (layer,) if isinstance(layer, str) else tuple(layer)
         if not named:
@@ -67,18 +76,21 @@ def _choose_layers(
         for name in named:
             find_module(model.module, name)
         if len(named) > 1 or "scales" not in needs:
-            return named[-1], named
-        scales = known_scales(model) or searched_scales(model, images, named[0])
-        return named[0], tuple(dict.fromkeys((*scales, *named)))
-    main = default_layer(model)
+            return Chosen(named[-1], named, named)
+        names = tuple(
+            dict.fromkeys((*(known_scales(model) or searched_scales(model, images, named[0])), *named))
+        )
+        return Chosen(named[0], names, names)
+    main = default_layer(model, images)
     if main is None:
         model.scales = searched_scales(model, images)
         main = model.layer = model.scales[-1]
     if "scales" not in needs:
-        return main, (main,)
+        return Chosen(main, (main,), ())
     if known_scales(model) is None:
         model.scales = searched_scales(model, images, main)
-    return main, tuple(dict.fromkeys((*(known_scales(model) or ()), main)))
+    scales = known_scales(model) or ()
+    return Chosen(main, tuple(dict.fromkeys((*scales, main))), scales)
 
 
 def _capture(
@@ -86,12 +98,11 @@ def _capture(
     images: Tensor,
     targets: Any,
     needs: frozenset[str],
-    main: str | None,
-    names: tuple[str, ...],
+    layers: Chosen,
     queue: Queue | None,
     seed: int,
 ) -> Trace:
-    count = len(images)
+    count, names = len(images), layers.names
     wants_layer_gradients = bool(needs & {"gradients", "scales"})
     wants_input_gradient = "input_gradient" in needs
     with torch.inference_mode(False), torch.set_grad_enabled(wants_layer_gradients or wants_input_gradient):
@@ -101,11 +112,13 @@ def _capture(
         if inputs is images or wants_input_gradient or inputs.is_inference():
             inputs = inputs.detach().clone(memory_format=torch.channels_last)
         inputs.requires_grad_(wants_input_gradient)
-        with tap(model.module, names, wants_layer_gradients) as taken:
+        with tap(model.module, names, wants_layer_gradients, model.found.get("runs", {})) as taken:
             try:
                 logits = model.forward(inputs)
+            except HeatproofError:
+                raise
             except (ValueError, AssertionError) as error:
-                raise _wrong_size(model, images, error) from error
+                raise _failed(model, images, error) from error
             except RuntimeError as error:
                 if "size" in str(error) or "shape" in str(error) or "channels" in str(error):
                     raise _wrong_size(model, images, error) from error
@@ -128,8 +141,9 @@ def _capture(
         images=images,
         targets=chosen,
         logits=logits.detach()[:count],
-        layer=main,
+        layer=layers.main,
         layers=order,
+        scales=tuple(name for name in order if name in layers.scales),
         activations=pictures(taken.outputs),
         gradients=pictures(gradients),
         input_gradient=at_least_float(gradients["input"][:count]) if wants_input_gradient else None,
@@ -152,11 +166,22 @@ class Taken:
 
 
 @contextmanager
-def tap(module: nn.Module, names: Sequence[str], gradients: bool = True) -> Iterator[Taken]:
-    """Hook the named layers; the hooks are gone when the context ends, however it ends."""
+def tap(
+    module: nn.Module, names: Sequence[str], gradients: bool = True, runs: Mapping[str, int] | None = None
+) -> Iterator[Taken]:
+    """Hook the named layers; the hooks are gone when the context ends, however it ends.
+
+    runs: how often a layer runs in a pass, where that is known: only its last run counts, and nothing need be
+    recorded from the first one on.
+    """
     taken = Taken()
+    ahead = dict(runs or {})
+    rectified: dict[str, Tensor] = {}  # by layer: what the function behind it is about to take
 
     def hook(name: str, output: Any) -> Any:
+        if ahead.get(name, 1) > 1:
+            ahead[name] -= 1
+            return None
         tensor = first_tensor(output)
         taken.whole[name] = output
         if tensor is None:
@@ -169,15 +194,26 @@ def tap(module: nn.Module, names: Sequence[str], gradients: bool = True) -> Iter
         # The rest of the network gets a copy: an in-place ReLU behind the layer must not change what we keep.
         return replace_first(output, leaf.clone())
 
-    handles = [
-        find_module(module, name).register_forward_hook(lambda _m, _i, output, name=name: hook(name, output))
-        for name in names
-    ]
-    try:
+    def wait_for_function(name: str, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            rectified[name] = tensor
+
+    def behind(_function: str, before: Tensor, after: Tensor) -> Tensor | None:
+        name = next((name for name, tensor in rectified.items() if tensor is before), None)
+        return None if name is None else hook(name, after)
+
+    functions = [name for name in names if "+" in name]
+    with ExitStack() as open_things:
+        for name in (*(n for n in names if n not in functions), *functions):
+            told = wait_for_function if name in functions else hook
+            handle = find_module(module, name).register_forward_hook(
+                lambda _m, _i, output, name=name, told=told: told(name, output)
+            )
+            open_things.callback(handle.remove)
+        if functions:
+            open_things.enter_context(Rectified(behind))
         yield taken
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def replace_first(output: Any, tensor: Tensor) -> Any:
@@ -228,10 +264,26 @@ def _gradients(
     return dict(zip(wanted, found, strict=True))
 
 
+def _failed(model: Model, images: Tensor, error: Exception) -> HeatproofError:
+    """Whether a forward that gave up did so for the images' size: one of the right size tells."""
+    own = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+    fits = own.shape[1:] == images.shape[1:]
+    with suppress(Exception), torch.no_grad():
+        if not fits:
+            model.forward(model.ready(own))
+            return _wrong_size(model, images, error)
+    about_size = re.search("size|shape|channel|height|width|resolution", first_line(error).lower())
+    if about_size and not fits:
+        return _wrong_size(model, images, error)
+    return ModelError(
+        f"the forward of {model.name} failed on images of shape {tuple(images.shape)}: "
+        f"{type(error).__name__}: {first_line(error)}"
+    )
+
+
 def _wrong_size(model: Model, images: Tensor, error: Exception) -> InputError:
-    reason = str(error).strip().splitlines()[0]
     height, width = model.preprocess.size
     return InputError(
-        f"{model.name} cannot take images of shape {tuple(images.shape)} ({reason}); "
+        f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); "
         f"its own preprocessing makes {model.preprocess.channels}x{height}x{width}"
     )

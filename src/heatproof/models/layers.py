@@ -2,14 +2,16 @@
 
 Known families are recognised by the names of their parts, other networks by their shape: the last
 convolution with the normalisation and activation behind it, or the first normalisation of the last block
-of a transformer (behind it, a class token alone carries the gradient). Where the guess turns out not to be
-a picture, one pass over one image finds the last layer that is.
+of a transformer (behind it, a class token alone carries the gradient). Where an activation may follow the
+guess, one pass over one image steps behind it (activated.py); where the guess turns out not to be a picture,
+one pass finds the last layer that is.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +33,9 @@ FAMILIES: tuple[tuple[str, ...], ...] = (
     ("layer2", "layer3", "layer4"),  # ResNet, ResNeXt
     ("trunk_output.block2", "trunk_output.block3", "trunk_output.block4"),  # RegNet, torchvision
     ("s2", "s3", "s4"),  # RegNet, timm
-    ("stages.1", "stages.2", "stages.3"),  # ConvNeXt, ResNetV2, Hugging Face's ResNet and RegNet
 )
+# Families whose last stage ends with its activation: nothing has to be looked for behind it.
+ENDS_ACTIVATED = ("Mixed_7c", "inception5b", "mixed10", "layer4", "trunk_output.block4", "s4")
 MOST_PREFIX_TOKENS = 16
 
 
@@ -59,7 +62,11 @@ class Layout:
 
 
 def find_module(module: nn.Module, name: str) -> nn.Module:
-    """The part of that name, or the only one whose name ends so; else the nearest names."""
+    """The part of that name, or the only one whose name ends so; else the nearest names.
+
+    A name may end with "+relu": the part's output behind the function that rectifies it (activated.py).
+    """
+    name = name.partition("+")[0]
     try:
         found = module.get_submodule(name)
     except AttributeError:
@@ -149,12 +156,21 @@ def _patch_grid(module: nn.Module, size: tuple[int, int]) -> tuple[int, int] | N
     return None
 
 
-def default_layer(model: Model) -> str | None:
-    """The layer CAMs read where none is named, or None where only a pass can tell."""
+def guessed_layer(model: Model) -> str | None:
+    """The layer CAMs would read by names and shapes alone, or None where only a pass can tell."""
     if model.layer:
         return model.layer
     scales = known_scales(model)
     return scales[-1] if scales else _last_convolution(model.module)
+
+
+def may_be_activated_later(model: Model, guess: str) -> bool:
+    """Whether an activation may follow the guessed layer: not behind one, nor in a transformer."""
+    part = find_module(model.module, guess)
+    ends = any(guess == end or guess.endswith("." + end) for end in ENDS_ACTIVATED)
+    in_transformer = known_scales(model) is not None and _normalises(guess.rpartition(".")[2], part)
+    only_classifies = type(model.module).__name__ == "SqueezeNet"  # behind it is a picture for each class
+    return not (ends or in_transformer or only_classifies or isinstance(part, ACTIVATIONS))
 
 
 def known_scales(model: Model) -> tuple[str, ...] | None:
@@ -175,6 +191,8 @@ def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
             prefix = last.removesuffix(family[-1])
             found = tuple(prefix + n for n in family if prefix + n in names)
             return found or (last,)
+    if stages := _stages(names):
+        return stages
     if type(module).__name__ == "ConvNeXt" and "features.7" in names:  # torchvision's stages
         return ("features.3", "features.5", "features.7")
     if type(module).__name__ == "SqueezeNet":  # its last convolution is the classifier
@@ -188,31 +206,51 @@ def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
     return _transformer_norms(module)
 
 
+def _stages(names: Sequence[str]) -> tuple[str, ...] | None:
+    """The last three of four or more numbered stages: ConvNeXt, ResNetV2, Hugging Face's ResNet, others."""
+    found = [n for n in names if re.search(r"(^|\.)stages\.\d+$", n)]
+    outer = min((n.count(".") for n in found), default=0)
+    stages = [n for n in found if n.count(".") == outer]
+    return tuple(stages[-3:]) if len(stages) > 3 else None
+
+
 def _transformer_norms(module: nn.Module) -> tuple[str, ...] | None:
-    """First normalisation of the blocks at half, three quarters and the end of a plain transformer."""
+    """First normalisation of the blocks at half, three quarters and the end of the last row of blocks."""
+    scales = None
+    mixes_tokens = all(m.kernel_size == m.stride for m in module.modules() if isinstance(m, nn.Conv2d))
     for name, part in module.named_modules():
         blocks = list(part.named_children())
         if not isinstance(part, (nn.Sequential, nn.ModuleList)) or len(blocks) < 2:
             continue
-        if len({type(block) for _, block in blocks}) > 1 or not _attends(blocks[-1][1]):
+        if len({type(block) for _, block in blocks}) > 1 or not (mixes_tokens or _attends(blocks[-1][1])):
             continue
         depths = sorted({len(blocks) // 2, math.ceil(len(blocks) * 3 / 4), len(blocks)})
         found = [(blocks[d - 1][0], _first_norm(blocks[d - 1][1])) for d in depths]
         if all(norm for _, norm in found):
-            return tuple(f"{name}.{block}.{norm}" for block, norm in found)
-    return None
+            scales = tuple(f"{name}.{block}.{norm}" for block, norm in found)
+    return scales
 
 
 def _attends(block: nn.Module) -> bool:
-    return any(re.search("attention|attn", type(m).__name__.lower()) for m in block.modules())
+    return any(
+        re.search("attention|attn", type(m).__name__.lower()) or re.search(r"(^|\.)(attn|attention)$", name)
+        for name, m in block.named_modules()
+        if not isinstance(m, nn.Identity)
+    )
 
 
 def _first_norm(block: nn.Module) -> str | None:
     """The name of the block's first normalisation, if the block itself holds it."""
-    return next((n for n, m in block.named_children() if "norm" in type(m).__name__.lower()), None)
+    return next((n for n, m in block.named_children() if _normalises(n, m)), None)
+
+
+def _normalises(name: str, part: nn.Module) -> bool:
+    return "norm" in type(part).__name__.lower() or bool(re.fullmatch(r"norm\d*", name))
 
 
 BEHIND_CONVOLUTION = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.Dropout, nn.Identity)
+# Paddings, and what weighs the path rather than lies on it: attention weights, gates.
+BESIDE_THE_PATH = re.compile(r"Pad\w*>$|Sigmoid>$|(attn|attention)\.|(^|\.)crpe|\.gate|\.short_conv")
 ACTIVATIONS = tuple(
     getattr(nn, n)
     for n in ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "LeakyReLU", "ELU", "Mish", "Softplus")
@@ -275,11 +313,13 @@ def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]
 def searched_scales(model: Model, images: Tensor, main: str | None = None, count: int = 3) -> tuple[str, ...]:
     """The last layer at each of the `count` coarsest octaves up to the main layer, found by one pass."""
     by_octave: dict[int, str] = {}
+    end = main.partition("+")[0] if main else None
     for name, layout, channels in picture_layers(model, images):
-        padding = isinstance(find_module(model.module, name), nn.modules.padding._ConstantPadNd)
-        if channels > 1 and not padding:
+        beside = BESIDE_THE_PATH.search(f"{name}<{type(find_module(model.module, name)).__name__}>")
+        if channels > 1 and not beside:
             by_octave[round(math.log2(images.shape[-2] / layout.height))] = name
-        if name == main:
+        if name == end:
+            by_octave[round(math.log2(images.shape[-2] / layout.height))] = main or name
             break
     if not by_octave:
         raise LayerError(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from heatproof.models.activated import BY_NAME
 from heatproof.models.capture import replace_first
 from heatproof.models.layers import Layout, find_module, first_tensor, layout_of
 from heatproof.models.model import Model
@@ -29,10 +30,13 @@ class Tail:
         self.model, self.layer = model, find_module(model.module, layer)
         self.inputs = model.ready(image[None])
         self.recorded: dict[nn.Module, list[Any]] = {}
+        self.earlier: list[Any] = []  # what the layer returned in runs before its last one
         self.output: Any = None
         self.logits = self._record()
         tensor = first_tensor(self.output)
         assert tensor is not None
+        if function := layer.partition("+")[2]:  # which the network will apply again, without a change
+            tensor = BY_NAME[function](tensor)
         layout = layout_of(tensor, self.inputs, model.module)
         assert layout is not None
         self.activation: Tensor = tensor  # "1 ...", in the layer's own layout
@@ -45,20 +49,18 @@ class Tail:
         """ "n ..." changed activations, in the layer's own layout -> "n k" logits."""
         changed = replace_first(self.output, activations)
         count = len(activations)
-        with self._answers(lambda *_: changed, count):
+        with self._answers(changed, count):
             return self.model.forward(self.inputs.expand(count, -1, -1, -1))
 
     def _record(self) -> Tensor:
-        """One pass that keeps the outputs of modules that finish before the layer does."""
+        """One pass that keeps the outputs of modules that finish before the layer's last run does."""
         finished: dict[nn.Module, list[Any]] = {}
-        reached = False
+        runs: list[Any] = []  # of the layer; most run once, a shared activation may run often
 
         def keep(module: nn.Module, output: Any) -> None:
-            nonlocal reached
-            if reached:
-                return
             if module is self.layer:
-                self.output, reached = output, True
+                runs.append(tree_map_only(Tensor, torch.clone, output))
+                self.recorded = {m: list(outputs) for m, outputs in finished.items()}
                 return
             for part in module.modules():  # its parts will not be called when it answers at once
                 if part is not module:
@@ -74,8 +76,8 @@ class Tail:
             for handle in handles:
                 handle.remove()
         inside = set(self.layer.modules())
-        self.recorded = {m: outputs for m, outputs in finished.items() if m not in inside}
-        self.output = tree_map_only(Tensor, torch.clone, self.output)
+        self.recorded = {m: outputs for m, outputs in self.recorded.items() if m not in inside}
+        *self.earlier, self.output = runs
         return logits
 
     def _short_works(self) -> bool:
@@ -87,15 +89,19 @@ class Tail:
         return bool(torch.allclose(again, self.logits.expand_as(again), rtol=1e-3, atol=1e-4))
 
     @contextmanager
-    def _answers(self, layer_answer: Callable[..., Any], count: int) -> Iterator[None]:
+    def _answers(self, changed: Any, count: int) -> Iterator[None]:
         """Let the recorded modules, and the layer, answer without running."""
         patched: list[nn.Module] = []
         # An instance that has a forward of its own already (someone else's patch) is left alone.
         short = self.short and "forward" not in self.layer.__dict__
-        handle = None if short else self.layer.register_forward_hook(layer_answer)
+        answer = _replay(lambda *_, **__: changed, self.earlier, count)
+        left = [None] * len(self.earlier)  # runs of the layer that stay as they are
+        handle = None
+        if not short:
+            handle = self.layer.register_forward_hook(lambda *_: left.pop() if left else changed)
         try:
             if short:
-                self.layer.__dict__["forward"] = layer_answer
+                self.layer.__dict__["forward"] = answer
                 patched.append(self.layer)
                 for module, outputs in self.recorded.items():
                     if "forward" not in module.__dict__:

@@ -16,6 +16,7 @@ metrics/gold.py). With weights that exist nothing is held out: all pictures give
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,9 @@ from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure, Source, open_source
 from heatproof.models import Model, load_model
-from heatproof.models.layers import default_layer, known_scales, searched_scales
+from heatproof.models.activated import default_layer
+from heatproof.models.layers import known_scales, searched_scales
+from heatproof.models.load import placed_spec
 from heatproof.monitor.trajectory import Trajectory
 from heatproof.report.book import Book
 from heatproof.run.config import toml
@@ -119,7 +122,8 @@ def cscore_study(
         weights = ["training/epoch*.safetensors"]
     write_list(source, indices.tolist(), settings.out / "pictures.csv")
     places = Places(common_root([Path(s.content).parent for s in source.samples]), source.classes)
-    study = write_study(settings, "study.toml", places, weights, settings.methods, settings.layer)
+    layer = settings.layer or paper_layer(build(settings, len(source.classes)))
+    study = write_study(settings, "study.toml", places, weights, settings.methods, layer)
     result = run_study(study, settings.out / "run", progress=progress)
     if result.done < result.units:
         return Outcome(None, result)
@@ -209,6 +213,13 @@ def build(settings: CscoreSettings, classes: int) -> Model:
         )
 
 
+def paper_layer(model: Model) -> str | None:
+    """The end of the last stage, which the paper reads in its three networks; else None, the default."""
+    of_the_paper = re.search("densenet|inception_?v3|resnet50v2", model.name, re.IGNORECASE)
+    scales = known_scales(model) if of_the_paper else None
+    return scales[-1] if scales else None
+
+
 def write_list(source: Source, indices: Sequence[int], path: Path) -> None:
     """The pictures that are scored, as a CSV manifest."""
     samples = [source.samples[i] for i in indices]
@@ -257,9 +268,8 @@ def write_study(
 
 
 def local_spec(spec: str) -> str:
-    """A network's own file by its full path: the study lies in another folder."""
-    file, colon, factory = spec.rpartition(":")
-    return f"{Path(file).resolve()}{colon}{factory}" if file.endswith(".py") else spec
+    """With the full path of a network's own file: the study lies in another folder."""
+    return placed_spec(spec, Path.cwd())
 
 
 def phase_ends(folder: RunFolder, settings: CscoreSettings | None) -> tuple[str, str]:
@@ -283,7 +293,7 @@ def sweep_depths(
     files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
     model = opened.model(ends[-1])
     found: dict[str, RunFolder] = {}
-    for number, layer in enumerate(depths(model, settings.layer)):
+    for number, layer in enumerate(depths(model, opened.study.model.layer)):
         name = f"depth-{number}.toml"
         study = write_study(settings, name, places, files, [SWEPT], layer)
         result = run_study(study, settings.out / f"depth-{number}", progress=progress)

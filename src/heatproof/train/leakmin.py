@@ -27,7 +27,8 @@ from torch.nn import functional as F
 
 from heatproof.errors import InputError, LayerError, ModelError
 from heatproof.explain.cams import safe_ratio, weighted_sum
-from heatproof.models.layers import default_layer, find_module, layout_of, picture_layers, searched_scales
+from heatproof.models.activated import default_layer
+from heatproof.models.layers import find_module, layout_of, picture_layers, searched_scales
 from heatproof.models.model import Model, class_scores
 from heatproof.train.data import Data
 from heatproof.train.recipe import Step
@@ -105,5 +106,5 @@ def cam_layer(model: Model, image: Tensor, layer: str | None = None) -> str:
             some = ", ".join(pictures[-5:]) or "none"
             raise LayerError(f"the output of {layer!r} is not a picture; layers that would do: {some}")
         return full
-    guess = default_layer(model)
-    return guess if guess in pictures else searched_scales(model, image)[-1]
+    guess = default_layer(model, image)
+    return guess if guess and guess.partition("+")[0] in pictures else searched_scales(model, image)[-1]

@@ -1,0 +1,145 @@
+"""Where a CAM looks by default: behind the activation.
+
+What an activation is about to clip is no evidence yet: in front of EfficientNet-Lite0's last ReLU6 half of
+ScoreCAM's maps are empty, behind it none. So from the guessed layer one pass over one image follows its
+output, tensor by tensor, through whatever takes it next, to the last layer that is still a picture on the
+same grid and ends with an activation. Where the network rectifies by a function (`F.relu(self.bn(x))`), no
+module can be named; "bn+relu" then means the output of `bn` behind that function. Pre-norm transformers are
+left as they are: their blocks end with a sum, not with an activation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from heatproof.models.layers import (
+    find_module,
+    first_tensor,
+    guessed_layer,
+    layout_of,
+    may_be_activated_later,
+)
+from heatproof.models.model import Model, untouched
+
+# Functions that may be applied twice without a change, so that the part behind them can be rerun (tail.py).
+RECTIFIERS: dict[Any, str] = {
+    F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", torch.relu_: "relu", Tensor.relu_: "relu",
+    F.relu6: "relu6",
+}  # fmt: skip
+BY_NAME = {"relu": F.relu, "relu6": F.relu6}
+ACTIVATES = re.compile(r"relu|elu$|gelu|silu|swish|mish|softplus|hardtanh|activation", re.IGNORECASE)
+
+
+def default_layer(model: Model, images: Tensor | None = None) -> str | None:
+    """The layer CAMs read where none is named, or None where only a search can tell."""
+    guess = guessed_layer(model)
+    if guess is None or model.layer or not may_be_activated_later(model, guess):
+        return guess
+    if "activated" not in model.found:
+        if images is None:
+            images = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+        try:
+            model.found["activated"] = _step_behind(model, images[:1], guess)
+        except (RuntimeError, ValueError, AssertionError):  # not the size it takes; the pass itself says so
+            return guess
+    found: str = model.found["activated"]
+    return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that ran: a module by its name, or a rectifying function."""
+
+    name: str
+    before: Tensor | None
+    after: Tensor | None
+    activates: bool
+    is_function: bool = False
+
+
+def _step_behind(model: Model, image: Tensor, guess: str) -> str:
+    inputs = model.ready(image)
+    steps = _follow(model, inputs)
+    part = find_module(model.module, guess)
+    full = next(name for name, other in model.module.named_modules() if other is part)
+    runs = [i for i, step in enumerate(steps) if step.name == full]
+    if not runs:
+        return guess
+    path, best, last = steps[runs[-1]].after, guess, full
+    start = None if path is None else layout_of(path, inputs, model.module)
+    if path is None or start is None:
+        return guess
+    for step in steps[runs[-1] + 1 :]:
+        if step.before is not path or step.after is None:
+            continue
+        layout = layout_of(step.after, inputs, model.module)
+        if layout is None or (layout.height, layout.width) != (start.height, start.width):
+            break
+        path = step.after
+        if step.activates:
+            best = f"{last}+{step.name}" if step.is_function else step.name
+        last = last if step.is_function else step.name
+    model.found["runs"] = {best: sum(step.name == best for step in steps)}
+    return best
+
+
+@torch.no_grad()
+def _follow(model: Model, inputs: Tensor) -> list[Step]:
+    """Everything that ran, in the order in which it ended, with the very tensors it took and gave."""
+    steps: list[Step] = []
+    inside: list[bool] = []  # for each open module: is it an activation?
+
+    def ended(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        inside.pop()
+        before = first_tensor((*args, *kwargs.values()))
+        steps.append(Step(name, before, first_tensor(output), activates(module)))
+
+    def rectified(name: str, before: Tensor, after: Tensor) -> None:
+        if not (inside and inside[-1]):
+            steps.append(Step(name, before, after, True, is_function=True))
+
+    handles = []
+    for name, module in model.module.named_modules():
+        if name:
+            is_activation = bool(ACTIVATES.search(type(module).__name__))
+            handles += [
+                module.register_forward_pre_hook(lambda *_, own=is_activation: inside.append(own)),
+                module.register_forward_hook(
+                    lambda m, a, k, o, name=name: ended(name, m, a, k, o), with_kwargs=True
+                ),
+            ]
+    try:
+        with untouched(model.module), Rectified(rectified):
+            model.forward(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return steps
+
+
+def activates(module: nn.Module) -> bool:
+    """Whether a module is an activation, or holds one: a convolution with its own, or a normalisation."""
+    return any(ACTIVATES.search(type(part).__name__) for part in module.modules())
+
+
+class Rectified(TorchFunctionMode):
+    """Tells of every rectifying function, and lets the one told answer in its place."""
+
+    def __init__(self, told: Callable[[str, Tensor, Tensor], Tensor | None]) -> None:
+        super().__init__()
+        self.told = told
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in RECTIFIERS and isinstance(output, Tensor):
+            answer = self.told(RECTIFIERS[func], args[0] if args else (kwargs or {})["input"], output)
+            return output if answer is None else answer
+        return output
