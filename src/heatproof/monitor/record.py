@@ -90,8 +90,6 @@ class Recorder:
         self.manifest = replace(self.manifest, config=config, models=models)
         folder = RunFolder.resume(self.path, self.manifest, free=FREE)
         plan, done = make_plan(folder.manifest, len(self.held)), folder.done()
-        images = len(self.held) + len(self.held.failures)
-        folder.plan([unit.hash for unit in plan.units], images, plan.checkpoints())
         planned = len(rows) + len(self.held.failures)  # the images of a smaller subset are all there are
         folder.plan([unit.hash for unit in plan.units], planned, plan.checkpoints())
         with folder.lock():
