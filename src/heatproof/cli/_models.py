@@ -10,6 +10,7 @@ import click
 import torch
 
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
+from heatproof.models.keras_graph import FILES
 from heatproof.models.load import LITE, load_model
 from heatproof.models.model import Model
 
@@ -50,7 +51,7 @@ def open_model(
     """The model the options name. Without a checkpoint, pretrained weights are wanted."""
     if random_weights and checkpoint is not None:
         raise InputError("--random-weights and --checkpoint exclude each other; leave one out")
-    if random_weights and (spec.lower() in LITE or spec.startswith("hf:")):
+    if random_weights and (spec.lower() in LITE or spec.startswith("hf:") or spec.endswith(FILES)):
         raise InputError(f"{spec} brings its own weights; leave out --random-weights")
     pretrained = checkpoint is None and not random_weights
     try:

@@ -97,8 +97,9 @@ def explain_command(
     """Heatmaps of MODEL for one or more IMAGES.
 
     MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, FILE.py:FACTORY or lite0 (an ImageNet
-    classifier that needs no download). IMAGES are files (DICOM too), folders or quoted patterns. Each goes
-    through the model's own preprocessing; what is explained and drawn is the crop that the model sees.
+    classifier that needs no download). IMAGES are files (DICOM too), folders, quoted patterns or photographs
+    that come with heatproof (example:cat, astronaut, coffee, rocket). Each goes through the model's own
+    preprocessing; what is explained and drawn is the crop that the model sees.
 
     \b
     Written to the folder --out, for each image:
@@ -107,9 +108,9 @@ def explain_command(
 
     \b
     Examples:
-      heatproof explain lite0 cat.png
+      heatproof explain lite0 example:cat
       heatproof explain lite0 photos/ "more/*.jpg" --methods "gradcam++,rise(masks=500)" --out maps
-      heatproof explain lite0 cat.png --target "tiger cat"
+      heatproof explain lite0 example:cat --target "tiger cat"
       heatproof explain torchvision:resnet50 scan.png --checkpoint best.pt --classes names.txt
 
     An image that cannot be read is reported and the others go on; the exit code is then 1.
@@ -117,6 +118,7 @@ def explain_command(
     read_methods(methods)  # a misspelt name should not wait for the model
     paths = find_images(images)
     loaded = open_model(model, **choice)
+    loaded.check_channels()
     options = {
         "methods": split_calls(methods),
         "targets": read_target(target, loaded),
@@ -137,6 +139,7 @@ def explain_command(
                 progress.done(one.name)
     if explained:
         console.print(prediction_table(loaded, explained, top))
+        console.print(f"the network's output: {loaded.head_meaning}", soft_wrap=True)
         console.print(f"{len(explained)} of {len(named)} images explained; written to {out}:", soft_wrap=True)
         for path in written:
             console.print(f"  {path}", soft_wrap=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.preprocess import Preprocess, open_image
-from heatproof.models.heads import LastStep, as_logits, find_head, scores_of
+from heatproof.models.heads import MEANING, LastStep, as_logits, find_head, scores_of
 from heatproof.models.interrupts import deferring
 
 Picture = str | PathLike[str] | Image.Image
@@ -87,6 +87,11 @@ class Model:
     def head(self) -> str | None:
         """How the output is read (see heads.py); None before the first pass."""
         return self.found.get("head")
+
+    @property
+    def head_meaning(self) -> str:
+        """The head in words, for those who should know what was assumed."""
+        return MEANING.get(self.head or "", "not known before its first pass")
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:

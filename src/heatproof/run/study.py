@@ -55,6 +55,7 @@ class Opened:
     device: str = "cpu"
     threads: int = 1
     hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
+    head: str = ""  # how the network's output is read, once checked
     renamed: tuple[dict[int, int], tuple[str, ...]] | None = None  # the pictures' classes as the model's
     origin: Origin | None = None  # of the pictures, once checked
     _source: Source | None = field(default=None, repr=False)
@@ -146,6 +147,7 @@ def check_classes(opened: Opened, model: Model) -> int:
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
     with _at("model"):
         count = max(2, model.logits(blank).shape[1])
+        opened.head = model.head_meaning
     source, options = opened.source, opened.study.images.options
     if not source.labelled:
         return count

@@ -28,6 +28,7 @@ from heatproof.models.load import placed_spec
 from heatproof.run.config import ModelTable, Study
 
 RANDOM, PRETRAINED, OWN = "random", "pretrained", "own"
+Weights = list[tuple[str, Tensor]]
 LIBRARIES_WITHOUT_WEIGHTS = ("torchvision", "timm", "keras")
 
 
@@ -108,23 +109,24 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
             model = replace(model, module=model.module.untrained())
     else:
         owners = [n for n, part in model.module.named_modules() if any(True for _ in part.parameters(False))]
-        brought = {name: weight.clone() for name, weight in brought.items()}
+        brought = [(name, weight.clone()) for name, weight in brought]
         reinitialise(model.module, owners, seed)
     if kept := _equal(brought, _weights(model)):
         raise ModelError(f"{kept[0]} of {table.spec} cannot be drawn at random; leave out random_init")
     return model
 
 
-def _weights(model: Model) -> dict[str, Tensor]:
-    """Parameters, and statistics that training gathers."""
+def _weights(model: Model) -> Weights:
+    """Parameters, and statistics that training gathers, in order: Keras names each copy anew."""
     statistics = ("running_mean", "running_var")
-    found = {n: b for n, b in model.module.named_buffers() if n.endswith(statistics)}
-    return found | {name: weight.detach() for name, weight in model.module.named_parameters()}
+    found = [(name, tensor) for name, tensor in model.module.named_buffers() if name.endswith(statistics)]
+    return found + [(name, weight.detach()) for name, weight in model.module.named_parameters()]
 
 
-def _equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> list[str]:
+def _equal(some: Weights, others: Weights) -> list[str]:
     """Names of weights that are the same in both, but not one number throughout, as fresh biases are."""
-    return [n for n, w in some.items() if torch.equal(w, others[n]) and not (w == w.flatten()[:1]).all()]
+    pairs = zip(some, others, strict=False)
+    return [n for (n, a), (_, b) in pairs if torch.equal(a, b) and not (a == a.flatten()[:1]).all()]
 
 
 @contextmanager

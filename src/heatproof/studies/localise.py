@@ -15,7 +15,7 @@ pipeline does; pictures whose label looks wrong to a person, which the thesis dr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ from heatproof.errors import InputError, did_you_mean
 from heatproof.explain.api import read_methods
 from heatproof.images import open_source, select
 from heatproof.metrics.localise import kept_pixels
+from heatproof.models import Model
+from heatproof.models.classes import model_classes
+from heatproof.models.load import placed_spec
 from heatproof.report.book import Book
 from heatproof.report.figures.localise import budget_figure, faithfulness_figure
 from heatproof.run.config import study_from, toml
@@ -61,6 +64,7 @@ class LocaliseSettings:
     images: Path
     out: Path
     kind: str = "imagenet"
+    class_names: tuple[str, ...] = ()  # in the order of the model's classes; its own names where empty
     checkpoint: Path | None = None
     methods: tuple[str, ...] = ("gradcam", "lime")
     budget: float = 0.2
@@ -98,7 +102,13 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     model = opened.model(opened.checkpoints[0].name)
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
     count = max(2, model.logits(blank).shape[1])
-    sifted = sift(settings.kind, settings.images, count, model.classes)
+    if settings.class_names and len(settings.class_names) != count:
+        raise InputError(
+            f"class_names lists {len(settings.class_names)} names, but {model.name} has {count} classes"
+        )
+    sifted = sift(settings.kind, settings.images, count, settings.class_names or model.classes)
+    if model.classes and not settings.class_names:
+        sifted = with_model_classes(sifted, model, count)
     write_list(sifted, settings.out / "pictures.csv")
     steps = filter_steps(sifted, settings)
     images = {"root": str(sifted.root.resolve()), "class_names": list(sifted.classes)}
@@ -122,6 +132,13 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
         )  # fmt: skip
         panels = _write_panels(book, studio, scored, settings)
     return Outcome(book.write(), result, sifted, book, tuple(panels))
+
+
+def with_model_classes(sifted: Sifted, model: Model, count: int) -> Sifted:
+    """The pictures' classes as the model numbers them, or a sentence where they are not the model's."""
+    used = {label: sifted.classes[label] for _, label in sifted.entries}
+    numbers = model_classes(used, set(used), model.classes, count, model.name)
+    return replace(sifted, entries=tuple((entry, numbers[label]) for entry, label in sifted.entries))
 
 
 def check(settings: LocaliseSettings) -> None:
@@ -160,7 +177,8 @@ def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None)
     }  # fmt: skip
     library = settings.model.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS
     model = {
-        "spec": _placed(settings.model), "name": Path(settings.model).name, "layer": settings.layer,
+        "spec": placed_spec(settings.model, Path.cwd()), "name": Path(settings.model).name,
+        "layer": settings.layer,
         "checkpoints": [str(settings.checkpoint.resolve())] if settings.checkpoint else None,
         "pretrained": True if library and not settings.checkpoint else None,
     }  # fmt: skip
@@ -179,16 +197,6 @@ def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None)
         "preprocess": PREPROCESS[settings.preprocess],
     }
     return config | {name: {k: v for k, v in part.items() if v is not None} for name, part in parts.items()}
-
-
-def _placed(spec: str) -> str:
-    """A spec that names a local file or folder, wherever the study's file will lie."""
-    head, colon, tail = spec.rpartition(":")
-    if head.endswith(".py"):
-        return f"{Path(head).expanduser().resolve()}:{tail}"
-    if head == "hf" and Path(tail).expanduser().exists():
-        return f"hf:{Path(tail).expanduser().resolve()}"
-    return str(Path(spec).resolve()) if not colon and Path(spec).is_file() else spec
 
 
 def filter_steps(sifted: Sifted, settings: LocaliseSettings) -> list[tuple[str, int]]:
