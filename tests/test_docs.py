@@ -29,6 +29,7 @@ from unittest.mock import patch
 import click
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from skimage import data
 
@@ -192,6 +193,20 @@ def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
         for option, rule in pairwise(words):
             if option == "--rule" and rule not in ("...", "RULE"):
                 read_rule(rule)
+
+
+def test_the_first_example_works_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    block = re.search(
+        r"^    \$ heatproof (explain .+)\n((?:    .*\n|\n)+)", (ROOT / "README.md").read_text(), re.M
+    )
+    assert block
+    quick = [*shlex.split(block[1]), "--methods", "gradcam"]
+    result = CliRunner().invoke(main, quick)
+    assert result.exit_code == 0, result.output
+    shown = [line.split() for line in block[2].splitlines() if line.strip()]
+    printed = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    assert [line for line in shown if line not in printed] == []
 
 
 @pytest.mark.parametrize(
