@@ -2,6 +2,7 @@
 
     heatproof demo --seed 0 --out SEED0            the same for seeds 1 and 2
     python docs/demo_page.py SEED0 SEED1 SEED2     rewrites the marked parts of demo.md, and the pictures
+    python docs/demo_page.py SEED0                 all but the tables of seeds
 
 The pictures are of the first folder's report. They need playwright and chromium.
 """
@@ -95,7 +96,9 @@ def photograph(report: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
 def main(folders: list[str]) -> None:
     audits = {seed: run(Path(folder), FULL, seed) for seed, folder in enumerate(folders)}
     text = PAGE.read_text(encoding="utf-8")
-    parts = {"printed": printed(audits[0]), "seeds": seed_table(audits), "methods": method_table(audits)}
+    parts = {"printed": printed(audits[0])}
+    if len(audits) > 1:
+        parts |= {"seeds": seed_table(audits), "methods": method_table(audits)}
     for mark, content in parts.items():
         text = put(text, mark, content)
     PAGE.write_text(text, encoding="utf-8")

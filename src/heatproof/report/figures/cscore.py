@@ -50,7 +50,7 @@ def ends(run: Trajectory, names: Sequence[str]) -> Iterator[Any]:
             for (i, j), value in np.ndenumerate(table):
                 text = "–" if math.isnan(value) else f"{value:.2f}"
                 axes.text(j, i, text, ha="center", va="center", fontsize=8,
-                          color="black" if value > 0.6 else "white")  # fmt: skip
+                          color="white" if value <= 0.6 else "black")  # fmt: skip
         figure.colorbar(image, ax=grid[0].tolist(), label="C-Score")
         yield figure
 
@@ -78,7 +78,8 @@ def net_change(run: Trajectory, names: tuple[str, str]) -> Iterator[Any]:
 def by_class(run: Trajectory, phase_end: float | None) -> Iterator[Any]:
     """Figure 4: a panel for each class, every method with its 95 % interval."""
     labels = sorted({c for checkpoint in run for c in checkpoint.classes})
-    with drawing(3.4 * len(labels) + 1.4, 3.2, 1, len(labels), squeeze=False, sharey=True) as (figure, grid):
+    shared = {"squeeze": False, "sharex": True, "sharey": True}  # also where a class has no score at the end
+    with drawing(3.4 * len(labels) + 1.4, 3.2, 1, len(labels), **shared) as (figure, grid):
         for axes, label in zip(grid[0], labels, strict=True):
             for k, method in enumerate(methods(run)):
                 points = [
