@@ -92,6 +92,14 @@ def test_random_is_random_where_a_factory_loads_weights(tmp_path: Path) -> None:
     assert len(shared(random.model("random").module, again.model("random").module)) == 4
 
 
+def test_random_is_random_where_a_factory_begins_from_the_study_s_seed(tmp_path: Path) -> None:
+    opened = study(tmp_path, None)
+    code = (tmp_path / "net.py").read_text().replace("    parts =", "    torch.manual_seed(0)\n    parts =")
+    (tmp_path / "net.py").write_text(code)
+    own = hp.load_model(f"{tmp_path}/net.py:named").module
+    assert shared(with_random(opened, "net.py:named").model("random").module, own) == []
+
+
 def test_a_factory_that_draws_its_weights_is_left_as_it_draws_them(tmp_path: Path) -> None:
     opened = with_random(study(tmp_path, None), "net.py:named")
     torch.manual_seed(0)  # run.seed

@@ -104,15 +104,20 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
     brought = _weights(model)
     if not _equal(brought, _weights(other)):
         return model
+    brought = [(name, weight.clone()) for name, weight in brought]
+    for drawn in (seed, seed + 1):  # a factory may have begun from the very same seed
+        model = _drawn_anew(model, drawn)
+        if not (kept := _equal(brought, _weights(model))):
+            return model
+    raise ModelError(f"{kept[0]} of {table.spec} cannot be drawn at random; leave out random_init")
+
+
+def _drawn_anew(model: Model, seed: int) -> Model:
     if isinstance(model.module, KerasClassifier):
         with _seeded(seed):
-            model = replace(model, module=model.module.untrained())
-    else:
-        owners = [n for n, part in model.module.named_modules() if any(True for _ in part.parameters(False))]
-        brought = [(name, weight.clone()) for name, weight in brought]
-        reinitialise(model.module, owners, seed)
-    if kept := _equal(brought, _weights(model)):
-        raise ModelError(f"{kept[0]} of {table.spec} cannot be drawn at random; leave out random_init")
+            return replace(model, module=model.module.untrained())
+    owners = [n for n, part in model.module.named_modules() if any(True for _ in part.parameters(False))]
+    reinitialise(model.module, owners, seed)
     return model
 
 
