@@ -8,38 +8,37 @@ follows the number of threads, so it is part of the run; on a GPU, bits also dep
 from __future__ import annotations
 
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.images import Loaded
-from heatproof.images.loader import available_cpus
+from heatproof.images import Loaded, batches
 from heatproof.run.across import across_rows
 from heatproof.run.group import group_rows
-from heatproof.run.plan import FREE, GROWING, Block, Plan, Task, make_plan
+from heatproof.run.plan import Block, Plan, Task, make_plan
+from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
 from heatproof.run.progress import Progress
+from heatproof.run.provenance import BY_MTIME, FREE, GROWING, Origin, code_hashes, filled
+from heatproof.run.resume import broken_images, enough_memory, forget_broken, mend, say_makers
 from heatproof.run.score import Rows, Scene, as_stored, blanked, explain_batch, finite, is_first, storable
 from heatproof.run.study import Opened, check_study, open_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.store._files import storable as stored_name
+from heatproof.store.folder import Stopped
 from heatproof.store.maps import MapStore
 from heatproof.types import Batch, Maps, Score
 
 ENGINES = ("local", "ray")
-
-
-class Stopped(Exception):
-    """Somebody asked the run to stop; everything finished is on disk."""
+PAUSES = 0.5, 2.0  # seconds before a picture that could not be read is tried again
+FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
 
 
 @dataclass
@@ -48,6 +47,8 @@ class Worker:
 
     opened: Opened
     folder: RunFolder
+    passed: Callable[[int], object] | None = None  # told the number of inputs behind each batch
+    fruitless: int = 0
 
     @cached_property
     def stored(self) -> MapStore:
@@ -55,15 +56,34 @@ class Worker:
 
     def run(self, tasks: Sequence[Task], loaded: Loaded) -> None:
         """Compute the tasks of one block on its decoded pictures, and write each."""
+        if not tasks:
+            return
+        span, origin = tasks[0].unit.images, self.opened.origin
+        loaded = self.patiently(tasks[0], loaded)
+        if origin is not None:
+            origin.check(self.opened.source, span, loaded)
         for task in tasks:
             scores, maps = self.compute(task, loaded)
             keep = self.opened.study.run.pictures and is_first(task)
             pictures = self.pictures(task, loaded.batch) if keep else None
             self.folder.write_unit(task.unit, scores, maps, pictures)
 
+    def patiently(self, task: Task, loaded: Loaded) -> Loaded:
+        """Read pictures again whose file was missing or whose disk failed, before that becomes a row."""
+        indices = range(*task.unit.images)
+        for pause in PAUSES:
+            if not any(f.transient for f in loaded.failures) or self.fruitless >= FRUITLESS:
+                break
+            time.sleep(pause)
+            preprocess = self.opened.model(task.unit.checkpoint).preprocess
+            (again,) = batches(self.opened.source, preprocess, len(indices), indices, 0)
+            helped = len(again.failures) < len(loaded.failures)
+            loaded, self.fruitless = again, 0 if helped else self.fruitless + 1
+        return loaded
+
     def pictures(self, task: Task, batch: Batch) -> dict[str, np.ndarray]:
         """The pictures of a block as the model sees them, 8 bits, those that are not kept yet."""
-        missing = set(self.folder.pictures().missing(batch.ids))
+        missing = set(self.folder.unkept(batch.ids))
         rows = [i for i, name in enumerate(batch.ids) if name in missing]
         if not rows:
             return {}
@@ -88,7 +108,7 @@ class Worker:
         size = study.run.batch_size
         if task.kind == "explain":
             made, logits = explain_batch(
-                model, batch, unit.methods, targets, study.model.layer, size, unit.seed
+                model, batch, unit.methods, targets, study.model.layer, size, unit.seed, self.passed
             )
             if is_first(task):
                 scores += rows.answers(batch, logits)
@@ -99,7 +119,7 @@ class Worker:
         if task.kind == "explain":
             seen = {name: as_stored(maps) for name, maps in seen.items()}
         explained = torch.stack([maps.explained for maps in made.values()]).amax(0)
-        scene = Scene(model, batch, seen, explained, study.model.layer, size, unit.seed)
+        scene = Scene(model, batch, seen, explained, study.model.layer, size, unit.seed, self.passed)
         scores += rows.scores(scene, bad)
         return scores, {name: storable(maps) for name, maps in made.items()} if task.kind == "explain" else {}
 
@@ -140,6 +160,11 @@ class Result:
     broken: list[dict[str, Any]]  # image and reason of every picture that could not be used
     stopped: bool = False
 
+    @property
+    def unanswered(self) -> int:
+        """Pictures for which the network's output was NaN, at one checkpoint or more."""
+        return self.folder.status().unanswered
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -149,9 +174,16 @@ class Prepared:
     manifest: Manifest
     path: Path
 
+    @property
+    def pictures(self) -> list[tuple[str, str]]:
+        return self.opened.origin.pictures if self.opened.origin else []
 
-def prepare(study: str | Path, out: str | Path | None = None) -> Prepared:
-    """Check everything that can be checked before work starts; nothing is written."""
+
+def prepare(study: str | Path, out: str | Path | None = None, trust_mtime: bool = False) -> Prepared:
+    """Check everything that can be checked before work starts; nothing is written.
+
+    trust_mtime: in a new run, sizes and times of files stand for their contents.
+    """
     opened = open_study(study)
     chosen = opened.study.run.out
     path = (
@@ -161,8 +193,12 @@ def prepare(study: str | Path, out: str | Path | None = None) -> Prepared:
         if chosen
         else Path("runs") / Path(study).stem
     )
-    _settle(opened, path)
-    hashes = check_study(opened)
+    begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
+    _settle(opened, begun)
+    with enough_memory(opened.study.run.batch_size):
+        hashes = check_study(opened)
+    by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
+    opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
         opened.config,
         seed=opened.study.run.seed,
@@ -170,16 +206,18 @@ def prepare(study: str | Path, out: str | Path | None = None) -> Prepared:
         data=opened.source.hash,
         device=opened.device,
         classes=opened.source.classes,
+        pictures=opened.origin.hash,
+        code=code_hashes(opened.study.model.spec, opened.folder),
     )
     return Prepared(opened, manifest, path)
 
 
-def _settle(opened: Opened, path: Path) -> None:
+def _settle(opened: Opened, manifest: Manifest | None) -> None:
     """Device and threads: as the study says, else as the run began, else what this machine has."""
-    begun = RunFolder.open(path).manifest.config.get("run", {}) if (path / "run.json").exists() else {}
+    begun = manifest.config.get("run", {}) if manifest else {}
     fastest = "cuda" if torch.cuda.is_available() else "cpu"
     opened.device = opened.study.run.device or begun.get("device") or fastest
-    opened.threads = opened.study.run.threads or begun.get("threads") or available_cpus()
+    opened.threads = opened.study.run.threads or begun.get("threads") or usual_threads()
 
 
 def run_study(
@@ -190,44 +228,54 @@ def run_study(
     shard: tuple[int, int] = (0, 1),
     fail_fast: bool = False,
     progress: Progress | None = None,
+    retry_broken: bool = False,
+    trust_mtime: bool = False,
 ) -> Result:
     """Run a study, or go on with it: units that are done are left alone.
 
     shard: which of how many; each takes every n-th block, and the last to finish adds the group metrics.
     fail_fast: stop at the first picture that cannot be used, instead of reporting it as a row.
+    retry_broken: try pictures again that could not be used; their files may have changed meanwhile.
+    trust_mtime: in a new run, know pictures by size and time of change instead of by their contents.
     """
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
-    prepared = prepare(study, out)
+    prepared = prepare(study, out, trust_mtime)
     opened = prepared.opened
-    folder = RunFolder.resume(prepared.path, prepared.manifest, growing=GROWING, free=FREE)
-    plan = make_plan(folder.manifest, len(opened.source))
+    folder = RunFolder.resume(
+        prepared.path, prepared.manifest, GROWING, FREE, prepared.pictures,
+        forgiven=forget_broken(prepared.path, prepared.pictures) if retry_broken else (), filled=filled,
+    )  # fmt: skip
+    if opened.origin:
+        opened.origin.remember(folder.path)
+    plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
     progress = progress or Progress(quiet=True)
-    with (
-        folder.lock(f"{shard[0]}/{shard[1]}"),
-        asking_to_stop(progress) as stop,
-        fixed_threads(opened.threads),
-    ):
-        done = folder.done()
-        jobs = [
-            Job(b, t)
-            for b in plan.shard(*shard)
-            if (t := tuple(t for t in b.tasks if t.unit.hash not in done))
-        ]
-        progress.start(sum(job.images for job in jobs), len(plan.units), len(done))
-        work = Work(opened, folder, plan, jobs, progress, stop, fail_fast)
-        stopped = False
-        try:
-            _engine(engine)(work)
-        except Stopped:
-            stopped = True
-        finally:
-            progress.finish()
+    progress.say(f"the network's output: {opened.head}")
+    folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints())
+    stopped = False
+    try:
+        with (
+            folder.lock(f"{shard[0]}/{shard[1]}"),
+            asking_to_stop(progress.say_at_once) as stop,
+            fixed_threads(opened.threads),
+            enough_memory(opened.study.run.batch_size),
+        ):
+            done = folder.done()
+            blocks = plan.shard(*shard)
+            own = {task.unit.hash for block in blocks for task in block.tasks}
+            mend(folder, own | {task.unit.hash for task in plan.groups}, progress.say)
+            say_makers(folder, opened.device, progress.say)
+            jobs = [Job(b, t) for b in blocks if (t := tuple(t for t in b.tasks if t.unit.hash not in done))]
+            progress.start(sum(job.images for job in jobs), len(plan.units), len(done))
+            try:
+                _engine(engine)(Work(opened, folder, plan, jobs, progress, stop, fail_fast))
+            finally:
+                progress.finish()
+    except Stopped:
+        stopped = True
     hashes = {unit.hash for unit in plan.units}
-    broken = folder.scores().sql(
-        "select distinct image, reason from scores where metric = 'image' order by all"
-    )
-    return Result(folder, len(hashes), len(folder.done() & hashes), progress.images, broken, stopped)
+    done = folder.done() & hashes
+    return Result(folder, len(hashes), len(done), progress.images, broken_images(folder), stopped)
 
 
 @dataclass(frozen=True)
@@ -273,35 +321,3 @@ def _engine(name: str) -> Callable[[Work], None]:
     from heatproof.run.local import run_local  # which builds on this file
 
     return run_local
-
-
-@contextmanager
-def fixed_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def asking_to_stop(progress: Progress) -> Iterator[threading.Event]:
-    """Ctrl-C (or a cluster's SIGTERM) asks to stop after the unit in hand; a second one stops at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def asked(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        progress.say_at_once("stopping after the units in hand; Ctrl-C again stops at once")
-
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import ModelError
+from heatproof.models.queue import is_out_of_memory
 from heatproof.run.plan import make_plan
 from heatproof.store import RunFolder
 from heatproof.store._files import storable
 from heatproof.store.ledger import maker
-
-NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 Say = Callable[[str], object]
 
@@ -42,9 +41,9 @@ def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def mend(folder: RunFolder, own: set[str], say: Say) -> None:
-    """Units of which files are gone are made again; damaged parts are refused before work starts."""
-    if lost := own & (set(folder.units()) - folder.done()):
-        say(f"{len(lost)} units lack a file and are made again")
+    """Units whose seal or files are not whole are made again; damaged parts are refused before work starts."""
+    if lost := own & (set(folder.ledger.all()) - folder.done()):
+        say(f"{len(lost)} units are not whole and are made again")
         folder.drop(lost)
     folder.checked_parts()
 
@@ -65,7 +64,7 @@ def enough_memory(batch_size: int) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(text in str(error).lower() for text in NO_MEMORY):
+        if not is_out_of_memory(error):
             raise
         raise ModelError(
             f"there is not enough memory for a batch of {batch_size} images; close other programs and run "

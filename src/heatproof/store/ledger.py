@@ -125,6 +125,9 @@ class Ledger:
         path = self.root / f"{unit}.json"
         with clear_failure(path):
             path.unlink(missing_ok=True)
+        if (known := self._read.pop(unit, None)) and known[1]:
+            for file in known[1].files:
+                self.files.pop(file, None)
 
 
 def present(root: Path) -> set[str]:
