@@ -258,7 +258,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def made_pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    return script("pictures")
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -270,6 +274,13 @@ def test_tables_made_from_the_registry_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == content, (
             f"{named(path)}: run python docs/pictures.py tables"
         )
+
+
+def test_tables_of_results_are_those_that_the_script_makes() -> None:
+    made = script("results_pages")
+    for page in made.PAGES:
+        text = (ROOT / page.name).read_text(encoding="utf-8")
+        assert made.rewritten(text, page.tables) == text, f"{page.name}: run python docs/results_pages.py"
 
 
 def test_the_comparison_in_the_readme_is_that_of_its_page() -> None:

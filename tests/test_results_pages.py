@@ -15,10 +15,12 @@ import pytest
 from claims import RESULTS, ROOT, Page, Rows
 from claims.cose import cose
 from claims.cscore import cscore
+from claims.front import front
 from claims.localise import localise
 from claims.qr import qr
+from claims.speed import speed
 
-PAGES = [cose(), cscore(), localise(), qr()]
+PAGES = [front(), cose(), cscore(), localise(), qr(), speed()]
 
 NAME = re.compile(r"[A-Za-z][A-Za-z-]*[/-]?\d+")  # ResNet-50, ViT-Ti/16, H200, fp32: no measurement
 YEAR = re.compile(r"\b(19|20)\d\d\b")
@@ -85,6 +87,13 @@ def test_tables_show_what_the_files_hold(page: Page) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_number_and_no_finding_is_left_unchecked(page: Page) -> None:
     assert uncovered(page, (ROOT / page.name).read_text(encoding="utf-8")) == []
+
+
+def test_every_results_page_is_checked_and_says_how_it_was_made() -> None:
+    pages = sorted(path.relative_to(ROOT).as_posix() for path in RESULTS.glob("*.md"))
+    assert pages == sorted(page.name for page in PAGES if page.name != "README.md")
+    for name in pages:
+        assert re.search(r"^Made by ", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE), name
 
 
 def test_a_wrong_number_and_an_unchecked_one_are_noticed() -> None:
