@@ -18,9 +18,10 @@ from heatproof.bench.common import Row
 from heatproof.cli import _models, main
 from heatproof.cli import bench as bench_command
 from heatproof.cli._files import find_images, unique_names
-from heatproof.errors import MissingExtraError, ModelError, UnknownNameError
+from heatproof.errors import InputError, MissingExtraError, ModelError, UnknownNameError
 from heatproof.images.preprocess import Preprocess
 from heatproof.registry import explainers, metrics
+from heatproof.run.metrics import read_metrics
 
 FACTORY = """
 import torch
@@ -194,6 +195,31 @@ def test_lists_name_everything() -> None:
         assert all(name in heatproof("list", "metrics", *verbose).output for name in metrics.names())
     assert "normalisation:" in methods and "after the sum over channels" in methods
     assert "1,000 inputs" in methods and "shared pass" in methods
+
+
+def test_every_metric_is_described_in_its_own_words_and_whether_a_run_computes_it() -> None:
+    told = [entry.summary for entry in metrics]
+    assert len(set(told)) == len(told) and not [text for text in told if "{" in text or '"b' in text]
+    pages = heatproof("list", "metrics", "-v").output.split("\n\n")
+    runs = {page.split("\n")[0].strip(): "in a run:       yes" in page for page in pages if page.strip()}
+    assert runs["insertion"] and runs["cscore"] and not runs["ssim"] and not runs["above_floors"]
+    for name, can in runs.items():
+        if can:
+            read_metrics([name])
+        else:
+            with pytest.raises(InputError):
+                read_metrics([name])
+    assert "in a run" in heatproof("list", "metrics").output
+
+
+def test_the_first_example_works_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "heatproof explain lite0 example:cat" in heatproof("--help").output
+    result = heatproof("explain", "lite0", "example:cat", "-m", "gradcam")
+    assert result.exit_code == 0, result.output
+    assert "tiger cat" in result.output and (tmp_path / "heatmaps" / "cat.panel.png").exists()
+    missing = heatproof("explain", "lite0", "example:ca")
+    assert missing.exit_code == 2 and "unknown example 'ca'; did you mean 'cat'" in missing.stderr
 
 
 def test_list_layers_marks_the_default(folder: Path) -> None:

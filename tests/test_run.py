@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -276,6 +278,15 @@ def test_a_model_that_answers_nan_is_rows_with_reasons(tmp_path: Path) -> None:
     assert reasons["auc"] == reasons["cscore"] == "no image of this checkpoint could be used"
 
 
+def test_a_run_says_how_many_pictures_got_no_answer(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=6, metrics=[], checkpoints="epochs/epoch01.pt")
+    weights = torch.load(tmp_path / "epochs" / "epoch01.pt")
+    torch.save({name: w * math.nan for name, w in weights.items()}, tmp_path / "epochs" / "epoch01.pt")
+    shown = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
+    assert shown.exit_code == 1, shown.output
+    assert "6 pictures got no answer: the network's output is NaN" in shown.output
+
+
 def test_weights_that_change_during_a_run_are_refused(tmp_path: Path) -> None:
     opened = prepare(make_study(tmp_path)).opened
     opened.model("epoch01")
@@ -313,6 +324,10 @@ def test_sql_and_export(finished: Path, tmp_path: Path) -> None:
     assert len(Path(names["csv"]).read_text().splitlines()) == rows + 1
     assert "insertion" in Path(names["latex"]).read_text()
     assert "columns" in run(main, ["sql", str(finished / "out"), "select nonsense from scores"]).output
+    help_text = " ".join(run(main, ["sql", "--help"]).output.split())
+    for query in re.findall(r'heatproof sql runs/first "(.*?)"', help_text)[:2]:
+        rows = run(main, ["sql", str(finished / "out"), query, "--format", "json"])
+        assert rows.exit_code == 0 and len(json.loads(rows.output)) >= 5, query
     assert run(main, ["sql", str(tmp_path), "from scores"]).exit_code == 2
 
 

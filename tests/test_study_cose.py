@@ -27,6 +27,7 @@ from heatproof.metrics._ssim import ssim
 from heatproof.metrics.cose import cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
+from heatproof.store import RunFolder
 from heatproof.studies import _cose_pairs as pairs
 from heatproof.studies._cose_page import PUBLISHED, PUBLISHED_METHODS
 from heatproof.studies.cose import CoseSettings, run
@@ -404,3 +405,18 @@ def test_every_registered_method_goes_through_cose(cnn: nn.Module) -> None:
         defined = ~np.isnan(found.ssim[method])
         assert (np.abs(found.ssim[method][defined]) <= 1 + 1e-6).all()
         assert (found.why[method][~defined] > 0).all()
+
+
+def test_threads_are_as_told(study: CoseSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+    write = RunFolder.write_unit
+
+    def noted(self: RunFolder, *given: Any, **more: Any) -> Any:
+        seen.add(torch.get_num_threads())
+        return write(self, *given, **more)
+
+    monkeypatch.setattr(RunFolder, "write_unit", noted)
+    before = torch.get_num_threads()
+    run(replace(study, threads=before + 1), tmp_path / "out")
+    assert seen == {before + 1} and torch.get_num_threads() == before
+    assert "--threads" in CliRunner().invoke(cose_command, ["--help"]).output

@@ -20,6 +20,7 @@ from heatproof.metrics.cscore import CScore
 from heatproof.monitor.trajectory import Checkpoint, ClassState, MethodState, Trajectory
 from heatproof.store import RunFolder
 from heatproof.studies._cscore_page import candidates, recommend
+from heatproof.studies._cscore_reference import compare
 from heatproof.studies.cscore import CscoreSettings, check, cscore_study
 
 NETWORK = """
@@ -132,6 +133,18 @@ def test_new_weights_are_compared_with_a_reference(finished: Path, tmp_path: Pat
     assert "no worse" in same.stdout
     refused = heatproof("study", "cscore", "--reference", finished / "out", folder=tmp_path)
     assert refused.returncode == 2 and "name it with --checkpoints FILE" in refused.stderr
+
+
+def test_other_pictures_than_the_reference_had_are_refused_before_any_work(
+    finished: Path, tmp_path: Path
+) -> None:
+    pictures(tmp_path / "others", 5)
+    lines = [f"others/{name}/{i:02d}.png,{name}" for name in ("disc", "square") for i in range(5)]
+    (tmp_path / "others.csv").write_text("\n".join(["path,label", *(f"{tmp_path}/{x}" for x in lines)]))
+    weights = finished / "out" / "training" / "epoch04.safetensors"
+    with pytest.raises(InputError, match="the pictures are not those of"):
+        compare(finished / "out" / "run", weights, tmp_path / "new", images=tmp_path / "others.csv")
+    assert not (tmp_path / "new").exists()
 
 
 def test_from_the_command_line_in_an_empty_folder(tmp_path: Path) -> None:

@@ -517,3 +517,30 @@ def test_the_example_is_understood() -> None:
     given = localise_command.make_context("localise", [str(example), "--limit", "9"]).params
     assert given["methods"].startswith("gradcam,lime,gradcam++") and given["box_share"] == (0.1, 0.8)
     assert given["images"] == example.parent / "imagenet" and given["limit"] == 9
+
+
+def test_a_csv_of_class_names_can_be_told_the_models_classes(tmp_path: Path) -> None:
+    make_folder(tmp_path / "squares")
+    (tmp_path / "net.py").write_text(NETWORK.replace(', classes=("red", "green", "blue")', ""))
+    names = ("crimson", "lime", "navy")
+    rows = [
+        f"{tmp_path}/squares/images/{file.name},{names[label]},{','.join(map(str, box))}"
+        for file, (label, _, box) in zip(
+            sorted((tmp_path / "squares" / "images").iterdir()), SQUARES, strict=True
+        )
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,x0,y0,x1,y1", *rows]))
+    command = [
+        "--model", f"{tmp_path}/net.py:colours", "--kind", "csv", "--images", f"{tmp_path}/list.csv",
+        "--methods", "gradcam", "--steps", "4", "--panels", "0", "--out", f"{tmp_path}/out",
+    ]  # fmt: skip
+    refused = CliRunner().invoke(localise_command, command)
+    assert isinstance(refused.exception, InputError)
+    assert "name the model's classes with --class-names" in str(refused.exception)
+    two = CliRunner().invoke(localise_command, [*command, "--class-names", "crimson,lime"])
+    assert "class_names lists 2 names, but net.py:colours has 3 classes" in str(two.exception)
+    done = CliRunner().invoke(localise_command, [*command, "--class-names", ", ".join(names)])
+    assert done.exit_code == 0, done.output
+    labels = RunFolder.open(tmp_path / "out" / "run").scores().sql("select distinct label from scores")
+    assert {row["label"] for row in labels} >= {0, 1, 2}
+    assert RunFolder.open(tmp_path / "out" / "run").manifest.classes == list(names)

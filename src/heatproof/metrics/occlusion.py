@@ -90,7 +90,10 @@ def occlusion_correlation(mass: Any, drop: Any) -> Correlation:
     return rank_correlation(mass, drop, ("mass", "drop"))
 
 
-metric("occlusion_drop", needs=("model", "images", "masks"), cite="chakraborty2025cambench")(part_occlusion)
+metric(
+    "occlusion_drop", needs=("model", "images", "masks"), cite="chakraborty2025cambench",
+    about="Fall of the class's logit when a part of the image is occluded.",
+)(part_occlusion)  # fmt: skip
 metric(
     "occlusion_correlation",
     needs=("scores",),

@@ -1,0 +1,242 @@
+"""What a user sees while something is computed: one display, signs of life, and an answer to Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from rich.live import Live
+
+from heatproof.cli import _console, main
+from heatproof.run import progress
+from heatproof.run.engine import prepare
+from heatproof.run.process import usual_threads
+from heatproof.run.progress import Progress
+from tiny_study import make_study, start
+
+CSCORE = """
+import sys, time
+from heatproof.train import loop
+epoch = loop._epoch
+def slow(*given):
+    time.sleep(0.5)
+    return epoch(*given)
+loop._epoch = slow
+"""
+LOCALISE = """
+import time
+from heatproof.studies import localise
+def sift(*given):
+    print("sifting", flush=True)
+    time.sleep(60)
+localise.sift = sift
+"""
+NETWORK = """
+from heatproof.train import small_net
+def build(num_classes=2):
+    return small_net(num_classes, size=32, width=4)
+"""
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """The command line's console as if it were a terminal; what it shows goes nowhere."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(_console, "console", console)
+    return console
+
+
+def test_bars_inside_each_other_share_one_display(terminal: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich 13 refuses to open a second live display while one is open."""
+    opened: list[Live] = []
+    begin, end = Live.start, Live.stop
+
+    def started(self: Live, *given: Any, **more: Any) -> None:
+        assert not opened, "a live display is open already"
+        opened.append(self)
+        begin(self, *given, **more)
+
+    def ended(self: Live) -> None:
+        if self in opened:
+            opened.remove(self)
+        end(self)
+
+    monkeypatch.setattr(Live, "start", started)
+    monkeypatch.setattr(Live, "stop", ended)
+    with _console.steps("training", 3) as bar:
+        bar.done(None)
+        for _ in range(2):  # a study runs the engine several times
+            inside = Progress(terminal)
+            inside.start(4, 2, 0)
+            inside.inputs(9)
+            inside.advance(4, 2)
+            inside.finish()
+        assert len(opened) == 1
+        bar.done(None)
+    assert not opened
+    assert "training" in terminal.file.getvalue() and "images" in terminal.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_long_unit_is_not_silent_in_a_pipe(tmp_path: Path) -> None:
+    """Lines come while the first unit is computed, with the inputs passed so far."""
+    study = make_study(tmp_path, methods=["rise(masks=400)"], metrics=[], checkpoints="epochs/epoch01.pt")
+    soon = (
+        "from heatproof.run import progress\nprogress.SECONDS_TO_FIRST_LINE = 0.1\n"
+        "progress.SECONDS_BETWEEN_LINES = 0.1\nimport time\nfrom heatproof.models.queue import Queue\n"
+        "each = Queue.each\ndef slow(self, count, work, done):\n"
+        "    each(self, count, lambda a, b: (time.sleep(0.01), work(a, b))[1], done)\nQueue.each = slow\n"
+    )
+    process = start(study, tmp_path / "out", script=soon)
+    shown, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, shown
+    lines = [line for line in shown.splitlines() if line.startswith("0/18 images, 0/5 units, ")]
+    counts = [
+        int(line.split(" inputs")[0].split()[-1].replace(",", "")) for line in lines if "inputs" in line
+    ]
+    assert len(counts) > 1 and counts == sorted(counts) and counts[-1] > counts[0]
+    assert f"look at it: heatproof report {tmp_path / 'out'}" in shown
+
+
+def test_pictures_in_hand_count_by_their_inputs() -> None:
+    shown = Progress(quiet=True)
+    shown.start(8, 4, 0)
+    shown.inputs(50)
+    assert shown.so_far == 0 and "50 inputs" in shown.line() and "time left unknown" in shown.line()
+    shown.advance(2, 1)
+    shown.inputs(75)
+    assert shown.so_far == 5 and shown.line().startswith("5/8 images, 1/4 units, 125 inputs")
+    shown.inputs(1000)
+    assert shown.so_far == 8
+
+
+def test_a_run_in_a_pipe_speaks_before_two_seconds_are_over() -> None:
+    assert progress.SECONDS_TO_FIRST_LINE <= 2
+
+
+BUSY = """
+import hashlib, os, time
+from heatproof.run.process import asking_to_stop
+with asking_to_stop(lambda text: os.write(1, f"{time.monotonic()} {text}\\n".encode())) as stop:
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 10)
+    os.write(1, b"ready\\n")
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 8_000_000)  # one long call, in which no Python code runs
+    over = time.monotonic()
+    assert stop.is_set()
+print(over)
+"""
+
+
+def test_the_first_ctrl_c_is_answered_inside_a_long_call() -> None:
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    answered, over = process.communicate(timeout=120)[0].splitlines()
+    assert process.returncode == 0 and "stopping after the unit in hand" in answered
+    assert float(answered.split()[0]) - asked < 1 and float(over) - float(answered.split()[0]) > 1
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    code = (
+        "import os, signal, time\nfrom heatproof.run.process import asking_to_stop\n"
+        "with asking_to_stop(print):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.1)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert "KeyboardInterrupt" in told.stderr and told.stdout.count("stopping") == 1
+
+
+def test_ctrl_c_in_a_study_leaves_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
+    from test_study_cscore import pictures
+
+    pictures(tmp_path / "shapes", 8)
+    (tmp_path / "net.py").write_text(NETWORK)
+    (tmp_path / "list.csv").write_text("path,label,x0,y0,x1,y1\nshapes/disc/00.png,0,2,2,20,20\n")
+    network = ["--model", "net.py:build", "--out", "out", "--device", "cpu"]
+    commands = {
+        "epoch 1": (CSCORE, ["study", "cscore", "--images", "shapes", "--first-phase", "all", *network]),
+        "sifting": (LOCALISE, ["study", "localise", "--kind", "csv", "--images", "list.csv", *network]),
+    }
+    for sign, (script, arguments) in commands.items():
+        code = f"{script}\nfrom heatproof.cli import main\nmain()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert process.stdout is not None
+        seen = ""
+        while sign not in seen:
+            line = process.stdout.readline()
+            assert line, seen
+            seen += line
+        process.send_signal(signal.SIGINT)
+        shown = process.communicate(timeout=60)[0]
+        assert process.returncode == 130, shown
+        assert f"to resume: heatproof {' '.join(arguments)}" in shown and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("command", [["explain", "lite0", "a.png"], ["run", "study.toml"]])
+def test_ctrl_c_leaves_every_command_with_130(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("heatproof.cli.explain.find_images", interrupted)
+    monkeypatch.setattr("heatproof.run.engine.run_study", interrupted)
+    shown = CliRunner().invoke(main, command)
+    assert shown.exit_code == 130 and shown.stderr.startswith("stopped")
+    assert ("to resume: heatproof run study.toml" in shown.stderr) == (command[0] == "run")
+
+
+@pytest.mark.parametrize(("asked", "threads"), [("1", 1), ("3", 3), ("3,2", 3)])
+def test_threads_follow_omp_num_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    study = make_study(tmp_path, images=2, methods=["gradcam"], metrics=[])
+    study.write_text(study.read_text().replace("threads = 1\n", ""))
+    assert prepare(study, tmp_path / "out").opened.threads == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert usual_threads() == len(os.sched_getaffinity(0))
+
+
+SLOW_NETWORK = """
+
+class Slow(nn.Module):
+    def forward(self, x):
+        import time
+        time.sleep(0.004 * len(x))
+        return x
+
+def slow():
+    model = tiny()
+    model.module.append(Slow())
+    return model
+"""
+
+
+def test_a_dry_run_of_a_slow_study_is_estimated_from_a_small_part_of_it(tmp_path: Path) -> None:
+    study = make_study(tmp_path, methods=["gradcam", "rise(masks=4000)"], metrics=["insertion(steps=50)"])
+    network = tmp_path / "net.py"
+    network.write_text(network.read_text() + SLOW_NETWORK)
+    study.write_text(study.read_text().replace("net.py:tiny", "net.py:slow"))
+    began = time.monotonic()
+    shown = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "x"), "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    assert time.monotonic() - began < 60  # the run itself would take ten minutes, one picture sixteen seconds
+    assert "timed 1 picture, " in shown.output and not (tmp_path / "x").exists()
+    # Each image: a shared pass, 4,000 masks, 2 end points, 2 methods x 2 curves x 49; 18 images, twice.
+    inputs = 18 * 2 * (1 + 4000 + 2 + 2 * 2 * 49)
+    assert f"about {inputs:,} inputs" in shown.output
+    line = next(line for line in shown.output.splitlines() if "estimated time" in line)
+    minutes = int(line.split("about ")[1].split(" min")[0])
+    assert 0.7 < minutes / (0.004 * inputs / 60) < 3
