@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import timm
 import torch
 import torchvision
 import transformers
+from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import heatproof as hp
+from heatproof.cli import main
 from heatproof.models import as_model, default_layer
 from heatproof.models.activated import RECTIFIERS
 from heatproof.models.capture import capture
@@ -186,3 +190,16 @@ def test_the_step_behind_costs_one_pass_of_one_image_once() -> None:
     for _ in range(2):
         hp.explain(model, torch.randn(5, 3, 32, 32), "gradcam")
     assert sizes == [1, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("lite0", r"_swish .* default: behind its activation, which _bn1 is not"),
+        ("torchvision:densenet121", r"features.norm5\+relu .* default: its output behind the function relu"),
+        ("torchvision:resnet18", r"layer4 .* default: end of the last stage"),
+    ],
+)
+def test_the_list_of_layers_says_which_is_the_default_and_why(name: str, line: str) -> None:
+    result = CliRunner().invoke(main, ["list", "layers", name])
+    assert re.search(line, result.output), result.output

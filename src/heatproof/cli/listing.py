@@ -10,6 +10,7 @@ import torch
 
 from heatproof.cli._console import console, new_table
 from heatproof.errors import InputError
+from heatproof.models.activated import why
 from heatproof.models.capture import capture
 from heatproof.models.layers import picture_layers
 from heatproof.models.load import load_model
@@ -153,7 +154,9 @@ def page(name: str, facts: dict[str, str]) -> str:
 def list_layers(model: str, image_size: int | None) -> None:
     """Every layer of MODEL that a CAM can read, in the order they run, with the grid each one has.
 
-    One pass over a blank image finds them. Weights do not matter here, so none are fetched.
+    One pass over a blank image finds them. Weights do not matter here, so none are fetched. The default is
+    the last one that is behind its activation; the list says why. "NAME+relu" is the output of NAME behind a
+    function.
 
     \b
     Examples:
@@ -171,6 +174,8 @@ def list_layers(model: str, image_size: int | None) -> None:
     table.add_column("channels", justify="right")
     table.add_column("")
     for name, layout, channels in picture_layers(loaded, blank):
-        note = "default" if name == default else ""
-        table.add_row(name, f"{layout.height}x{layout.width}", str(channels), note)
+        is_default = default is not None and name == default.partition("+")[0]
+        shown = default if is_default and default else name
+        note = f"default: {why(loaded, shown)}" if is_default else ""
+        table.add_row(shown, f"{layout.height}x{layout.width}", str(channels), note)
     console.print(table)

@@ -24,6 +24,7 @@ from heatproof.models.layers import (
     find_module,
     first_tensor,
     guessed_layer,
+    known_scales,
     layout_of,
     may_be_activated_later,
 )
@@ -52,6 +53,27 @@ def default_layer(model: Model, images: Tensor | None = None) -> str | None:
             return guess
     found: str = model.found["activated"]
     return found
+
+
+def why(model: Model, layer: str) -> str:
+    """Why CAMs read this layer by default, once they have."""
+    guess = None if model.layer else guessed_layer(model)
+    if guess is None:
+        return "the last layer that is still a picture"
+    if "+" in layer:
+        return f"its output behind the function {layer.partition('+')[2]}, which has no module"
+    if layer != guess:
+        return f"behind its activation, which {guess} is not"
+    if is_activation(find_module(model.module, layer)):
+        return "the activation behind the last convolution"
+    if known_scales(model) is None:
+        return "the last convolution; no activation follows on the same grid"
+    in_transformer = not may_be_activated_later(model, guess) and "norm" in layer.rpartition(".")[2]
+    return (
+        "pre-norm transformer: a normalisation of the last block"
+        if in_transformer
+        else "end of the last stage"
+    )
 
 
 @dataclass(frozen=True)
@@ -109,9 +131,8 @@ def _follow(model: Model, inputs: Tensor) -> list[Step]:
     handles = []
     for name, module in model.module.named_modules():
         if name:
-            is_activation = bool(ACTIVATES.search(type(module).__name__))
             handles += [
-                module.register_forward_pre_hook(lambda *_, own=is_activation: inside.append(own)),
+                module.register_forward_pre_hook(lambda m, _: inside.append(is_activation(m))),
                 module.register_forward_hook(
                     lambda m, a, k, o, name=name: ended(name, m, a, k, o), with_kwargs=True
                 ),
@@ -125,9 +146,13 @@ def _follow(model: Model, inputs: Tensor) -> list[Step]:
     return steps
 
 
+def is_activation(module: nn.Module) -> bool:
+    return bool(ACTIVATES.search(type(module).__name__))
+
+
 def activates(module: nn.Module) -> bool:
     """Whether a module is an activation, or holds one: a convolution with its own, or a normalisation."""
-    return any(ACTIVATES.search(type(part).__name__) for part in module.modules())
+    return any(map(is_activation, module.modules()))
 
 
 class Rectified(TorchFunctionMode):

@@ -198,11 +198,11 @@ def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
     if type(module).__name__ == "SqueezeNet":  # its last convolution is the classifier
         return ("features",)
     if "Swin" in type(module).__name__:
-        stages = [n for n in names if re.search(r"(^|\.)(layers\.\d+|features\.[1357])$", n)]
+        parts = [n for n in names if re.search(r"(^|\.)(layers\.\d+|features\.[1357])$", n)]
         norm = next((n for n in reversed(names) if re.search(r"^(\w+\.)?(norm|layernorm)$", n)), None)
         # Behind the last normalisation: in front of it, gradient times activation is 0 at every token,
         # since a LayerNorm does not see the length of its input.
-        return (*stages[-3:-1], norm) if norm else tuple(stages[-3:]) or None
+        return (*parts[-3:-1], norm) if norm else tuple(parts[-3:]) or None
     return _transformer_norms(module)
 
 

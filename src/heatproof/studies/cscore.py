@@ -293,7 +293,8 @@ def sweep_depths(
     files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
     model = opened.model(ends[-1])
     found: dict[str, RunFolder] = {}
-    for number, layer in enumerate(depths(model, opened.study.model.layer)):
+    main = settings.layer or paper_layer(model)
+    for number, layer in enumerate(depths(model, main)):
         name = f"depth-{number}.toml"
         study = write_study(settings, name, places, files, [SWEPT], layer)
         result = run_study(study, settings.out / f"depth-{number}", progress=progress)
