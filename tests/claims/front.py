@@ -10,9 +10,13 @@ from heatproof.registry import explainers
 SPEED = (
     (GPU, "seven CAMs per image, convnext_base, batch 256, fp32", "bare forward"),
     (GPU, "seven CAMs per image, resnet50, batch 256, fp32", "bare forward"),
+    (GPU, "seven CAMs together, resnet50, batch 16", "bare forward"),
+    (GPU, "lime(samples=1024), 8 images", "bare forward passes"),
+    (GPU, "rise(masks=1024), 8 images", "bare forward passes"),
+    (GPU, "ig(steps=64), 8 images", "bare forward and backward passes"),
+    (GPU, "SSIM local5 of 128 pairs of 224x224, times as fast as the other", "scikit-image loop"),
     (CPU, "seven CAMs together, resnet50, batch 16", "bare forward"),
     (CPU, "seven CAMs together, resnet50, batch 16", "grad-cam, the same seven"),
-    (CPU, "cscore with upsampling and interval, 855 maps of 224x224", "NumPy pair loop"),
 )
 Finding = tuple[str, bool]  # a sentence, and whether it is so
 
