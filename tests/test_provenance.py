@@ -122,13 +122,12 @@ def test_a_file_is_hashed_once_unless_it_may_have_changed(
     path, hashes = tmp_path / "a", Hashes()
     path.write_bytes(b"first")
     first = hashes.of(path)
-    assert not hashes.known  # so young that another write might not show in its times
+    assert hashes.remembered(path) is None  # so young that another write might not show in its times
     monkeypatch.setattr("heatproof.images.identity.SETTLED", -1)
-    assert hashes.of(path) == first and hashes.known
-    hashes.known[str(path)] = *hashes.known[str(path)][:-1], "remembered"
-    assert hashes.of(path) == "remembered"
+    assert hashes.of(path) == hashes.remembered(path) == first
     path.write_bytes(b"other")
-    assert hashes.of(path) not in (first, "remembered") and hashes.of(tmp_path / "absent") is None
+    assert hashes.remembered(path) is None and hashes.of(path) not in (first, None)
+    assert hashes.remembered(tmp_path / "absent") is None and hashes.of(tmp_path / "absent") is None
 
 
 def test_trusted_times_stand_for_contents(study: Path) -> None:

@@ -45,25 +45,40 @@ class Hashes:
         """None where there is no such file, or none that can be read."""
         try:
             state = file_state(path)
-            if self.by_mtime:
-                return f"{state[0]} bytes of {state[1]}"
-            *before, mark = self.known.get(str(path), (None,))
-            if tuple(before) != state:
-                with path.open("rb") as file:
-                    mark = hashlib.file_digest(file, "sha256").hexdigest()
-                if is_settled(state):
-                    self.known[str(path)] = *state, mark
-            return mark
+            with path.open("rb") as file:
+                mark = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError):  # ValueError: a NUL in the path
             return None
+        if is_settled(state):
+            self.known[str(path)] = *state, mark
+        return mark
+
+    def remembered(self, path: Path) -> str | None:
+        """The hash of a file that was not touched since; None where only reading it can tell."""
+        try:
+            state = file_state(path)
+        except (OSError, ValueError):
+            return None
+        if self.by_mtime:
+            return f"{state[0]} bytes of {state[1]}"
+        *before, mark = self.known.get(str(path), (None,))
+        return mark if tuple(before) == state else None
+
+
+def files_of(sample: Sample) -> list[Path]:
+    return [part for part in (sample.content, *sample.masks.values()) if isinstance(part, Path)]
 
 
 def identify(source: Source, hashes: Hashes) -> list[tuple[str, str]]:
     """Id and identity of every sample: picture, masks, label and boxes."""
-    files = {p for s in source.samples for p in (s.content, *s.masks.values()) if isinstance(p, Path)}
+    files = {path for sample in source.samples for path in files_of(sample)}
+    marks = {path: hashes.remembered(path) for path in files}
+    unread = [path for path, mark in marks.items() if mark is None]
     with ThreadPoolExecutor(THREADS) as pool:  # hashing and reading leave Python's lock alone
-        marks = dict(zip(files, pool.map(hashes.of, files), strict=True))
-    return [(s.id, _identity(source, s, marks)) for s in source.samples]
+        shares = [unread[k::THREADS] for k in range(THREADS)]
+        for share, found in zip(shares, pool.map(lambda s: [hashes.of(p) for p in s], shares), strict=True):
+            marks |= zip(share, found, strict=True)
+    return [(sample.id, _identity(source, sample, marks)) for sample in source.samples]
 
 
 def _identity(source: Source, sample: Sample, marks: Mapping[Path, str | None]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from heatproof.errors import InputError, StoreError
 from heatproof.images import Loaded, Source
-from heatproof.images.identity import Hashes, identify
+from heatproof.images.identity import Hashes, files_of, identify
 from heatproof.models.load import placed_spec
 from heatproof.run.config import as_config, study_from
 from heatproof.store import Manifest
@@ -35,6 +35,7 @@ class Origin:
 
     pictures: list[tuple[str, str]]  # id, identity
     hashes: Hashes = field(default_factory=Hashes)
+    known: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # before they were looked at
 
     @staticmethod
     def of(source: Source, run: Path, by_mtime: bool) -> Origin:
@@ -43,8 +44,8 @@ class Origin:
             known = {path: tuple(entry) for path, entry in read_record(run / MEMORY)["files"].items()}
         except (StoreError, OSError, KeyError):
             known = {}
-        hashes = Hashes(known, by_mtime)
-        return Origin(identify(source, hashes), hashes)
+        hashes = Hashes(dict(known), by_mtime)
+        return Origin(identify(source, hashes), hashes, known)
 
     @property
     def hash(self) -> str:
@@ -52,11 +53,14 @@ class Origin:
         return f"{BY_MTIME}{text}" if self.hashes.by_mtime else text
 
     def remember(self, run: Path) -> None:
-        if self.hashes.known:
+        if self.hashes.known != self.known:
             write_record(run / MEMORY, {"files": self.hashes.known}, indent=None)
 
     def check(self, source: Source, span: tuple[int, int], loaded: Loaded) -> None:
         """Refuse pictures that changed between the start of the run and their use."""
+        samples = source.samples[slice(*span)]
+        if all(self.hashes.remembered(path) for sample in samples for path in files_of(sample)):
+            return
         unread = {failure.id for failure in loaded.failures}
         now = identify(source.subset(range(*span)), self.hashes)
         for (name, before), (_, mark) in zip(self.pictures[slice(*span)], now, strict=True):

@@ -41,7 +41,7 @@ def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def mend(folder: RunFolder, own: set[str], say: Say) -> None:
-    """Units whose seal or files are not whole are made again; damaged parts are refused before work starts."""
+    """Units that are not whole are made again; damaged parts are refused before work starts."""
     if lost := own & (set(folder.ledger.all()) - folder.done()):
         say(f"{len(lost)} units are not whole and are made again")
         folder.drop(lost)

@@ -24,27 +24,31 @@ from heatproof.images.identity import file_state, is_settled
 from heatproof.store._files import clear_failure, digest, write_whole
 from heatproof.types import Unit
 
+CHECKSUM = '"checksum": "'
 _verified: dict[str, tuple[Any, ...]] = {}
 
 
 def write_record(path: Path, content: Mapping[str, Any], lease: str = "", indent: int | None = 1) -> None:
-    """A JSON file that carries a checksum of itself."""
-    text = json.dumps({"checksum": _checksum(content), **content}, indent=indent, default=str) + "\n"
+    """A JSON file whose first entry is the SHA-256 of all that follows."""
+    rest = json.dumps(content, indent=indent, default=str)[1:] + "\n"
+    text = f'{{{CHECKSUM}{_hash(rest)}",{rest}'
     write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")}, lease)
 
 
 def read_record(path: Path) -> dict[str, Any]:
     """What `write_record` wrote; anything else is refused."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        checksum = content.pop("checksum")
+        text = path.read_bytes().decode()
+        start = len(CHECKSUM) + 1
+        checksum, rest = text[start : start + 64], text[start + 66 :]
+        if text != f'{{{CHECKSUM}{checksum}",{rest}' or checksum != _hash(rest):
+            raise damaged(path, "its content is not what was written")
+        content = json.loads(f"{{{rest}")
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise damaged(path, str(error) or "it is no record") from error
-    if checksum != _checksum(content):
-        raise damaged(path, "its content is not what was written")
-    return content
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
+    return dict(content)
 
 
 def damaged(path: Path, why: str) -> StoreError:
@@ -157,6 +161,5 @@ def _tuples(unit: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) for name, value in unit.items() if isinstance(value, list)}
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
