@@ -49,13 +49,12 @@ class Commands(click.Group):
             raise
         except Exception as error:
             sentence = _sentence(error)
-            if sentence is None or ctx.params.get("debug"):
-                errors.print(traceback.format_exc(), soft_wrap=True)
             if sentence is None:
-                errors.print(
-                    "this is a bug in heatproof or in the model's code: please report it", soft_wrap=True
-                )
+                errors.print(traceback.format_exc(), soft_wrap=True)
+                errors.print("a bug in heatproof or in the model's code; please report it", soft_wrap=True)
                 ctx.exit(CRASHED)
+            if ctx.params.get("debug"):
+                raise
             errors.print(f"error: {sentence}", style="red", soft_wrap=True)
             ctx.exit(2)
 
