@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,15 +311,24 @@ def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]
 
 
 def searched_scales(model: Model, images: Tensor, main: str | None = None, count: int = 3) -> tuple[str, ...]:
-    """The last layer at each of the `count` coarsest octaves up to the main layer, found by one pass."""
+    """The last layer at each of the `count` coarsest octaves up to the main layer, found by one pass.
+
+    Not a layer inside a block that goes on to a coarser grid: there the block before it is what has ended.
+    """
     by_octave: dict[int, str] = {}
     end = main.partition("+")[0] if main else None
-    for name, layout, channels in picture_layers(model, images):
-        beside = BESIDE_THE_PATH.search(f"{name}<{type(find_module(model.module, name)).__name__}>")
-        if channels > 1 and not beside:
-            by_octave[round(math.log2(images.shape[-2] / layout.height))] = name
+    pictures = picture_layers(model, images)
+    octaves = {name: round(math.log2(images.shape[-2] / layout.height)) for name, layout, _ in pictures}
+    for name, _, channels in pictures:
+        part = find_module(model.module, name)
+        beside = BESIDE_THE_PATH.search(f"{name}<{type(part).__name__}>")
+        goes_on = any(
+            octaves.get(block, octaves[name]) != octaves[name] for block in _blocks_around(model, name)
+        )
+        if channels > 1 and not beside and not goes_on:
+            by_octave[octaves[name]] = name
         if name == end:
-            by_octave[round(math.log2(images.shape[-2] / layout.height))] = main or name
+            by_octave[octaves[name]] = main or name
             break
     if not by_octave:
         raise LayerError(
@@ -327,6 +336,13 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
             "but gradient, lime and rise can"
         )
     return tuple(list(by_octave.values())[-count:])
+
+
+def _blocks_around(model: Model, name: str) -> Iterator[str]:
+    """The modules a layer lies in that are more than a row of others."""
+    while name := name.rpartition(".")[0]:
+        if not isinstance(model.module.get_submodule(name), (nn.Sequential, nn.ModuleList)):
+            yield name
 
 
 def not_a_picture(model: Model, name: str, output: Any, images: Tensor) -> LayerError:
