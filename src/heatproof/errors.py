@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable
 from types import ModuleType
+
+# What a terminal obeys instead of showing it, or what turns the text around it; line ends and tabs are text.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class HeatproofError(Exception):
@@ -60,6 +64,15 @@ class StoreError(HeatproofError, RuntimeError):
 
 class MissingExtraError(HeatproofError, ImportError):
     """An optional package is absent or broken."""
+
+
+def visible(text: str) -> str:
+    """Text from outside as a terminal may get it: control characters are shown, not sent.
+
+    >>> print(visible("cat\\x1b[2J.png"))
+    cat\\x1b[2J.png
+    """
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:

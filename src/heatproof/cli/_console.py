@@ -7,13 +7,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from heatproof.errors import visible
 from heatproof.run.progress import Bar
 
 INTERRUPTED = 130  # what shells expect of a program stopped by Ctrl-C
@@ -22,9 +24,17 @@ COMMAND_LINE = "heatproof.command_line"
 PIPED_WIDTH = 120  # rich assumes 80 columns where there is no terminal, which folds every table
 
 
+class Shown(Console):
+    """Shows any name as it is: a file or a class may be called "\\x1b[2J", "[red]" or ":cat:"."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
+
 def _console(stderr: bool = False) -> Console:
     piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
-    return Console(stderr=stderr, width=PIPED_WIDTH if piped else None, markup=False, highlight=False)
+    width = PIPED_WIDTH if piped else None
+    return Shown(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
 console = _console()

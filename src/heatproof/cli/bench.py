@@ -23,6 +23,7 @@ from heatproof.bench.common import Row
 from heatproof.cli._console import console, errors, new_table
 from heatproof.cli._files import make_folder
 from heatproof.errors import InputError, UnknownNameError
+from heatproof.store.scores import csv_cell
 
 
 @click.command("bench")
@@ -89,7 +90,7 @@ def write_table(path: Path, measured: list[dict[str, object]]) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(measured)
+            writer.writerows({name: csv_cell(cell) for name, cell in row.items()} for row in measured)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 

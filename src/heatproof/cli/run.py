@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ BROKEN_SHOWN = 10
 )
 @click.option("--shard", default="0/1", show_default=True, help="Do only part i of n, from 0: i/n.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, write nothing.")
+@click.option("--trust", is_flag=True, help="Let --dry-run run the study's own code, to check that too.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first picture that cannot be used.")
 @click.option("--retry-broken", is_flag=True, help="Try pictures again that could not be used.")
 @click.option(
@@ -27,7 +29,7 @@ BROKEN_SHOWN = 10
 )
 @click.pass_context
 def run_command(
-    ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool,
+    ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool, trust: bool,
     fail_fast: bool, retry_broken: bool, trust_mtime: bool,
 ) -> None:  # fmt: skip
     """Explain and score what STUDY.toml describes; run it again to go on where it stopped.
@@ -39,6 +41,7 @@ def run_command(
     \b
     Examples:
       heatproof run study.toml --dry-run            units, passes and time, before spending it
+      heatproof run study.toml --dry-run --trust    also where the study brings code (net.py:make, pickles)
       heatproof run study.toml --out runs/first
       heatproof run study.toml --shard 0/2          on one machine, and 1/2 on another, into one folder
       heatproof run study.toml --engine ray
@@ -51,21 +54,30 @@ def run_command(
     from heatproof.run.estimate import estimate
     from heatproof.run.plan import read_shard
     from heatproof.run.progress import Progress
+    from heatproof.run.study import open_study
+    from heatproof.run.trust import foreign_code, outline
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)
 
-    part = read_shard(shard)
-    say(f"checking {study}: pictures, weights and metrics")
-    if dry_run:
-        prepared = prepare(study, out)
-        rows = list(estimate(prepared, part, say))
+    def show(rows: Iterable[tuple[str, str]]) -> None:
         table = new_table(f"plan of {study}; nothing was written")
         table.add_column("what", no_wrap=True)
         table.add_column("how much", overflow="fold")
-        for what, much in rows:
-            table.add_row(what, much)
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
+
+    part, opened = read_shard(shard), open_study(study)
+    if runs := foreign_code(opened.study.model):
+        say(f"this study {runs}")
+    if runs and dry_run and not trust:
+        show(outline(opened))
+        say("none of its code was run, so model, layers and time are not checked; if you trust it: --trust")
+        return
+    say(f"checking {study}: pictures, weights and metrics")
+    if dry_run:
+        show(list(estimate(prepare(study, out), part, say)))
         return
     result = run_study(
         study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console),

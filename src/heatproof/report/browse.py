@@ -25,12 +25,12 @@ from heatproof.errors import InputError, UnknownNameError
 from heatproof.report.data import RunData
 from heatproof.report.gallery import _number, image_record
 from heatproof.report.live import key_of
+from heatproof.store.scores import csv_cell
 
 PER_PAGE = 60
 ANSWERS = ("", "right", "wrong")
 ORDERS = ("down", "up")
 OWN = ("name", "confidence")  # what images can be sorted by besides metrics
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,14 @@ def as_csv(data: RunData, wanted: Wanted) -> str:
     answers_of = "model checkpoint image class predicted confidence right explained method"
     writer.writerow([*answers_of.split(), *names])
     images, right = data.images, data.images.right
-    where = [_cell(data.model), _cell(data.checkpoint)]
+    where = [csv_cell(data.model), csv_cell(data.checkpoint)]
     for i in places(data, wanted).tolist():
         answers = [data.class_name(images.labels[i]), data.class_name(images.predicted[i])]
         told = "" if right[i] is None else str(right[i]).lower()
         numbers = [_text(images.scores[name, wanted.method][i]) for name in names]
         writer.writerow(
-            [*where, _cell(images.ids[i]), *map(_cell, answers), _text(images.confidence[i]), told,
-             _cell(data.class_name(images.explained[i])), _cell(wanted.method), *numbers]
+            [*where, csv_cell(images.ids[i]), *map(csv_cell, answers), _text(images.confidence[i]), told,
+             csv_cell(data.class_name(images.explained[i])), csv_cell(wanted.method), *numbers]
         )  # fmt: skip
     return out.getvalue()
 
@@ -161,15 +161,6 @@ def _column(data: RunData, metric: str, method: str) -> np.ndarray:
 def _mean(values: np.ndarray) -> float | None:
     defined = values[np.isfinite(values)]
     return _number(defined.mean()) if len(defined) else None
-
-
-def _cell(text: str) -> str:
-    """Text from outside; a spreadsheet must not take it for a formula.
-
-    >>> _cell("=1+1.png"), _cell("cat.png")
-    ("'=1+1.png", 'cat.png')
-    """
-    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def _text(value: float) -> str:

@@ -13,13 +13,17 @@ but loopback, every request needs the token, which the first address carries and
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import io
 import ipaddress
 import json
 import re
 import secrets
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +32,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError
+from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError, visible
 from heatproof.report.browse import PER_PAGE, as_csv, one_image, one_page, read_wanted
 from heatproof.report.data import RunData
 from heatproof.report.live import Live
@@ -52,6 +56,11 @@ HEADERS = {
 }
 NO_TOKEN = "This page needs its token: open the address that heatproof serve printed."
 TRIED = 50  # ports after the wanted one
+CONNECTIONS = 64  # at a time, each in its thread; more are sent away
+PATIENCE = (
+    20.0  # seconds in which a request must have come, whole, and again in which an answer must be taken
+)
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 5\r\n\r\n"
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,7 @@ class Server(ThreadingHTTPServer):
         self.token = None if loopback and not token else secrets.token_urlsafe(24)
         self.names = {"localhost", host.lower(), socket.gethostname().lower()}
         self.host = host
+        self.free = threading.BoundedSemaphore(CONNECTIONS)
         try:
             super().__init__((address, port), Handler)
         except OSError as error:
@@ -93,9 +103,46 @@ class Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.host, self.server_address[1]
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        request.settimeout(0)
+        with contextlib.suppress(OSError):
+            request.send(BUSY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):  # a browser that left
-            super().handle_error(request, client_address)
+            _say_what_went_wrong()
+
+
+class Patient(io.RawIOBase):
+    """What a connection sends, until its time is over: a byte now and then does not hold a thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.expect()
+
+    def expect(self) -> None:
+        """The next request: its time begins."""
+        self.until = time.monotonic() + PATIENCE
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request came too slowly")
+        self.connection.settimeout(left)
+        return self.connection.recv_into(buffer)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -105,7 +152,16 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "heatproof", ""
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # small answers must not wait for each other
-    timeout = 60
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.patient = Patient(self.connection)
+        self.rfile = io.BufferedReader(self.patient)
+
+    def handle_one_request(self) -> None:
+        self.patient.expect()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         self._send(self._answer())
@@ -122,10 +178,10 @@ class Handler(BaseHTTPRequestHandler):
         self._send(_text("Only GET and HEAD are answered here.", 405, {"Allow": "GET, HEAD"}))
 
     def _answer(self) -> Reply:
-        address = urlsplit(self.path)
         if not known_host(self.headers.get("Host", ""), self.server.names):
             return _text("This server does not go by that name; start it with --host NAME.", 403)
         try:
+            address = urlsplit(self.path)
             query = dict(reversed(parse_qsl(address.query, keep_blank_values=True, max_num_fields=20)))
             if (refused := self._token(address.path, query)) is not None:
                 return refused
@@ -137,7 +193,7 @@ class Handler(BaseHTTPRequestHandler):
         except (HeatproofError, ValueError) as error:
             return _json({"error": str(error)}, 400)
         except Exception:
-            traceback.print_exc()
+            _say_what_went_wrong()
             return _json({"error": "something went wrong; the terminal of heatproof serve says what"}, 500)
 
     def _token(self, path: str, query: Mapping[str, str]) -> Reply | None:
@@ -156,6 +212,7 @@ class Handler(BaseHTTPRequestHandler):
         return _text(NO_TOKEN, 401, {"WWW-Authenticate": "Bearer"})
 
     def _send(self, reply: Reply) -> None:
+        self.connection.settimeout(PATIENCE)  # for all of it, not for each of its bytes
         self.send_response(reply.status)
         kind = reply.kind if reply.kind.startswith("image/") else f"{reply.kind}; charset=utf-8"
         own = {"Content-Type": kind, "Content-Length": str(len(reply.content)), **reply.headers}
@@ -252,6 +309,10 @@ def _why_not(host: str, port: int, error: OSError, family: int, address: str) ->
                 continue
             return f"{failed}; port {free} is free: --port {free}"
     return f"{failed}; name another with --port"
+
+
+def _say_what_went_wrong() -> None:
+    print(visible(traceback.format_exc()), file=sys.stderr)
 
 
 def _picture(content: bytes) -> Reply:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heatproof.errors import InputError
-from heatproof.store.scores import latex_text
+from heatproof.store.scores import csv_cell, latex_text
 
 ARROWS = {True: "↑", False: "↓", None: ""}
 LATEX_ARROWS = {True: r" $\uparrow$", False: r" $\downarrow$", None: ""}
@@ -98,9 +98,11 @@ class Table:
         heads: list[str] = []
         for column, has in zip(self.columns, wide, strict=True):
             heads += [column.name, *(f"{column.name} {part}" for part in ("low", "high", "n") if has)]
-        writer.writerow(heads)
+        writer.writerow(map(csv_cell, heads))
         for row in self.rows:
-            writer.writerow(x for cell, has in zip(row, wide, strict=True) for x in _flat(cell, has))
+            writer.writerow(
+                csv_cell(x) for cell, has in zip(row, wide, strict=True) for x in _flat(cell, has)
+            )
         return out.getvalue()
 
     def latex(self) -> str:

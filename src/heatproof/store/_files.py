@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from heatproof.errors import StoreError
 
 Write = Callable[[Path], object]
 
+FOLDERS = ("scores", "maps", "pictures", "seals", "locks", "set-aside")  # of a run
 _TEMPORARY = re.compile(r"\.([0-9a-f]{12})\.[0-9a-f]{8}\.tmp$")
 
 
@@ -65,6 +67,35 @@ def clear_failure(path: Path) -> Iterator[None]:
         else:
             why = f"{error.strerror or error}; what was written before is kept"
         raise StoreError(f"cannot write {path}: {why}") from error
+
+
+def is_plain(path: Path) -> bool:
+    """Whether it is a file itself: a link could lead out of the folder, a pipe would wait for ever."""
+    with suppress(FileNotFoundError):
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    return False
+
+
+def plain(path: Path) -> Path:
+    """The path of a file that may be read, also in a folder that somebody else made."""
+    if not is_plain(path) and os.path.lexists(path):
+        raise leads_away(path)
+    return path
+
+
+def leads_away(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is a link or a device, which is not followed in a run folder; if you know where it leads, "
+        "copy the folder with what is behind its links: cp -rL"
+    )
+
+
+def linked_folders(root: Path) -> list[str]:
+    """Parts of a run folder that are links, so that whatever is done in them is done elsewhere."""
+    found = [name for name in FOLDERS if (root / name).is_symlink()]
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root / "maps") as entries:
+        found += [f"maps/{entry.name}" for entry in entries if entry.is_symlink() and "maps" not in found]
+    return found
 
 
 def digest(path: Path) -> str:

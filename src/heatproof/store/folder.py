@@ -18,13 +18,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from heatproof.errors import HeatproofError, StoreError
-from heatproof.store._files import clear_failure, write_whole
+from heatproof.store._files import clear_failure, leads_away, linked_folders, plain, write_whole
 from heatproof.store.lease import Leftovers, claim, turn, writing
 from heatproof.store.ledger import Ledger, Seal, check_file, maker, present, read_record, write_record
 from heatproof.store.manifest import GROWING, Manifest
@@ -64,8 +65,10 @@ class RunFolder:
         The folder of a study serves too: its run lies inside, in run/.
         """
         path = Path(path)
-        if not (path / "run.json").exists() and (path / "run" / "run.json").exists():
-            path = path / "run"
+        inside = path / "run"
+        if not (path / "run.json").exists() and (inside / "run.json").exists() and not inside.is_symlink():
+            path = inside
+        _refuse_links(path)
         return cls(path, Manifest.read(path / "run.json"))
 
     @classmethod
@@ -87,6 +90,7 @@ class RunFolder:
         defaults of settings that are younger than the run.
         """
         path = Path(path)
+        _refuse_links(path)
         with _turn(path):
             if not (path / "run.json").exists():
                 return cls._keep(path, manifest, pictures)
@@ -218,17 +222,19 @@ class RunFolder:
 
     def drop(self, units: Collection[str]) -> None:
         """Take units out of the run, so that they are made again."""
-        seals = self.ledger.seals()
+        seals, links = self.ledger.seals(), linked_folders(self.path)  # behind which nothing is this run's
         for unit in units:
             self.ledger.forget(unit)
             named = [self.path / file for file in seals[unit].files] if unit in seals else []
-            shards = (self.path / "maps").glob(f"*/{unit}*.npy")
+            shards = (self.path / "maps").glob(f"*/{escape(unit)}*.npy")
             for path in (
                 *named,
                 self.path / f"scores/{unit}.parquet",
                 self.path / f"maps/{unit}.json.gz",
                 *shards,
             ):
+                if any(path.is_relative_to(self.path / link) for link in links):
+                    continue
                 with clear_failure(path):
                     path.unlink(missing_ok=True)
 
@@ -277,7 +283,9 @@ class RunFolder:
         """The parts that hold rows, each compared with its seal."""
         parts = {self.path / "scores" / f"{unit}.parquet": seal for unit, seal in self.units().items()}
         for path, seal in parts.items():
-            if seal is not None:
+            if seal is None:
+                plain(path)
+            else:
                 check_file(path, seal.files[f"scores/{path.name}"])
         return list(parts)
 
@@ -297,6 +305,11 @@ def _turn(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
     with turn(path):
         yield
+
+
+def _refuse_links(path: Path) -> None:
+    if linked := linked_folders(path):
+        raise leads_away(path / linked[0])
 
 
 def _record(path: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -21,10 +22,11 @@ from typing import Any
 
 from heatproof.errors import StoreError
 from heatproof.images.identity import file_state, is_settled
-from heatproof.store._files import clear_failure, digest, write_whole
+from heatproof.store._files import clear_failure, digest, plain, write_whole
 from heatproof.types import Unit
 
 CHECKSUM = '"checksum": "'
+OWN = re.compile(r"(scores|maps(/[\w-]+)?|pictures)/\w[\w.-]*")  # what a seal may name
 _verified: dict[str, tuple[Any, ...]] = {}
 
 
@@ -38,7 +40,7 @@ def write_record(path: Path, content: Mapping[str, Any], lease: str = "", indent
 def read_record(path: Path) -> dict[str, Any]:
     """What `write_record` wrote; anything else is refused."""
     try:
-        text = path.read_bytes().decode()
+        text = plain(path).read_bytes().decode()
         start = len(CHECKSUM) + 1
         checksum, rest = text[start : start + 64], text[start + 66 :]
         if text != f'{{{CHECKSUM}{checksum}",{rest}' or checksum != _hash(rest):
@@ -46,7 +48,7 @@ def read_record(path: Path) -> dict[str, Any]:
         content = json.loads(f"{{{rest}")
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     return dict(content)
 
@@ -60,7 +62,7 @@ def damaged(path: Path, why: str) -> StoreError:
 def check_file(path: Path, expected: str) -> None:
     """Refuse a file whose content is not what was written."""
     try:
-        state = file_state(path)
+        state = file_state(plain(path))
         if _verified.get(str(path)) == (expected, *state):
             return
         if digest(path) != expected:
@@ -100,7 +102,7 @@ class Ledger:
         for entry in _entries(self.root):
             if not entry.name.endswith(".json"):
                 continue
-            state = entry.stat()
+            state = entry.stat(follow_symlinks=False)
             key, unit = (state.st_size, state.st_mtime_ns, state.st_ino), entry.name.removesuffix(".json")
             known = self._read.get(unit)
             found[unit] = known if known and known[0] == key else (key, self._take(unit))
@@ -111,9 +113,11 @@ class Ledger:
         try:
             content = read_record(self.root / f"{unit}.json")
             seal = Seal(**content)
-            if Unit(**{**seal.unit, **_tuples(seal.unit)}).hash != unit:
+            if Unit(**{**seal.unit, **_tuples(seal.unit)}).hash != unit or not all(
+                map(OWN.fullmatch, seal.files)
+            ):
                 return None
-        except (StoreError, FileNotFoundError, TypeError):
+        except (StoreError, FileNotFoundError, TypeError, AttributeError):
             return None
         self.files |= seal.files
         return seal

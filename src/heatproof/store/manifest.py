@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from heatproof.errors import StoreError
+from heatproof.store._files import plain
 from heatproof.store.ledger import read_record, write_record
 
 PACKAGES = (
@@ -142,7 +143,7 @@ class Manifest:
     @staticmethod
     def read(path: Path) -> Manifest:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(plain(path).read_text(encoding="utf-8"))
             version = content.get("format", 1)
             if version > FORMAT:
                 raise StoreError(
@@ -159,7 +160,7 @@ class Manifest:
             raise StoreError(
                 f"{path.parent} is not a run folder: it has no {path.name}; name the folder of a run"
             ) from error
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
             raise StoreError(f"cannot read {path}: {error}; restore it, or start a new folder") from error
 
 

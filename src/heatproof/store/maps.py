@@ -18,7 +18,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,11 +32,13 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, StoreError, UnknownNameError
-from heatproof.store._files import Write, storable
+from heatproof.images.files import MAX_PIXELS
+from heatproof.store._files import Write, plain, storable
 from heatproof.store.ledger import Seal, check_file
 from heatproof.types import Maps, Unit
 
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
+MOST = 1 << 26  # bytes of an unpacked index: a million maps
 SMALLEST = 2.0**-24  # the smallest half-precision number above zero
 
 
@@ -131,7 +135,7 @@ class Shard:
             name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             check_file(path, self.seal.files.get(name, "it has none"))
         try:
-            stored = np.load(path, mmap_mode="r", allow_pickle=False)
+            stored = np.load(plain(path), mmap_mode="r", allow_pickle=False)
             if len(stored) != len(self.ids):
                 raise ValueError(f"it holds {len(stored)} maps instead of {len(self.ids)}")
         except (OSError, ValueError) as error:
@@ -249,7 +253,7 @@ def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> M
 
 def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Shard]:
     try:
-        index = json.loads(gzip.decompress(path.read_bytes()))
+        index = read_index(path)
         shared = {key: index[key] for key in ("ids", "explained")}
         ids = tuple(shared["ids"])  # one tuple for all methods
         return [
@@ -269,10 +273,23 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
             )
             for entry in index["maps"]
         ]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(
             f"cannot read {path}: {error}; delete the part of this unit and run again"
         ) from error
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """What a part holds. A few bytes may unpack to more than the memory, so they are not unpacked blindly."""
+    with gzip.open(plain(path)) as file:
+        text = file.read(MOST + 1)
+    if len(text) > MOST:
+        raise ValueError(f"it unpacks to more than {MOST >> 20} MB")
+    index: dict[str, Any] = json.loads(text)
+    for entry in index["maps"]:
+        if math.prod(map(int, entry["image_size"])) > MAX_PIXELS:
+            raise ValueError(f"its pictures of {entry['image_size']} are too large")
+    return index
 
 
 def _explain_absence(stored: Sequence[tuple[str, str]], checkpoint: str, method: str) -> NoReturn:

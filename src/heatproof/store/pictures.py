@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from heatproof.store._files import Write, storable
+from heatproof.errors import StoreError
+from heatproof.store._files import Write, plain, storable
 
 FEW_COLOURS = 256
 QUALITY = 90
+MOST_BYTES, MOST_PIXELS = 1 << 26, 1 << 26
 SUFFIXES = (".png", ".jpg")
 
 
@@ -35,7 +38,7 @@ class Pictures:
     def read(self, name: str) -> bytes | None:
         """PNG or JPEG; None where the picture was not kept."""
         path = self.path(name)
-        return None if path is None else path.read_bytes()
+        return None if path is None else _checked(plain(path))
 
     def files(self, name: str, pixels: np.ndarray) -> dict[Path, Write]:
         """The file of one picture, "H W 3" uint8, and how to write it."""
@@ -52,6 +55,20 @@ def encode(pixels: np.ndarray) -> tuple[bytes, str]:
         return out.getvalue(), ".png"
     picture.save(out, "JPEG", quality=QUALITY, subsampling=0)
     return out.getvalue(), ".jpg"
+
+
+def _checked(path: Path) -> bytes:
+    """The content of a file that is a picture of a sane size: whoever shows it need not be afraid of it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
+            if len(content) <= MOST_BYTES and math.prod(picture.size) <= MOST_PIXELS:
+                return content
+        why = "it is too large"
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        why = "it is no picture of a sane size"
+    raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
 
 
 def _stem(name: str) -> str:

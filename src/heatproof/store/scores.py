@@ -13,7 +13,8 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -39,6 +40,10 @@ COLUMNS = {
 }
 FORMATS = ("csv", "parquet", "latex")
 
+# Nothing may be fetched from the network because a query names an unknown function.
+CONFIG = {"autoinstall_known_extensions": "false"}
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of text that a spreadsheet would compute
+
 _databases: dict[int, Any] = {}  # one per process: a database does not survive a fork
 
 
@@ -63,8 +68,29 @@ class Scores:
         """The rows of a query as dicts; `?` in the query stands for the parameters in turn."""
         with _clear_query_failure():
             cursor = self._with_status(self._cursor(), query).execute(query, list(parameters))
-            names = [column[0] for column in cursor.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+            return _rows(cursor)
+
+    def ask(self, query: str, files: bool = False) -> list[dict[str, Any]]:
+        """As `sql`, for a query that somebody else may have written; Ctrl-C ends it.
+
+        The rows are read into a database of their own, which then can reach no file; files: it can.
+        """
+        connection = _duckdb().connect(config=CONFIG)
+
+        def work() -> list[dict[str, Any]]:
+            self._with_status(self._cursor(connection, "view" if files else "table"), query)
+            if not files:
+                connection.execute("set enable_external_access = false")
+                connection.execute("set lock_configuration = true")
+            return _rows(connection.execute(query))
+
+        with _clear_query_failure(), closing(connection), ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(work)
+            try:  # DuckDB hears no signal, so it works in a thread and this one listens
+                return answer.result()
+            except BaseException:
+                connection.interrupt()
+                raise
 
     def columns(self, query: str = "from scores", parameters: Sequence[Any] = ()) -> dict[str, np.ndarray]:
         """The result of a query as one array per column; columns with NULLs are masked arrays."""
@@ -96,7 +122,13 @@ class Scores:
             return
         cursor = self._cursor()
         header = ", header" if format == "csv" else ""
-        rows = partial(_copy, cursor, "from scores order by all", options=f"format {format}{header}")
+        query = "from scores order by all"
+        if format == "csv":  # as csv_cell does it
+            texts = (name for name, kind in COLUMNS.items() if kind == "VARCHAR")
+            begins = ", ".join(f"chr({ord(letter)})" for letter in FORMULA)
+            safe = (f"if({name}[1] in ({begins}), chr(39) || {name}, {name}) as {name}" for name in texts)
+            query = f"select * replace ({', '.join(safe)}) from ({query})"
+        rows = partial(_copy, cursor, query, options=f"format {format}{header}")
         write_whole({path: rows})
 
     def _latex(self) -> Iterator[str]:
@@ -127,9 +159,9 @@ class Scores:
             yield "\\bottomrule\n\\end{tabular}"
         yield ""
 
-    def _cursor(self) -> Any:
-        """A private view of the one database, with `scores` over the parts that exist now."""
-        cursor = _database().cursor()
+    def _cursor(self, own: Any = None, kind: str = "view") -> Any:
+        """A private view of the one database, or one's own, with `scores` over the parts that exist now."""
+        cursor = own or _database().cursor()
         if parts := self._parts():
             files = ", ".join(_literal(_glob_escape(str(part))) for part in parts)
             source = f"select {', '.join(COLUMNS)} from read_parquet([{files}])"
@@ -137,7 +169,7 @@ class Scores:
             empty = ", ".join(f"null::{kind} as {name}" for name, kind in COLUMNS.items())
             source = f"select {empty} where false"
         try:
-            cursor.execute(f"create or replace temp view scores as {source}")
+            cursor.execute(f"create or replace temp {kind} scores as {source}")
         except _duckdb().Error as error:
             raise StoreError(f"cannot read {self.folder}: {str(error).splitlines()[0]}") from error
         return cursor
@@ -148,6 +180,20 @@ class Scores:
             values = ", ".join(f"{_value(value)} as {name}" for name, value in row.items())
             cursor.execute(f"create or replace temp view status as select {values}")
         return cursor
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell of a CSV file; a spreadsheet must not take text from outside for a formula.
+
+    >>> csv_cell("=1+1.png"), csv_cell("cat.png"), csv_cell(-0.5)
+    ("'=1+1.png", 'cat.png', -0.5)
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def _rows(cursor: Any) -> list[dict[str, Any]]:
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 @contextmanager
@@ -199,9 +245,7 @@ def _copy(cursor: Any, query: str, path: Path, options: str) -> None:
 def _database() -> Any:
     process = os.getpid()
     if process not in _databases:
-        # Nothing may be fetched from the network because a query names an unknown function.
-        config = {"autoinstall_known_extensions": "false"}
-        _databases.setdefault(process, _duckdb().connect(config=config))
+        _databases.setdefault(process, _duckdb().connect(config=CONFIG))
     return _databases[process]
 
 

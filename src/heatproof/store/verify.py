@@ -7,8 +7,6 @@ heatproof 0.1 has no seals: what is there can be sealed as it is, and is watched
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from heatproof.errors import StoreError
-from heatproof.store._files import clear_failure, digest, lease_of
+from heatproof.store._files import clear_failure, digest, is_plain, lease_of, linked_folders
 from heatproof.store.folder import RunFolder
 from heatproof.store.ledger import Ledger, Seal, maker, read_record
 from heatproof.store.manifest import FORMAT, Manifest
-from heatproof.store.maps import slug
+from heatproof.store.maps import read_index, slug
 from heatproof.types import Unit
 
 FOLDERS = ("scores", "maps", "pictures", "seals")
@@ -57,7 +55,7 @@ def inspect(path: Path) -> list[Finding]:
         mark, unit = expected.get(name, ("", _unit_of(name)))
         if name not in there:
             found.append(Finding(name, "missing", unit))
-        elif (path / name).is_symlink():
+        elif not is_plain(path / name):
             found.append(Finding(name, "foreign: a link, not a file"))
         elif mark and digest(path / name) != mark:
             found.append(Finding(name, "damaged", unit))
@@ -104,15 +102,25 @@ def repair(path: Path, findings: Sequence[Finding]) -> list[str]:
     readable = not any(finding.path == "run.json" for finding in findings)
     folder = RunFolder(path, Manifest.read(path / "run.json") if readable else Manifest({}))
     units = {finding.unit for finding in findings if finding.unit}
+    links = [finding.path for finding in findings if (path / finding.path).is_symlink()]
+    for name in sorted(links, key=lambda name: name != ASIDE):  # before anything is done behind them
+        _set_aside(path, name)
     with folder.lock():
         folder.drop(units)
         for finding in findings:
-            source, target = path / finding.path, path / ASIDE / finding.path
-            if not finding.unit and os.path.lexists(source):
-                with clear_failure(target):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(source, target)
+            if not finding.unit and os.path.lexists(path / finding.path):
+                _set_aside(path, finding.path)
     return sorted(units)
+
+
+def _set_aside(path: Path, name: str) -> None:
+    if name == ASIDE:
+        (path / name).unlink()
+        return
+    target = path / ASIDE / name
+    with clear_failure(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path / name, target)
 
 
 def upgrade(folder: RunFolder, units: Sequence[Unit]) -> RunFolder:
@@ -140,17 +148,21 @@ def _maps_of(root: Path, unit: str) -> Iterator[str]:
     index = root / "maps" / f"{unit}.json.gz"
     if index.exists():
         yield f"maps/{index.name}"
-        for entry in json.loads(gzip.decompress(index.read_bytes()))["maps"]:
+        for entry in read_index(index)["maps"]:
             yield f"maps/{slug(entry['method'])}/{unit}.npy"
             if "signed" in entry:
                 yield f"maps/{slug(entry['method'])}/{unit}.signed.npy"
 
 
 def _files(root: Path) -> Iterator[str]:
+    linked = linked_folders(root)
+    yield from linked
     for folder in FOLDERS:
+        if folder in linked:
+            continue
         for parent, below, names in os.walk(root / folder):
-            linked = [name for name in below if Path(parent, name).is_symlink()]
-            for name in (*names, *linked):
+            below_links = [name for name in below if Path(parent, name).is_symlink()]
+            for name in (*names, *below_links):
                 if lease_of(name) is None:  # of which leases tell whether somebody still writes it
                     yield Path(parent, name).relative_to(root).as_posix()
 
