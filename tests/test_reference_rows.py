@@ -1,0 +1,84 @@
+"""The reference study gives the rows it gave before: to the bit where they were made, nearly so elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import reference_rows as reference
+from heatproof.errors import HeatproofError
+from heatproof.registry import Explainer, Metric, explainers, metrics, parse_call
+from heatproof.run.metrics import read_metrics
+
+RECORDED = json.loads(reference.MADE_WITH.read_text())
+EXPECTED = reference.read_rows()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> reference.Rows:
+    return reference.compute(tmp_path_factory.mktemp("reference"))
+
+
+def test_same_rows_for_the_same_reasons(found: reference.Rows) -> None:
+    assert found.keys() == EXPECTED.keys()
+    assert {k: reason for k, (_, reason) in found.items()} == {
+        k: reason for k, (_, reason) in EXPECTED.items()
+    }
+
+
+@pytest.mark.skipif(reference.made_with() != RECORDED, reason=f"bits are compared on {RECORDED}")
+def test_same_bits(found: reference.Rows) -> None:
+    other = {key: (EXPECTED[key][0], found[key][0]) for key in EXPECTED if found[key][0] != EXPECTED[key][0]}
+    assert not other, f"{len(other)} rows changed; see tests/reference_rows.py"
+
+
+def test_near_everywhere(found: reference.Rows) -> None:
+    assert reference.strays(EXPECTED, found) == []
+
+
+def test_every_method_and_every_metric_of_a_run_is_in_it() -> None:
+    methods = {name for name in explainers.names() if _ours(explainers.get(name))}
+    assert {parse_call(text)[0] for text in reference.METHODS} == methods
+    in_a_run = {name for name in metrics.names() if _ours(metrics.get(name)) and _runs(name)}
+    asked = [text for study in reference.STUDIES.values() for text in set(study["metrics"])]
+    assert {r.entry.name for text in asked for r in read_metrics([text])} == in_a_run
+
+
+def test_most_of_it_is_numbers() -> None:
+    """A study of NaN would hold nothing: every metric of every network has a number for most methods."""
+    defined: dict[tuple[str, str], set[str]] = {}
+    for key, (value, _) in EXPECTED.items():
+        if value != "nan":
+            defined.setdefault((key[1], key[-1]), set()).add(key[-2])
+    names = {(key[1], key[-1]) for key in EXPECTED if key[-2] in reference.METHODS}
+    assert len(names) > 100
+    few = {name for name in names if len(defined.get(name, ())) < 0.8 * len(reference.METHODS)}
+    assert not few
+
+
+@pytest.mark.parametrize(("column", "name"), [(-1, "dts"), (-2, "edges"), (-1, "accuracy")])
+def test_a_wrong_formula_is_seen_also_where_bits_are_not_compared(column: int, name: str) -> None:
+    changed = {
+        key: ((float.fromhex(value) * 1.02).hex(), reason) if key[column] == name else (value, reason)
+        for key, (value, reason) in EXPECTED.items()
+    }
+    assert any(text.startswith(f"{name}: ") for text in reference.strays(EXPECTED, changed))
+
+
+def test_a_pixel_that_changes_places_is_no_wrong_formula() -> None:
+    key = next(key for key, (value, _) in EXPECTED.items() if key[-1] == "pointing" and value != "nan")
+    flipped = (1 - float.fromhex(EXPECTED[key][0])).hex()
+    assert reference.strays(EXPECTED, EXPECTED | {key: (flipped, "")}) == []
+
+
+def _ours(entry: Explainer | Metric) -> bool:
+    """No plug-in, which a machine or another test may have."""
+    return entry.function.__module__.startswith("heatproof.")
+
+
+def _runs(name: str) -> bool:
+    try:
+        return bool(read_metrics([name]))
+    except HeatproofError:
+        return False
