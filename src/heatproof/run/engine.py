@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ from heatproof.types import Batch, Maps, Score
 
 ENGINES = ("local", "ray")
 PAUSES = 0.5, 2.0  # seconds before a picture that could not be read is tried again
+MANY = 1000  # pictures whose hashing one may notice
 FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
 
 
@@ -179,7 +180,10 @@ class Prepared:
         return self.opened.origin.pictures if self.opened.origin else []
 
 
-def prepare(study: str | Path, out: str | Path | None = None, trust_mtime: bool = False) -> Prepared:
+def prepare(
+    study: str | Path | Mapping[str, Any], out: str | Path | None = None, trust_mtime: bool = False,
+    say: Callable[[str], object] = lambda text: None,
+) -> Prepared:  # fmt: skip
     """Check everything that can be checked before work starts; nothing is written.
 
     trust_mtime: in a new run, sizes and times of files stand for their contents.
@@ -191,13 +195,15 @@ def prepare(study: str | Path, out: str | Path | None = None, trust_mtime: bool 
         if out
         else Path(os.path.normpath(opened.folder / chosen))
         if chosen
-        else Path("runs") / Path(study).stem
+        else Path("runs") / ("study" if isinstance(study, Mapping) else Path(study).stem)
     )
     begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
     _settle(opened, begun)
     with enough_memory(opened.study.run.batch_size):
         hashes = check_study(opened)
     by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
+    if begun is None and len(opened.source) >= MANY and not by_mtime:
+        say(f"reading {len(opened.source):,} pictures to know them by their contents")
     opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
         opened.config,
@@ -221,7 +227,7 @@ def _settle(opened: Opened, manifest: Manifest | None) -> None:
 
 
 def run_study(
-    study: str | Path,
+    study: str | Path | Mapping[str, Any],
     out: str | Path | None = None,
     *,
     engine: str = "local",
@@ -240,7 +246,8 @@ def run_study(
     """
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
-    prepared = prepare(study, out, trust_mtime)
+    progress = progress or Progress(quiet=True)
+    prepared = prepare(study, out, trust_mtime, progress.say)
     opened = prepared.opened
     folder = RunFolder.resume(
         prepared.path, prepared.manifest, GROWING, FREE, prepared.pictures,
@@ -249,7 +256,6 @@ def run_study(
     if opened.origin:
         opened.origin.remember(folder.path)
     plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
-    progress = progress or Progress(quiet=True)
     progress.say(f"the network's output: {opened.head}")
     folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints())
     stopped = False
