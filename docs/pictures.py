@@ -45,7 +45,8 @@ from heatproof.monitor.trajectory import Trajectory
 from heatproof.registry import Card, Entry, explainers, metrics
 from heatproof.report.figures import drawing
 from heatproof.report.figures.cscore import place, trajectories
-from heatproof.report.panels import Tile, overlay, panel
+from heatproof.report.panels import Tile, panel
+from heatproof.show import overlay
 from heatproof.store import RunFolder
 from heatproof.types import Maps
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import heatproof
 
 ROOT = Path(heatproof.__file__).parent
-COMMON = {"types", "registry", "errors"}
+COMMON = {"types", "registry", "errors", "show"}
 PATH = ["images", "models", "explain", "metrics", "train", "store", "run", "monitor", "report", "studies"]
-ENDS = {"bench", "cli", "demo", "__init__", "__main__"}  # may use everything
+ENDS = {"bench", "cli", "demo", "surface", "__init__", "__main__"}  # may use everything
 
 
 def imports(file: Path) -> set[str]:

@@ -11,7 +11,8 @@ from PIL import Image
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.report import panels
-from heatproof.report.panels import Tile, colours, overlay, panel, sheet
+from heatproof.report.panels import Tile, panel, sheet
+from heatproof.show import COLOUR_MAPS, colours, overlay
 from heatproof.studies._panels_localise import Studio
 from heatproof.studies._scored import Scored
 
@@ -29,7 +30,7 @@ def test_colour_maps_are_those_everybody_uses(name: str) -> None:
     assert np.abs(colours(steps, name) - published).max() < 7.5
 
 
-@pytest.mark.parametrize("name", panels.COLOUR_MAPS)
+@pytest.mark.parametrize("name", COLOUR_MAPS)
 def test_more_heat_is_always_lighter(name: str) -> None:
     luminance = colours(np.linspace(0, 1, 64), name) @ np.array([0.2126, 0.7152, 0.0722])
     assert (np.diff(luminance) > 0).all()

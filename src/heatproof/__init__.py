@@ -1,9 +1,86 @@
-"""heatproof: can this heatmap be trusted?"""
+"""heatproof: can this heatmap be trusted?
 
-from heatproof import metrics, monitor
-from heatproof.explain import explain
-from heatproof.models import Model, load_model
-from heatproof.types import Batch, Maps, Score, Trace, Unit
+    hp.load_model    a classifier, by name or as a module      hp.open_image    a picture, from any file
+    hp.explain       maps of several methods from one pass     hp.metrics       scores of maps
+    hp.run           explain and score what a study says       hp.open_run      scores, maps, verdict of a run
+    hp.monitor       the same while a model trains
+
+Names are looked up when they are first used, so that importing heatproof takes no time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from heatproof import metrics, monitor
+    from heatproof.explain import explain
+    from heatproof.images import open_image
+    from heatproof.models import Model, load_model
+    from heatproof.surface import Run, open_run, run
+    from heatproof.types import Batch, Maps, Score, Trace, Unit
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Maps", "Model", "Score", "Trace", "Unit", "explain", "load_model", "metrics", "monitor"]
+__all__ = [
+    "Batch", "Maps", "Model", "Run", "Score", "Trace", "Unit", "explain", "load_model", "metrics", "monitor",
+    "open_image", "open_run", "run",
+]  # fmt: skip
+
+_HOMES = {
+    "Batch": "types", "Maps": "types", "Score": "types", "Trace": "types", "Unit": "types",
+    "Model": "models", "load_model": "models", "open_image": "images",
+    "Run": "surface", "open_run": "surface",
+}  # fmt: skip
+_ROOMS = (
+    "errors", "images", "metrics", "models", "monitor", "registry", "report", "store", "studies", "train",
+    "types",
+)  # fmt: skip
+_CALLED = {"heatproof.explain": "explain.api", "heatproof.run": "surface"}  # rooms that are functions too
+
+
+class _CalledRoom(ModuleType):
+    """A room and the function of its name in one: heatproof.run.engine and hp.run(...) both work."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__all__:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"heatproof.{_CALLED[self.__name__]}"), name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return cast("Callable[..., Any]", getattr(self, self.__all__[0]))
+
+    @property
+    def __all__(self) -> list[str]:  # what help() shows
+        return [self.__name__.rpartition(".")[2]]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.__all__]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._function)
+
+
+for _name in _CALLED:
+    import_module(_name).__class__ = _CalledRoom
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        globals()[name] = getattr(import_module(f"heatproof.{_HOMES[name]}"), name)
+        return globals()[name]
+    if name in _ROOMS:
+        return import_module(f"heatproof.{name}")
+    raise AttributeError(f"module 'heatproof' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

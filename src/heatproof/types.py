@@ -11,15 +11,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
+from heatproof.show import Strip, colours, overlay, pixels, text
 
 if TYPE_CHECKING:
+    from heatproof.images.preprocess import Preprocess
     from heatproof.models.model import Model
     from heatproof.models.queue import Queue
 
@@ -125,6 +130,64 @@ class Maps:
         return replace(
             self, values=self.values.to(device), explained=self.explained.to(device), signed_values=signed
         )
+
+    def numpy(self) -> np.ndarray:
+        """ "b h w": the values as an array, at the method's own size."""
+        return np.asarray(self.values.detach().cpu().numpy())
+
+    def overlay(
+        self,
+        images: Tensor | Image.Image | Sequence[Image.Image],
+        preprocess: Preprocess | None = None,
+        *,
+        cmap: str = "inferno",
+        alpha: float = 0.6,
+    ) -> Strip:
+        """Each map in colour over its image: a list of Pillow pictures that a notebook shows.
+
+        images: what was explained, as a tensor "b c H W" or as pictures.
+        preprocess: the model's own, model.preprocess: crops pictures to what the model saw, and gives a
+            tensor its colours back. A tensor is stretched to the whole range without it.
+        cmap, alpha: a colour map (inferno, magma, viridis, grey), and the weight of its colours.
+        """
+        if isinstance(images, Image.Image):
+            images = [images]
+        if len(images) != len(self):
+            raise InputError(f"there are {len(self)} maps but {len(images)} images; give those explained")
+        if not isinstance(images, Sequence):
+            pictures = [Image.fromarray(one) for one in pixels(torch.as_tensor(images), preprocess)]
+        elif all(isinstance(one, Image.Image) for one in images):
+            pictures = [preprocess.crop(one) if preprocess else one for one in images]
+        else:
+            raise InputError(
+                "images are a tensor 'b c H W' or Pillow pictures; open files with hp.open_image"
+            )
+        if pictures[0].size != self.image_size[::-1]:
+            raise InputError(
+                f"the picture is {pictures[0].height} x {pictures[0].width} but the model saw "
+                f"{self.image_size[0]} x {self.image_size[1]}; give overlay the model's preprocess too"
+            )
+        heat = zip(pictures, self.upsample(), strict=True)
+        return Strip([overlay(picture, one, cmap, alpha) for picture, one in heat], self.ids)
+
+    def save(self, path: str | Path) -> None:
+        """Write an .npz file: values, explained, ids, method, image_size, and signed where there is one."""
+        if Path(path).suffix != ".npz":
+            raise InputError(f"maps are saved as .npz; name {Path(path).stem}.npz instead of {path}")
+        content: dict[str, Any] = {"values": self.numpy(), "explained": self.explained.cpu().numpy()}
+        content |= {"ids": self.ids, "method": self.method, "image_size": self.image_size}
+        if self.signed_values is not None:
+            content["signed"] = self.signed_values.detach().cpu().numpy()
+        try:
+            np.savez_compressed(path, **content)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from error
+
+    def _repr_html_(self) -> str:
+        explained, ids = self.explained.tolist(), self.ids or map(str, range(len(self)))
+        titles = [f"{name}: class {c}" for name, c in zip(ids, explained, strict=True)]
+        strip = Strip((Image.fromarray(colours(one.cpu())) for one in self.upsample()), titles)
+        return f"<p>{len(self)} maps of {text(self.method)}</p>{strip._repr_html_()}"
 
     @staticmethod
     def concatenate(parts: Sequence[Maps]) -> Maps:

@@ -6,29 +6,20 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from PIL import Image
 
-from heatproof.errors import InputError, UnknownNameError
+from heatproof.errors import InputError
 from heatproof.images.dicom_file import SUFFIXES as DICOM_SUFFIXES
-from heatproof.images.files import suffixes
-
-EXAMPLE = "example:"  # before a name: a photograph that comes with scikit-image
-EXAMPLES = {
-    "cat": "chelsea.png",
-    "astronaut": "astronaut.png",
-    "coffee": "coffee.png",
-    "rocket": "rocket.jpg",
-}
+from heatproof.images.files import EXAMPLES, named_file, suffixes
 
 
 def find_images(given: Sequence[str]) -> list[Path]:
     """The files that are meant: a folder means the pictures in it, a pattern the files that match."""
     found: list[Path] = []
     for text in given:
-        path = _example(text) if text.startswith(EXAMPLE) else Path(text).expanduser()
+        path = named_file(text).expanduser()
         if path.is_dir():
             known = suffixes() | set(DICOM_SUFFIXES)
             matches = sorted(p for p in path.iterdir() if p.suffix.lower() in known)
@@ -42,16 +33,9 @@ def find_images(given: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _example(text: str) -> Path:
-    name = text.removeprefix(EXAMPLE)
-    if name not in EXAMPLES:
-        raise UnknownNameError("example", name, EXAMPLES)
-    return Path(str(resources.files("skimage.data"))) / EXAMPLES[name]
-
-
 def unique_names(paths: Sequence[Path]) -> list[str]:
     """A name for each file's pictures; files that would share one are told apart by a number."""
-    examples = {_example(f"{EXAMPLE}{name}"): name for name in EXAMPLES}
+    examples = {named_file(f"example:{name}"): name for name in EXAMPLES}
     seen: Counter[str] = Counter()
     names = []
     for path in paths:

@@ -21,7 +21,8 @@ from heatproof.explain.api import explain, read_methods
 from heatproof.images.preprocess import open_image, to_tensor
 from heatproof.models.model import Model, probabilities
 from heatproof.registry import split_calls
-from heatproof.report.panels import COLOUR_MAPS, Tile, explains, overlay, panel
+from heatproof.report.panels import Tile, explains, panel
+from heatproof.show import COLOUR_MAPS, overlay
 
 IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
 

@@ -40,7 +40,5 @@ def report_command(
     folder = RunFolder.open(run)
     path = out or folder.path / "report.html"
     verdict = write_page(read_run(folder, model, checkpoint), path, most=gallery, jet=jet)
-    console.print(f"{verdict.title}. {verdict.sentence}", soft_wrap=True)
-    for fact in verdict.facts:
-        console.print(f"  {fact.kind}: {fact.sentence}", soft_wrap=True)
+    console.print(str(verdict), soft_wrap=True)
     console.print(f"{folder.status().sentence}\nwrote {path}", soft_wrap=True)

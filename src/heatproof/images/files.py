@@ -15,13 +15,14 @@ import re
 import stat
 from collections.abc import Callable
 from functools import cache, partial
+from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, UnknownNameError
 
 log = logging.getLogger("heatproof.images")
 
@@ -41,9 +42,27 @@ ORIENTATION = 0x0112
 DEPTHS = (8, 10, 12, 14, 16)
 CUT = re.compile(";16[BLN]")  # what Pillow calls it when it keeps the upper byte of each colour
 DIM = 64  # of 256 levels: what the upper byte of 14-bit data stays below
+EXAMPLE = "example:"  # before a name: a photograph that comes with scikit-image
+EXAMPLES = {
+    "cat": "chelsea.png",
+    "astronaut": "astronaut.png",
+    "coffee": "coffee.png",
+    "rocket": "rocket.jpg",
+}
 NO_FILE = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 Size = tuple[int, int]  # width, height, as Pillow has it
+
+
+def named_file(path: str | Path) -> Path:
+    """The file that is meant: example:cat and its like lie in scikit-image."""
+    text = str(path)
+    if not text.startswith(EXAMPLE):
+        return Path(path)
+    name = text.removeprefix(EXAMPLE)
+    if name not in EXAMPLES:
+        raise UnknownNameError("example", name, EXAMPLES)
+    return Path(str(resources.files("skimage.data"))) / EXAMPLES[name]
 
 
 def picture_reader(bits: int | None = None) -> Callable[[Path | BinaryIO], Image.Image]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.images.dicom_file import is_dicom_file, read_dicom
-from heatproof.images.files import MAX_PIXELS, Size, eight_bits, picture_reader
+from heatproof.images.files import MAX_PIXELS, Size, eight_bits, named_file, picture_reader
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -183,9 +183,10 @@ def to_tensor(picture: Image.Image) -> Tensor:
 def open_image(path: str | Path, bits: int | None = None) -> Image.Image:
     """Read a picture or DICOM file completely, or say in one sentence why that is not possible.
 
+    path: a file, or a photograph that comes with heatproof: example:cat, astronaut, coffee or rocket.
     bits: the depth of 16-bit greys, where it is known (see files.py).
     """
-    file = Path(path)
+    file = named_file(path)
     try:
         return read_dicom(file) if is_dicom_file(file) else picture_reader(bits)(file)
     except InputError as error:

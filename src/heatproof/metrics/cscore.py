@@ -50,6 +50,7 @@ from heatproof.metrics.gold import (
     thresholds,
 )
 from heatproof.registry import metric
+from heatproof.show import plain_table
 from heatproof.types import Maps, constant, normalise, upsample
 
 NAN = float("nan")
@@ -66,6 +67,9 @@ class CScore:
     reason: str = ""
     sampled: bool = False
 
+    def _repr_html_(self) -> str:
+        return _html({"C-Score": self})
+
 
 @dataclass(frozen=True)
 class CScores:
@@ -74,6 +78,16 @@ class CScores:
     classes: Mapping[int, CScore]
     overall: CScore
     thresholds: Mapping[int, float]  # what the gold lists were made with; NaN where anchored
+
+    def _repr_html_(self) -> str:
+        return _html({f"class {c}": score for c, score in self.classes.items()} | {"all": self.overall})
+
+
+def _html(scores: Mapping[str, CScore]) -> str:
+    head = ("", "C-Score", "95 % from", "to", "images", "blank maps", "why not")
+    return plain_table(
+        head, ((k, s.value, *s.interval, s.n, s.degenerate, s.reason) for k, s in scores.items())
+    )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from heatproof.errors import InputError
 from heatproof.images import Failure, Preprocess, Source, batches, open_source
 from heatproof.images.source import draw
 from heatproof.models import Model
+from heatproof.show import pixels
 from heatproof.types import Batch
 
 FEWEST = 2  # images of a class: one has no pair
@@ -59,15 +60,7 @@ class HeldOut:
     @property
     def pixels(self) -> np.ndarray:
         """ "b H W 3" uint8, for people; stretched to the whole range where nobody knows their own."""
-        images = self.images.float().cpu()
-        if self.preprocess is not None:
-            shown = self.preprocess.restore(images)
-        else:
-            low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-            shown = (images - low) / (high - low).clamp(min=1e-12)
-        if shown.shape[1] != 3:
-            shown = shown.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-        return shown.mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+        return pixels(self.images, self.preprocess)
 
     @property
     def hash(self) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from heatproof.report.panels import INK, PAPER, Tile, overlay, sheet
+from heatproof.report.panels import INK, PAPER, Tile, sheet
+from heatproof.show import overlay
 
 GREEN, RED, BOX = (0, 158, 60), (213, 40, 30), (0, 220, 70)
 SHADE = 0.5  # weight of green and red over a segment

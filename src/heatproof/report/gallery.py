@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.data import RunData
-from heatproof.report.panels import COLOUR_MAPS, which_class
+from heatproof.report.panels import which_class
+from heatproof.show import COLOUR_MAPS
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 

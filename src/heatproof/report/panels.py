@@ -1,9 +1,4 @@
-"""Heatmaps over pictures, and pictures side by side with their names. Pillow only.
-
-An overlay is (1 - alpha) grey + alpha colour(map): the picture loses its own colours, so that every colour
-left in it speaks of the map. The colour maps are perceptually uniform (equal steps of the map look equal)
-and are kept as sixteen points, linear in between; that is within 7 of 255 of matplotlib's tables.
-"""
+"""Pictures side by side with their names. Pillow only; maps over pictures are in show.py."""
 
 from __future__ import annotations
 
@@ -15,53 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from heatproof.errors import InputError, UnknownNameError
+from heatproof.errors import InputError
+from heatproof.show import colours
 
-COLOUR_MAPS = {
-    "inferno": "000004 0c0826 240c4f 420a68 5d126e 781c6d 932667 ae305c c73e4c dd513a ed6925 f8850f fca50a "
-    "fac62d f2e661 fcffa4",
-    "magma": "000004 0b0924 20114b 3b0f70 57157e 721f81 8c2981 a8327d c43c75 de4968 f1605d fa7f5e fe9f6d "
-    "febf84 fddea0 fcfdbf",
-    "viridis": "440154 481a6c 472f7d 414487 39568c 31688e 2a788e 23888e 1f988b 22a884 35b779 54c568 7ad151 "
-    "a5db36 d2e21b fde725",
-    "grey": "000000 ffffff",
-}
 PAPER, INK, FAINT = (255, 255, 255), (20, 20, 20), (110, 110, 110)
 SMALLEST_TILE = 224
 GAP, TEXT, LINE = 14, 15, 21  # pixels: between tiles, height of the letters, from line to line
-
-
-def colours(values: Any, cmap: str = "inferno") -> np.ndarray:
-    """Values in [0, 1] of any shape -> the same shape with a last axis of red, green, blue (uint8).
-
-    >>> colours([0.0, 1.0], "grey").tolist()
-    [[0, 0, 0], [255, 255, 255]]
-    """
-    table = _points(cmap)
-    values = np.clip(np.asarray(values, dtype=np.float64), 0, 1)
-    at = np.linspace(0, 1, len(table))
-    return np.stack([np.interp(values, at, column) for column in table.T], -1).round().astype(np.uint8)
-
-
-@lru_cache
-def _points(cmap: str) -> np.ndarray:
-    if cmap not in COLOUR_MAPS:
-        raise UnknownNameError("colour map", cmap, COLOUR_MAPS)
-    return np.array([list(bytes.fromhex(point)) for point in COLOUR_MAPS[cmap].split()], dtype=np.float64)
-
-
-def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float = 0.6) -> Image.Image:
-    """The map, "H W" in [0, 1], laid over the picture of the same size."""
-    if not 0 <= alpha <= 1:
-        raise InputError(f"alpha must be in [0, 1], got {alpha}")
-    heat = np.asarray(heat.detach().cpu() if hasattr(heat, "detach") else heat)
-    if heat.shape != (picture.height, picture.width):
-        raise InputError(
-            f"the map is {' x '.join(map(str, heat.shape))} but the picture is "
-            f"{picture.height} x {picture.width}; upsample the map to the picture first"
-        )
-    grey = picture.convert("L").convert("RGB")
-    return Image.blend(grey, Image.fromarray(colours(heat, cmap)), alpha)
 
 
 def which_class(explained: int | None, label: int | None, predicted: int | None) -> str:

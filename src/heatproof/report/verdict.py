@@ -45,6 +45,7 @@ from heatproof.monitor.alarms import Thresholds
 from heatproof.report.data import SMALLEST, RunData
 from heatproof.report.evidence import ENOUGH, FLOOR_TESTS, missing_evidence, names, randomisations
 from heatproof.report.measures import Measure, measure
+from heatproof.show import text
 
 BLANK, MOSTLY_BLANK = 0.05, 0.5
 UNCHANGED = 0.5
@@ -85,6 +86,13 @@ class Verdict:
     @property
     def title(self) -> str:
         return LEVELS[self.level]
+
+    def __str__(self) -> str:
+        return f"{self.title}. {self.sentence}" + "".join(f"\n  {f.kind}: {f.sentence}" for f in self.facts)
+
+    def _repr_html_(self) -> str:
+        facts = "".join(f"<li><b>{text(fact.kind)}</b> {text(fact.sentence)}</li>" for fact in self.facts)
+        return f"<h3>{text(self.title)}</h3><p>{text(self.sentence)}</p><ol>{facts}</ol>"
 
 
 def judge(data: RunData) -> Verdict:

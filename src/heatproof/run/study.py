@@ -7,7 +7,7 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from heatproof.images import SOURCES, Preprocess, Source, open_source, source_op
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
 from heatproof.models.layers import find_module
-from heatproof.run.config import ImagesTable, Study, as_config, read_study
+from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.provenance import Origin
 from heatproof.run.weights import (
@@ -108,10 +108,13 @@ class Opened:
         return self._model[1]
 
 
-def open_study(path: str | Path) -> Opened:
-    """Read a TOML file; names of methods, metrics and sources are checked, nothing is loaded yet."""
-    path = Path(path)
-    study = read_study(path)
+def open_study(given: str | Path | Mapping[str, Any]) -> Opened:
+    """Read a TOML file, or a dict of the same form, whose paths are relative to the working folder.
+
+    Names of methods, metrics and sources are checked, nothing is loaded yet.
+    """
+    study = study_from(given) if isinstance(given, Mapping) else read_study(given)
+    path = Path("study") if isinstance(given, Mapping) else Path(given)
     for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", _check_images)):
         with _at(f"{path}: {key}"):
             check(getattr(study, key))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from heatproof.report.panels import Tile, overlay, sheet
+from heatproof.report.panels import Tile, sheet
+from heatproof.show import overlay
 from heatproof.store import RunFolder
 from heatproof.studies._qr_results import Results
 from heatproof.train import REGIMES

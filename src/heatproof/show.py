@@ -1,0 +1,132 @@
+"""What people look at: colours, maps over pictures, and small pieces of HTML for notebooks. Pillow only.
+
+An overlay is (1 - alpha) grey + alpha colour(map): the picture loses its own colours, so that every colour
+left in it speaks of the map. The colour maps are perceptually uniform (equal steps of the map look equal)
+and are kept as sixteen points, linear in between; that is within 7 of 255 of matplotlib's tables.
+
+HTML for notebooks loads nothing: pictures are small PNG files inside it, and every text is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from heatproof.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from heatproof.images.preprocess import Preprocess
+
+COLOUR_MAPS = {
+    "inferno": "000004 0c0826 240c4f 420a68 5d126e 781c6d 932667 ae305c c73e4c dd513a ed6925 f8850f fca50a "
+    "fac62d f2e661 fcffa4",
+    "magma": "000004 0b0924 20114b 3b0f70 57157e 721f81 8c2981 a8327d c43c75 de4968 f1605d fa7f5e fe9f6d "
+    "febf84 fddea0 fcfdbf",
+    "viridis": "440154 481a6c 472f7d 414487 39568c 31688e 2a788e 23888e 1f988b 22a884 35b779 54c568 7ad151 "
+    "a5db36 d2e21b fde725",
+    "grey": "000000 ffffff",
+}
+MOST_SHOWN = 8  # pictures in one piece of HTML
+SIDE = 160  # pixels of the longer side of each
+
+
+def colours(values: Any, cmap: str = "inferno") -> np.ndarray:
+    """Values in [0, 1] of any shape -> the same shape with a last axis of red, green, blue (uint8).
+
+    >>> colours([0.0, 1.0], "grey").tolist()
+    [[0, 0, 0], [255, 255, 255]]
+    """
+    table = _points(cmap)
+    values = np.clip(np.asarray(values, dtype=np.float64), 0, 1)
+    at = np.linspace(0, 1, len(table))
+    return np.stack([np.interp(values, at, column) for column in table.T], -1).round().astype(np.uint8)
+
+
+@lru_cache
+def _points(cmap: str) -> np.ndarray:
+    if cmap not in COLOUR_MAPS:
+        raise UnknownNameError("colour map", cmap, COLOUR_MAPS)
+    return np.array([list(bytes.fromhex(point)) for point in COLOUR_MAPS[cmap].split()], dtype=np.float64)
+
+
+def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float = 0.6) -> Image.Image:
+    """The map, "H W" in [0, 1], laid over the picture of the same size."""
+    if not 0 <= alpha <= 1:
+        raise InputError(f"alpha must be in [0, 1], got {alpha}")
+    heat = np.asarray(heat.detach().cpu() if hasattr(heat, "detach") else heat)
+    if heat.shape != (picture.height, picture.width):
+        raise InputError(
+            f"the map is {' x '.join(map(str, heat.shape))} but the picture is "
+            f"{picture.height} x {picture.width}; upsample the map to the picture first"
+        )
+    grey = picture.convert("L").convert("RGB")
+    return Image.blend(grey, Image.fromarray(colours(heat, cmap)), alpha)
+
+
+def pixels(images: Tensor, preprocess: Preprocess | None = None) -> np.ndarray:
+    """Model-ready images as "b H W 3" uint8, for people; stretched to the whole range where nobody knows
+    their own."""
+    images = images.detach().float().cpu()
+    if preprocess is not None:
+        shown = preprocess.restore(images)
+    else:
+        low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+        shown = (images - low) / (high - low).clamp(min=1e-12)
+    if shown.shape[1] != 3:
+        shown = shown.mean(1, keepdim=True).expand(-1, 3, -1, -1)
+    return np.asarray(shown.mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy())
+
+
+class Strip(list[Image.Image]):
+    """Pictures that a notebook shows side by side, each above its title."""
+
+    def __init__(self, pictures: Iterable[Image.Image], titles: Sequence[str] = ()) -> None:
+        super().__init__(pictures)
+        self.titles = tuple(titles)
+
+    def _repr_html_(self) -> str:
+        titles = self.titles or ("",) * len(self)
+        figures = "".join(
+            f'<figure style="margin:0"><img alt="{escape(title)}" src="{_address(picture)}">'
+            f'<figcaption style="font-size:small">{text(title)}</figcaption></figure>'
+            for picture, title in list(zip(self, titles, strict=True))[:MOST_SHOWN]
+        )
+        more = f"<p>and {len(self) - MOST_SHOWN} more</p>" if len(self) > MOST_SHOWN else ""
+        return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>{more}'
+
+
+def _address(picture: Image.Image) -> str:
+    """The picture, small, as a data: address."""
+    small = picture.convert("RGB")
+    small.thumbnail((SIDE, SIDE))
+    out = io.BytesIO()
+    small.save(out, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def text(content: object) -> str:
+    """Text from outside, shown as it is: it neither runs nor turns what stands around it."""
+    return f"<bdi>{escape(str(content))}</bdi>"
+
+
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of texts and numbers; the first column names the row."""
+    columns = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
+    body = ""
+    for first, *cells in rows:
+        body += f'<tr><th scope="row">{text(first)}</th>'
+        body += "".join(f"<td>{text(_number(cell))}</td>" for cell in cells) + "</tr>"
+    return f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _number(cell: object) -> object:
+    return f"{cell:.3f}" if isinstance(cell, float) else cell

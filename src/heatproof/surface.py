@@ -1,0 +1,148 @@
+"""hp.run and hp.open_run: a run in Python, with what people ask of it as methods."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from heatproof.errors import StoreError
+from heatproof.monitor.trajectory import models, ordered
+from heatproof.report.data import RunData, order_methods, read_run
+from heatproof.report.page import write_page
+from heatproof.report.verdict import Verdict, judge
+from heatproof.run.engine import run_study
+from heatproof.show import MOST_SHOWN, plain_table, text
+from heatproof.store import RunFolder, Status
+from heatproof.types import Maps
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+MEANS = """
+    select metric, method, avg(value) filter (not isnan(value)) as mean,
+           count(*) filter (not isnan(value)) as n
+    from scores where method <> '' and image <> '' and checkpoint = ? group by all order by all
+"""
+
+
+class Run:
+    """A run folder, to be asked: each answer is about what is finished when it is given."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def status(self) -> Status:
+        """Whether the run is complete, and how many of its images could be used."""
+        return self.folder.status()
+
+    def scores(self) -> pandas.DataFrame | pyarrow.Table | dict[str, np.ndarray]:
+        """Every row: model, checkpoint, image, label, explained, method, metric, value, reason, unit.
+
+        A pandas DataFrame where pandas is installed, else an Arrow table where pyarrow is, else one array
+        per column. Rows about a whole class or checkpoint have image ''.
+        """
+        columns = self.folder.scores().columns("from scores order by all")
+        if find_spec("pandas"):
+            pandas = import_module("pandas")
+            integers = {
+                name: pandas.arrays.IntegerArray(column.data, np.ma.getmaskarray(column))
+                for name, column in columns.items()
+                if column.dtype.kind == "i" and isinstance(column, np.ma.MaskedArray)
+            }
+            return pandas.DataFrame(columns | integers)
+        if find_spec("pyarrow"):
+            pyarrow = import_module("pyarrow")
+            masked = {name: (np.ma.getdata(c), np.ma.getmaskarray(c)) for name, c in columns.items()}
+            return pyarrow.table({name: pyarrow.array(c, mask=m) for name, (c, m) in masked.items()})
+        return columns
+
+    def maps(self, method: str, checkpoint: str | None = None, ids: Sequence[str] | None = None) -> Maps:
+        """The stored maps of a method, of all images or of those named; the last checkpoint where None."""
+        store = self.folder.maps()
+        if checkpoint is None:
+            stored = store.contents()
+            having = {c for c, m in stored if m == method} or {c for c, _ in stored}
+            if not having:
+                raise StoreError(f"{self.path} holds no maps yet; let the run finish a unit first")
+            checkpoint = next((c for c in reversed(self._checkpoints()) if c in having), max(having))
+        return store.read(checkpoint, method, ids)
+
+    def verdict(self, checkpoint: str | None = None, model: str | None = None) -> Verdict:
+        """Whether the maps can be relied on, and the strongest reasons; at the last checkpoint where None."""
+        return judge(self._data(checkpoint, model))
+
+    def report(
+        self, path: str | Path | None = None, checkpoint: str | None = None, model: str | None = None
+    ) -> Path:
+        """Write the report, one HTML file; report.html in the run's folder where no path is given."""
+        path = Path(path) if path is not None else self.path / "report.html"
+        write_page(self._data(checkpoint, model), path)
+        return path
+
+    def _data(self, checkpoint: str | None, model: str | None) -> RunData:
+        return read_run(self.folder, model, checkpoint)
+
+    def _checkpoints(self) -> list[str]:
+        """Those that have rows, in the order of training."""
+        rows = self.folder.scores().sql("select distinct checkpoint from scores")
+        known = {row["checkpoint"] for row in rows}
+        return [c for model in models(self.folder) for c in ordered(self.folder, model) if c in known]
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}): {self.status().sentence}"
+
+    def _repr_html_(self) -> str:
+        told = f"<p>{text(self.path)}: {text(self.status().sentence)}</p>"
+        stored = self.folder.maps().contents()
+        checkpoint = next(reversed(self._checkpoints()), "")
+        rows = self.folder.scores().sql(MEANS, [checkpoint])
+        methods = order_methods(list({row["method"] for row in rows}), self.folder.manifest)
+        means = {(row["metric"], row["method"]): row for row in rows}
+        shown = [
+            [metric, *(_cell(means.get((metric, method))) for method in methods)]
+            for metric in dict.fromkeys(row["metric"] for row in rows)
+        ]
+        table = plain_table([f"mean (n) at {checkpoint}", *methods], shown) if shown else ""
+        first = next((method for method in methods if (checkpoint, method) in stored), None)
+        return told + table + (self._pictures(first, checkpoint) if first else "")
+
+    def _pictures(self, method: str, checkpoint: str) -> str:
+        """The first pictures that were kept, under the method's maps."""
+        kept = self.folder.pictures()
+        ids = [name for name in self.folder.maps().ids(checkpoint, method)[:MOST_SHOWN] if kept.path(name)]
+        opened = [Image.open(io.BytesIO(kept.read(name) or b"")) for name in ids]
+        return self.maps(method, checkpoint, ids).overlay(opened)._repr_html_() if ids else ""
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    return "" if row is None or row["mean"] is None else f"{row['mean']:.3f} ({row['n']})"
+
+
+def open_run(folder: str | Path) -> Run:
+    """A run folder, finished or going on: what `hp.run`, a study, a monitor or the command line wrote.
+
+    folder: the run's folder, or that of a study with its run inside.
+    """
+    return Run(RunFolder.open(folder))
+
+
+def run(study: str | Path | Mapping[str, Any], out: str | Path | None = None, **options: Any) -> Run:
+    """Explain and score what a study describes, or go on with it, and open the result.
+
+    study: a TOML file, or a dict of the same form, whose paths are relative to the working folder.
+    out: the run's folder; the study's own run.out, else runs/STUDY, where None.
+    options: engine, shard, fail_fast, retry_broken, trust_mtime, as run_study takes them.
+    """
+    return Run(run_study(study, out, **options).folder)
