@@ -102,25 +102,19 @@ def repair(path: Path, findings: Sequence[Finding]) -> list[str]:
     readable = not any(finding.path == "run.json" for finding in findings)
     folder = RunFolder(path, Manifest.read(path / "run.json") if readable else Manifest({}))
     units = {finding.unit for finding in findings if finding.unit}
-    links = [finding.path for finding in findings if (path / finding.path).is_symlink()]
-    for name in sorted(links, key=lambda name: name != ASIDE):  # before anything is done behind them
-        _set_aside(path, name)
+    links = {finding.path for finding in findings if (path / finding.path).is_symlink()}
+    for name in links:  # which hold nothing, and before anything is done behind them
+        with clear_failure(path / name):
+            (path / name).unlink()
     with folder.lock():
         folder.drop(units)
         for finding in findings:
-            if not finding.unit and os.path.lexists(path / finding.path):
-                _set_aside(path, finding.path)
+            source, target = path / finding.path, path / ASIDE / finding.path
+            if not finding.unit and finding.path not in links and os.path.lexists(source):
+                with clear_failure(target):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(source, target)
     return sorted(units)
-
-
-def _set_aside(path: Path, name: str) -> None:
-    if name == ASIDE:
-        (path / name).unlink()
-        return
-    target = path / ASIDE / name
-    with clear_failure(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path / name, target)
 
 
 def upgrade(folder: RunFolder, units: Sequence[Unit]) -> RunFolder:
