@@ -30,7 +30,7 @@ from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
 from heatproof.studies import _cose_pairs as pairs
 from heatproof.studies._cose_page import PUBLISHED, PUBLISHED_METHODS
-from heatproof.studies.cose import CoseSettings, run
+from heatproof.studies.cose import CoseResult, CoseSettings, cose_study
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
 
@@ -235,6 +235,10 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CoseSettings:
     )  # fmt: skip
 
 
+def run(settings: CoseSettings, out: Path) -> CoseResult:
+    return cose_study(replace(settings, out=out))
+
+
 def digest(out: Path) -> str:
     from heatproof.store import RunFolder
 
@@ -353,7 +357,7 @@ def test_a_transformer_goes_the_same_way(tmp_path: Path) -> None:
         (tmp_path / "pictures").mkdir(exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
     settings = CoseSettings(
-        "timm:vit_tiny_patch16_224", tmp_path / "pictures", checkpoints=(tmp_path / "vit.pt",),
+        model="timm:vit_tiny_patch16_224", images=tmp_path / "pictures", checkpoints=(tmp_path / "vit.pt",),
         methods=("gradcam", "smoothgrad(samples=2)"), draws=1, num_classes=3, device="cpu",
         model_options=options, figures=False,
     )  # fmt: skip

@@ -99,7 +99,8 @@ def settings_for(place: Path, out: Path, **changes: Any) -> LocaliseSettings:
         "methods": ("gradcam", TINY), "steps": 10, "panels": 3, "batch_size": 3, "device": "cpu",
         "threads": 1,
     }  # fmt: skip
-    return LocaliseSettings(f"{place / 'net.py'}:colours", place / "data", out, **(usual | changes))
+    usual |= {"model": f"{place / 'net.py'}:colours", "images": place / "data", "out": out}
+    return LocaliseSettings(**(usual | changes))
 
 
 @pytest.fixture(scope="module")
@@ -421,7 +422,7 @@ def test_what_cannot_work_is_one_sentence(place: Path, tmp_path: Path) -> None:
         ({"checkpoint": tmp_path / "weights.pt"}, "weights.pt"),
         ({"methods": ("gradcan",)}, "did you mean 'gradcam'"),
         ({"budget": 20}, "write 0.2 for 20 %"),
-        ({"kind": "folder"}, "kind is imagenet or csv"),
+        ({"kind": "folder"}, "kind cannot be 'folder'; known: imagenet, csv"),
         ({"box_share": (0.9, 0.95)}, "no picture is left"),
     ):
         with pytest.raises(HeatproofError, match=words) as error:

@@ -1,4 +1,4 @@
-"""Tables and the page of a study: marks, formats, files; settings from a TOML file."""
+"""Tables and the page of a study: marks, formats, files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import csv
 import io
 from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner
 
-from heatproof.cli._study import StudyCommand
 from heatproof.errors import InputError
 from heatproof.report.book import Book
 from heatproof.report.figures import drawing
@@ -90,40 +87,3 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     for suffix in ("svg", "pdf", "png"):
         first, second = ((tmp_path / n / "figures" / f"line.{suffix}").read_bytes() for n in "ab")
         assert first == second, suffix
-
-
-@click.command("some", cls=StudyCommand)
-@click.option("--images", type=click.Path(path_type=Path))
-@click.option("--methods", default="gradcam")
-@click.option("--draws", type=int, default=6)
-@click.option("--keep", multiple=True)
-def some(images: Path, methods: str, draws: int, keep: tuple[str, ...]) -> None:
-    click.echo(f"{images} {methods} {draws} {keep}")
-
-
-def call(*args: object) -> tuple[object, str]:
-    result = CliRunner().invoke(some, [str(a) for a in args])
-    return result.exception, result.output.strip()
-
-
-def test_settings_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -> None:
-    file = tmp_path / "study.toml"
-    file.write_text('images = "photos"\nmethods = ["gradcam", "lime"]\ndraws = 3\nkeep = ["a", "b"]\n')
-    assert call(file) == (None, f"{tmp_path / 'photos'} gradcam,lime 3 ('a', 'b')")
-    assert call(file, "--draws", 9, "--images", "x") == (None, "x gradcam,lime 9 ('a', 'b')")
-    assert call("--draws", 2) == (None, "None gradcam 2 ()")
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("draw = 3", "unknown key draw; did you mean 'draws'"),
-        ("[draws]\na = 1", "not a table"),
-        ("=", "TOML"),
-    ],
-)
-def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    (tmp_path / "study.toml").write_text(text)
-    error, _ = call(tmp_path / "study.toml")
-    assert isinstance(error, InputError) and sentence in str(error)
-    assert "there is no file" in str(call(tmp_path / "none.toml")[0])

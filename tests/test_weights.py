@@ -20,8 +20,7 @@ from heatproof.errors import InputError, MissingExtraError
 from heatproof.models.classes import imagenet_classes, model_classes
 from heatproof.models.keras_graph import import_keras
 from heatproof.run.study import Checkpoint, Opened, check_study, open_study, weights_hash
-from heatproof.studies import cose
-from heatproof.studies.cose import CoseSettings
+from heatproof.studies.cose import CoseSettings, cose_study
 from heatproof.studies.cscore import local_spec
 from heatproof.studies.localise import LocaliseSettings, localise_study
 from tiny_study import make_study, write_study
@@ -174,9 +173,7 @@ def test_studies_refuse_other_classes_too(tmp_path: Path, monkeypatch: pytest.Mo
     study(tmp_path, ("tench", "goldfish"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"cat, dog.* are not the 2 of net\.py:named"):
-        cose.run(
-            CoseSettings("net.py:named", "pictures", methods=["gradient"], device="cpu"), tmp_path / "out"
-        )
+        cose_study(CoseSettings(model="net.py:named", images="pictures", methods=("gradient",), device="cpu"))
     rows = ["file,class_index,class_name,width,height,x0,y0,x1,y1"]
     (tmp_path / "boxed" / "images").mkdir(parents=True)
     for i, picture in enumerate(sorted((tmp_path / "pictures").rglob("*.png"))):
@@ -184,7 +181,7 @@ def test_studies_refuse_other_classes_too(tmp_path: Path, monkeypatch: pytest.Mo
         rows.append(f"{picture.name},{i % 2},{picture.parent.name},40,36,5,5,20,20")
     (tmp_path / "boxed" / "boxes.csv").write_text("\n".join(rows))
     with pytest.raises(InputError, match=r"are not the 2 of net\.py:named"):
-        localise_study(LocaliseSettings("net.py:named", tmp_path / "boxed", tmp_path / "found", device="cpu"))
+        localise_study(LocaliseSettings(model="net.py:named", images=tmp_path / "boxed", device="cpu"))
 
 
 def test_labels_follow_the_model_s_order_where_names_say_so(tmp_path: Path) -> None:

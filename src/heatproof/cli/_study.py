@@ -1,35 +1,59 @@
-"""A command whose options may also stand in a TOML file, given as its first argument.
+"""A command whose options are the fields of a settings class (studies/settings.py), and may stand in a file.
 
     heatproof study cose examples/cose.toml --device cuda
 
-Keys are the option names (`draws = 6` for --draws). What the command line says wins; paths in the file are
-relative to the file.
+Keys of the file are the option names (`draws = 6` for --draws). What the command line says wins; paths in the
+file are relative to the file. An empty text says nothing.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
 from rich.table import Table as Grid
 
-from heatproof.cli._console import new_table
+from heatproof.cli._console import console, new_table, stopped
 from heatproof.errors import InputError, did_you_mean
+from heatproof.report.book import Book
 from heatproof.report.tables import Table
+from heatproof.studies.settings import KEY, Option, Settings
 
 
 class StudyCommand(click.Command):
-    """Adds the optional argument FILE.toml to a command."""
+    """Its function gets `given`, arguments for the settings class: what was said and nothing else.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    more: options that are no settings, by the name of the option that they stand before.
+    """
+
+    def __init__(
+        self, *args: Any, settings: type, more: Mapping[str, click.Option] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        file = click.Argument(
-            ["settings_file"], metavar="[FILE.toml]", required=False, is_eager=True, expose_value=False,
-            type=click.Path(path_type=Path), callback=self._read,
-        )  # fmt: skip
-        self.params.insert(0, file)
+        self.settings, before = settings, more or {}
+        self.params = [
+            click.Argument(
+                ["settings_file"], metavar="[FILE.toml]", required=False, is_eager=True, expose_value=False,
+                type=click.Path(path_type=Path), callback=self._read,
+            ),
+            *(each for one in options(settings) for each in (before.get(str(one.name)), one) if each),
+        ]  # fmt: skip
+
+    def invoke(self, ctx: click.Context) -> Any:
+        own = {str(one.name) for one in options(self.settings)}
+        said = {
+            name: value
+            for name, value in ctx.params.items()
+            if value != "" and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+        }
+        others = {name: value for name, value in ctx.params.items() if name not in own}
+        ctx.params = others | {"given": arguments(self.settings, said)}
+        return super().invoke(ctx)
 
     def _read(self, ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
         if path is None:
@@ -40,19 +64,12 @@ class StudyCommand(click.Command):
             raise InputError(f"there is no file {path}") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"cannot read {path} as TOML: {error}") from error
-        options = {_key(option): option for option in self.params if isinstance(option, click.Option)}
-        defaults: dict[str, Any] = {}
-        for key, value in content.items():
-            if key not in options:
-                raise InputError(f"{path}: unknown key {key}; {did_you_mean(key, options)}")
-            defaults[str(options[key].name)] = _value(options[key], key, value, path)
-        ctx.default_map = {**defaults, **(ctx.default_map or {})}
-
-
-def _key(option: click.Option) -> str:
-    """The option's name without its dashes, as the file writes it."""
-    longest = max(option.opts, key=len)
-    return longest.lstrip("-").replace("-", "_")
+        known = {str(one.name): one for one in self.params if isinstance(one, click.Option)}
+        for key in content:
+            if key not in known:
+                raise InputError(f"{path}: unknown key {key}; {did_you_mean(key, known)}")
+        said = {key: _value(known[key], key, value, path) for key, value in content.items()}
+        ctx.default_map = {**said, **(ctx.default_map or {})}
 
 
 def _value(option: click.Option, key: str, value: Any, path: Path) -> Any:
@@ -65,6 +82,74 @@ def _value(option: click.Option, key: str, value: Any, path: Path) -> Any:
         placed = [str(path.parent / Path(one).expanduser()) for one in several]
         return placed[0] if isinstance(value, str) else placed
     return value
+
+
+def options(settings: type) -> Iterator[click.Option]:
+    """The fields of a settings class, and of those within it, as options in their order."""
+    hints = get_type_hints(settings)
+    for field in fields(settings):
+        if _is_settings(hints[field.name]):
+            yield from options(hints[field.name])
+        elif KEY in field.metadata:
+            yield _option(field.name, hints[field.name], field.default, field.metadata[KEY])
+
+
+def _is_settings(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Settings)
+
+
+def _option(name: str, hint: Any, default: Any, about: Option) -> click.Option:
+    dashed = name.replace("_", "-")
+    words = [f"--{dashed}", *([f"-{about.short}"] if about.short else [])]
+    more: dict[str, Any] = {}
+    if about.read is not None:
+        hint, default = str, ",".join(map(str, default)) if about.shown is None else about.shown
+    elif get_origin(hint) is tuple:
+        hint, *others = get_args(hint)
+        more = {"multiple": True} if Ellipsis in others else {"nargs": 1 + len(others)}
+    kinds = get_args(hint) or (hint,)
+    if bool in kinds and (default or about.both):
+        words[0] += f"/--no-{dashed}"
+    kind: Any = kinds[0]
+    if Path in kinds:
+        kind = click.Path(path_type=Path)
+    elif about.choices:
+        kind = click.Choice(about.choices)
+    elif about.least is not None:
+        kind = (click.IntRange if kind is int else click.FloatRange)(about.least, about.most)
+    elif kind is bool:
+        kind, more = None, {"is_flag": True}
+    shown = None if default is MISSING or default == "" else default
+    return click.Option(words, type=kind, default=shown, show_default=True, help=about.help, **more)
+
+
+def arguments(settings: type, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said, as arguments of a settings class."""
+    hints: dict[str, Any] = get_type_hints(settings)
+    found: dict[str, Any] = {}
+    for field in fields(settings):
+        about: Any = field.metadata.get(KEY)
+        if _is_settings(within := hints[field.name]):
+            found[field.name] = within(**arguments(within, said))
+        elif field.name in said:
+            value = said[field.name]
+            found[field.name] = about.read(value) if about.read else value
+        elif about is not None and field.default is MISSING:
+            name = field.name.replace("_", "-")
+            raise InputError(f"--{name} is missing; name it on the command line or in FILE.toml")
+    return found
+
+
+def finished(ctx: click.Context, book: Book | None) -> dict[str, Table]:
+    """The tables of a study; where it was stopped before the end, the command ends here and says so."""
+    return stopped(ctx) if book is None else book.tables
+
+
+def tell(ctx: click.Context, page: Path | None, failed: object, before: str = "") -> None:
+    """Say where the page is; the exit code says whether something failed."""
+    console.print(f"{before}the page: {page}", soft_wrap=True)
+    if failed:
+        ctx.exit(1)
 
 
 def shown(table: Table) -> Grid:

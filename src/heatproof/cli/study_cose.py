@@ -2,91 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from heatproof.cli._console import console, errors, new_table
-from heatproof.cli._study import StudyCommand
+from heatproof.cli._study import StudyCommand, tell
 from heatproof.cli.run import broken_table
-from heatproof.errors import InputError
-from heatproof.registry import explainers, split_calls
+from heatproof.studies.cose_settings import CoseSettings
 
 
-@click.command("cose", cls=StudyCommand)
-@click.option("--model", "-M", help="torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, lite0, ...")
-@click.option("--images", type=click.Path(path_type=Path), help="Where the pictures are.")
-@click.option("--kind", default="folder", show_default=True, help="folder, csv, imagenet, npz, hf or dicom.")
-@click.option(
-    "--checkpoints",
-    type=click.Path(),
-    multiple=True,
-    help="Weight files of one training run, or a quoted pattern; may be given several times.",
-)
-@click.option("--final", help="Name of the trained checkpoint; the last one by default.")
-@click.option(
-    "--random-init/--no-random-init", default=True, show_default=True, help="Also the untrained network."
-)
-@click.option("--pretrained", is_flag=True, help="The library's weights are the final model.")
-@click.option(
-    "--methods",
-    "-m",
-    default="paper",
-    show_default=True,
-    help='"paper" (the seven of the paper), "all", or names: "gradcam,lime(samples=200)".',
-)
-@click.option("--transforms", help="Some of the thirteen, comma-separated; all by default.")
-@click.option(
-    "--draws",
-    type=click.IntRange(1, 60),
-    default=6,
-    show_default=True,
-    help="Magnitudes per image and signed transform.",
-)
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many pictures, classes in proportion.")
-@click.option("--num-classes", type=click.IntRange(min=1), help="Of a network built by name.")
-@click.option(
-    "--class-names", help="Comma-separated, in the order of the model's classes (folder, imagenet)."
-)
-@click.option("--layer", "-l", help="Where CAMs look; found by itself by default.")
-@click.option("--name", help="The model's name in tables.")
-@click.option("--dataset", help="The pictures' name in tables; that of their folder by default.")
-@click.option(
-    "--beside",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="Folder of another COSE study, to stand in the same Table 1.",
-)
-@click.option("--figures/--no-figures", default=True, show_default=True, help="Draw them.")
-@click.option("--same-seed", is_flag=True, help="Both sides of a pair draw the same random numbers.")
-@click.option("--require-correct", is_flag=True, help="Only pictures that the final model gets right.")
-@click.option("--allow-pickle", is_flag=True, help="Let checkpoints run code. Only if you trust them.")
-@click.option(
-    "--out",
-    "-o",
-    type=click.Path(path_type=Path),
-    default=Path("runs/cose"),
-    show_default=True,
-    help="Folder.",
-)
-@click.option("--batch-size", type=click.IntRange(min=1), help="Inputs per pass; found by itself by default.")
-@click.option(
-    "--unit-images",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    help="Pictures per unit, which is what a kill can lose.",
-)
-@click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Of torch; OMP_NUM_THREADS or its own choice by default."
-)
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Repeats the study exactly."
-)
+@click.command("cose", cls=StudyCommand, settings=CoseSettings)
 @click.pass_context
-def cose_command(ctx: click.Context, **given: Any) -> None:
+def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
     """Does a map stay when the prediction stays, and change when it changes? Consistency and sensitivity.
 
     Each picture is turned, shifted, flipped, brightened, blurred, ... (48 versions of it) and shown to the
@@ -113,21 +41,9 @@ def cose_command(ctx: click.Context, **given: Any) -> None:
     A picture or a checkpoint that cannot be used is reported and the rest goes on; the exit code is then 1.
     """
     from heatproof.run.progress import Progress
-    from heatproof.studies.cose import PAPER_METHODS, CoseSettings, run
+    from heatproof.studies.cose import cose_study
 
-    for key in ("model", "images"):
-        if given[key] is None:
-            raise InputError(f"nothing says which {key}; give --{key}, or name a TOML file that does")
-    out, beside = given.pop("out"), given.pop("beside")
-    lists = {"paper": PAPER_METHODS, "all": explainers.names()}
-    given["methods"] = tuple(lists.get(given["methods"]) or split_calls(given["methods"]))
-    for key in ("transforms", "class_names"):
-        given[key] = None if given[key] is None else [part.strip() for part in given[key].split(",")]
-    names = given.pop("class_names")
-    given["image_options"] = {} if names is None else {"class_names": names}
-    if given["transforms"] is None:
-        del given["transforms"]
-    result = run(CoseSettings(**given), out, Progress(console), beside)
+    result = cose_study(CoseSettings(**given), Progress(console))
     table = new_table(f"COSE of {result.found.model} on {result.found.dataset}, {result.found.images} images")
     for heading in ("method", "consistency", "sensitivity", "COSE, %"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -138,9 +54,7 @@ def cose_command(ctx: click.Context, **given: Any) -> None:
         console.print(f"not defined: {reason}", soft_wrap=True)
     if result.failed:
         errors.print(broken_table([{"image": f.id, "reason": f.reason} for f in result.failed]))
-    console.print(f"the page: {result.page}", soft_wrap=True)
-    if result.failed or result.skipped:
-        ctx.exit(1)
+    tell(ctx, result.page, failed=result.failed or result.skipped)
 
 
 def _sortable(value: float) -> float:

@@ -146,7 +146,7 @@ class Runs:
             model=f"{self.out / 'network.py'}:build",
             images=self.out / "pictures" / "manifest.csv",
             kind="csv",
-            checkpoints=[self.out / path for path in weights],
+            checkpoints=tuple(self.out / path for path in weights),
             methods=(*LIGHT, "edges"),
             draws=sizes.cose_draws,
             limit=sizes.cose_images,
@@ -155,8 +155,9 @@ class Runs:
             figures=False,
             device="cpu",
             seed=self.seed,
+            out=self.out / "cose",
         )
         progress = RunProgress(self.console)
-        found = cose.run(asked, self.out / "cose", progress).found
+        found = cose.cose_study(asked, progress).found
         self.computed += progress.images
         return found

@@ -15,30 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
 from heatproof.metrics.localise import budget_masks, kept_pixels
 from heatproof.report.tables import Cell, Column, Table
 from heatproof.studies._scored import Scored, budgets_of
+from heatproof.studies.localise_settings import Thresholds
 from heatproof.types import Maps
 
 HIT, OFF = "hit but unfaithful", "faithful but off-object"
 WRONG, RISING, DISAGREE = "confident and wrong", "rising deletion", "methods disagree"
 KINDS = (HIT, OFF, WRONG, RISING, DISAGREE)
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """When a flag is raised; REASONS says why these."""
-
-    low_insertion: float = 0.3
-    high_insertion: float = 0.6
-    off_object: float = 0.5
-    confident: float = 0.5
-    rise: float = 0.1
-    overlap: float | None = None  # None: the budget
 
 
 REASONS = {

@@ -45,8 +45,8 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import Checkpoint, Opened, load_weights, open_study, weights_hash
 from heatproof.store import Manifest, RunFolder
 from heatproof.store._files import write_whole
-from heatproof.studies._qr_settings import QrSettings
 from heatproof.studies._qr_train import CLASSES, network_spec
+from heatproof.studies.qr_settings import QrSettings
 from heatproof.train import REGIMES
 from heatproof.types import Maps, Score, Unit
 

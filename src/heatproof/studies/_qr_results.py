@@ -26,8 +26,8 @@ from heatproof.metrics._inputs import mean_interval
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 from heatproof.studies._qr_measure import CLEAN, at
-from heatproof.studies._qr_settings import FLOORS, QrSettings
 from heatproof.studies._qr_train import Trained
+from heatproof.studies.qr_settings import FLOORS, QrSettings
 from heatproof.train import REGIMES
 
 RESAMPLES = 1000
@@ -172,7 +172,7 @@ def mean_curves(curves: np.ndarray, weights: np.ndarray | None = None) -> np.nda
     sums, counts = chosen @ np.nan_to_num(flat), chosen @ np.isfinite(flat)
     means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
     means = means.reshape(len(chosen), *curves.shape[1:])
-    return means[0] if weights is None else means
+    return np.asarray(means[0] if weights is None else means)
 
 
 def curve_value(curves: np.ndarray, mass: str, seed: int = 0) -> Value:

@@ -22,7 +22,6 @@ from heatproof.images.files import Size, picture_size
 from heatproof.images.preprocess import Box
 from heatproof.store._files import write_whole
 
-KINDS = ("imagenet", "csv")
 BACKWARDS_AT_MOST = 0.1  # of the boxes; beyond it the file's order of coordinates is another one
 BACKWARDS = "runs backwards"
 
@@ -61,10 +60,6 @@ def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | N
 
     class_count: how many classes the model has. class_names: their names, where the folder has none.
     """
-    if kind not in KINDS:
-        raise InputError(
-            f"localisation needs pictures with boxes: kind is {' or '.join(KINDS)}, not {kind!r}"
-        )
     index = _class_index(path) if kind == "imagenet" else {}
     root, entries, named = _imagenet(path) if kind == "imagenet" else _manifest(path)
     numbers = {wnid: k for k, (wnid, _) in index.items()}

@@ -29,8 +29,8 @@ authors repeat them for LIME and not for SmoothGrad).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from torch import nn
 from heatproof.errors import InputError, ModelError, UnknownNameError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Failure, batches
-from heatproof.images.geometry import DRAWS, TRANSFORMS, draw
+from heatproof.images.geometry import draw
 from heatproof.metrics._cose_pairs import checkpoint_pairs
 from heatproof.metrics._ssim import REASONS
 from heatproof.models import Model
@@ -52,44 +52,10 @@ from heatproof.store import Manifest, RunFolder
 from heatproof.studies._cose_page import write_page
 from heatproof.studies._cose_pairs import eight_bit, input_pairs, model_ready
 from heatproof.studies._cose_read import Found, read_pairs
+from heatproof.studies.cose_settings import CoseSettings
 from heatproof.types import Batch, Maps, Score, Unit
 
-PAPER_METHODS = (
-    "blur-ig", "gradcam", "gradcam++", "guided-ig", "integrated-gradients", "lime", "smoothgrad",
-)  # fmt: skip
 NAN = float("nan")
-
-
-@dataclass(frozen=True)
-class CoseSettings:
-    """What a COSE study is told."""
-
-    model: str
-    images: str | Path
-    kind: str = "folder"
-    checkpoints: Sequence[str | Path] = ()  # files or patterns, in order of training
-    final: str | None = None  # the trained model, by checkpoint name; the last one where None
-    methods: Sequence[str] = PAPER_METHODS
-    transforms: Sequence[str] = tuple(TRANSFORMS)
-    draws: int = DRAWS  # magnitudes per image and signed transform
-    limit: int | None = None
-    random_init: bool = True  # also the untrained network
-    pretrained: bool = False  # also the library's weights, which come last
-    num_classes: int | None = None
-    layer: str | None = None
-    name: str | None = None  # of the model, in tables
-    dataset: str | None = None  # of the images, in tables
-    same_seed: bool = False  # variants and checkpoints repeat the random numbers of the original
-    require_correct: bool = False
-    figures: bool = True
-    allow_pickle: bool = False
-    device: str | None = None
-    threads: int | None = None  # of torch; as it is where None
-    batch_size: int | None = None  # inputs per pass; found by itself where None
-    unit_images: int = 8  # images per unit
-    seed: int = 0
-    image_options: Mapping[str, Any] = field(default_factory=dict)
-    model_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,18 +69,10 @@ class CoseResult:
     skipped: Mapping[str, str]  # checkpoints that did not load, and why
 
 
-def run(
-    settings: CoseSettings,
-    out: str | Path,
-    progress: Progress | None = None,
-    beside: Sequence[str | Path] = (),
-) -> CoseResult:
-    """Compute what is missing in the folder `out` and write its page.
-
-    beside: folders of other finished COSE studies, whose models and data stand in the same Table 1.
-    """
+def cose_study(settings: CoseSettings, progress: Progress | None = None) -> CoseResult:
+    """Compute what is missing in the folder `out` and write its page."""
     progress = progress or Progress(quiet=True)
-    others = [read_pairs(RunFolder.open(path)) for path in beside]
+    others = [read_pairs(RunFolder.open(path)) for path in settings.beside]
     opened = _open(settings)
     hashes, skipped = _usable(opened)
     for name, why in skipped.items():
@@ -122,7 +80,7 @@ def run(
     final = _final(settings, hashes)
     check_classes(opened, opened.model(final))
     manifest = _manifest(settings, opened, hashes, final)
-    folder = RunFolder.resume(out, manifest, free=FREE)
+    folder = RunFolder.resume(settings.out, manifest, free=FREE)
     with folder.lock(), fixed_threads(settings.threads or torch.get_num_threads()):
         _Worker(settings, opened, folder, final, progress).run(list(hashes))
     found = read_pairs(folder, settings.require_correct)
@@ -263,12 +221,11 @@ def _open(settings: CoseSettings) -> Opened:
     """Everything named in the settings, checked as far as that takes no weights."""
     read_methods(list(settings.methods))
     draw(settings.seed, [], settings.draws, settings.transforms)
-    if settings.unit_images < 1:
-        raise InputError(f"a unit holds at least 1 image; got unit_images={settings.unit_images}")
     own_weights = settings.model.partition(":")[0] not in LIBRARIES_WITHOUT_WEIGHTS
     if not (settings.checkpoints or settings.pretrained or own_weights):
         raise InputError(f"{settings.model} has no trained weights; name checkpoints or set pretrained")
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = {"class_names": list(settings.class_names)} if settings.class_names else {}
     study = study_from(
         {
             "methods": list(settings.methods),
@@ -289,7 +246,7 @@ def _open(settings: CoseSettings) -> Opened:
                 "path": str(settings.images),
                 "limit": settings.limit,
                 "seed": settings.seed,
-                "options": dict(settings.image_options),
+                "options": {**settings.image_options, **names},
             },
         }
     )

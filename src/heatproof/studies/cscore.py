@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,51 +40,16 @@ from heatproof.run.study import open_study
 from heatproof.store import RunFolder
 from heatproof.store._files import write_whole
 from heatproof.studies import _cscore_page as page
+from heatproof.studies.cscore_settings import CscoreSettings
 from heatproof.train import Progress as TrainProgress
 from heatproof.train import read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
-from heatproof.train.two_phase import CHECKPOINTS
 
-METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
 METRICS = ("accuracy", "recall", "auc", "cscore")
 SWEPT = "gradcam"
-KINDS = ("folder", "csv")
 DEPTHS_SWEPT = 5
 
 Told = Callable[[TrainProgress], object]
-
-
-@dataclass(frozen=True)
-class CscoreSettings:
-    """What a C-Score study is told. Numbers of the training are the paper's."""
-
-    images: tuple[Path, ...]
-    out: Path
-    model: str = "lite0"
-    kind: str = "folder"
-    checkpoints: tuple[str, ...] = ()  # weights that exist; none: train
-    pretrained: bool = False  # begin with the library's weights
-    methods: tuple[str, ...] = METHODS
-    held_out: float = 0.2
-    head_epochs: int = 20
-    full_epochs: int = 10
-    head_lr: float = 1e-4
-    full_lr: float = 1e-5
-    label_smoothing: float = 0.1
-    clip: float = 1.0
-    train_batch: int = 32
-    first_phase: str = "head"  # or "all", for a backbone without weights worth freezing
-    class_weights: bool = False
-    keep: tuple[int, ...] = CHECKPOINTS
-    layer: str | None = None
-    sweep: bool = True
-    limit: int | None = None
-    batch_size: int = 32
-    device: str | None = None
-    threads: int | None = None
-    amp: bool = False
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
 
 
 @dataclass(frozen=True)
@@ -139,10 +104,6 @@ def cscore_study(
 def check(settings: CscoreSettings) -> Source:
     """The pictures; settings that cannot work are refused before anything is trained."""
     read_methods(settings.methods)
-    if settings.kind not in KINDS:
-        raise InputError(f"pictures come as {' or '.join(KINDS)}; got {settings.kind!r}")
-    if settings.first_phase not in ("head", "all"):
-        raise InputError(f"the first phase trains the head or all; got {settings.first_phase!r}")
     if not settings.images:
         raise InputError("no pictures were named; give a folder with one folder for each class")
     source = pooled(settings)

@@ -15,13 +15,13 @@ pipeline does; pictures whose label looks wrong to a person, which the thesis dr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from heatproof.errors import InputError, did_you_mean
+from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import open_source, select
 from heatproof.metrics.localise import kept_pixels
@@ -38,49 +38,13 @@ from heatproof.store import RunFolder
 from heatproof.store._files import write_whole
 from heatproof.studies import _localise_tables as tables
 from heatproof.studies import _thesis
-from heatproof.studies._flags import (
-    KINDS,
-    Thresholds,
-    count_table,
-    flag_table,
-    overlap_of_methods,
-    raise_flags,
-)
+from heatproof.studies._flags import KINDS, count_table, flag_table, overlap_of_methods, raise_flags
 from heatproof.studies._panels_localise import Studio, pick_cases, pick_confused
 from heatproof.studies._scored import FLOORS, Scored, at_budget, budgets_of, entry_name, read_scores
 from heatproof.studies._sift import Sifted, reasons, sift, write_list
+from heatproof.studies.localise_settings import PREPROCESS, LocaliseSettings, Thresholds
 
-PREPROCESS: dict[str, dict[str, Any]] = {"own": {}, "thesis": {"size": [224, 224], "resize": 256}}
-TARGETS = ("label", "predicted")
-BOX_SHARE = (0.1, 0.8)
 ON_THE_PAGE = 8  # flagged images of each kind; the rest is in the table's files
-
-
-@dataclass(frozen=True)
-class LocaliseSettings:
-    """What a localisation study is told."""
-
-    model: str
-    images: Path
-    out: Path
-    kind: str = "imagenet"
-    class_names: tuple[str, ...] = ()  # in the order of the model's classes; its own names where empty
-    checkpoint: Path | None = None
-    methods: tuple[str, ...] = ("gradcam", "lime")
-    budget: float = 0.2
-    target: str = "label"
-    preprocess: str = "own"
-    box_share: tuple[float, float] = BOX_SHARE
-    limit: int | None = None
-    panels: int = 12
-    steps: int = 100
-    baseline: str = "blur"
-    layer: str | None = None
-    batch_size: int = 16
-    device: str | None = None
-    threads: int | None = None
-    seed: int = 0
-    thresholds: Thresholds = field(default_factory=Thresholds)
 
 
 @dataclass(frozen=True)
@@ -96,7 +60,8 @@ class Outcome:
 
 def localise_study(settings: LocaliseSettings, progress: Progress | None = None) -> Outcome:
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
-    check(settings)
+    read_methods(settings.methods)
+    kept_pixels(settings.budget, (224, 224))  # refuses a budget before anything is loaded
     opened = Opened(study_from(_config(settings)), settings.out)
     opened.device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = opened.model(opened.checkpoints[0].name)
@@ -139,19 +104,6 @@ def with_model_classes(sifted: Sifted, model: Model, count: int) -> Sifted:
     used = {label: sifted.classes[label] for _, label in sifted.entries}
     numbers = model_classes(used, set(used), model.classes, count, model.name)
     return replace(sifted, entries=tuple((entry, numbers[label]) for entry, label in sifted.entries))
-
-
-def check(settings: LocaliseSettings) -> None:
-    """Refuse settings that cannot work, before anything is loaded."""
-    read_methods(settings.methods)
-    kept_pixels(settings.budget, (224, 224))
-    for name, known in (("target", TARGETS), ("preprocess", tuple(PREPROCESS))):
-        if getattr(settings, name) not in known:
-            value = getattr(settings, name)
-            raise InputError(f"{name} cannot be {value!r}; {did_you_mean(value, known)}")
-    for name, least in (("panels", 0), ("steps", 1), ("batch_size", 1)):
-        if getattr(settings, name) < least:
-            raise InputError(f"{name} is at least {least}; got {getattr(settings, name)}")
 
 
 def with_floors(methods: Sequence[str]) -> list[str]:

@@ -26,7 +26,6 @@ from heatproof.run.progress import Progress
 from heatproof.studies import _qr_page as page
 from heatproof.studies._qr_measure import CURVES, STRUCTURE, Bench, RunPlan, run_engine
 from heatproof.studies._qr_results import Columns, Results, read_columns
-from heatproof.studies._qr_settings import FULL, HEAVY, LIGHT, QrSettings, check, remember
 from heatproof.studies._qr_tables import shown_methods
 from heatproof.studies._qr_train import (
     Pictures,
@@ -39,6 +38,7 @@ from heatproof.studies._qr_train import (
     total_epochs,
     train_all,
 )
+from heatproof.studies.qr_settings import FULL, HEAVY, LIGHT, QrSettings, check, remember
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
 __all__ = ["FULL", "HEAVY", "LIGHT", "Outcome", "QrSettings", "qr_study", "total_epochs"]

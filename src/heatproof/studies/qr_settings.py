@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 
-from heatproof.errors import InputError, StoreError, did_you_mean
+from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import read_methods
 from heatproof.images.backgrounds import find_photos
 from heatproof.images.codes import versions_that_fit
 from heatproof.images.symbols import find_symbol
+from heatproof.registry import explainers
 from heatproof.store._files import write_whole
 from heatproof.store.manifest import compare_configs
+from heatproof.studies.settings import DEVICE, LAYER, THREADS, Settings, calls, option
 from heatproof.train.recipe import SCHEDULES
 
 FLOORS = ("random", "edges")
@@ -30,45 +32,49 @@ MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures")  # what is f
 MAY_GROW = ("methods", "heavy")
 
 
-@dataclass(frozen=True)
-class QrSettings:
+@dataclass(frozen=True, kw_only=True)
+class QrSettings(Settings):
     """Everything that a QR study may be told."""
 
-    out: Path
-    model: str = "small"
-    pretrained: bool = False  # begin with the library's weights
-    symbol: str = "qr"
-    photos: Path | None = None  # for half of the backgrounds
-    size: int = 64
-    width: int = 8  # channels of the small network's first stage
-    train: int = 200  # codes, and as many negatives
-    test: int = 100  # likewise
-    proxy: int = 900  # pictures of the proxy task; 0: the backbone is taken as it is
-    proxy_epochs: int = 10
-    proxy_lr: float = 3e-3
-    head_epochs: int = 10
-    head_lr: float = 1e-2
-    epochs: int = 8
-    lr: float = 1e-3
-    schedule: str = "cosine"
-    train_batch: int = 32
-    lam: float = 0.25
-    alpha: float = 0.25
-    methods: tuple[str, ...] = LIGHT
-    heavy: tuple[str, ...] = ()  # methods that are scored on the subset alone
-    subset: int = 24  # codes for insertion, deletion and heavy methods
-    robust: int = 32  # codes that are distorted
-    causal: int = 100  # codes whose parts are occluded
-    depth_study: bool = True
-    ablation: bool = True
-    figures: bool = True
-    layer: str | None = None
-    batch_size: int = 50
-    device: str | None = None
-    threads: int | None = None
-    amp: bool = False
-    seed: int = 0
-    seeds: int = 1
+    model: str = option("small", "small, lite0, torchvision:NAME, timm:NAME, FILE.py:FACTORY.", short="M")
+    pretrained: bool = option(False, "Begin with the library's own weights; else a proxy task.")
+    symbol: str = option("qr", "What is drawn: qr, datamatrix, aztec, barcode.")
+    photos: Path | None = option(None, "A folder of photographs for backgrounds.")
+    size: int = option(64, "Pixels along a side.")
+    width: int = option(8, "Channels of the small network's first stage.", least=1)
+    train: int = option(200, "Codes to train on, and as many negatives.", least=8)
+    test: int = option(100, "Codes to test on, and as many negatives.", least=4)
+    proxy: int = option(900, "Pictures of the proxy task; 0: take the backbone as it is.", least=0)
+    proxy_epochs: int = option(10, "Of the proxy task.", least=1)
+    proxy_lr: float = option(3e-3, "Learning rate of the proxy task.")
+    head_epochs: int = option(10, "Of ZS.", least=1)
+    head_lr: float = option(1e-2, "Learning rate of ZS.")
+    epochs: int = option(8, "Of every other training.", least=1)
+    lr: float = option(1e-3, "Learning rate of every other training.")
+    schedule: str = option("cosine", "Of the learning rate.", choices=SCHEDULES)
+    train_batch: int = option(32, "Pictures per step of training.", least=2)
+    lam: float = option(0.25, "FT-LeakMin's price of leakage, lambda.")
+    alpha: float = option(0.25, "FT-LeakMin's reward of mass inside the code.")
+    methods: tuple[str, ...] = option(
+        LIGHT, 'Scored on every code: "gradcam,layercam".', short="m", read=calls, shown="the CAMs"
+    )
+    heavy: tuple[str, ...] = option(
+        (), 'Scored on the subset only: "lime,rise(masks=500)"; all: all others.', read=calls, shown="none"
+    )
+    subset: int = option(24, "Codes for insertion, deletion and --heavy.", least=2)
+    robust: int = option(32, "Codes that are distorted.", least=2)
+    causal: int = option(100, "Codes whose parts are occluded.", least=3)
+    depth_study: bool = option(True, "Table 5 and Figure 4.")
+    ablation: bool = option(True, "Table 6.")
+    figures: bool = option(True, "Draw them.")
+    layer: str | None = option(None, LAYER, short="l")
+    batch_size: int = option(50, "Codes per unit of a run.", least=1)
+    device: str | None = option(None, DEVICE)
+    threads: int | None = option(None, THREADS, least=1)
+    amp: bool = option(False, "Train in bfloat16 where it is safe; on with --full.", both=True)
+    seed: int = option(0, "Everything follows from it.", least=0)
+    seeds: int = option(1, "Repeat all behind the data so often, for intervals over seeds.", least=1)
+    out: Path = option(Path("runs/qr"), "Folder.", short="o")
 
     @property
     def every_method(self) -> tuple[str, ...]:
@@ -92,6 +98,9 @@ def with_floors(methods: tuple[str, ...]) -> tuple[str, ...]:
 
 def check(settings: QrSettings) -> QrSettings:
     """The settings with what follows from them filled in; what cannot work is refused."""
+    if settings.heavy == ("all",):
+        named = {name.partition("(")[0] for name in settings.every_method}
+        settings = replace(settings, heavy=tuple(name for name in explainers.names() if name not in named))
     asked = (*settings.methods, *settings.heavy)
     different = {(r.entry.name, repr(sorted(r.options.items()))) for r in read_methods(asked)}
     if len(different) < len(asked):
@@ -99,17 +108,6 @@ def check(settings: QrSettings) -> QrSettings:
     symbol = find_symbol(settings.symbol)
     versions_that_fit(symbol, None, (settings.size, settings.size))
     find_photos(settings.photos)
-    least = {
-        "train": 8, "test": 4, "subset": 2, "robust": 2, "causal": 3, "seeds": 1, "proxy": 0, "epochs": 1,
-        "head_epochs": 1, "proxy_epochs": 1, "train_batch": 2, "batch_size": 1, "width": 1, "seed": 0,
-    }  # fmt: skip
-    for name, lowest in least.items():
-        if (value := getattr(settings, name)) < lowest:
-            raise InputError(f"{name.replace('_', '-')} is at least {lowest}; got {value}")
-    if settings.schedule not in SCHEDULES:
-        raise InputError(
-            f"unknown schedule {settings.schedule!r}; {did_you_mean(settings.schedule, SCHEDULES)}"
-        )
     counts = {name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal")}
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return replace(settings, device=device, **counts)

@@ -1,0 +1,66 @@
+"""What a COSE study is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heatproof.images.geometry import DRAWS, TRANSFORMS
+from heatproof.registry import explainers
+from heatproof.studies.settings import DEVICE, LAYER, LIMIT, Settings, calls, option, words
+
+PAPER_METHODS = (
+    "blur-ig", "gradcam", "gradcam++", "guided-ig", "integrated-gradients", "lime", "smoothgrad",
+)  # fmt: skip
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    if text == "all":
+        return tuple(explainers.names())
+    return PAPER_METHODS if text == "paper" else calls(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoseSettings(Settings):
+    """What a COSE study is told."""
+
+    model: str = option(help="torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, lite0, ...", short="M")
+    images: str | Path = option(help="Where the pictures are.")
+    kind: str = option("folder", "folder, csv, imagenet, npz, hf or dicom.")
+    checkpoints: tuple[str | Path, ...] = option(
+        (), "Weight files of one training run, or a quoted pattern; may be given several times."
+    )
+    final: str | None = option(None, "Name of the trained checkpoint; the last one by default.")
+    random_init: bool = option(True, "Also the untrained network.")
+    pretrained: bool = option(False, "The library's weights are the final model.")
+    methods: tuple[str, ...] = option(
+        PAPER_METHODS, '"paper" (the seven of the paper), "all", or names: "gradcam,lime(samples=200)".',
+        short="m", read=_methods, shown="paper",
+    )  # fmt: skip
+    transforms: tuple[str, ...] = option(
+        tuple(TRANSFORMS), "Some of the thirteen, comma-separated; all by default.", read=words, shown=""
+    )
+    draws: int = option(DRAWS, "Magnitudes per image and signed transform.", least=1, most=60)
+    limit: int | None = option(None, LIMIT, least=1)
+    num_classes: int | None = option(None, "Of a network built by name.", least=1)
+    class_names: tuple[str, ...] = option(
+        (), "Comma-separated, in the order of the model's classes (folder, imagenet).", read=words
+    )
+    layer: str | None = option(None, LAYER, short="l")
+    name: str | None = option(None, "The model's name in tables.")
+    dataset: str | None = option(None, "The pictures' name in tables; that of their folder by default.")
+    beside: tuple[Path, ...] = option((), "Folder of another COSE study, to stand in the same Table 1.")
+    figures: bool = option(True, "Draw them.")
+    same_seed: bool = option(False, "Both sides of a pair draw the same random numbers.")
+    require_correct: bool = option(False, "Only pictures that the final model gets right.")
+    allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
+    out: Path = option(Path("runs/cose"), "Folder.", short="o")
+    batch_size: int | None = option(None, "Inputs per pass; found by itself by default.", least=1)
+    unit_images: int = option(8, "Pictures per unit, which is what a kill can lose.", least=1)
+    device: str | None = option(None, DEVICE)
+    threads: int | None = option(None, "Of torch; OMP_NUM_THREADS or its own choice by default.", least=1)
+    seed: int = option(0, "Repeats the study exactly.", least=0)
+    image_options: Mapping[str, Any] = field(default_factory=dict)  # for the source of the pictures
+    model_options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder

@@ -1,0 +1,62 @@
+"""What a localisation study is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from heatproof.metrics.faithfulness import BASELINES
+from heatproof.studies.settings import DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option, words
+
+PREPROCESS: dict[str, dict[str, Any]] = {"own": {}, "thesis": {"size": [224, 224], "resize": 256}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds(Settings):
+    """When a flag is raised; REASONS in _flags.py says why these."""
+
+    low_insertion: float = option(0.3, "Flag: unfaithful below.")
+    high_insertion: float = option(0.6, "Flag: faithful from here.")
+    off_object: float = option(0.5, "Flag: off-object below this share of what fits into the box.")
+    confident: float = option(0.5, "Flag: confident above.")
+    rise: float = option(0.1, "Flag: a deletion curve that rises so.")
+    overlap: float | None = option(None, "Flag: methods disagree up to here; the budget by default.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocaliseSettings(Settings):
+    """What a localisation study is told."""
+
+    model: str = option(help="lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ...", short="M")
+    checkpoint: Path | None = option(None, "Weights: safetensors or torch.")
+    images: Path = option(help="Folder or CSV file of pictures with boxes.")
+    kind: str = option("imagenet", "How the pictures are listed.", choices=("imagenet", "csv"))
+    class_names: tuple[str, ...] = option(
+        (), "Comma-separated, in the order of the model's classes; else its own.", read=words
+    )
+    methods: tuple[str, ...] = option(
+        ("gradcam", "lime"), 'Comma-separated, options in brackets: "gradcam,lime(samples=200)".',
+        short="m", read=calls,
+    )  # fmt: skip
+    budget: float = option(0.2, "Share of pixels a map may mark.")
+    target: str = option(
+        "label", "Class to explain: the true or the predicted one.", choices=("label", "predicted")
+    )
+    preprocess: str = option(
+        "own",
+        "The model's own, or resize 256 and crop 224 with its normalisation.",
+        choices=tuple(PREPROCESS),
+    )
+    box_share: tuple[float, float] = option((0.1, 0.8), "Least and most of the picture that its box covers.")
+    limit: int | None = option(None, LIMIT, least=1)
+    panels: int = option(12, "Case studies to draw, and as many confused pictures.", least=0)
+    steps: int = option(100, "Steps of insertion and deletion.", least=1)
+    baseline: str = option("blur", "What deleted pixels become.", choices=BASELINES)
+    layer: str | None = option(None, LAYER, short="l")
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    out: Path = option(Path("runs/localise"), "Folder.", short="o")
+    batch_size: int = option(16, "Pictures per unit.", least=1)
+    device: str | None = option(None, DEVICE)
+    threads: int | None = option(None, THREADS, least=1)
+    seed: int = option(0, "Repeats the run exactly.")
