@@ -481,6 +481,18 @@ def test_a_packed_map_is_the_map() -> None:
     assert (large["h"], large["w"]) == (56, 56)
 
 
+def test_the_page_lists_every_version_that_made_a_part(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", images=4).path
+    seal = next((folder / "seals").glob("*.json"))
+    text = seal.read_text()
+    version = re.search(r'"heatproof": ?"([^"]+)"', text)
+    assert version is not None
+    one = page_of(read_run(RunFolder.open(folder)))
+    assert re.search(
+        rf"<dt>Parts made by</dt><dd>[^<]*heatproof {re.escape(version[1])}[^<]*: \d+ parts?</dd>", one
+    )
+
+
 def test_jet_only_on_request(data: RunData) -> None:
     assert list(embedded(page_of(data))["colours"]) == ["inferno", "viridis", "cividis"]
     assert "jet" in embedded(page_of(data, jet=True))["colours"]

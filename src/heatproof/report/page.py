@@ -171,6 +171,12 @@ def _pictures(data: RunData, pictures: Mapping[str, Any] | None) -> Section:
     return Section("pictures", title, body)
 
 
+def _maker(made: dict[str, Any]) -> str:
+    """Versions and device behind some parts of a run; a run may be resumed under others."""
+    known = ", ".join(f"{k} {v}" for k, v in made.items() if k != "parts") or "a version that kept no record"
+    return f"{known}: {made['parts']} part{'s' * (made['parts'] != 1)}"
+
+
 def _made(data: RunData) -> Section:
     manifest = data.manifest
     machine = {key: str(value) for key, value in manifest.machine.items() if key != "host"}
@@ -190,6 +196,7 @@ def _made(data: RunData) -> Section:
             f"{len(data.images.ids):,} here; hash <code>{escape(manifest.data or 'none')}</code>",
         ],
         ["Versions", escape(", ".join(f"{k} {v}" for k, v in manifest.versions.items()))],
+        ["Parts made by", "<br>".join(escape(_maker(made)) for made in data.folder.makers())],
         ["Code", f"<code>{escape(commit)}</code>"],
         ["Machine", escape(", ".join(f"{k}: {v}" for k, v in machine.items()))],
     ]
