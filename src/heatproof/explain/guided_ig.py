@@ -92,7 +92,8 @@ def _advance(
 
 def _total(lengths: Tensor, parts: Tensor) -> Tensor:
     """ "b 1": the L1 length of parts of ways."""
-    return torch.linalg.vecdot(lengths, parts)[:, None]
+    total: Tensor = torch.linalg.vecdot(lengths, parts)
+    return total[:, None]
 
 
 def _lower_quantile(values: Tensor, fraction: float) -> Tensor:

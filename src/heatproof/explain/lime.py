@@ -101,4 +101,5 @@ def ridge(rows: Tensor, scores: Tensor, weights: Tensor) -> Tensor:
     target = target - (share * target).sum(1, keepdim=True)
     weighted = (weights[..., None] * design).transpose(1, 2)
     penalty = RIDGE * torch.eye(design.shape[2], dtype=design.dtype, device=design.device)
-    return torch.linalg.solve(weighted @ design + penalty, weighted @ target)[..., 0]
+    solved: Tensor = torch.linalg.solve(weighted @ design + penalty, weighted @ target)
+    return solved[..., 0]

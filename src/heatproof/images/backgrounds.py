@@ -29,7 +29,7 @@ def flat(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
 
 def gradient(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
     angle = random.uniform(0, 2 * np.pi)
-    return 0.5 + (rows - 0.5) * np.sin(angle) + (columns - 0.5) * np.cos(angle)
+    return np.asarray(0.5 + (rows - 0.5) * np.sin(angle) + (columns - 0.5) * np.cos(angle))
 
 
 def clouds(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
@@ -48,12 +48,12 @@ def grain(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
 def blocks(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
     cells = int(random.integers(4, 12))
     levels = random.random((cells + 1, cells + 1))
-    return levels[(rows * cells).astype(int), (columns * cells).astype(int)]
+    return np.asarray(levels[(rows * cells).astype(int), (columns * cells).astype(int)])
 
 
 def bars(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
     angle, count = random.uniform(0, np.pi), random.uniform(4, 20)
-    return np.floor((rows * np.sin(angle) + columns * np.cos(angle)) * count) % 2
+    return np.asarray(np.floor((rows * np.sin(angle) + columns * np.cos(angle)) * count) % 2)
 
 
 BACKGROUNDS: dict[str, Callable[[np.ndarray, np.ndarray, Random], np.ndarray]] = {
@@ -75,7 +75,7 @@ def background(height: int, width: int, random: Random, photos: Photos = ()) -> 
     rows, columns = np.indices((height, width)) / max(height, width)
     blend = np.clip(kind(rows, columns, random), 0, 1)[..., None]
     first, second = random.uniform(0, 255, (2, 3))
-    return first + blend * (second - first)
+    return np.asarray(first + blend * (second - first))
 
 
 def photograph(photo: Path | np.ndarray, height: int, width: int, random: Random) -> np.ndarray:

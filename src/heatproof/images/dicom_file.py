@@ -72,9 +72,8 @@ def _windowed(pixels: Any, file: Any, values: np.ndarray, window: tuple[float, f
     """Greys in [0, 1]."""
     if window is None and file.get("WindowWidth") is None and "VOILUTSequence" in file:
         table = file.VOILUTSequence[0]
-        return pixels.apply_voi(pixels.apply_modality_lut(values, file), file) / (
-            2 ** table.LUTDescriptor[2] - 1
-        )
+        greys = pixels.apply_voi(pixels.apply_modality_lut(values, file), file)
+        return np.asarray(greys / (2 ** table.LUTDescriptor[2] - 1))
     x = np.asarray(pixels.apply_modality_lut(values, file), dtype=np.float64)
     shape = str(file.get("VOILUTFunction", "LINEAR") if window is None else "LINEAR")
     if window is None and file.get("WindowWidth") is not None:

@@ -55,7 +55,7 @@ def rotation(severity: float, height: int, width: int, random: Random) -> np.nda
     spread = max(cos + abs(sin) * height / width, cos + abs(sin) * width / height)
     centre = np.array([[1, 0, width / 2], [0, 1, height / 2], [0, 0, 1]])
     turn = np.array([[cos / spread, -sin / spread, 0], [sin / spread, cos / spread, 0], [0, 0, 1]])
-    return centre @ turn @ np.linalg.inv(centre)
+    return np.asarray(centre @ turn @ np.linalg.inv(centre))
 
 
 def perspective(severity: float, height: int, width: int, random: Random) -> np.ndarray:

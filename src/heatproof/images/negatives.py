@@ -24,7 +24,7 @@ SHUFFLED_BLOCKS = (1, 2, 4, 7)
 def checkerboard(random: Random, symbol: Symbol, version: int) -> Modules:
     cell = int(random.integers(1, 5))
     rows, columns = np.indices(symbol.shape(version)) // cell
-    return (rows + columns) % 2 == 0
+    return np.asarray((rows + columns) % 2 == 0)
 
 
 def clutter(random: Random, symbol: Symbol, version: int) -> Modules:
@@ -52,7 +52,7 @@ def stripes(random: Random, symbol: Symbol, version: int) -> Modules:
     """Stripes of one width: upright, lying or diagonal."""
     rows, columns = np.indices(symbol.shape(version))
     across = (rows, columns, rows + columns, rows - columns)[int(random.integers(4))]
-    return across // int(random.integers(1, 5)) % 2 == 0
+    return np.asarray(across // int(random.integers(1, 5)) % 2 == 0)
 
 
 def finderless(random: Random, symbol: Symbol, version: int) -> Modules:

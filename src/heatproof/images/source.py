@@ -139,12 +139,12 @@ def content_stamp(content: Any) -> Any:
 def read_mask(name: str, mask: Any) -> np.ndarray:
     """ "h w" bool. Of a file, the pixels at least half as bright as its brightest; of an array, all but 0."""
     if not isinstance(mask, Path):
-        return np.asarray(mask) != 0
+        return np.asarray(np.asarray(mask) != 0)
     try:
         pixels = np.asarray(read_image(mask).convert("L"))
     except InputError as error:
         raise InputError(f"its mask of {name!r} cannot be read: {error}") from error
-    return pixels >= max(1, pixels.max() / 2)
+    return np.asarray(pixels >= max(1, pixels.max() / 2))
 
 
 def select(

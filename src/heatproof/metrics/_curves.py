@@ -51,7 +51,7 @@ def change_steps(values: Tensor, size: tuple[int, int], steps: int) -> Tensor:
         pixels = upsample(values[part], size).clamp(min=0).flatten(1)
         order = pixels.argsort(dim=1, descending=True, stable=True)
         found[part] = found[part].scatter(1, order, by_rank.expand_as(order))
-    return found.unflatten(1, size)
+    return found.reshape(len(found), *size)
 
 
 def area(curves: Tensor) -> Tensor:

@@ -99,7 +99,8 @@ def _standard_ranks(values: Tensor) -> Tensor:
     """Ranks with mean 0 and length 1 in every row, so that a product of two rows is their correlation."""
     ranks = average_ranks(values)
     ranks -= ranks.mean(-1, keepdim=True)
-    return ranks / ranks.norm(dim=-1, keepdim=True)  # 0 / 0 = NaN for a constant row
+    length: Tensor = ranks.norm(dim=-1, keepdim=True)
+    return ranks / length  # 0 / 0 = NaN for a constant row
 
 
 def map_similarity(before: Maps | Any, after: Maps | Any) -> PerImage:

@@ -151,7 +151,8 @@ def _rank_auc(scores: Tensor, positive: Tensor) -> float:
 def _ranks(scores: Tensor) -> Tensor:
     """Ranks from 1, ties at their mean."""
     _, where, counts = torch.unique(scores, return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1) / 2).double()[where]
+    ranks: Tensor = (counts.cumsum(0) - (counts - 1) / 2).double()[where]
+    return ranks
 
 
 def _macro(values: list[float], n: int, why: str) -> ClassifierScore:

@@ -15,7 +15,7 @@ Numbers alone cannot tell sigmoids from logits that happen to lie in [0, 1]; the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ def scores_of(output: Any, count: int) -> Tensor:
         )
     if output.shape[1] == 0:
         raise ModelError("the model returned no logits: it has 0 classes; build it with its num_classes")
-    return output
+    return cast(Tensor, output)
 
 
 def find_head(module: nn.Module, scores: Tensor, step: str) -> str:

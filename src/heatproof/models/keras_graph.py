@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -199,7 +199,7 @@ class KerasClassifier(KerasGraph):
         with import_keras().device(
             str(images.device)
         ):  # else Keras moves tensors to a device of its own choice
-            return super().forward(images, training, mask)
+            return cast(Tensor, super().forward(images, training, mask))
 
     def load_keras_weights(self, path: str | Path) -> None:
         """Weights from a .weights.h5 or .keras file."""
@@ -229,7 +229,8 @@ class KerasClassifier(KerasGraph):
     @property
     def pixel_channels(self) -> int | None:
         shape = self._graph[0].inputs[0].shape
-        return shape[3] if self.channels_last else shape[1]
+        channels: int | None = shape[3] if self.channels_last else shape[1]
+        return channels
 
     @property
     def class_count(self) -> int:

@@ -129,7 +129,8 @@ class Model:
                 raise InputError(
                     f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})"
                 )
-        return images.detach()
+        checked: Tensor = images.detach()
+        return checked
 
     def see(self, pictures: Sequence[Picture]) -> Tensor:
         """Picture files or Pillow pictures, model-ready: through the model's own preprocessing."""

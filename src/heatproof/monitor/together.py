@@ -6,7 +6,7 @@ Every process calls the same functions in the same order. In a training of one p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -32,7 +32,7 @@ def from_first(work: Callable[[], T]) -> T:
     box: list[Any] = [found, _words(own)]
     torch.distributed.broadcast_object_list(box, src=0)  # which leaves the first process's as they are
     _raise(own, box[1:])
-    return box[0]
+    return cast(T, box[0])
 
 
 def everywhere(work: Callable[[], Any]) -> None:

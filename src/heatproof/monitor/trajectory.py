@@ -192,7 +192,7 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
     query = (
         "select distinct metric from scores where model = ? and metric ~ 'cscore(\\(.*\\))?' order by metric"
     )
-    found = [row["metric"] for row in folder.scores().sql(query, [model])]
+    found: list[str] = [row["metric"] for row in folder.scores().sql(query, [model])]
     if not found:
         raise InputError(f"{folder.path} holds no C-Score; add cscore to the metrics of its study and run it")
     return found[0]
@@ -216,7 +216,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
 
     def score(method: str, label: int | None) -> CScore:
         def part(name: str) -> float:
-            return cells.get((method, label, f"cscore_{name}{options}"), (NAN, ""))[0]
+            return float(cells.get((method, label, f"cscore_{name}{options}"), (NAN, ""))[0])
 
         value, reason = cells[method, label, metric]
         n = part("n")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError
 from heatproof.report.data import RunData, read_run
@@ -78,7 +78,7 @@ class Once:
                 with self._lock:
                     self._made.pop(key, None)
                 waiting.set_exception(error)
-        return waiting.result()
+        return cast(T, waiting.result())
 
 
 class Live:

@@ -147,7 +147,8 @@ def study_from(content: Mapping[str, Any]) -> Study:
 
 def as_config(study: Study) -> dict[str, Any]:
     """Plain dicts and lists, every default filled in, for the manifest."""
-    return msgspec.to_builtins(study)
+    config: dict[str, Any] = msgspec.to_builtins(study)
+    return config
 
 
 def toml(config: Mapping[str, Any]) -> str:

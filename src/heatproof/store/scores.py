@@ -95,7 +95,8 @@ class Scores:
     def columns(self, query: str = "from scores", parameters: Sequence[Any] = ()) -> dict[str, np.ndarray]:
         """The result of a query as one array per column; columns with NULLs are masked arrays."""
         with _clear_query_failure():
-            return self._cursor().execute(query, list(parameters)).fetchnumpy()
+            found: dict[str, np.ndarray] = self._cursor().execute(query, list(parameters)).fetchnumpy()
+            return found
 
     def digest(self) -> str:
         """A hash of all rows without their units: equal for equal rows in any order and any parts."""

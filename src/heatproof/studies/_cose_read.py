@@ -56,7 +56,7 @@ class Pairs:
         reaches = np.array([reach.get(name, 0.0) for name in self.transform], dtype=np.float64)
         with np.errstate(invalid="ignore"):
             part = np.where(reaches > 0, np.abs(self.magnitude) / np.where(reaches > 0, reaches, 1), 0)
-        return np.rint(part * STEPS).astype(int)
+        return np.asarray(np.rint(part * STEPS).astype(int))
 
     def cose(self, **options: Any) -> Cose:
         sides = self.same, ~self.same

@@ -101,7 +101,7 @@ def cam_layer(model: Model, image: Tensor, layer: str | None = None) -> str:
     pictures = [name for name, _, _ in picture_layers(model, image)]
     if layer is not None:
         part = find_module(model.module, layer)
-        full = next(name for name, other in model.module.named_modules() if other is part)
+        full: str = next(name for name, other in model.module.named_modules() if other is part)
         if full not in pictures:
             some = ", ".join(pictures[-5:]) or "none"
             raise LayerError(f"the output of {layer!r} is not a picture; layers that would do: {some}")

@@ -36,7 +36,8 @@ class SmallNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.layer4(self.layer3(self.layer2(self.layer1(images))))
-        return self.fc(self.pool(features).flatten(1))
+        logits: Tensor = self.fc(self.pool(features).flatten(1))
+        return logits
 
 
 def _stage(inputs: int, outputs: int, stride: int = 2) -> nn.Sequential:

@@ -104,7 +104,8 @@ class Phase:
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         if self.optimiser == "sgd":
             return torch.optim.SGD(parameters, momentum=self.momentum, **options)
-        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimiser](parameters, **options)
+        kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
+        return kind(parameters, **options)
 
     def weights(self, labels: Tensor, classes: int) -> Tensor | None:
         """ "k" class weights. Balanced: n / (k n_c), so that every class weighs the same in total."""
