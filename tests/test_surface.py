@@ -24,6 +24,7 @@ from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.report.verdict import FAILURE, Fact, Verdict
 from heatproof.store import RunFolder
+from test_architecture import PATH
 from tiny_study import METHODS, make_study
 
 ROOT = Path(__file__).parents[1]
@@ -322,3 +323,34 @@ def test_five_lines_run_in_an_empty_folder(snippet: str, tmp_path: Path) -> None
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert Path(hp.__file__).with_name("py.typed").exists()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "Typing :: Typed" in project["project"]["classifiers"]
+
+
+def test_what_contributors_are_told_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    named = re.findall(r"`((?:tests/|docs/|\w+/)?\w+(?:\.py|/))`", text)
+    assert len(links) > 2 and len(named) > 8
+    for name in [*links, *named]:
+        assert (ROOT / name).exists() or (
+            ROOT / "src/heatproof" / name.removeprefix("heatproof/")
+        ).exists(), name
+    rooms = text.split("to its left:")[1].split("`types.py`")[0].strip().split(", ")
+    assert rooms == PATH
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(re.findall(r"make (test|venv|demo|bench)", text)) <= set(targets)
+
+
+def test_hooks_and_builds_call_what_is_there() -> None:
+    yaml = pytest.importorskip("yaml")
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [repo["repo"] for repo in hooks] == ["local"]  # nothing is fetched
+    tools = [hook["entry"].split()[0] for hook in hooks[0]["hooks"]]
+    assert {Path(tool).name for tool in tools} == {"ruff", "mypy"} and all(
+        t.startswith(".venv/bin/") for t in tools
+    )
+    build = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    assert [step["run"] for step in build["jobs"]["test"]["steps"] if "run" in step] == ["make test"]
+    for template in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
+        assert {"name", "about"} == set(yaml.safe_load(template.read_text().split("---")[1]))
