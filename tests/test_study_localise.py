@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import signal
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import heatproof as hp
+from heatproof.cli import main
 from heatproof.cli.study_localise import localise_command
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.localise import budget_masks
@@ -24,6 +26,7 @@ from heatproof.report import figures
 from heatproof.report.book import Book
 from heatproof.report.tables import Column, number
 from heatproof.run import engine
+from heatproof.run.config import toml
 from heatproof.store import RunFolder
 from heatproof.studies import _flags as flags
 from heatproof.studies import _thesis
@@ -31,7 +34,7 @@ from heatproof.studies._localise_tables import class_table
 from heatproof.studies._panels_localise import pick_cases, pick_confused
 from heatproof.studies._scored import FLOORS, Scored, macro_value, read_scores
 from heatproof.studies._sift import sift
-from heatproof.studies.localise import LocaliseSettings, localise_study, toml, write_report
+from heatproof.studies.localise import LocaliseSettings, localise_study, write_report
 from heatproof.types import Maps
 from tiny_study import make_study
 
@@ -363,6 +366,24 @@ def test_a_killed_study_goes_on(
     assert again.run.folder.scores().digest() == finished[1].run.folder.scores().digest()
     both = [book.tables["localisation"].csv() for book in (again.book, finished[1].book)]
     assert both[0] == both[1]
+
+
+def test_ctrl_c_ends_the_study_after_the_unit_in_hand(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine.Worker.run
+
+    def pressed(self: engine.Worker, tasks: Any, loaded: Any) -> None:
+        run(self, tasks, loaded)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(engine.Worker, "run", pressed)
+    command = f"study localise --model {place / 'net.py'}:colours --images {place / 'data'} --methods gradcam"
+    said = CliRunner().invoke(main, [*command.split(), "--batch-size", "3", "--out", str(tmp_path / "out")])
+    assert said.exit_code == 130, said.output
+    assert f"to resume: heatproof {command}" in " ".join(said.output.split())
+    assert len(RunFolder.open(tmp_path / "out" / "run").done()) == 1
+    assert not (tmp_path / "out" / "summary.md").exists()
 
 
 @pytest.mark.usefixtures("one_format")

@@ -21,8 +21,8 @@ from heatproof.models.classes import imagenet_classes, model_classes
 from heatproof.models.keras_graph import import_keras
 from heatproof.run.study import Checkpoint, Opened, check_study, open_study, weights_hash
 from heatproof.studies.cose import CoseSettings, cose_study
-from heatproof.studies.cscore import local_spec
 from heatproof.studies.localise import LocaliseSettings, localise_study
+from heatproof.studies.skeleton import local_spec
 from tiny_study import make_study, write_study
 
 NAMED = """

@@ -18,9 +18,8 @@ import click
 from click.core import ParameterSource
 from rich.table import Table as Grid
 
-from heatproof.cli._console import console, new_table, stopped
+from heatproof.cli._console import console, new_table
 from heatproof.errors import InputError, did_you_mean
-from heatproof.report.book import Book
 from heatproof.report.tables import Table
 from heatproof.studies.settings import KEY, Option, Settings
 
@@ -140,12 +139,7 @@ def arguments(settings: type, said: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def finished(ctx: click.Context, book: Book | None) -> dict[str, Table]:
-    """The tables of a study; where it was stopped before the end, the command ends here and says so."""
-    return stopped(ctx) if book is None else book.tables
-
-
-def tell(ctx: click.Context, page: Path | None, failed: object, before: str = "") -> None:
+def tell(ctx: click.Context, page: Path, failed: object, before: str = "") -> None:
     """Say where the page is; the exit code says whether something failed."""
     console.print(f"{before}the page: {page}", soft_wrap=True)
     if failed:

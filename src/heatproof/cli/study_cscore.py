@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, errors, steps
-from heatproof.cli._study import StudyCommand, finished, shown, tell
+from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
 from heatproof.studies.cscore_settings import CscoreSettings
@@ -63,7 +63,7 @@ def cscore_command(ctx: click.Context, reference: Path | None, given: dict[str, 
         outcome = cscore_study(settings, Progress(console), told)
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
-    tables = finished(ctx, outcome.book)
+    tables = outcome.book.tables
     console.print(shown(tables["overall"]))
     alarms = len(tables["alarms"].rows) if "alarms" in tables else 0
     tell(ctx, outcome.page, failed=outcome.run.broken, before=f"{alarms} alarms; ")
@@ -78,7 +78,7 @@ def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> N
     images = settings.images[0] if settings.images else None
     weights = Path(settings.checkpoints[0])
     found = compare(reference, weights, settings.out, None, images, Progress(console))
-    for table in finished(ctx, found.book).values():
+    for table in found.book.tables.values():
         console.print(shown(table))
     worse = f"worse: {len(found.fell)} scores fell, {len(found.alarms)} alarms; "
     tell(ctx, found.page, failed=found.worse, before=worse if found.worse else "no worse; ")

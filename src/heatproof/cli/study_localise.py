@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, errors, new_table
-from heatproof.cli._study import StudyCommand, finished, shown, tell
+from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.cli.run import broken_table
 from heatproof.studies.localise_settings import LocaliseSettings
 
@@ -58,8 +58,7 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
         errors.print(table)
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
-    tables = finished(ctx, outcome.book)
     for name in ("localisation", "faithfulness"):
-        console.print(shown(tables[name]))
+        console.print(shown(outcome.book.tables[name]))
     failed = outcome.sifted.aside or outcome.run.broken
     tell(ctx, outcome.page, failed, before=f"{len(outcome.panels)} panels; ")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, steps
-from heatproof.cli._study import StudyCommand, finished, shown, tell
+from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.studies.qr_settings import FULL, QrSettings
 
 SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
@@ -59,7 +59,7 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
                 bar.done(text if last else None)
 
         outcome = qr_study(settings, Progress(console), told)
-    made = finished(ctx, outcome.book)
+    made = outcome.book.tables
     for name in SHOWN:
         if table := made.get(f"{name}-seeds") or made.get(name):
             console.print(shown(table))

@@ -16,24 +16,22 @@ from heatproof.monitor.alarms import Alarm, find_alarms
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 from heatproof.report.book import Book
 from heatproof.report.tables import Cell, Column, Table, Value
-from heatproof.run.config import study_from, toml
-from heatproof.run.engine import Result, run_study
+from heatproof.run.config import study_from
 from heatproof.run.progress import Progress
 from heatproof.run.study import Opened
 from heatproof.store import RunFolder
-from heatproof.store._files import write_whole
 from heatproof.studies._cscore_page import alarm_table
+from heatproof.studies.skeleton import whole_run, write_study
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the new weights do beside the old ones; `page` is None where the run was stopped."""
+    """How the new weights do beside the old ones."""
 
-    page: Path | None
-    run: Result
-    fell: tuple[str, ...] = ()  # one sentence each
-    alarms: tuple[Alarm, ...] = ()
-    book: Book | None = None
+    page: Path
+    book: Book
+    fell: tuple[str, ...]  # one sentence each
+    alarms: tuple[Alarm, ...]
 
     @property
     def worse(self) -> bool:
@@ -56,11 +54,7 @@ def compare(
         raise InputError(
             f"the pictures are not those of {reference}; name their folder with --images, unchanged"
         )
-    study = out / "study.toml"
-    write_whole({study: lambda path: path.write_text(toml(config), encoding="utf-8")})
-    result = run_study(study, out / "run", progress=progress)
-    if result.done < result.units:
-        return Comparison(None, result)
+    result = whole_run(write_study(out / "study.toml", config), out / "run", progress)
     run = Trajectory.from_run(result.folder)
     after = replace(run.checkpoints[-1], name=f"{run.checkpoints[-1].name} (new)", epoch=None)
     pair = Trajectory((replace(before, epoch=None), after), run.class_names)
@@ -72,7 +66,7 @@ def compare(
     book.table(scores(pair))
     if alarms:
         book.table(alarm_table(alarms))
-    return Comparison(book.write(), result, fell, alarms, book)
+    return Comparison(book.write(), book, fell, alarms)
 
 
 def _chosen(run: Trajectory, name: str | None) -> Checkpoint:

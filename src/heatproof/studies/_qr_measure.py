@@ -39,14 +39,12 @@ from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.structure import PerImage
 from heatproof.models import Model
-from heatproof.run.config import toml
-from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress
 from heatproof.run.study import Checkpoint, Opened, load_weights, open_study, weights_hash
 from heatproof.store import Manifest, RunFolder
-from heatproof.store._files import write_whole
 from heatproof.studies._qr_train import CLASSES, network_spec
 from heatproof.studies.qr_settings import QrSettings
+from heatproof.studies.skeleton import whole_run, write_study
 from heatproof.train import REGIMES
 from heatproof.types import Maps, Score, Unit
 
@@ -71,19 +69,14 @@ class RunPlan(NamedTuple):
     limit: int | None = None
 
 
-def run_engine(
-    settings: QrSettings, folder: Path, seed: int, plan: RunPlan, progress: Progress | None
-) -> Result:
-    """Do a run, or go on with it."""
-    return run_study(write_study(settings, folder, seed, plan), folder / plan.name, progress=progress)
-
-
 def study_file(folder: Path, name: str) -> Path:
     return folder / ("study.toml" if name == "run" else f"{name}.toml")
 
 
-def write_study(settings: QrSettings, folder: Path, seed: int, plan: RunPlan) -> Path:
-    """A run as a TOML file, which `heatproof run` takes as well."""
+def run_plan(
+    settings: QrSettings, folder: Path, seed: int, plan: RunPlan, progress: Progress | None
+) -> RunFolder:
+    """One of the study's runs, to its end."""
     size = [settings.size, settings.size]
     pictures = os.path.relpath(settings.out / "data" / "test" / MANIFEST, folder)
     config: dict[str, Any] = {
@@ -101,9 +94,8 @@ def write_study(settings: QrSettings, folder: Path, seed: int, plan: RunPlan) ->
         "images": {"kind": "csv", "path": pictures, "classes": [str(CODE)], "limit": plan.limit},
         "preprocess": {"size": size, "resize": settings.size},
     }  # fmt: skip
-    path = study_file(folder, plan.name)
-    write_whole({path: lambda temporary: temporary.write_text(toml(config), encoding="utf-8")})
-    return path
+    study = write_study(study_file(folder, plan.name), config)
+    return whole_run(study, folder / plan.name, progress).folder
 
 
 def in_order(run: Path, key: str, wanted: Sequence[str]) -> list[str]:

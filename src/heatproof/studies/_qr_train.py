@@ -27,8 +27,8 @@ from heatproof.images.negatives import negatives_of
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
 from heatproof.store._files import write_whole
-from heatproof.studies.cscore import local_spec
 from heatproof.studies.qr_settings import QrSettings
+from heatproof.studies.skeleton import local_spec
 from heatproof.train import (
     DEPTHS,
     Data,

@@ -53,6 +53,7 @@ from heatproof.studies._cose_page import write_page
 from heatproof.studies._cose_pairs import eight_bit, input_pairs, model_ready
 from heatproof.studies._cose_read import Found, read_pairs
 from heatproof.studies.cose_settings import CoseSettings
+from heatproof.studies.settings import chosen_device
 from heatproof.types import Batch, Maps, Score, Unit
 
 NAN = float("nan")
@@ -224,7 +225,7 @@ def _open(settings: CoseSettings) -> Opened:
     own_weights = settings.model.partition(":")[0] not in LIBRARIES_WITHOUT_WEIGHTS
     if not (settings.checkpoints or settings.pretrained or own_weights):
         raise InputError(f"{settings.model} has no trained weights; name checkpoints or set pretrained")
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device(settings.device)
     names = {"class_names": list(settings.class_names)} if settings.class_names else {}
     study = study_from(
         {

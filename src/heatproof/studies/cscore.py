@@ -30,17 +30,17 @@ from heatproof.images import Failure, Source, open_source
 from heatproof.models import Model, load_model
 from heatproof.models.activated import default_layer
 from heatproof.models.layers import known_scales, searched_scales
-from heatproof.models.load import placed_spec
 from heatproof.monitor.trajectory import Trajectory
 from heatproof.report.book import Book
-from heatproof.run.config import toml
-from heatproof.run.engine import Result, run_study
+from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
 from heatproof.store._files import write_whole
 from heatproof.studies import _cscore_page as page
 from heatproof.studies.cscore_settings import CscoreSettings
+from heatproof.studies.settings import chosen_device
+from heatproof.studies.skeleton import local_spec, whole_run, write_study
 from heatproof.train import Progress as TrainProgress
 from heatproof.train import read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
@@ -53,12 +53,12 @@ Told = Callable[[TrainProgress], object]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a study left behind; `page` is None where it was stopped before the end."""
+class CscoreOutcome:
+    """What a study left behind."""
 
-    page: Path | None
+    page: Path
+    book: Book
     run: Result
-    book: Book | None = None
 
 
 class Places(NamedTuple):
@@ -70,10 +70,10 @@ class Places(NamedTuple):
 
 def cscore_study(
     settings: CscoreSettings, progress: Progress | None = None, training: Told | None = None
-) -> Outcome:
+) -> CscoreOutcome:
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
     source = check(settings)
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device(settings.device)
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
@@ -88,17 +88,13 @@ def cscore_study(
     write_list(source, indices.tolist(), settings.out / "pictures.csv")
     places = Places(common_root([Path(s.content).parent for s in source.samples]), source.classes)
     layer = settings.layer or paper_layer(build(settings, len(source.classes)))
-    study = write_study(settings, "study.toml", places, weights, settings.methods, layer)
-    result = run_study(study, settings.out / "run", progress=progress)
-    if result.done < result.units:
-        return Outcome(None, result)
+    study = study_file(settings, "study.toml", places, weights, settings.methods, layer)
+    result = whole_run(study, settings.out / "run", progress)
     ends = phase_ends(result.folder, settings if history else None)
     swept = sweep_depths(settings, places, ends, progress) if settings.sweep else {}
-    if swept is None:
-        return Outcome(None, result)
     book = Book(settings.out, f"C-Score of {settings.model} over training" if history else "C-Score")
     page.write(book, result.folder, history, ends, swept, settings.held_out if history else None, failures)
-    return Outcome(book.write(), result, book)
+    return CscoreOutcome(book.write(), book, result)
 
 
 def check(settings: CscoreSettings) -> Source:
@@ -197,7 +193,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
     write_whole({path: write})
 
 
-def write_study(
+def study_file(
     settings: CscoreSettings,
     name: str,
     places: Places,
@@ -223,14 +219,7 @@ def write_study(
             "options": {"root": str(places.root), "class_names": list(places.classes)},
         },
     }  # fmt: skip
-    path = settings.out / name
-    write_whole({path: lambda temporary: temporary.write_text(toml(config), encoding="utf-8")})
-    return path
-
-
-def local_spec(spec: str) -> str:
-    """With the full path of a network's own file: the study lies in another folder."""
-    return placed_spec(spec, Path.cwd())
+    return write_study(settings.out / name, config)
 
 
 def phase_ends(folder: RunFolder, settings: CscoreSettings | None) -> tuple[str, str]:
@@ -248,20 +237,16 @@ def sweep_depths(
     places: Places,
     ends: tuple[str, str],
     progress: Progress | None,
-) -> dict[str, RunFolder] | None:
-    """Grad-CAM's C-Score at every depth, one run folder each; None where one was stopped."""
+) -> dict[str, RunFolder]:
+    """Grad-CAM's C-Score at every depth, one run folder each."""
     opened = open_study(settings.out / "study.toml")
     files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
     model = opened.model(ends[-1])
     found: dict[str, RunFolder] = {}
     main = settings.layer or paper_layer(model)
     for number, layer in enumerate(depths(model, main)):
-        name = f"depth-{number}.toml"
-        study = write_study(settings, name, places, files, [SWEPT], layer)
-        result = run_study(study, settings.out / f"depth-{number}", progress=progress)
-        if result.done < result.units:
-            return None
-        found[layer] = result.folder
+        study = study_file(settings, f"depth-{number}.toml", places, files, [SWEPT], layer)
+        found[layer] = whole_run(study, settings.out / f"depth-{number}", progress).folder
     return found
 
 

@@ -27,43 +27,43 @@ from heatproof.images import open_source, select
 from heatproof.metrics.localise import kept_pixels
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
-from heatproof.models.load import placed_spec
 from heatproof.report.book import Book
 from heatproof.report.figures.localise import budget_figure, faithfulness_figure
-from heatproof.run.config import study_from, toml
-from heatproof.run.engine import Result, run_study
+from heatproof.run.config import study_from
+from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, open_study
 from heatproof.store import RunFolder
-from heatproof.store._files import write_whole
 from heatproof.studies import _localise_tables as tables
 from heatproof.studies import _thesis
 from heatproof.studies._flags import KINDS, count_table, flag_table, overlap_of_methods, raise_flags
 from heatproof.studies._panels_localise import Studio, pick_cases, pick_confused
-from heatproof.studies._scored import FLOORS, Scored, at_budget, budgets_of, entry_name, read_scores
+from heatproof.studies._scored import FLOORS, Scored, at_budget, budgets_of, read_scores
 from heatproof.studies._sift import Sifted, reasons, sift, write_list
 from heatproof.studies.localise_settings import PREPROCESS, LocaliseSettings, Thresholds
+from heatproof.studies.settings import chosen_device, with_floors
+from heatproof.studies.skeleton import local_spec, whole_run, write_study
 
 ON_THE_PAGE = 8  # flagged images of each kind; the rest is in the table's files
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LocaliseOutcome:
     """What a study left behind."""
 
-    page: Path | None  # None where it was stopped before the end
+    page: Path
+    book: Book
     run: Result
     sifted: Sifted
-    book: Book | None = None
-    panels: tuple[Path, ...] = ()
+    panels: tuple[Path, ...]
 
 
-def localise_study(settings: LocaliseSettings, progress: Progress | None = None) -> Outcome:
+def localise_study(settings: LocaliseSettings, progress: Progress | None = None) -> LocaliseOutcome:
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
     read_methods(settings.methods)
     kept_pixels(settings.budget, (224, 224))  # refuses a budget before anything is loaded
     opened = Opened(study_from(_config(settings)), settings.out)
-    opened.device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    opened.device = chosen_device(settings.device)
     model = opened.model(opened.checkpoints[0].name)
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
     count = max(2, model.logits(blank).shape[1])
@@ -77,12 +77,8 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     write_list(sifted, settings.out / "pictures.csv")
     steps = filter_steps(sifted, settings)
     images = {"root": str(sifted.root.resolve()), "class_names": list(sifted.classes)}
-    content = toml(_config(settings, images))
-    study = settings.out / "study.toml"
-    write_whole({study: lambda path: path.write_text(content, encoding="utf-8")})
-    result = run_study(study, settings.out / "run", progress=progress)
-    if result.done < result.units:
-        return Outcome(None, result, sifted)
+    study = write_study(settings.out / "study.toml", _config(settings, images))
+    result = whole_run(study, settings.out / "run", progress)
     scored = read_scores(result.folder, settings.budget)
     if not scored.images:
         raise InputError(f"no picture could be used; see the rows 'image' in {settings.out / 'run'}")
@@ -96,7 +92,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
             settings.layer, settings.seed, settings.steps, settings.baseline,
         )  # fmt: skip
         panels = _write_panels(book, studio, scored, settings)
-    return Outcome(book.write(), result, sifted, book, tuple(panels))
+    return LocaliseOutcome(book.write(), book, result, sifted, tuple(panels))
 
 
 def with_model_classes(sifted: Sifted, model: Model, count: int) -> Sifted:
@@ -104,12 +100,6 @@ def with_model_classes(sifted: Sifted, model: Model, count: int) -> Sifted:
     used = {label: sifted.classes[label] for _, label in sifted.entries}
     numbers = model_classes(used, set(used), model.classes, count, model.name)
     return replace(sifted, entries=tuple((entry, numbers[label]) for entry, label in sifted.entries))
-
-
-def with_floors(methods: Sequence[str]) -> list[str]:
-    """The methods, then the floors that are not among them."""
-    names = {entry_name(method) for method in methods}
-    return [*methods, *(floor for floor in FLOORS if floor not in names)]
 
 
 def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -129,7 +119,7 @@ def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None)
     }  # fmt: skip
     library = settings.model.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS
     model = {
-        "spec": placed_spec(settings.model, Path.cwd()), "name": Path(settings.model).name,
+        "spec": local_spec(settings.model), "name": Path(settings.model).name,
         "layer": settings.layer,
         "checkpoints": [str(settings.checkpoint.resolve())] if settings.checkpoint else None,
         "pretrained": True if library and not settings.checkpoint else None,
@@ -139,7 +129,7 @@ def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None)
         "box_share": list(settings.box_share), "seed": settings.seed, "options": dict(images or {}),
     }  # fmt: skip
     config: dict[str, Any] = {
-        "methods": with_floors(settings.methods),
+        "methods": list(with_floors(settings.methods, FLOORS)),
         "metrics": ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"],
     }
     parts: dict[str, dict[str, Any]] = {

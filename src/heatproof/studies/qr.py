@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heatproof.report.book import Book
-from heatproof.run.engine import Result
 from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.studies import _qr_page as page
-from heatproof.studies._qr_measure import CURVES, STRUCTURE, Bench, RunPlan, run_engine
+from heatproof.studies._qr_measure import CURVES, STRUCTURE, Bench, RunPlan, run_plan
 from heatproof.studies._qr_results import Columns, Results, read_columns
 from heatproof.studies._qr_tables import shown_methods
 from heatproof.studies._qr_train import (
@@ -41,34 +40,32 @@ from heatproof.studies._qr_train import (
 from heatproof.studies.qr_settings import FULL, HEAVY, LIGHT, QrSettings, check, remember
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
-__all__ = ["FULL", "HEAVY", "LIGHT", "Outcome", "QrSettings", "qr_study", "total_epochs"]
+__all__ = ["FULL", "HEAVY", "LIGHT", "QrOutcome", "QrSettings", "qr_study", "total_epochs"]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a study left behind; `page` is None where it was stopped before the end."""
+class QrOutcome:
+    """What a study left behind."""
 
-    page: Path | None
-    book: Book | None = None
-    results: tuple[Results, ...] = ()
+    page: Path
+    book: Book
+    results: tuple[Results, ...]
 
 
-def qr_study(settings: QrSettings, progress: Progress | None = None, training: Told | None = None) -> Outcome:
+def qr_study(
+    settings: QrSettings, progress: Progress | None = None, training: Told | None = None
+) -> QrOutcome:
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
     settings = check(settings)
     check_network(settings)
     remember(settings)
     with fixed_threads(settings.threads or usual_threads()):
         pictures = make_pictures(settings)
-        results = []
-        for number in range(settings.seeds):
-            one = one_seed(settings, number, pictures, progress, training)
-            if one is None:
-                return Outcome(None)
-            results.append(one)
+        numbers = range(settings.seeds)
+        results = [one_seed(settings, number, pictures, progress, training) for number in numbers]
         book = Book(settings.out, f"Do maps of {settings.model} find the parts of a {settings.symbol} code?")
         page.write(book, results)
-    return Outcome(book.write(), book, tuple(results))
+    return QrOutcome(book.write(), book, tuple(results))
 
 
 def folder_of(settings: QrSettings, number: int) -> Path:
@@ -78,18 +75,15 @@ def folder_of(settings: QrSettings, number: int) -> Path:
 
 def one_seed(
     settings: QrSettings, number: int, pictures: Pictures, progress: Progress | None, training: Told | None
-) -> Results | None:
-    """Trainings and measurements of one seed; None where a run was stopped."""
+) -> Results:
+    """Trainings and measurements of one seed."""
     folder, seed = folder_of(settings, number), settings.seed + number
     trained = train_all(settings, folder, seed, pictures, training)
     runs: dict[str, Columns] = {}
     for plan in plans(settings, trained):
         # A bar of its own for each run: it counts pictures from its start on.
         fresh = None if progress is None else Progress(progress.console, progress.quiet)
-        result: Result = run_engine(settings, folder, seed, plan, fresh)
-        if result.done < result.units:
-            return None
-        runs[plan.name] = read_columns(result.folder)
+        runs[plan.name] = read_columns(run_plan(settings, folder, seed, plan, fresh))
     say = None if progress is None else progress.say
     measured = Bench(settings, folder, seed, pictures.test, say).measure()
     runs["measured"] = read_columns(measured)

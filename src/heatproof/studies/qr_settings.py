@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import read_methods
 from heatproof.images.backgrounds import find_photos
@@ -22,7 +20,16 @@ from heatproof.images.symbols import find_symbol
 from heatproof.registry import explainers
 from heatproof.store._files import write_whole
 from heatproof.store.manifest import compare_configs
-from heatproof.studies.settings import DEVICE, LAYER, THREADS, Settings, calls, option
+from heatproof.studies.settings import (
+    DEVICE,
+    LAYER,
+    THREADS,
+    Settings,
+    calls,
+    chosen_device,
+    option,
+    with_floors,
+)
 from heatproof.train.recipe import SCHEDULES
 
 FLOORS = ("random", "edges")
@@ -79,7 +86,7 @@ class QrSettings(Settings):
     @property
     def every_method(self) -> tuple[str, ...]:
         """The light ones with the floors, as they are scored on all codes."""
-        return with_floors(self.methods)
+        return with_floors(self.methods, FLOORS)
 
 
 FULL: dict[str, Any] = {
@@ -88,12 +95,6 @@ FULL: dict[str, Any] = {
     "epochs": 10, "lr": 1e-4, "schedule": "constant", "amp": True,
     "heavy": HEAVY, "subset": 32, "robust": 100, "causal": 200, "batch_size": 128,
 }  # fmt: skip
-
-
-def with_floors(methods: tuple[str, ...]) -> tuple[str, ...]:
-    """The methods, then the floors that are not among them."""
-    names = {request.entry.name for request in read_methods(methods)}
-    return (*methods, *(floor for floor in FLOORS if floor not in names))
 
 
 def check(settings: QrSettings) -> QrSettings:
@@ -109,8 +110,7 @@ def check(settings: QrSettings) -> QrSettings:
     versions_that_fit(symbol, None, (settings.size, settings.size))
     find_photos(settings.photos)
     counts = {name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal")}
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return replace(settings, device=device, **counts)
+    return replace(settings, device=chosen_device(settings.device), **counts)
 
 
 def remember(settings: QrSettings) -> None:

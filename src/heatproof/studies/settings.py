@@ -8,11 +8,14 @@ out of range are refused, wherever they come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+import torch
+
 from heatproof.errors import InputError, did_you_mean
+from heatproof.explain.api import read_methods
 from heatproof.registry import split_calls
 
 LAYER = "Where CAMs look; found by itself by default."
@@ -56,6 +59,16 @@ class Settings:
                 raise InputError(f"{name} is at most {about.most}; got {value}")
             if about.choices and value not in about.choices:
                 raise InputError(f"{name} cannot be {value!r}; {did_you_mean(value, about.choices)}")
+
+
+def with_floors(methods: Sequence[str], floors: Sequence[str]) -> tuple[str, ...]:
+    """The methods, then the floors that are not among them."""
+    names = {request.entry.name for request in read_methods(methods)}
+    return (*methods, *(floor for floor in floors if floor not in names))
+
+
+def chosen_device(named: str | None) -> str:
+    return named or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def calls(text: str) -> tuple[str, ...]:
