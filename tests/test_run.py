@@ -304,7 +304,7 @@ def test_units_do_not_depend_on_the_shard_or_the_engine(finished: Path) -> None:
 
 def test_dry_run_counts_and_writes_nothing(finished: Path) -> None:
     shown = CliRunner().invoke(
-        main, ["run", str(finished / "study.toml"), "--out", str(finished / "x"), "--dry-run"]
+        main, ["run", str(finished / "study.toml"), "--out", str(finished / "x"), "--dry-run", "--trust"]
     )
     assert shown.exit_code == 0, shown.output
     assert "14 of up to 4 images, 0 done" in shown.output and not (finished / "x").exists()

@@ -114,6 +114,13 @@ def test_a_run_says_first_which_code_it_runs(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and shown.output.startswith("this study runs net.py\n")
 
 
+def test_the_file_of_a_protocol_says_it_too(tmp_path: Path) -> None:
+    file = tmp_path / "cose.toml"
+    file.write_text('model = "net.py:tiny"\ncheckpoints = ["a.pt"]\nallow_pickle = true\nimages = "none"\n')
+    shown = heatproof("study", "cose", file, "--out", tmp_path / "out")
+    assert shown.output.startswith("this study runs net.py and unpickles a.pt\n")
+
+
 def test_a_dry_run_of_a_broken_study_still_fails(tmp_path: Path) -> None:
     study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/nothing.pt")
     shown = heatproof("run", study, "--dry-run")
@@ -199,7 +206,8 @@ def test_an_index_names_no_absurd_size(run: Path) -> None:
     content["maps"][0]["image_size"] = [10**6, 10**6]
     index.write_bytes(gzip.compress(json.dumps(content).encode()))
     reseal(run)
-    assert heatproof("report", run).exit_code == 2
+    shown = heatproof("report", run)
+    assert shown.exit_code == 2 and "are too large" in " ".join(shown.output.split())
 
 
 def test_a_picture_of_absurd_size_is_not_shown(run: Path) -> None:

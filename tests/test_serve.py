@@ -347,6 +347,65 @@ def test_loopback_is_the_default(server: Server) -> None:
     assert CliRunner().invoke(serve_command, ["--help"]).output.count("127.0.0.1") == 1
 
 
+# --- those who do not behave --------------------------------------------------------------------------------
+
+
+def connected(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
+
+
+@pytest.mark.parametrize("target", ["http://[::1/", "http://[v1.x/state", "/state?" + "a&" * 50])
+def test_an_address_that_cannot_be_read_is_400(
+    server: Server, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with connected(server) as line:
+        line.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert line.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_request_has_a_time_for_all_of_it(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that sends a byte now and then is never silent for long, and never ends."""
+    monkeypatch.setattr("heatproof.report.serve.PATIENCE", 0.6, raising=False)
+    with serving(run.path) as server, connected(server) as line:
+        began = time.monotonic()
+        line.sendall(b"GET /state HTTP/1.1\r\nHost: localhost\r\n")
+        with pytest.raises(ConnectionError):
+            while time.monotonic() - began < 6:
+                line.sendall(b"X-Slow: 1\r\n")
+                time.sleep(0.1)
+        assert 0.4 < time.monotonic() - began < 5
+        for _ in range(2):  # each request of a connection has its own time
+            assert ask(server, "/state")[0] == 200
+
+
+def test_requests_on_one_connection_have_a_time_each(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heatproof.report.serve.PATIENCE", 1.0, raising=False)
+    with serving(run.path) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+        for _ in range(4):
+            connection.request("GET", "/assets/page.css")
+            line = connection.sock
+            assert connection.getresponse().read() and connection.sock is line
+            time.sleep(0.5)
+        connection.close()
+
+
+def test_connections_are_bounded(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heatproof.report.serve.CONNECTIONS", 4, raising=False)
+    with serving(run.path) as server:
+        before, lines = threading.active_count(), [connected(server) for _ in range(4)]
+        while threading.active_count() < before + 4:
+            time.sleep(0.01)
+        with connected(server) as more:
+            assert more.recv(100).startswith(b"HTTP/1.1 503 ")
+        assert threading.active_count() == before + 4
+        [line.close() for line in lines]
+        while threading.active_count() > before:
+            time.sleep(0.01)
+        assert ask(server, "/state")[0] == 200
+
+
 # --- what it says when it cannot start ----------------------------------------------------------------------
 
 

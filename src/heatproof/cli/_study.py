@@ -21,6 +21,8 @@ from rich.table import Table as Grid
 from heatproof.cli._console import console, new_table
 from heatproof.errors import InputError, did_you_mean
 from heatproof.report.tables import Table
+from heatproof.run.config import ModelTable
+from heatproof.run.trust import foreign_code
 from heatproof.studies.settings import KEY, Option, Settings
 
 
@@ -69,6 +71,11 @@ class StudyCommand(click.Command):
                 raise InputError(f"{path}: unknown key {key}; {did_you_mean(key, known)}")
         said = {key: _value(known[key], key, value, path) for key, value in content.items()}
         ctx.default_map = {**said, **(ctx.default_map or {})}
+        weights, pickles = content.get("checkpoints", []), bool(content.get("allow_pickle"))
+        files = weights if isinstance(weights, list) else str(weights)
+        table = ModelTable(str(content.get("model", "")), files, allow_pickle=pickles)
+        if runs := foreign_code(table):
+            console.print(f"this study {runs}", soft_wrap=True)
 
 
 def _value(option: click.Option, key: str, value: Any, path: Path) -> Any:

@@ -33,7 +33,7 @@ def _phrases(table: ModelTable) -> Iterator[str]:
         yield f"runs the code inside {table.spec}"
     given = [table.checkpoints] if isinstance(table.checkpoints, str) else table.checkpoints
     if table.allow_pickle and given:
-        yield f"unpickles {', '.join(given)}"
+        yield f"unpickles {', '.join(map(str, given))}"
     if table.options.get("trust_remote_code"):
         yield f"runs the code that {table.spec} brings"
 
