@@ -9,7 +9,6 @@ wrong too.
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from heatproof.errors import InputError
 from heatproof.images import imagenet, manifest
 from heatproof.images.files import Size, picture_size
 from heatproof.images.preprocess import Box
-from heatproof.store._files import write_whole
+from heatproof.studies.skeleton import write_rows
 
 BACKWARDS_AT_MOST = 0.1  # of the boxes; beyond it the file's order of coordinates is another one
 BACKWARDS = "runs backwards"
@@ -95,20 +94,13 @@ def write_list(sifted: Sifted, path: Path) -> Path:
     """The pictures that are used as a CSV manifest with a row per box."""
     parts = sorted({part for entry, _ in sifted.entries for part in entry.masks})
     header = ["path", "label", "width", "height", "x0", "y0", "x1", "y1", *parts]
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(header)
-            for entry, label in sifted.entries:
-                masks = [entry.masks.get(part, "") for part in parts]
-                for box in entry.boxes:
-                    table.writerow(
-                        [entry.image, label, *(entry.frame or ("", "")), *(f"{v:g}" for v in box), *masks]
-                    )
-
-    write_whole({path: write})
-    return path
+    rows = (
+        [entry.image, label, *(entry.frame or ("", "")), *(f"{v:g}" for v in box)]
+        + [entry.masks.get(part, "") for part in parts]
+        for entry, label in sifted.entries
+        for box in entry.boxes
+    )
+    return write_rows(path, header, rows)
 
 
 def _class_index(path: Path) -> dict[int, tuple[str, str]]:

@@ -15,7 +15,6 @@ metrics/gold.py). With weights that exist nothing is held out: all pictures give
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,17 +35,17 @@ from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
-from heatproof.store._files import write_whole
 from heatproof.studies import _cscore_page as page
 from heatproof.studies.cscore_settings import CscoreSettings
 from heatproof.studies.settings import chosen_device
-from heatproof.studies.skeleton import local_spec, whole_run, write_study
+from heatproof.studies.skeleton import local_spec, whole_run, write_rows, write_study
 from heatproof.train import Progress as TrainProgress
 from heatproof.train import read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
 
 METRICS = ("accuracy", "recall", "auc", "cscore")
 SWEPT = "gradcam"
+LISTED = ("path", "label")
 DEPTHS_SWEPT = 5
 
 Told = Callable[[TrainProgress], object]
@@ -127,7 +126,7 @@ def pooled(settings: CscoreSettings) -> Source:
         ]
     root = common_root([path.parent for path, _ in rows])
     listed = settings.out / "all-pictures.csv"
-    _write_rows(listed, [(path.relative_to(root).as_posix(), name) for path, name in rows])
+    write_rows(listed, LISTED, [(path.relative_to(root).as_posix(), name) for path, name in rows])
     classes = sorted({name for _, name in rows})
     return open_source(
         "csv", listed, root=root, class_names=classes, limit=settings.limit, seed=settings.seed
@@ -180,17 +179,7 @@ def paper_layer(model: Model) -> str | None:
 def write_list(source: Source, indices: Sequence[int], path: Path) -> None:
     """The pictures that are scored, as a CSV manifest."""
     samples = [source.samples[i] for i in indices]
-    _write_rows(path, [(s.id, source.classes[s.label or 0]) for s in samples])
-
-
-def _write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(["path", "label"])
-            table.writerows(rows)
-
-    write_whole({path: write})
+    write_rows(path, LISTED, [(s.id, source.classes[s.label or 0]) for s in samples])
 
 
 def study_file(

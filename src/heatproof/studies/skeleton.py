@@ -1,8 +1,9 @@
-"""What the protocols share: a run of the engine in the study's own folder, to its end."""
+"""What the protocols share: lists of pictures and runs of the engine in the study's own folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ def local_spec(spec: str) -> str:
 def write_study(path: Path, config: Mapping[str, Any]) -> Path:
     """A run as a TOML file, which `heatproof run` takes as well."""
     write_whole({path: lambda temporary: temporary.write_text(toml(config), encoding="utf-8")})
+    return path
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    """A list of pictures as a CSV manifest."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([header, *rows])
+
+    write_whole({path: write})
     return path
 
 
