@@ -11,7 +11,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -62,16 +62,29 @@ class Explainer(Entry):
 
 @dataclass(frozen=True)
 class Metric(Entry):
-    """A pure function with a direction and bounds."""
+    """A pure function, and all that run, table, report and verdict know about its number."""
 
     level: str = "image"  # of LEVELS
     higher_is_better: bool | None = None
     bounds: tuple[float, float] = (float("-inf"), float("inf"))
     about: str = ""  # a sentence, where the function's own is about several metrics or its arguments
+    title: str = ""  # in a few plain words
+    family: str = "Other"  # its heading in the table
+    parts: Mapping[str, str] = field(default_factory=dict)  # titles of the further numbers that it returns
+    floors: tuple[str, ...] = ("random", "edges")  # to be beaten by a method that looks at the network
+    judges: str = ""  # "map": whether it follows the network, "network": whether that looks where it should
+    test: bool = False  # whether the verdict rests on it
+    headline: bool = False  # whether images may be ranked by it
 
     @property
     def summary(self) -> str:
         return self.about or super().summary
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Plain words for its numbers, by the name that rows give them."""
+        own = {self.name: self.title} if self.title else {}
+        return own | {f"{self.name}_{part}": words for part, words in self.parts.items()}
 
 
 LEVELS = ("image", "class", "checkpoint")
@@ -109,6 +122,11 @@ class Registry(Generic[EntryT]):
 
     def __iter__(self) -> Iterator[EntryT]:
         return (self._entries[name] for name in self.names())
+
+    def as_registered(self) -> list[EntryT]:
+        """In the order of their files."""
+        self._load()
+        return list(self._entries.values())
 
     def _load(self) -> None:
         """Import every file of the package and every plug-in once."""
@@ -163,6 +181,13 @@ def metric(
     cite: str = "",
     aliases: tuple[str, ...] = (),
     about: str = "",
+    title: str = "",
+    family: str = "Other",
+    parts: Mapping[str, str] | None = None,
+    floors: tuple[str, ...] = ("random", "edges"),
+    judges: str = "",
+    test: bool = False,
+    headline: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a metric. `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images.
 
@@ -172,14 +197,14 @@ def metric(
         class        all images of a checkpoint, without boxes, masks, model and images; {class: number}
         checkpoint   the same; one number
 
-    or, for the last two, a ClassifierScore.
+    or, for the last two, a ClassifierScore. The other facts are those of `Metric`.
     """
     if level not in LEVELS:
         raise InputError(f"metric {name}: level is {', '.join(LEVELS[:-1])} or {LEVELS[-1]}; got {level!r}")
 
     def register(function: Function) -> Function:
-        facts = (level, higher_is_better, bounds, about)
-        metrics.add(Metric(name, function, frozenset(needs), cite, aliases, *facts))
+        facts = (level, higher_is_better, bounds, about, title, family, parts or {}, floors, judges, test)
+        metrics.add(Metric(name, function, frozenset(needs), cite, aliases, *facts, headline))
         return function
 
     return register

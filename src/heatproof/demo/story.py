@@ -15,9 +15,8 @@ from heatproof.monitor.alarms import Alarm
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 from heatproof.report.charts import Line, Mark, line_panel
 from heatproof.report.data import RunData
-from heatproof.report.evidence import ENOUGH, FLOOR_TESTS
+from heatproof.report.evidence import ENOUGH, floor_tests
 from heatproof.report.markup import Section, grid, name, number, panel, table
-from heatproof.report.measures import Measure
 from heatproof.report.verdict import FAILURE, Fact, Verdict
 from heatproof.studies._cose_read import Found
 
@@ -72,11 +71,6 @@ def _common(audit: RunData) -> str:
         none
     )
     return f"{'; '.join(said).capitalize()}. " if said else ""
-
-
-def floor_tests(audit: RunData) -> list[Measure]:
-    """The numbers on which the verdict holds methods against their floors."""
-    return [m for base in FLOOR_TESTS for m in audit.measures if m.base == base]
 
 
 def test_answers(audit: RunData, verdict: Verdict, method: str) -> dict[str, str]:

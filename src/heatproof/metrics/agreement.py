@@ -274,6 +274,7 @@ metric(
     bounds=(-1.0, 1.0),
     cite="krishna2022disagreement",
     aliases=("agreement",),
+    family="Agreement",
 )(method_agreement)
 metric(
     "metric_agreement",
@@ -282,4 +283,5 @@ metric(
     higher_is_better=True,
     bounds=(-1.0, 1.0),
     cite="krishna2022disagreement",
+    family="Agreement",
 )(metric_agreement)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,9 +46,13 @@ class ClassifierScore:
     reason: str = ""
 
 
-@metric(
-    "accuracy", needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1)
-)
+_metric = partial(
+    metric, needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1),
+    family="Classifier", judges="network",
+)  # fmt: skip
+
+
+@_metric("accuracy", title="accuracy")
 def accuracy(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     """Share of images whose own class is the predicted one.
 
@@ -60,7 +65,7 @@ def accuracy(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScor
     return ClassifierScore(float((scores.argmax(1) == y).double().mean()), len(y))
 
 
-@metric("recall", needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1))
+@_metric("recall", title="recall")
 def recall(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     """Share of each class that is recognised; the value is the plain mean over classes that occur."""
     y, scores = _checked(labels, probs, logits)
@@ -70,7 +75,7 @@ def recall(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     return _macro((hits / size).tolist(), len(y), "has no image")
 
 
-@metric("auc", needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1))
+@_metric("auc", title="AUC")
 def auc(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     """Area under the ROC curve by ranks; for more than two classes the mean of one against the rest.
 

@@ -238,17 +238,24 @@ def _interval(means: np.ndarray) -> Interval:
 
 
 # SSIM in [-1, 1] puts the halves in [-1, 1] and [0, 2]; COSE is in [0, 100] while no SSIM is negative.
-for _name, _better, _bounds, _about in (
-    ("cose", True, (float("-inf"), 400 / 3), "Harmonic mean of consistency and sensitivity, in per cent."),
-    ("consistency", True, (-1.0, 1.0), "How alike (SSIM) maps stay where the prediction stays."),
-    ("sensitivity", True, (0.0, 2.0), "How far (1 - SSIM) maps change where the prediction changes."),
-):
+# A map that ignores the network is perfectly alike, so floors say nothing here.
+for _name, _bounds, _title, _about in (
+    ("cose", (float("-inf"), 400 / 3), "COSE: both together",
+     "Harmonic mean of consistency and sensitivity, in per cent."),
+    ("consistency", (-1.0, 1.0), "alike where the answer stays",
+     "How alike (SSIM) maps stay where the prediction stays."),
+    ("sensitivity", (0.0, 2.0), "different where the answer changes",
+     "How far (1 - SSIM) maps change where the prediction changes."),
+):  # fmt: skip
     metric(
         _name,
         needs=("ssim",),
         level="checkpoint",
-        higher_is_better=_better,
+        higher_is_better=True,
         bounds=_bounds,
         cite="daroya2023cose",
         about=_about,
+        title=_title,
+        family="Consistency and sensitivity",
+        floors=(),
     )(cose)

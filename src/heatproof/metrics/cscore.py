@@ -168,6 +168,9 @@ def cscore(
     higher_is_better=True,
     bounds=(0, 1),
     cite="elangovan2026cscore",
+    title="C-Score: alike within a class",
+    family="Consistency",
+    floors=(),  # a map that ignores the network is perfectly alike
 )
 def cscore_by_class(
     maps: Maps | Any,

@@ -215,10 +215,7 @@ def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
     return numbers // by, numbers % by
 
 
-for _name, _better, _about in (
-    ("insertion", True, "Mean probability of the class while the map's strongest pixels are shown first."),
-    ("deletion", False, "Mean probability of the class while the map's strongest pixels are removed first."),
-):
+for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, "removed")):
     metric(
         _name,
         needs=("model", "images", "maps", "labels"),
@@ -226,5 +223,10 @@ for _name, _better, _about in (
         bounds=(0.0, 1.0),
         cite="petsiuk2018rise",
         aliases=(f"{_name}_auc",),
-        about=_about,
+        about=f"Mean probability of the class while the map's strongest pixels are {_done} first.",
+        title=f"{_name}: evidence {_done} first",
+        family="Faithfulness",
+        judges="map",
+        test=True,
+        headline=True,
     )(insertion_deletion)

@@ -270,13 +270,19 @@ def macro_mean(values: Any, classes: Any) -> MacroMean:
     return MacroMean(value, means, sizes, len(scores) - sum(sizes.values()))
 
 
-for _name, _better, _aliases, _about in (
-    ("mask_iou", True, (), "Overlap (IoU) of the budget's strongest pixels with the object."),
-    ("box_iou", True, (), "Overlap (IoU) of the box around the budget's strongest pixels with the object's."),
-    ("inside", True, ("inside_share",), "Share of the budget's strongest pixels that lie on the object."),
-    ("pointing", True, ("pointing_game",), "Pointing game: 1 where the map's peak lies on the object."),
-    ("reachable", None, ("reachable_mask_iou",), "The best mask_iou that a map can get with this budget."),
-    ("filled", False, ("filled_share",), "Share of the budget that only pixels at 0 could fill."),
+for _name, _better, _aliases, _title, _about in (
+    ("mask_iou", True, (), "overlap with the object",
+     "Overlap (IoU) of the budget's strongest pixels with the object."),
+    ("box_iou", True, (), "overlap of boxes",
+     "Overlap (IoU) of the box around the budget's strongest pixels with the object's."),
+    ("inside", True, ("inside_share",), "share inside the object",
+     "Share of the budget's strongest pixels that lie on the object."),
+    ("pointing", True, ("pointing_game",), "peak on the object",
+     "Pointing game: 1 where the map's peak lies on the object."),
+    ("reachable", None, ("reachable_mask_iou",), "best overlap within reach",
+     "The best mask_iou that a map can get with this budget."),
+    ("filled", False, ("filled_share",), "budget filled with zeros",
+     "Share of the budget that only pixels at 0 could fill."),
 ):  # fmt: skip
     metric(
         _name,
@@ -286,4 +292,10 @@ for _name, _better, _aliases, _about in (
         cite="zhang2018excitation" if _name == "pointing" else "keak2026budget",
         aliases=_aliases,
         about=_about,
+        title=_title,
+        family="Localisation",
+        floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
+        judges="network",
+        test=_name == "mask_iou",
+        headline=_name in ("mask_iou", "inside"),
     )(localise)

@@ -92,7 +92,7 @@ def occlusion_correlation(mass: Any, drop: Any) -> Correlation:
 
 metric(
     "occlusion_drop", needs=("model", "images", "masks"), cite="chakraborty2025cambench",
-    about="Fall of the class's logit when a part of the image is occluded.",
+    about="Fall of the class's logit when a part of the image is occluded.", family="Causes",
 )(part_occlusion)  # fmt: skip
 metric(
     "occlusion_correlation",
@@ -101,4 +101,5 @@ metric(
     higher_is_better=True,
     bounds=(-1.0, 1.0),
     cite="chakraborty2025cambench",
+    family="Causes",
 )(occlusion_correlation)

@@ -33,6 +33,8 @@ NO_START = "the metric is 0 or not defined at severity 0 (or later) under every 
     higher_is_better=False,
     cite="chakraborty2025cambench",
     aliases=("slope",),
+    family="Robustness",
+    floors=(),
     about="Growth of a metric per unit of a distortion's severity, mean over distortions.",
 )
 def bl_slope(values: Any, severities: Any) -> PerImage:
@@ -52,6 +54,8 @@ def bl_slope(values: Any, severities: Any) -> PerImage:
     higher_is_better=True,
     bounds=(0.0, float("inf")),
     cite="chakraborty2025cambench",
+    family="Robustness",
+    floors=(),
     about="How much of a metric is left under distortion: area under its curve, as a share of the start.",
 )
 def aurc(values: Any, severities: Any) -> PerImage:

@@ -359,13 +359,18 @@ def _margin(differences: np.ndarray, resamples: int, seed: int) -> Margin:
     return Margin(float(defined.mean()), interval, len(defined), float((defined > 0).mean()))
 
 
-for _name, _function, _needs, _better, _cite in (
-    ("randomisation", parameter_randomisation, ("model", "images"), False, "adebayo2018sanity"),
-    ("input_shift", input_shift, ("model", "images"), True, "kindermans2019unreliability"),
-    ("fragility", fragility, ("model", "images"), True, "ghorbani2019fragile"),
+# A map that ignores the network is perfectly stable, so floors say nothing about these.
+for _name, _function, _said, _cite in (
+    ("randomisation", parameter_randomisation, "unchanged by random weights", "adebayo2018sanity"),
+    ("fragility", fragility, "stable under noise", "ghorbani2019fragile"),
+    ("input_shift", input_shift, "stable under a constant shift", "kindermans2019unreliability"),
 ):
-    metric(_name, needs=_needs, higher_is_better=_better, bounds=(-1.0, 1.0), cite=_cite)(_function)
+    metric(
+        _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
+        cite=_cite, family="Sanity", floors=(), judges="map", test=_name == "randomisation",
+        parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"},
+    )(_function)  # fmt: skip
 metric(
     "above_floors", needs=("scores",), level="checkpoint", higher_is_better=True, cite="adebayo2018sanity",
-    about="How far each method scores above each floor on the same images.",
+    about="How far each method scores above each floor on the same images.", family="Sanity", floors=(),
 )(above_floors)  # fmt: skip

@@ -203,24 +203,34 @@ def chunks(maps: Tensor, size: tuple[int, int]) -> Iterator[slice]:
 
 
 _SHARE, _COVERED = "Share of the map's mass on {}.", "Share of {} that the map covers, mean over thresholds."
-for _name, _better, _bounds, _aliases, _about in (
-    ("fmr", True, (0.0, 1.0), ("finder_mass_ratio",), _SHARE.format("the finder patterns of a code")),
-    ("tmr", True, (0.0, 1.0), ("timing_mass_ratio",), _SHARE.format("the timing patterns of a code")),
-    ("bl", False, (0.0, 1.0), ("background_leakage",), _SHARE.format("what is not the code: leakage")),
-    ("auc_f", True, (0.0, 1.0), ("coverage_finder",), _COVERED.format("the finder patterns")),
-    ("auc_t", True, (0.0, 1.0), ("coverage_timing",), _COVERED.format("the timing patterns")),
-    ("auc_bg", False, (0.0, 1.0), ("coverage_background",), _COVERED.format("the background")),
-    ("dts", False, (0.0, 1.0), ("distance_to_structure",),
+for _name, _better, _alias, _title, _about in (
+    ("fmr", True, "finder_mass_ratio", "mass on the finder patterns",
+     _SHARE.format("the finder patterns of a code")),
+    ("tmr", True, "timing_mass_ratio", "mass on the timing patterns",
+     _SHARE.format("the timing patterns of a code")),
+    ("bl", False, "background_leakage", "leakage outside the code",
+     _SHARE.format("what is not the code: leakage")),
+    ("auc_f", True, "coverage_finder", "coverage of the finder patterns",
+     _COVERED.format("the finder patterns")),
+    ("auc_t", True, "coverage_timing", "coverage of the timing patterns",
+     _COVERED.format("the timing patterns")),
+    ("auc_bg", False, "coverage_background", "coverage of the background", _COVERED.format("the background")),
+    ("dts", False, "distance_to_structure", "distance to the structure",
      "Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal."),
-    ("structure_score", True, (-4.0, 2.0), ("score",),
+    ("structure_score", True, "score", "structure score",
      "Coverage of both patterns, less three times that of the background and less the distance to them."),
 ):  # fmt: skip
     metric(
         _name,
         needs=("maps", "masks"),
         higher_is_better=_better,
-        bounds=_bounds,
+        bounds=(-4.0, 2.0) if _alias == "score" else (0.0, 1.0),
         cite="chakraborty2025cambench",
-        aliases=_aliases,
+        aliases=(_alias,),
         about=_about,
+        title=_title,
+        family="Structure",
+        judges="network",
+        test=_alias == "score",
+        headline=_alias == "score",
     )(structure)

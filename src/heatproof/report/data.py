@@ -28,7 +28,6 @@ NAN = float("nan")
 SMALLEST = 0.0005  # a difference that is shown as 0.000 is none
 PAIR = " ~ "  # between two methods, in the rows of method_agreement
 ANSWERS = ("image", "probability", "predicted")
-HEADLINES = ("structure_score", "mask_iou", "inside", "insertion", "deletion", "pointing", "fmr")
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,10 @@ class RunData:
 
     @cached_property
     def headline(self) -> Measure | None:
-        """The metric that images are ranked by: the first of HEADLINES that was scored."""
+        """The metric that images are ranked by: a headline if one was scored."""
         known = [m for m in self.measures if any((m.name, x) in self.images.scores for x in self.real)]
-        wanted = [m for base in HEADLINES for m in known if m.base == base]
-        others = [m for m in known if m.higher_is_better is not None and m.base != "degenerate"]
+        wanted = [m for m in known if m.facts.headline and m.base == m.facts.name]
+        others = [m for m in known if m.entry and m.higher_is_better is not None]
         return next(iter([*wanted, *others]), None)
 
     def class_name(self, label: int | None) -> str:
@@ -257,7 +256,7 @@ def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str]
         of = measure(name)
         columns = {m: images.scores[name, m] for m in methods if (name, m) in images.scores}
         margins: Mapping[str, Mapping[str, Margin]] = {}
-        floors = [m for m in columns if floor_name(m) in of.floors]
+        floors = [m for m in columns if floor_name(m) in of.facts.floors]
         if of.has_floor and floors:
             judged = {m: c for m, c in columns.items() if not is_floor(m) or m in floors}
             margins = above_floors(judged, bool(of.higher_is_better), floors=floors)

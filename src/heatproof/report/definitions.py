@@ -26,10 +26,6 @@ ACCENTS = {
     "c": "\u0327",
     "v": "\u030c",
 }
-OWN_WORDS = {
-    "degenerate": "The share of maps that are constant, so that nothing in them stands out.",
-    "ms_per_image": "Time of the explainer alone, warm, median over batches, on the machine named above.",
-}
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def metric_definitions(measures: Sequence[Measure]) -> str:
 
 def _fold(module: str, lot: Sequence[Measure]) -> str:
     words = (inspect.getdoc(sys.modules[module]) or "") if module in sys.modules else ""
-    title = f"{lot[0].family}: {', '.join(dict.fromkeys(of.base for of in lot))}"
+    title = f"{lot[0].facts.family}: {', '.join(dict.fromkeys(of.base for of in lot))}"
     lines = "".join(_line(of) for of in lot)
     cited = list(dict.fromkeys(of.entry.cite for of in lot if of.entry and of.entry.cite))
     own = f'<pre class="words" tabindex="0">{escape(words)}</pre>' if words else ""
@@ -115,14 +111,12 @@ def _fold(module: str, lot: Sequence[Measure]) -> str:
 
 
 def _line(of: Measure) -> str:
-    low, high = of.bounds
+    low, high = of.facts.bounds
     between = ""
     if not (math.isinf(low) and math.isinf(high)):
         between = f" Between {_bound(low)} and {_bound(high)}."
-    known = OWN_WORDS.get(of.base, "") if of.entry is None else _dot(of.entry.summary)
-    known = known or "Nobody registered this metric: its rows are shown as they are."
     options = f" Options: {of.options}." if of.options else ""
-    text = f"{known} {of.direction.capitalize()}.{between}{options}"
+    text = f"{_dot(of.facts.summary)} {of.direction.capitalize()}.{between}{options}"
     name = f"<code>{escape(of.name)}</code> {escape(of.plain)} {of.arrow}"
     return f'<dt id="{anchor("metric", of.name)}">{name}</dt><dd>{escape(text)}</dd>'
 

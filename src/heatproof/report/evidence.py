@@ -11,8 +11,6 @@ from heatproof.report.data import RunData
 from heatproof.report.measures import Measure
 
 ENOUGH = 30
-FAITHFUL = ("insertion", "deletion")
-FLOOR_TESTS = ("structure_score", "mask_iou", *FAITHFUL)
 NAMED = 5  # methods in a sentence; the table has all of them
 
 
@@ -27,11 +25,11 @@ def missing_evidence(data: RunData) -> Iterator[str]:
     if silent or not data.images.ids:
         yield f"answers that are numbers (those to {silent} of {len(data.images.ids)} images are not)"
     yield from _not_above_chance(data)
-    against_floors = [m for m in data.real if not _judged(data, m, FLOOR_TESTS)]
+    against_floors = [m for m in data.real if not _judged(data, m, floor_tests(data))]
     if against_floors:
         yield f"a comparison of {names(against_floors)} with the floors on {ENOUGH} images"
-    randomised = [of.base for of in randomisations(data)]
-    unfaithful = [m for m in data.real if not _judged(data, m, FAITHFUL) and not _judged(data, m, randomised)]
+    faithful = [of for of in data.measures if of.is_test and of.facts.judges == "map"]
+    unfaithful = [m for m in data.real if not _judged(data, m, faithful)]
     if unfaithful:
         yield (
             f"a test of faithfulness of {names(unfaithful)} on {ENOUGH} images (insertion or deletion "
@@ -57,10 +55,15 @@ def _not_above_chance(data: RunData) -> Iterator[str]:
         )
 
 
-def _judged(data: RunData, method: str, bases: Sequence[str]) -> bool:
+def _judged(data: RunData, method: str, tests: Sequence[Measure]) -> bool:
     """Whether one of these numbers of a method has enough images, and floors where it can have some."""
-    found = [(of, data.cells.get((of.name, method))) for of in data.measures if of.base in bases]
+    found = [(of, data.cells.get((of.name, method))) for of in tests]
     return any(c and (c.judged if of.has_floor else c.n or 0) >= ENOUGH for of, c in found)
+
+
+def floor_tests(data: RunData) -> list[Measure]:
+    """The numbers on which the verdict holds methods against their floors."""
+    return [of for of in data.measures if of.is_test and of.has_floor]
 
 
 def randomisations(data: RunData) -> list[Measure]:

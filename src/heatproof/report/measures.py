@@ -7,8 +7,6 @@ without a direction: nothing is then called best.
 
 from __future__ import annotations
 
-import inspect
-import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,59 +14,34 @@ from functools import lru_cache
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.registry import Metric, metrics, parse_call
 
-PLAIN = {
-    "cscore": "C-Score: alike within a class",
-    "fmr": "mass on the finder patterns",
-    "tmr": "mass on the timing patterns",
-    "bl": "leakage outside the code",
-    "auc_f": "coverage of the finder patterns",
-    "auc_t": "coverage of the timing patterns",
-    "auc_bg": "coverage of the background",
-    "dts": "distance to the structure",
-    "structure_score": "structure score",
-    "mask_iou": "overlap with the object",
-    "box_iou": "overlap of boxes",
-    "inside": "share inside the object",
-    "pointing": "peak on the object",
-    "filled": "budget filled with zeros",
-    "reachable": "best overlap within reach",
-    "insertion": "insertion: evidence shown first",
-    "deletion": "deletion: evidence removed first",
-    "randomisation_ssim": "unchanged by random weights (SSIM)",
-    "randomisation_spearman": "unchanged by random weights (ranks)",
-    "fragility_ssim": "stable under noise (SSIM)",
-    "fragility_spearman": "stable under noise (ranks)",
-    "input_shift_ssim": "stable under a constant shift (SSIM)",
-    "input_shift_spearman": "stable under a constant shift (ranks)",
-    "consistency": "alike where the answer stays",
-    "sensitivity": "different where the answer changes",
-    "cose": "COSE: both together",
-    "degenerate": "blank maps",
-    "ms_per_image": "milliseconds per image",
-    "accuracy": "accuracy",
-    "auc": "AUC",
-    "recall": "recall",
-}
-FAMILIES = {  # by the file that computes them, in the order of the table
-    "": "Maps",
-    "structure": "Structure",
-    "localise": "Localisation",
-    "faithfulness": "Faithfulness",
-    "cscore": "Consistency",
-    "cose": "Consistency and sensitivity",
-    "sanity": "Sanity",
-    "robustness": "Robustness",
-    "occlusion": "Causes",
-    "agreement": "Agreement",
-    "classifier": "Classifier",
-}
-OTHER = "Other"
-EXTRAS = {"degenerate": False, "ms_per_image": False}  # rows of no registered metric; less is better
+FAMILIES = (  # in the order of the table; those of plug-ins follow
+    "Maps", "Structure", "Localisation", "Faithfulness", "Consistency", "Consistency and sensitivity",
+    "Sanity", "Robustness", "Causes", "Agreement", "Classifier",
+)  # fmt: skip
 BESIDE = re.compile(
     r"_(n|low|high|degenerate|at_\d+)$"
 )  # parts that stand beside their metric, not for themselves
-# A map that ignores the network is perfectly stable or perfectly alike, so floors say nothing about these.
-WITHOUT_FLOOR = ("sanity", "cscore", "cose", "robustness", "")
+
+
+def _nobody() -> None:
+    """Nobody registered this metric: its rows are shown as they are."""
+
+
+EXTRAS = {  # rows that every run has, of no registered metric
+    extra.name: extra
+    for extra in (
+        Metric(
+            "degenerate", _nobody, higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(),
+            about="The share of maps that are constant, so that nothing in them stands out.",
+            title="blank maps",
+        ),
+        Metric(
+            "ms_per_image", _nobody, higher_is_better=False, family="Maps", floors=(),
+            about="Time of the explainer alone, warm, median over batches, on the machine named above.",
+            title="milliseconds per image",
+        ),
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,14 +50,20 @@ class Measure:
 
     name: str  # with its options, as in the rows
     base: str  # without them
-    entry: Metric | None  # None where nobody registered it
-    higher_is_better: bool | None
-    family: str
-    file: str  # of the registered function, without its path; "" where there is none
+    facts: Metric
+
+    @property
+    def entry(self) -> Metric | None:
+        """None where nobody registered it."""
+        return None if self.facts.function is _nobody else self.facts
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        return self.facts.higher_is_better
 
     @property
     def plain(self) -> str:
-        return PLAIN.get(self.base, self.base.replace("_", " "))
+        return self.facts.titles.get(self.base, self.base.replace("_", " "))
 
     @property
     def short(self) -> str:
@@ -94,12 +73,6 @@ class Measure:
     @property
     def options(self) -> str:
         return self.name.partition("(")[2].removesuffix(")")
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        if self.base == "degenerate":
-            return 0.0, 1.0
-        return self.entry.bounds if self.entry else (-math.inf, math.inf)
 
     @property
     def arrow(self) -> str:
@@ -114,13 +87,12 @@ class Measure:
     @property
     def has_floor(self) -> bool:
         """Whether a method that reads the network ought to score better than one that does not."""
-        judged = self.higher_is_better is not None and self.base not in ("filled", "ms_per_image")
-        return judged and self.file not in WITHOUT_FLOOR
+        return bool(self.facts.floors) and self.higher_is_better is not None
 
     @property
-    def floors(self) -> tuple[str, ...]:
-        """Methods that know nothing of the network; the picture's middle only where objects are found."""
-        return ("random", "edges", "centre") if self.file == "localise" else ("random", "edges")
+    def is_test(self) -> bool:
+        """Whether the verdict rests on it."""
+        return self.facts.test and self.base in self.facts.titles
 
 
 @lru_cache(maxsize=4096)
@@ -135,13 +107,7 @@ def measure(name: str) -> Measure:
         base, _ = parse_call(name)
     except InputError:
         base = name
-    if base in EXTRAS:
-        return Measure(name, base, None, EXTRAS[base], FAMILIES[""], "")
-    entry = _entry(base)
-    if entry is None:
-        return Measure(name, base, None, None, OTHER, "")
-    file = (inspect.getmodule(inspect.unwrap(entry.function)) or inspect).__name__.rpartition(".")[2]
-    return Measure(name, base, entry, entry.higher_is_better, FAMILIES.get(file, OTHER), file)
+    return Measure(name, base, EXTRAS.get(base) or _entry(base) or Metric(base, _nobody))
 
 
 def _entry(base: str) -> Metric | None:
@@ -176,8 +142,14 @@ def part(name: str, suffix: str) -> str:
 
 
 def in_order(names: list[str]) -> list[Measure]:
-    """As the table shows them: by family, registered ones in the order of the words above."""
-    families, words = [*FAMILIES.values(), OTHER], list(PLAIN)
-    found = [measure(name) for name in names]
-    place = {word: i for i, word in enumerate(words)}
-    return sorted(found, key=lambda m: (families.index(m.family), place.get(m.base, len(words)), m.name))
+    """As the table shows them: by family, in the order of their files, those without a direction last."""
+    words = [word for entry in metrics.as_registered() for word in entry.titles]
+    families = {family: i for i, family in enumerate(FAMILIES)}
+
+    def place(of: Measure) -> tuple[int, str, bool, int, str]:
+        family, known = of.facts.family, of.base in words
+        undirected = of.higher_is_better is None or not known
+        at = words.index(of.base) if known else len(words)
+        return families.get(family, len(families)), family, undirected, at, of.name
+
+    return sorted(map(measure, names), key=place)

@@ -19,8 +19,8 @@ def scores(data: RunData) -> Section:
     methods = [*data.real, *data.floors]
     head = "".join(_method_head(data, method) for method in methods)
     bodies = []
-    for family in dict.fromkeys(m.family for m in data.measures):
-        lines = [_score_row(data, of, methods) for of in data.measures if of.family == family]
+    for family in dict.fromkeys(m.facts.family for m in data.measures):
+        lines = [_score_row(data, of, methods) for of in data.measures if of.facts.family == family]
         title = (
             f'<tr class="family"><th colspan="{len(methods) + 2}" scope="rowgroup">{escape(family)}</th></tr>'
         )

@@ -43,7 +43,7 @@ from dataclasses import dataclass, field
 
 from heatproof.monitor.alarms import Thresholds
 from heatproof.report.data import SMALLEST, RunData
-from heatproof.report.evidence import ENOUGH, FLOOR_TESTS, missing_evidence, names, randomisations
+from heatproof.report.evidence import ENOUGH, floor_tests, missing_evidence, names, randomisations
 from heatproof.report.measures import Measure, measure
 from heatproof.show import text
 
@@ -177,7 +177,7 @@ def _alarms(data: RunData) -> Iterator[Fact]:
 
 def _floors(data: RunData) -> Iterator[Fact]:
     tested = False
-    for of in [m for base in FLOOR_TESTS for m in data.measures if m.base == base]:
+    for of in floor_tests(data):
         cells = {m: data.cells[of.name, m] for m in data.real if (of.name, m) in data.cells}
         cells = {m: c for m, c in cells.items() if c.margins}
         enough = {m: c for m, c in cells.items() if c.judged >= ENOUGH}
