@@ -182,7 +182,8 @@ def test_repair_deletes_nothing_that_a_seal_names_elsewhere(run: Path, tmp_path:
 
 
 def test_a_pipe_in_the_folder_is_not_waited_for(run: Path) -> None:
-    os.mkfifo(run / "pictures" / f"{'0' * 24}.png")
+    (picture := next((run / "pictures").iterdir())).unlink()
+    os.mkfifo(picture)
     command = [sys.executable, "-m", "heatproof", "verify", str(run)]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 1 and "foreign" in shown.stdout
