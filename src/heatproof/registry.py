@@ -75,6 +75,10 @@ class Metric(Entry):
     judges: str = ""  # "map": whether it follows the network, "network": whether that looks where it should
     test: bool = False  # whether the verdict rests on it
     headline: bool = False  # whether images may be ranked by it
+    bundle: str = ""  # a name that asks for it and others of its function
+    across: bool = False  # whether it compares checkpoints, from the SSIM of their maps
+    own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
+    not_in_a_run: str = ""  # why, where `needs` does not say it
 
     @property
     def summary(self) -> str:
@@ -188,6 +192,10 @@ def metric(
     judges: str = "",
     test: bool = False,
     headline: bool = False,
+    bundle: str = "",
+    across: bool = False,
+    own_class: bool = False,
+    not_in_a_run: str = "",
 ) -> Callable[[Function], Function]:
     """Register a metric. `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images.
 
@@ -203,8 +211,9 @@ def metric(
         raise InputError(f"metric {name}: level is {', '.join(LEVELS[:-1])} or {LEVELS[-1]}; got {level!r}")
 
     def register(function: Function) -> Function:
-        facts = (level, higher_is_better, bounds, about, title, family, parts or {}, floors, judges, test)
-        metrics.add(Metric(name, function, frozenset(needs), cite, aliases, *facts, headline))
+        known = (level, higher_is_better, bounds, about, title, family, parts or {}, floors, judges, test)
+        facts = (*known, headline, bundle, across, own_class, not_in_a_run)
+        metrics.add(Metric(name, function, frozenset(needs), cite, aliases, *facts))
         return function
 
     return register

@@ -45,6 +45,7 @@ STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of flo
 @metric(
     "ssim", needs=("maps",), bounds=(-1.0, 1.0), cite="wang2004ssim",
     about="Structural similarity of two lots of maps, pair by pair.",
+    not_in_a_run="it compares two lots of maps; method_agreement does that for the methods of a run",
 )  # fmt: skip
 def ssim(
     a: Any, b: Any, mode: str = "local5", mask: Any = None, *, data_range: float | None = None

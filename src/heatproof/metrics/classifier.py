@@ -52,7 +52,7 @@ _metric = partial(
 )  # fmt: skip
 
 
-@_metric("accuracy", title="accuracy")
+@_metric("accuracy", title="accuracy", own_class=True)
 def accuracy(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     """Share of images whose own class is the predicted one.
 
@@ -65,7 +65,7 @@ def accuracy(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScor
     return ClassifierScore(float((scores.argmax(1) == y).double().mean()), len(y))
 
 
-@_metric("recall", title="recall")
+@_metric("recall", title="recall", own_class=True)
 def recall(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     """Share of each class that is recognised; the value is the plain mean over classes that occur."""
     y, scores = _checked(labels, probs, logits)

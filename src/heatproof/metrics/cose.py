@@ -258,4 +258,5 @@ for _name, _bounds, _title, _about in (
         title=_title,
         family="Consistency and sensitivity",
         floors=(),
+        across=_name == "cose",
     )(cose)

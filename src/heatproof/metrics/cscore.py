@@ -170,6 +170,7 @@ def cscore(
     cite="elangovan2026cscore",
     title="C-Score: alike within a class",
     family="Consistency",
+    own_class=True,
     floors=(),  # a map that ignores the network is perfectly alike
 )
 def cscore_by_class(

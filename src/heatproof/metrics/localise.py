@@ -294,6 +294,7 @@ for _name, _better, _aliases, _title, _about in (
         about=_about,
         title=_title,
         family="Localisation",
+        bundle="localise",
         floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
         judges="network",
         test=_name == "mask_iou",

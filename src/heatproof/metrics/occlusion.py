@@ -93,6 +93,7 @@ def occlusion_correlation(mass: Any, drop: Any) -> Correlation:
 metric(
     "occlusion_drop", needs=("model", "images", "masks"), cite="chakraborty2025cambench",
     about="Fall of the class's logit when a part of the image is occluded.", family="Causes",
+    not_in_a_run="it occludes one named part; call hp.metrics for it",
 )(part_occlusion)  # fmt: skip
 metric(
     "occlusion_correlation",

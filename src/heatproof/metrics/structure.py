@@ -230,6 +230,7 @@ for _name, _better, _alias, _title, _about in (
         about=_about,
         title=_title,
         family="Structure",
+        bundle="structure",
         judges="network",
         test=_alias == "score",
         headline=_alias == "score",

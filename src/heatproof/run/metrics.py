@@ -9,19 +9,8 @@ from typing import Any
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.registry import Metric, check_options, metrics, parse_call
 
-FAMILIES = {
-    "localise": ("mask_iou", "box_iou", "inside", "pointing", "reachable", "filled"),
-    "structure": ("fmr", "tmr", "bl", "auc_f", "auc_t", "auc_bg", "dts", "structure_score"),
-    "insertion_deletion": ("insertion", "deletion"),
-}
-ACROSS = ("cose",)  # about several checkpoints
 OFFERED = frozenset({"maps", "labels", "probabilities", "boxes", "masks", "model", "images"})
 STORED = frozenset({"maps", "labels", "probabilities"})  # of all images of a checkpoint
-OWN_CLASS = ("accuracy", "recall", "cscore")  # read no probability but those of the true and predicted class
-OTHERWISE = {  # metrics whose inputs a run does not have
-    "ssim": "it compares two lots of maps; method_agreement does that for the methods of a run",
-    "occlusion_drop": "it occludes one named part; call hp.metrics for it",
-}
 RESERVED = ("progress", "batch_size", "layer", "anchor", "boxes", "masks", "targets", "seed", "logits",
             "same_images", "changed_images")  # fmt: skip
 
@@ -43,12 +32,8 @@ class Request:
     def every_class(self) -> bool:
         """Whether it reads the stored probabilities of all classes."""
         values = dict(self.options).values()
-        reads = self.group and "probabilities" in self.entry.needs and self.entry.name not in OWN_CLASS
+        reads = self.group and "probabilities" in self.entry.needs and not self.entry.own_class
         return reads or "adaptive" in values or "calibrated" in values
-
-    @property
-    def across(self) -> bool:
-        return self.entry.name in ACROSS
 
     @property
     def per_method(self) -> bool:
@@ -69,10 +54,11 @@ def read_metrics(texts: Sequence[str]) -> list[Request]:
     found: dict[str, Request] = {}
     for text in texts:
         name, options = parse_call(text)
+        bundles = _bundles()
         try:
-            entries = [metrics.get(each) for each in FAMILIES.get(name, (name,))]
+            entries = bundles.get(name) or [metrics.get(name)]
         except UnknownNameError:
-            raise UnknownNameError("metric", name, [*metrics.names(), *FAMILIES]) from None
+            raise UnknownNameError("metric", name, [*metrics.names(), *bundles]) from None
         for entry in entries:
             _refuse(entry, options)
             given = ", ".join(f"{key}={value!r}" for key, value in options.items())
@@ -85,14 +71,23 @@ def read_metrics(texts: Sequence[str]) -> list[Request]:
     return list(found.values())
 
 
+def _bundles() -> dict[str, list[Metric]]:
+    """Metrics that one name asks for, in the order of their file."""
+    found: dict[str, list[Metric]] = {}
+    for entry in metrics.as_registered():
+        if entry.bundle:
+            found.setdefault(entry.bundle, []).append(entry)
+    return found
+
+
 def _refuse(entry: Metric, options: dict[str, Any]) -> None:
     check_options(entry, options)
     for option in options:
         if option in RESERVED:
             raise InputError(f"{entry.name}: {option} is set by the run itself; leave it out")
-    if entry.name in OTHERWISE:
-        raise InputError(f"a run cannot compute {entry.name}: {OTHERWISE[entry.name]}")
-    if entry.name in ACROSS:  # the run makes its pairs
+    if entry.not_in_a_run:
+        raise InputError(f"a run cannot compute {entry.name}: {entry.not_in_a_run}")
+    if entry.across:  # the run makes its pairs
         return
     if missing := sorted(entry.needs - OFFERED):
         raise InputError(

@@ -95,7 +95,7 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
 
 def _across(manifest: Manifest, images: int, among: tuple[str, ...], origin: str) -> Iterator[Task]:
     """One unit per method and metric that compares checkpoints; another last checkpoint makes new units."""
-    requests = [r for r in read_metrics(manifest.config["metrics"]) if r.across]
+    requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.across]
     for request in requests if len(among) > 1 else ():
         for method in manifest.config["methods"]:
             unit = Unit(among[-1], (0, images), (method,), (request.text,), manifest.seed, origin)
@@ -162,5 +162,5 @@ def _texts(requests: Sequence[Request], group: bool, per_method: bool | None = N
     return tuple(
         r.text
         for r in requests
-        if r.group == group and not r.across and (per_method is None or r.per_method == per_method)
+        if r.group == group and not r.entry.across and (per_method is None or r.per_method == per_method)
     )

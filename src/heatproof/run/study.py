@@ -132,7 +132,7 @@ def check_study(opened: Opened) -> dict[str, str]:
         for checkpoint in checkpoints:
             model = opened.model(checkpoint.name)
             opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
-    if len(checkpoints) < 2 and (compared := [r.text for r in opened.metrics if r.across]):
+    if len(checkpoints) < 2 and (compared := [r.text for r in opened.metrics if r.entry.across]):
         raise InputError(
             f"metrics: {compared[0]} compares checkpoints, but there is one; add model.checkpoints"
         )
@@ -250,7 +250,7 @@ def _check_truth(requests: list[Request], source: Source, targets: str | None) -
             raise InputError(
                 f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
             )
-        if request.across and (targets or ("label" if source.labelled else "")) == "label":
+        if request.entry.across and (targets or ("label" if source.labelled else "")) == "label":
             raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")
         # From a half up, an image of the gold list is one whose label was predicted, so both maps are one.
         tau = dict(request.options).get("tau", 0.5)
