@@ -58,6 +58,7 @@ class Explainer(Entry):
     """A method: Trace -> "b h w"."""
 
     card: Card = field(default_factory=Card)
+    cost: str = ""  # per image, where neither `needs` nor an option says it
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Metric(Entry):
         return own | {f"{self.name}_{part}": words for part, words in self.parts.items()}
 
 
+REPEATS = ("samples", "masks", "steps", "channels")  # options that say how often a pass is repeated
 LEVELS = ("image", "class", "checkpoint")
 EntryT = TypeVar("EntryT", bound=Entry)
 
@@ -161,6 +163,7 @@ def explainer(
     cite: str = "",
     aliases: tuple[str, ...] = (),
     card: Card | None = None,
+    cost: str = "",
 ) -> Callable[[Function], Function]:
     """Register a method. `needs` names what the shared pass must provide:
 
@@ -169,7 +172,7 @@ def explainer(
     """
 
     def register(function: Function) -> Function:
-        explainers.add(Explainer(name, function, frozenset(needs), cite, aliases, card or Card()))
+        explainers.add(Explainer(name, function, frozenset(needs), cite, aliases, card or Card(), cost))
         return function
 
     return register

@@ -20,7 +20,7 @@ from heatproof.errors import StoreError
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
 from heatproof.models.model import untouched
-from heatproof.registry import explainers, metrics, parse_call
+from heatproof.registry import REPEATS, explainers, metrics, parse_call
 from heatproof.run.engine import Prepared, Worker
 from heatproof.run.plan import ANSWERS, PER_MAP, Task, make_plan
 from heatproof.run.process import fixed_threads
@@ -28,7 +28,6 @@ from heatproof.run.progress import spell
 from heatproof.run.provenance import FREE, GROWING, filled
 from heatproof.store import Manifest, RunFolder
 
-REPEATS = ("samples", "masks", "steps", "channels")  # options that say how often a pass is repeated
 FEWEST = 4  # repetitions to begin with
 GROWTH = 4
 CHEAP = 2.0  # seconds a trial may be expected to take
