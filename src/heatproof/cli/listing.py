@@ -15,12 +15,8 @@ from heatproof.models.capture import capture
 from heatproof.models.layers import picture_layers
 from heatproof.models.load import load_model
 from heatproof.models.model import untouched
-from heatproof.models.tail import Tail
-from heatproof.registry import Card, Explainer, Metric, explainers, metrics
+from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
 from heatproof.run.metrics import read_metrics
-
-# Options that count the inputs a method passes through the network for each image.
-COUNTS = ("samples", "masks", "steps", "channels")
 
 
 @click.group("list")
@@ -72,11 +68,11 @@ def method_page(entry: Explainer) -> str:
 
 def cost(entry: Explainer) -> str:
     """What a method adds to the pass that all methods share."""
-    for option in COUNTS:
+    for option in REPEATS:
         if option in entry.options:
             return f"{entry.options[option]:,} inputs"
-    if any(thing is Tail for thing in getattr(entry.function, "__globals__", {}).values()):
-        return "part of a pass per channel"
+    if entry.cost:
+        return entry.cost
     if "input_gradient" in entry.needs:
         return "full backward pass"
     return "shared pass" if entry.needs else "no pass"
