@@ -99,7 +99,7 @@ def test_good_pictures_among_broken_ones_are_loaded(tmp_path: Path) -> None:
     assert failed["folder.jpg"] == "there is no such file"
     assert failed["empty.jpg"] == "the file is empty"
     again = [f for _, failures in batches(source, PLAIN, 4, workers=1) for f in failures]
-    assert again == [Failure(name, failed[name]) for name in sorted(failed)]
+    assert again == [Failure(name, failed[name], name == "folder.jpg") for name in sorted(failed)]
     with pytest.raises(InputError, match=r"^cannot use badchunk\.png: the file is damaged"):
         list(batches(source, PLAIN, 4, fail_fast=True))
 
@@ -151,7 +151,7 @@ def test_a_file_without_read_permission_gives_its_reason() -> None:
         )
         if done.returncode == 3:
             pytest.skip(f"this machine does not let a test become another user: {done.stdout.strip()}")
-        expected = "('open.png',) [('closed.png', 'there is no permission to read the file')]"
+        expected = "('open.png',) [('closed.png', 'there is no permission to read the file', False)]"
         assert done.stdout.strip() == expected, done.stderr
     finally:
         shutil.rmtree(folder)

@@ -168,7 +168,7 @@ def test_gradients_equal_those_of_two_keras_submodels(
 
     model = hp.load_model(original)
     with untouched(model.module):
-        trace = capture(model, pixels, target)
+        trace = capture(model, pixels, target, layer=layer)
     assert trace.layer == layer and trace.activation.shape[2:] == grid
     assert torch.allclose(trace.logits, logits.detach(), atol=1e-5, rtol=1e-4)
     assert torch.allclose(trace.activation, activation.detach().permute(0, 3, 1, 2), atol=1e-5, rtol=1e-4)

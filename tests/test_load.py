@@ -44,7 +44,7 @@ def check_layer(model: Model, size: int, layer: str, grid: tuple[int, int]) -> N
 
 TORCHVISION = [
     ("resnet18", 64, "layer4", {}),
-    ("densenet121", 64, "features.denseblock4", {}),
+    ("densenet121", 64, "features.norm5+relu", {}),
     ("inception_v3", 107, "Mixed_7c", {}),
     ("convnext_tiny", 64, "features.7", {}),
     ("efficientnet_b0", 64, "features.8.2", {}),
@@ -68,7 +68,7 @@ SMALL_SWIN = {"img_size": 64, "embed_dim": 24, "depths": (1, 1, 1, 1)}
 SMALL_VIT = {"img_size": 64, "depth": 3}
 TIMM = [
     ("resnet10t", 64, "layer4", (2, 2), {}),
-    ("densenet121", 64, "features.denseblock4", (2, 2), {}),
+    ("densenet121", 64, "features.norm5", (2, 2), {}),
     ("inception_v3", 107, "Mixed_7c", (2, 2), {}),
     ("convnext_atto", 64, "stages.3", (2, 2), {}),
     ("efficientnet_lite0", 64, "bn2", (2, 2), {}),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from heatproof.surface import Run, open_run, run
     from heatproof.types import Batch, Maps, Score, Trace, Unit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Batch", "Maps", "Model", "Run", "Score", "Trace", "Unit", "explain", "load_model", "metrics", "monitor",
     "open_image", "open_run", "run",

@@ -33,7 +33,7 @@ def list_group() -> None:
 
 
 @list_group.command("methods")
-@click.option("--verbose", "-v", is_flag=True, help="Also options and conventions, where libraries differ.")
+@click.option("--verbose", "-v", is_flag=True, help="Also options, conventions and citation.")
 def list_methods(verbose: bool) -> None:
     """Every explanation method: its idea, what it costs and where it comes from.
 
@@ -45,12 +45,11 @@ def list_methods(verbose: bool) -> None:
             console.print(method_page(entry), soft_wrap=True)
         return
     table = new_table("explanation methods")
-    table.add_column("method", no_wrap=True)
+    for column in ("method", "cost per image"):
+        table.add_column(column, no_wrap=True)
     table.add_column("idea")
-    table.add_column("cost per image", no_wrap=True)
-    table.add_column("citation", no_wrap=True)
     for entry in explainers:
-        table.add_row(entry.name, entry.summary, cost(entry), entry.cite)
+        table.add_row(entry.name, cost(entry), entry.summary)
     console.print(table)
     console.print(
         'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
@@ -79,9 +78,9 @@ def cost(entry: Explainer) -> str:
 
 
 @list_group.command("metrics")
-@click.option("--verbose", "-v", is_flag=True, help="Also what each metric needs.")
+@click.option("--verbose", "-v", is_flag=True, help="Also bounds, level, needs and citation.")
 def list_metrics(verbose: bool) -> None:
-    """Every metric: what it says, which direction is better, its bounds and where it comes from.
+    """Every metric: what it says, which direction is better, and whether a run computes it.
 
     "in a run": whether `metrics` of a study may name it; the others are functions of hp.metrics, and -v says
     why. Some are families, which may be named as one: localise, structure, insertion_deletion.
@@ -91,16 +90,14 @@ def list_metrics(verbose: bool) -> None:
             console.print(metric_page(entry), soft_wrap=True)
         return
     table = new_table("metrics")
-    table.add_column("metric", no_wrap=True)
-    table.add_column("what it says")
-    for column in ("in a run", "better", "bounds", "one per", "citation"):
+    for column in ("metric", "in a run", "better"):
         table.add_column(column, no_wrap=True)
+    table.add_column("what it says")
     for entry in metrics:
         in_a_run = "no" if not_in_a_run(entry) else "yes"
-        table.add_row(
-            entry.name, entry.summary, in_a_run, better(entry), bounds(entry), entry.level, entry.cite
-        )
+        table.add_row(entry.name, in_a_run, better(entry), entry.summary)
     console.print(table)
+    console.print("Bounds, level, what each one needs and where it comes from: heatproof list metrics -v")
 
 
 def metric_page(entry: Metric) -> str:
