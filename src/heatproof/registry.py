@@ -80,6 +80,7 @@ class Metric(Entry):
     across: bool = False  # whether it compares checkpoints, from the SSIM of their maps
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
     not_in_a_run: str = ""  # why, where `needs` does not say it
+    call: Callable[..., Any] | None = None  # (Scene, options) -> PerImage by method, where not by name
 
     @property
     def summary(self) -> str:
@@ -199,6 +200,7 @@ def metric(
     across: bool = False,
     own_class: bool = False,
     not_in_a_run: str = "",
+    call: Callable[..., Any] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a metric. `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images.
 
@@ -215,7 +217,7 @@ def metric(
 
     def register(function: Function) -> Function:
         known = (level, higher_is_better, bounds, about, title, family, parts or {}, floors, judges, test)
-        facts = (*known, headline, bundle, across, own_class, not_in_a_run)
+        facts = (*known, headline, bundle, across, own_class, not_in_a_run, call)
         metrics.add(Metric(name, function, frozenset(needs), cite, aliases, *facts))
         return function
 

@@ -38,7 +38,8 @@ from heatproof.errors import InputError, did_you_mean
 from heatproof.explain._blur import gaussian_blur
 from heatproof.metrics._curves import Plan, adaptive_plan, area, change_steps, next_points, straight_lines
 from heatproof.metrics._inputs import raw_maps, same_length
-from heatproof.metrics.structure import CONSTANT
+from heatproof.metrics.scene import Scene
+from heatproof.metrics.structure import CONSTANT, Cause, PerImage
 from heatproof.models.model import Model, as_model, at_least_float, predicted, probabilities, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import metric
@@ -47,6 +48,7 @@ from heatproof.types import constant
 BLUR_SIGMA = 10.0
 BASELINES = ("blur", "black", "mean", "noise")
 INSERTION, DELETION = 0, 1
+CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,18 @@ class Faithfulness:
     adaptive: bool
     passes: int  # inputs behind these curves; the two end points of an image are shared by all methods
     reasons: tuple[str, ...]  # one per image, "" where its curves are defined
+
+    def per_image(self) -> PerImage:
+        """Both areas, and both curves at every tenth of the pixels, for pictures of them."""
+        found = {}
+        for name in ("insertion", "deletion"):
+            curve = getattr(self, name).cpu()
+            found[name] = getattr(self, f"{name}_auc").cpu()
+            for percent in CURVE_POINTS:
+                place = percent / 100 * (curve.shape[1] - 1)
+                low = min(int(place), curve.shape[1] - 2)
+                found[f"{name}_at_{percent}"] = torch.lerp(curve[:, low], curve[:, low + 1], place - low)
+        return PerImage(found, [Cause(CONSTANT, torch.tensor([bool(why) for why in self.reasons]))])
 
     @property
     def degenerate_fraction(self) -> float:
@@ -215,6 +229,13 @@ def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
     return numbers // by, numbers % by
 
 
+def _in_a_run(scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    found = insertion_deletion(
+        scene.model, scene.batch.images, dict(scene.maps), scene.classes, **scene.passes, **options
+    )
+    return {method: one.per_image() for method, one in found.items()}
+
+
 for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, "removed")):
     metric(
         _name,
@@ -227,6 +248,7 @@ for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, 
         title=f"{_name}: evidence {_done} first",
         family="Faithfulness",
         bundle="insertion_deletion",
+        call=_in_a_run,
         judges="map",
         test=True,
         headline=True,

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics._inputs import as_tensor, raw_maps, same_length
+from heatproof.metrics.scene import Scene
 from heatproof.metrics.structure import Cause, PerImage, align, ascending, chunks
 from heatproof.registry import metric
 from heatproof.types import Maps, upsample
@@ -270,6 +271,14 @@ def macro_mean(values: Any, classes: Any) -> MacroMean:
     return MacroMean(value, means, sizes, len(scores) - sum(sizes.values()))
 
 
+def _in_a_run(scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    truth = scene.batch.truth
+    assert truth is not None
+    masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
+    found = {m: localise(one, boxes=truth.boxes, masks=masks, **options) for m, one in scene.maps.items()}
+    return {m: name_losses(one, truth.lost) for m, one in found.items()}
+
+
 for _name, _better, _aliases, _title, _about in (
     ("mask_iou", True, (), "overlap with the object",
      "Overlap (IoU) of the budget's strongest pixels with the object."),
@@ -295,6 +304,7 @@ for _name, _better, _aliases, _title, _about in (
         title=_title,
         family="Localisation",
         bundle="localise",
+        call=_in_a_run,
         floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
         judges="network",
         test=_name == "mask_iou",

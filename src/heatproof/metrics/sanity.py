@@ -29,6 +29,7 @@ import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ from heatproof.errors import InputError, ModelError
 from heatproof.explain.api import explain
 from heatproof.metrics._inputs import as_tensor, mean_interval, same_length
 from heatproof.metrics.agreement import map_similarity
+from heatproof.metrics.scene import Scene
 from heatproof.metrics.structure import Cause, PerImage
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
@@ -359,6 +361,13 @@ def _margin(differences: np.ndarray, resamples: int, seed: int) -> Margin:
     return Margin(float(defined.mean()), interval, len(defined), float((defined > 0).mean()))
 
 
+def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    named = {} if function is fragility else {"targets": scene.classes}  # that explains the predicted class
+    named |= {"layer": scene.layer, **scene.passes}
+    found = function(scene.model, scene.batch.images, list(scene.maps), **named, **options)
+    return found.mean() if isinstance(found, Cascade) else found
+
+
 # A map that ignores the network is perfectly stable, so floors say nothing about these.
 for _name, _function, _said, _cite in (
     ("randomisation", parameter_randomisation, "unchanged by random weights", "adebayo2018sanity"),
@@ -369,6 +378,7 @@ for _name, _function, _said, _cite in (
         _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
         cite=_cite, family="Sanity", floors=(), judges="map", test=_name == "randomisation",
         parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"},
+        call=partial(_in_a_run, _function),
     )(_function)  # fmt: skip
 metric(
     "above_floors", needs=("scores",), level="checkpoint", higher_is_better=True, cite="adebayo2018sanity",

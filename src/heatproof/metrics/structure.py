@@ -37,6 +37,7 @@ from torch.nn import functional as F
 from heatproof.errors import InputError, did_you_mean
 from heatproof.metrics._distance import distance_to
 from heatproof.metrics._inputs import as_tensor, pixel_maps, raw_maps
+from heatproof.metrics.scene import Scene
 from heatproof.registry import metric
 from heatproof.types import Maps, constant
 
@@ -44,6 +45,7 @@ EPSILON = 1e-6
 THRESHOLDS = 31
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
+NO_CODE = "the picture has no code, so there is no structure to find"
 NO_PART = "no pixel belongs to a part, so there is no distance to one"
 
 
@@ -202,6 +204,16 @@ def chunks(maps: Tensor, size: tuple[int, int]) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(maps), step))
 
 
+def _in_a_run(scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    assert scene.batch.truth is not None
+    masks = scene.batch.truth.masks
+    parts = masks["finder"], masks["timing"], masks["box"]
+    nothing = Cause(NO_CODE, ~masks["box"].flatten(1).any(1))
+    found = {m: structure(one, *parts, **options) for m, one in scene.maps.items()}
+    # The shares of an empty mask are numbers (0 and 1), but no statement about a map: means leave them out.
+    return {m: PerImage(one, [nothing, *one.causes]) for m, one in found.items()}
+
+
 _SHARE, _COVERED = "Share of the map's mass on {}.", "Share of {} that the map covers, mean over thresholds."
 for _name, _better, _alias, _title, _about in (
     ("fmr", True, "finder_mass_ratio", "mass on the finder patterns",
@@ -231,6 +243,7 @@ for _name, _better, _alias, _title, _about in (
         title=_title,
         family="Structure",
         bundle="structure",
+        call=_in_a_run,
         judges="network",
         test=_alias == "score",
         headline=_alias == "score",

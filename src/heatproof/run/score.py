@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +25,10 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Failure
-from heatproof.metrics import localise, structure
-from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
-from heatproof.metrics.localise import name_losses
-from heatproof.metrics.sanity import fragility, input_shift, parameter_randomisation
-from heatproof.metrics.structure import Cause, PerImage
+from heatproof.metrics.scene import Scene
+from heatproof.metrics.structure import PerImage
 from heatproof.models import Model, predicted, probabilities
+from heatproof.registry import Metric
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.plan import ANSWERS, PER_MAP, Task
 from heatproof.run.study import ALL_CLASSES_UP_TO
@@ -39,39 +37,8 @@ from heatproof.types import Batch, Maps, Score, Unit
 
 NO_ANSWER = "the model's output is NaN"
 NO_MAP = "there is no map: the model's output or the map has NaN or infinite values"
-NO_CODE = "the picture has no code, so there is no structure to find"
 NOT_FINITE = "the map has NaN or infinite values"
-CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 Values = tuple[Tensor, Sequence[str]]  # "b" and a reason for each NaN
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What a metric may look at."""
-
-    model: Model
-    batch: Batch
-    maps: Mapping[str, Maps]  # as the store gives them back
-    targets: Tensor  # "b", the explained classes
-    layer: Any = None
-    batch_size: int = 32
-    seed: int = 0
-    passed: Callable[[int], object] | None = None
-
-    @property
-    def classes(self) -> Tensor:
-        """The explained classes as the model takes them; -1, where there is no map, is scored NaN anyway."""
-        return self.targets.clamp(min=0)
-
-    @cached_property
-    def probabilities(self) -> Tensor:
-        """ "b k", from a pass of its own: the same also for a metric that is added later."""
-        return probabilities(self.model.logits(self.batch.images)).cpu()
-
-    @property
-    def passes(self) -> dict[str, Any]:
-        """Options of everything that runs the model."""
-        return {"seed": self.seed, "batch_size": self.batch_size, "progress": self.passed}
 
 
 def explain_batch(
@@ -203,8 +170,8 @@ def _labels(batch: Batch) -> list[int | None]:
 
 def _parts(request: Request, found: Mapping[str, Values]) -> Iterator[tuple[str, Values]]:
     """The request's own number among those its function returns, or all of them under longer names."""
-    own = {"structure_score": "score"}.get(request.entry.name, request.entry.name)
-    if own in found:
+    own = next((name for name in (request.entry.name, *request.entry.aliases) if name in found), None)
+    if own:
         yield request.text, found[own]
         for part, values in found.items():  # the curve behind an area
             if part.startswith(f"{own}_at_"):
@@ -216,109 +183,28 @@ def _parts(request: Request, found: Mapping[str, Values]) -> Iterator[tuple[str,
 
 def compute(request: Request, scene: Scene) -> dict[str, dict[str, Values]]:
     """By method, by name: what a metric's function says about every map."""
-    adapter = ADAPTERS.get(request.entry.function, _by_name(request))
-    return adapter(scene, dict(request.options))
-
-
-def _per_image(found: Mapping[str, PerImage]) -> dict[str, dict[str, Values]]:
+    call = request.entry.call or partial(_by_name, request.entry)
+    found: Mapping[str, PerImage] = call(scene, dict(request.options))
     return {m: {name: (one[name].cpu(), one.reasons(name)) for name in one} for m, one in found.items()}
 
 
-def _localise(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
+def _by_name(entry: Metric, scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    """Called once per method with what it needs, by name; returns "b" or a PerImage."""
     truth = scene.batch.truth
-    assert truth is not None
-    masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
-    found = {m: localise(one, boxes=truth.boxes, masks=masks, **options) for m, one in scene.maps.items()}
-    return _per_image({m: name_losses(one, truth.lost) for m, one in found.items()})
-
-
-def _structure(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
-    assert scene.batch.truth is not None
-    masks = scene.batch.truth.masks
-    parts = masks["finder"], masks["timing"], masks["box"]
-    nothing = Cause(NO_CODE, ~masks["box"].flatten(1).any(1))
-    found = {m: structure(one, *parts, **options) for m, one in scene.maps.items()}
-    # The shares of an empty mask are numbers (0 and 1), but no statement about a map: means leave them out.
-    return _per_image({m: PerImage(one, [nothing, *one.causes]) for m, one in found.items()})
-
-
-def _faithfulness(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
-    found = insertion_deletion(
-        scene.model, scene.batch.images, dict(scene.maps), scene.classes, **scene.passes, **options
-    )
-    return {m: _curve_rows(one) for m, one in found.items()}
-
-
-def _curve_rows(found: Faithfulness) -> dict[str, Values]:
-    """Both areas, and both curves at every tenth of the pixels, for pictures of them."""
-    rows: dict[str, Values] = {}
-    for name in ("insertion", "deletion"):
-        curve = getattr(found, name).cpu()
-        rows[name] = getattr(found, f"{name}_auc").cpu(), found.reasons
-        for percent in CURVE_POINTS:
-            place = percent / 100 * (curve.shape[1] - 1)
-            low = min(int(place), curve.shape[1] - 2)
-            height = torch.lerp(curve[:, low], curve[:, low + 1], place - low)
-            rows[f"{name}_at_{percent}"] = height, found.reasons
-    return rows
-
-
-def _randomisation(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
-    found = parameter_randomisation(
-        scene.model, scene.batch.images, list(scene.maps), scene.classes, layer=scene.layer, **scene.passes,
-        **options,
-    )  # fmt: skip
-    return _per_image(found.mean())
-
-
-def _input_shift(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
-    found = input_shift(
-        scene.model, scene.batch.images, list(scene.maps), scene.classes, layer=scene.layer, **scene.passes,
-        **options,
-    )  # fmt: skip
-    return _per_image(found)
-
-
-def _fragility(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
-    found = fragility(
-        scene.model, scene.batch.images, list(scene.maps), layer=scene.layer, **scene.passes, **options
-    )
-    return _per_image(found)
-
-
-Adapter = Callable[[Scene, dict[str, Any]], dict[str, dict[str, Values]]]
-ADAPTERS: dict[Callable[..., Any], Adapter] = {
-    localise: _localise,
-    structure: _structure,
-    insertion_deletion: _faithfulness,
-    parameter_randomisation: _randomisation,
-    input_shift: _input_shift,
-    fragility: _fragility,
-}
-
-
-def _by_name(request: Request) -> Adapter:
-    """A plug-in's metric: called once per method with what it needs, by name; returns "b" or a PerImage."""
-
-    def adapter(scene: Scene, options: dict[str, Any]) -> dict[str, dict[str, Values]]:
-        truth = scene.batch.truth
-        offered = {
-            "model": scene.model, "images": scene.batch.images, "labels": scene.batch.labels,
-            "boxes": truth and truth.boxes, "masks": truth and truth.masks,
-            "probabilities": scene.probabilities if "probabilities" in request.entry.needs else None,
-        }  # fmt: skip
-        found: dict[str, dict[str, Values]] = {}
-        for method, maps in scene.maps.items():
-            given = {name: maps if name == "maps" else offered[name] for name in request.entry.needs}
-            result = request.entry.function(**given, **options)
-            if not isinstance(result, PerImage):
-                result = PerImage({request.entry.name: torch.as_tensor(result)})
-            if any(len(values) != len(maps) for values in result.values()):
-                raise InputError(f"{request.entry.name} must return one number per image, {len(maps)} here")
-            found |= _per_image({method: result})
-        return found
-
-    return adapter
+    offered = {
+        "model": scene.model, "images": scene.batch.images, "labels": scene.batch.labels,
+        "boxes": truth and truth.boxes, "masks": truth and truth.masks,
+        "probabilities": scene.probabilities if "probabilities" in entry.needs else None,
+    }  # fmt: skip
+    found: dict[str, PerImage] = {}
+    for method, maps in scene.maps.items():
+        given = {name: maps if name == "maps" else offered[name] for name in entry.needs}
+        found[method] = result = entry.function(**given, **options)
+        if not isinstance(result, PerImage):
+            found[method] = PerImage({entry.name: torch.as_tensor(result)})
+        if any(len(values) != len(maps) for values in found[method].values()):
+            raise InputError(f"{entry.name} must return one number per image, {len(maps)} here")
+    return found
 
 
 def is_first(task: Task) -> bool:

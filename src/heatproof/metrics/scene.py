@@ -1,0 +1,42 @@
+"""What a run shows to a metric about single images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from heatproof.models import Model, probabilities
+from heatproof.types import Batch, Maps
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One batch: its pictures, what is known about them, and their maps by every method."""
+
+    model: Model
+    batch: Batch
+    maps: Mapping[str, Maps]  # as the store gives them back
+    targets: Tensor  # "b", the explained classes
+    layer: Any = None
+    batch_size: int = 32
+    seed: int = 0
+    passed: Callable[[int], object] | None = None
+
+    @property
+    def classes(self) -> Tensor:
+        """The explained classes as the model takes them; -1, where there is no map, is scored NaN anyway."""
+        return self.targets.clamp(min=0)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """ "b k", from a pass of its own: the same also for a metric that is added later."""
+        return probabilities(self.model.logits(self.batch.images)).cpu()
+
+    @property
+    def passes(self) -> dict[str, Any]:
+        """Options of everything that runs the model."""
+        return {"seed": self.seed, "batch_size": self.batch_size, "progress": self.passed}
