@@ -11,8 +11,8 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
@@ -31,15 +31,25 @@ class Card:
     normalisation: str = "min-max per map"
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def unregistered() -> None:
+    """Nobody registered this metric: its rows are shown as they are."""
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A registered function with what the rest of the program must know about it."""
+    """What the rest of the program must know about a function; called with one, it registers it."""
 
     name: str
-    function: Callable[..., Any]
-    needs: frozenset[str] = frozenset()
+    function: Callable[..., Any] = unregistered
+    needs: Collection[str] = ()
     cite: str = ""
     aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", frozenset(self.needs))
 
     @property
     def summary(self) -> str:
@@ -55,15 +65,33 @@ class Entry:
 
 @dataclass(frozen=True)
 class Explainer(Entry):
-    """A method: Trace -> "b h w"."""
+    """A method: Trace -> "b h w". `needs` names what the shared pass must provide:
+
+    activations, gradients (both at the layer), scales (activations and gradients at several layers),
+    input_gradient, blank (the logits of the all-zero image); nothing for methods that only predict.
+    """
 
     card: Card = field(default_factory=Card)
     cost: str = ""  # per image, where neither `needs` nor an option says it
 
+    def __call__(self, function: Function) -> Function:
+        explainers.add(replace(self, function=function))
+        return function
+
 
 @dataclass(frozen=True)
 class Metric(Entry):
-    """A pure function, and all that run, table, report and verdict know about its number."""
+    """A pure function, and all that run, table, report and verdict know about its number.
+
+    `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images. A run calls it with
+    them by name, once for each method where it needs maps. By level it gets and returns
+
+        image        the images of a batch; a number each, "b", or a PerImage
+        class        all images of a checkpoint, without boxes, masks, model and images; {class: number}
+        checkpoint   the same; one number
+
+    or, for the last two, a ClassifierScore.
+    """
 
     level: str = "image"  # of LEVELS
     higher_is_better: bool | None = None
@@ -81,6 +109,16 @@ class Metric(Entry):
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
     not_in_a_run: str = ""  # why, where `needs` does not say it
     call: Callable[..., Any] | None = None  # (Scene, options) -> PerImage by method, where not by name
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.level not in LEVELS:
+            levels = f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}"
+            raise InputError(f"metric {self.name}: level is {levels}; got {self.level!r}")
+
+    def __call__(self, function: Function) -> Function:
+        metrics.add(replace(self, function=function))
+        return function
 
     @property
     def summary(self) -> str:
@@ -154,74 +192,7 @@ def _key(name: str) -> str:
 explainers: Registry[Explainer] = Registry("method", "heatproof.explain", "heatproof.explainers")
 metrics: Registry[Metric] = Registry("metric", "heatproof.metrics", "heatproof.metrics")
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def explainer(
-    name: str,
-    *,
-    needs: tuple[str, ...] = (),
-    cite: str = "",
-    aliases: tuple[str, ...] = (),
-    card: Card | None = None,
-    cost: str = "",
-) -> Callable[[Function], Function]:
-    """Register a method. `needs` names what the shared pass must provide:
-
-    activations, gradients (both at the layer), scales (activations and gradients at several layers),
-    input_gradient, blank (the logits of the all-zero image); nothing for methods that only predict.
-    """
-
-    def register(function: Function) -> Function:
-        explainers.add(Explainer(name, function, frozenset(needs), cite, aliases, card or Card(), cost))
-        return function
-
-    return register
-
-
-def metric(
-    name: str,
-    *,
-    needs: tuple[str, ...] = (),
-    level: str = "image",
-    higher_is_better: bool | None = None,
-    bounds: tuple[float, float] = (float("-inf"), float("inf")),
-    cite: str = "",
-    aliases: tuple[str, ...] = (),
-    about: str = "",
-    title: str = "",
-    family: str = "Other",
-    parts: Mapping[str, str] | None = None,
-    floors: tuple[str, ...] = ("random", "edges"),
-    judges: str = "",
-    test: bool = False,
-    headline: bool = False,
-    bundle: str = "",
-    across: bool = False,
-    own_class: bool = False,
-    not_in_a_run: str = "",
-    call: Callable[..., Any] | None = None,
-) -> Callable[[Function], Function]:
-    """Register a metric. `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images.
-
-    A run calls it with them by name, once for each method where it needs maps. By level it gets and returns
-
-        image        the images of a batch; a number each, "b", or a PerImage
-        class        all images of a checkpoint, without boxes, masks, model and images; {class: number}
-        checkpoint   the same; one number
-
-    or, for the last two, a ClassifierScore. The other facts are those of `Metric`.
-    """
-    if level not in LEVELS:
-        raise InputError(f"metric {name}: level is {', '.join(LEVELS[:-1])} or {LEVELS[-1]}; got {level!r}")
-
-    def register(function: Function) -> Function:
-        known = (level, higher_is_better, bounds, about, title, family, parts or {}, floors, judges, test)
-        facts = (*known, headline, bundle, across, own_class, not_in_a_run, call)
-        metrics.add(Metric(name, function, frozenset(needs), cite, aliases, *facts))
-        return function
-
-    return register
+explainer, metric = Explainer, Metric  # as decorators
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:

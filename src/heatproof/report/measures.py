@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.registry import Metric, metrics, parse_call
+from heatproof.registry import Metric, metrics, parse_call, unregistered
 
 FAMILIES = (  # in the order of the table; those of plug-ins follow
     "Maps", "Structure", "Localisation", "Faithfulness", "Consistency", "Consistency and sensitivity",
@@ -23,20 +23,16 @@ BESIDE = re.compile(
 )  # parts that stand beside their metric, not for themselves
 
 
-def _nobody() -> None:
-    """Nobody registered this metric: its rows are shown as they are."""
-
-
 EXTRAS = {  # rows that every run has, of no registered metric
     extra.name: extra
     for extra in (
         Metric(
-            "degenerate", _nobody, higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(),
+            "degenerate", higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(),
             about="The share of maps that are constant, so that nothing in them stands out.",
             title="blank maps",
         ),
         Metric(
-            "ms_per_image", _nobody, higher_is_better=False, family="Maps", floors=(),
+            "ms_per_image", higher_is_better=False, family="Maps", floors=(),
             about="Time of the explainer alone, warm, median over batches, on the machine named above.",
             title="milliseconds per image",
         ),
@@ -55,7 +51,7 @@ class Measure:
     @property
     def entry(self) -> Metric | None:
         """None where nobody registered it."""
-        return None if self.facts.function is _nobody else self.facts
+        return None if self.facts.function is unregistered else self.facts
 
     @property
     def higher_is_better(self) -> bool | None:
@@ -107,7 +103,7 @@ def measure(name: str) -> Measure:
         base, _ = parse_call(name)
     except InputError:
         base = name
-    return Measure(name, base, EXTRAS.get(base) or _entry(base) or Metric(base, _nobody))
+    return Measure(name, base, EXTRAS.get(base) or _entry(base) or Metric(base))
 
 
 def _entry(base: str) -> Metric | None:

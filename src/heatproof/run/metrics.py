@@ -89,11 +89,11 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
         raise InputError(f"a run cannot compute {entry.name}: {entry.not_in_a_run}")
     if entry.across:  # the run makes its pairs
         return
-    if missing := sorted(entry.needs - OFFERED):
+    if missing := sorted(set(entry.needs) - OFFERED):
         raise InputError(
             f"a run cannot compute {entry.name}, which needs {', '.join(missing)}; call hp.metrics for it"
         )
-    if entry.level != "image" and (missing := sorted(entry.needs - STORED)):
+    if entry.level != "image" and (missing := sorted(set(entry.needs) - STORED)):
         raise InputError(
             f"a run cannot compute {entry.name}: at level {entry.level!r} it has maps, labels and "
             f"probabilities, but no {', '.join(missing)}; register the metric with level='image'"
