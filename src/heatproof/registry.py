@@ -108,7 +108,8 @@ class Metric(Entry):
     across: bool = False  # whether it compares checkpoints, from the SSIM of their maps
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
     not_in_a_run: str = ""  # why, where `needs` does not say it
-    call: Callable[..., Any] | None = None  # (Scene, options) -> PerImage by method, where not by name
+    pairs: bool = False  # whether it takes the maps by method and speaks of each pair of methods
+    call: Callable[..., Any] | None = None  # (function, Scene or Group, options), where not by name
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -275,6 +275,8 @@ metric(
     cite="krishna2022disagreement",
     aliases=("agreement",),
     family="Agreement",
+    parts={kind: f"method agreement {kind}" for kind in ("spearman", "ssim", "overlap")},
+    pairs=True,
 )(method_agreement)
 metric(
     "metric_agreement",

@@ -49,6 +49,7 @@ class ClassifierScore:
 _metric = partial(
     metric, needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1),
     family="Classifier", judges="network",
+    call=lambda function, group, options: function(group.labels, group.probabilities, **options),
 )  # fmt: skip
 
 

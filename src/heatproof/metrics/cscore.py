@@ -171,6 +171,9 @@ def cscore(
     title="C-Score: alike within a class",
     family="Consistency",
     own_class=True,
+    call=lambda function, group, options: function(
+        group.maps, group.labels, group.probabilities, seed=group.seed, **options
+    ),
     floors=(),  # a map that ignores the network is perfectly alike
 )
 def cscore_by_class(

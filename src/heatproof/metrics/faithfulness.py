@@ -229,8 +229,8 @@ def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
     return numbers // by, numbers % by
 
 
-def _in_a_run(scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
-    found = insertion_deletion(
+def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    found = function(
         scene.model, scene.batch.images, dict(scene.maps), scene.classes, **scene.passes, **options
     )
     return {method: one.per_image() for method, one in found.items()}

@@ -23,7 +23,7 @@ of means (`macro_mean`), as in the thesis.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -271,11 +271,11 @@ def macro_mean(values: Any, classes: Any) -> MacroMean:
     return MacroMean(value, means, sizes, len(scores) - sum(sizes.values()))
 
 
-def _in_a_run(scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
     truth = scene.batch.truth
     assert truth is not None
     masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
-    found = {m: localise(one, boxes=truth.boxes, masks=masks, **options) for m, one in scene.maps.items()}
+    found = {m: function(one, boxes=truth.boxes, masks=masks, **options) for m, one in scene.maps.items()}
     return {m: name_losses(one, truth.lost) for m, one in found.items()}
 
 

@@ -29,7 +29,6 @@ import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -378,7 +377,7 @@ for _name, _function, _said, _cite in (
         _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
         cite=_cite, family="Sanity", floors=(), judges="map", test=_name == "randomisation",
         parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"},
-        call=partial(_in_a_run, _function),
+        call=_in_a_run,
     )(_function)  # fmt: skip
 metric(
     "above_floors", needs=("scores",), level="checkpoint", higher_is_better=True, cite="adebayo2018sanity",

@@ -1,4 +1,4 @@
-"""What a run shows to a metric about single images."""
+"""What a run shows to a metric."""
 
 from __future__ import annotations
 
@@ -40,3 +40,13 @@ class Scene:
     def passes(self) -> dict[str, Any]:
         """Options of everything that runs the model."""
         return {"seed": self.seed, "batch_size": self.batch_size, "progress": self.passed}
+
+
+@dataclass(frozen=True)
+class Group:
+    """All images of a checkpoint that could be used."""
+
+    maps: Any  # of one method, on the run's device; None for a metric that needs none
+    labels: Tensor  # "b"
+    probabilities: Tensor  # "b k"; zero where a class's probability was not kept
+    seed: int

@@ -25,7 +25,7 @@ Where the paper leaves room or errs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -204,12 +204,12 @@ def chunks(maps: Tensor, size: tuple[int, int]) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(maps), step))
 
 
-def _in_a_run(scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
     assert scene.batch.truth is not None
     masks = scene.batch.truth.masks
     parts = masks["finder"], masks["timing"], masks["box"]
     nothing = Cause(NO_CODE, ~masks["box"].flatten(1).any(1))
-    found = {m: structure(one, *parts, **options) for m, one in scene.maps.items()}
+    found = {m: function(one, *parts, **options) for m, one in scene.maps.items()}
     # The shares of an empty mask are numbers (0 and 1), but no statement about a map: means leave them out.
     return {m: PerImage(one, [nothing, *one.causes]) for m, one in found.items()}
 

@@ -128,7 +128,7 @@ class Recorder:
         folder.write_unit(task.unit, scores, {name: storable(one) for name, one in maps.items()}, shown)
 
     def _group(self, task: Any, model: str, measured: Measured) -> list[Score]:
-        from heatproof.run.group import classifier_cells, cscore_cells
+        from heatproof.run.group import cells
         from heatproof.run.metrics import read_metrics
 
         requests = read_metrics(task.unit.metrics)
@@ -136,11 +136,11 @@ class Recorder:
             (method, cell)
             for request in requests
             for method in task.unit.methods
-            for cell in cscore_cells(request, measured.scores[method])
+            for cell in cells(request, measured.scores[method])
         ] or [
             ("", cell)
             for request in requests
-            for cell in classifier_cells(request, getattr(measured, request.entry.name))
+            for cell in cells(request, getattr(measured, request.entry.name))
         ]
         return [
             Score(model, task.unit.checkpoint, "", label, label, method, metric, value, reason)

@@ -10,7 +10,7 @@ any other         a plug-in's: label c for level "class", NULL for level "checkp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics import agreement
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.cscore import CScores
+from heatproof.metrics.scene import Group
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.plan import Task
 from heatproof.store import MapStore, RunFolder
@@ -31,7 +31,6 @@ NO_IMAGE = "no image of this checkpoint could be used"
 NO_COMMON_IMAGE = "no image has a map of every method"
 NO_MAP = "no map of this method could be stored"
 NOT_DEFINED = "the metric is not defined here"
-CLASSIFIER = ("accuracy", "recall", "auc")
 Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
 
 
@@ -88,47 +87,31 @@ class _Maker:
         if not self.answers.ids:
             for method in self.task.unit.methods or ("",):
                 yield self._row(method, None, request.text, math.nan, NO_IMAGE)
-        elif request.entry.name == "cscore":
-            yield from self._cscore(request)
-        elif request.entry.name == "method_agreement":
-            yield from self._agreement(request)
-        elif request.entry.name in CLASSIFIER:
-            found = request.entry.function(
-                self.answers.labels, self.answers.probabilities, **dict(request.options)
-            )
-            yield from self._rows("", classifier_cells(request, found))
+        elif request.entry.pairs:
+            yield from self._pairs(request)
         else:
-            yield from self._plugin(request)
-
-    def _cscore(self, request: Request) -> Iterator[Score]:
-        for method in self.task.unit.methods:
-            maps = self._read(method)
-            if maps is None:
-                yield self._row(method, None, request.text, math.nan, NO_MAP)
-                continue
-            labels, probabilities = self._answers_to(maps)
-            found = request.entry.function(
-                maps.to(self.device), labels, probabilities, seed=self.task.unit.seed, **dict(request.options)
-            )
-            yield from self._rows(method, cscore_cells(request, found))
-
-    def _plugin(self, request: Request) -> Iterator[Score]:
-        """Called by name with what it needs, once for each method where that is maps."""
-        for method in self.task.unit.methods or ("",):
-            offered: dict[str, Any] = {
-                "labels": self.answers.labels, "probabilities": self.answers.probabilities
-            }  # fmt: skip
-            if method:
-                if (maps := self._read(method)) is None:
+            for method in self.task.unit.methods or ("",):
+                maps = self._read(method) if method else None
+                if method and maps is None:
                     yield self._row(method, None, request.text, math.nan, NO_MAP)
-                    continue
-                labels, probabilities = self._answers_to(maps)
-                offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
-            given = {name: offered[name] for name in request.entry.needs}
-            found = request.entry.function(**given, **dict(request.options))
-            yield from self._rows(method, _plugin_cells(request, found))
+                else:
+                    found = self._call(request, maps)
+                    yield from (self._row(method, *cell) for cell in cells(request, found))
 
-    def _agreement(self, request: Request) -> Iterator[Score]:
+    def _call(self, request: Request, maps: Maps | None) -> Any:
+        """By name with what it needs, where its entry does not say how."""
+        entry, options = request.entry, dict(request.options)
+        place = {name: i for i, name in enumerate(self.answers.ids)}
+        chosen = [place[name] for name in (self.answers.ids if maps is None else maps.ids)]
+        labels, probabilities = self.answers.labels[chosen], self.answers.probabilities[chosen]
+        if entry.call:
+            there = None if maps is None else maps.to(self.device)
+            group = Group(there, labels, probabilities, self.task.unit.seed)
+            return entry.call(entry.function, group, options)
+        offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
+        return entry.function(**{name: offered[name] for name in entry.needs}, **options)
+
+    def _pairs(self, request: Request) -> Iterator[Score]:
         """Pairs in which at least one method is the task's own."""
         names = (*self.task.beside, *self.task.unit.methods)
         pairs = [(a, b) for k, b in enumerate(names) for a in names[:k] if b in self.task.unit.methods]
@@ -142,19 +125,13 @@ class _Maker:
                 yield self._row(f"{a} ~ {b}", None, request.text, math.nan, NO_COMMON_IMAGE)
             return
         lots = {name: self.maps.read(self.task.unit.checkpoint, name, shared) for name in names}
-        found = agreement.method_agreement(lots, **dict(request.options))
+        found = request.entry.function(lots, **dict(request.options))
         for a, b in pairs:
-            for kind in ("spearman", "ssim", "overlap"):
+            for kind in request.entry.parts:
                 matrix = getattr(found, kind)
                 value = matrix[a, b]
                 reason = "on every image one of the two maps is constant" if math.isnan(value) else ""
                 yield self._row(f"{a} ~ {b}", None, request.named(kind), value, reason)
-
-    def _answers_to(self, maps: Maps) -> tuple[Tensor, Tensor]:
-        """Labels and probabilities of the images that have a map."""
-        place = {name: i for i, name in enumerate(self.answers.ids)}
-        chosen = [place[name] for name in maps.ids]
-        return self.answers.labels[chosen], self.answers.probabilities[chosen]
 
     def _read(self, method: str) -> Maps | None:
         """All stored maps of a method, in the source's order."""
@@ -168,16 +145,29 @@ class _Maker:
         except UnknownNameError:
             return set()
 
-    def _rows(self, method: str, cells: Iterable[Cell]) -> Iterator[Score]:
-        return (self._row(method, *cell) for cell in cells)
-
     def _row(self, method: str, label: int | None, metric: str, value: float, reason: str = "") -> Score:
         return Score(
             self.model, self.task.unit.checkpoint, "", label, label, method, metric, float(value), reason
         )
 
 
-def cscore_cells(request: Request, found: CScores) -> Iterator[Cell]:
+def cells(request: Request, found: Any) -> Iterator[Cell]:
+    """What a metric found as numbers with their label: None is for all classes together."""
+    if isinstance(found, CScores):
+        return _cscore_cells(request, found)
+    if isinstance(found, ClassifierScore):
+        return _classifier_cells(request, found)
+    by_class = request.entry.level == "class"
+    try:
+        values = dict(found) if by_class else {None: found}
+        numbers = [(None if c is None else int(c), float(value)) for c, value in values.items()]
+    except (TypeError, ValueError) as error:
+        wanted = "a number for each class, such as {0: 0.5, 1: 0.7}" if by_class else "one number"
+        raise InputError(f"{request.entry.name} must return {wanted}; got {found!r:.60}") from error
+    return ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in numbers)
+
+
+def _cscore_cells(request: Request, found: CScores) -> Iterator[Cell]:
     """A method's C-Score over all classes and by class, with what belongs to it."""
     for label, score in [(None, found.overall), *found.classes.items()]:
         yield label, request.text, score.value, score.reason
@@ -188,22 +178,9 @@ def cscore_cells(request: Request, found: CScores) -> Iterator[Cell]:
             yield label, request.named(part), value, reason
 
 
-def classifier_cells(request: Request, found: ClassifierScore) -> Iterator[Cell]:
+def _classifier_cells(request: Request, found: ClassifierScore) -> Iterator[Cell]:
     """A number over all images, and by class where it has classes."""
     yield None, request.text, found.value, found.reason or NOT_DEFINED * math.isnan(found.value)
     for label, value in found.classes.items():
         reason = "no image of this class, or none beside it" if math.isnan(value) else ""
         yield label, request.text, value, reason
-
-
-def _plugin_cells(request: Request, found: Any) -> Iterator[Cell]:
-    if isinstance(found, ClassifierScore):
-        return classifier_cells(request, found)
-    by_class = request.entry.level == "class"
-    try:
-        values = dict(found) if by_class else {None: found}
-        cells = [(None if c is None else int(c), float(value)) for c, value in values.items()]
-    except (TypeError, ValueError) as error:
-        wanted = "a number for each class, such as {0: 0.5, 1: 0.7}" if by_class else "one number"
-        raise InputError(f"{request.entry.name} must return {wanted}; got {found!r:.60}") from error
-    return ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in cells)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -183,8 +182,10 @@ def _parts(request: Request, found: Mapping[str, Values]) -> Iterator[tuple[str,
 
 def compute(request: Request, scene: Scene) -> dict[str, dict[str, Values]]:
     """By method, by name: what a metric's function says about every map."""
-    call = request.entry.call or partial(_by_name, request.entry)
-    found: Mapping[str, PerImage] = call(scene, dict(request.options))
+    entry, options = request.entry, dict(request.options)
+    found: Mapping[str, PerImage] = (
+        entry.call(entry.function, scene, options) if entry.call else _by_name(entry, scene, options)
+    )
     return {m: {name: (one[name].cpu(), one.reasons(name)) for name in one} for m, one in found.items()}
 
 
