@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from heatproof.cli.listing import list_group
 from heatproof.errors import InputError
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.registry import metric, metrics
+from heatproof.report.data import read_run
+from heatproof.report.gallery import gallery
+from heatproof.report.page import render
+from heatproof.report.verdict import judge
 from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
 from heatproof.store import RunFolder
@@ -92,6 +98,42 @@ def test_a_plug_in_of_each_level_lands_in_the_rows_of_that_level(tmp_path: Path,
         for method in methods
         for row in ((method, 0, 0.25, ""), (method, 1, 0.75, ""), (method, None, 8.0, "as a ClassifierScore"))
     ]
+
+
+def test_a_plug_in_of_each_level_is_in_the_tables_the_report_the_verdict_and_the_list(
+    tmp_path: Path, registry: None
+) -> None:
+    facts = {"family": "Heat", "higher_is_better": True, "cite": "me2026warmth"}
+
+    @metric("warmth", needs=("maps",), title="warm places", test=True, judges="map", headline=True, **facts)
+    def warmth(maps: Maps) -> torch.Tensor:
+        """How warm a map is."""
+        return maps.upsample().flatten(1).mean(1)
+
+    @metric("class_warmth", needs=("maps", "labels"), level="class", title="warm classes", **facts)
+    def class_warmth(maps: Maps, labels: torch.Tensor) -> dict[int, float]:
+        """How warm the maps of a class are."""
+        return {c: float(warmth(maps)[labels == c].mean()) for c in (0, 1)}
+
+    @metric("all_warmth", needs=("maps",), level="checkpoint", title="warm all over", **facts)
+    def all_warmth(maps: Maps) -> float:
+        """How warm all maps are."""
+        return float(warmth(maps).mean())
+
+    names = ["warmth", "class_warmth", "all_warmth"]
+    study = make_study(tmp_path, 32, ["gradcam", "random", "edges"], names)
+    folder = run_study(study, tmp_path / "out").folder
+    folder.scores().export(tmp_path / "table.tex", "latex")
+    table = (tmp_path / "table.tex").read_text()
+    data = read_run(folder)
+    verdict = judge(data)
+    page = render(data, verdict, gallery(data, 2))
+    listed = CliRunner().invoke(list_group, ["metrics", "-v"]).output
+    for name in names:
+        assert metrics.get(name).title in page and name in listed
+        assert name.replace("_", "\\_") in table
+    assert "Heat" in page and data.headline is not None and data.headline.name == "warmth"
+    assert any(fact.rule == "floors" and "warm places" in fact.sentence for fact in verdict.every)
 
 
 def test_a_level_that_cannot_be_served_is_refused_before_work_starts(tmp_path: Path, registry: None) -> None:

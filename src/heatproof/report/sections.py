@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from html import escape
 
 from heatproof.errors import InputError
@@ -11,7 +12,7 @@ from heatproof.metrics.agreement import Matrix, metric_agreement
 from heatproof.report.charts import Line, Mark, dot_rows, line_panel, pareto, scatter, shape_key
 from heatproof.report.data import RunData
 from heatproof.report.markup import UNSURE, Section, fold, grid, matrix, name, number, panel, table
-from heatproof.report.measures import Measure
+from heatproof.report.measures import Measure, in_order, measure
 
 MOST_CLASSES = 5  # as many as there are signs for
 LISTED_CLASSES = 12
@@ -64,7 +65,21 @@ def trajectories(data: RunData) -> Section:
 
 
 def classes(data: RunData) -> Section:
-    """C-Score by class at the checkpoint."""
+    """C-Score by class at the checkpoint, and what else methods have for each class."""
+    first, more = _consistency(data), ""
+    others = {metric for metric, method, _ in data.by_class if method and measure(metric).base != "cscore"}
+    for of in in_order(sorted(others)):
+        labels = sorted({label for metric, _, label in data.by_class if metric == of.name})
+        lines = [
+            [name(data.class_name(c)), *(_class_cell(data, of, m, c) for m in data.methods)]
+            for c in labels[:LISTED_CLASSES]
+        ]
+        said = f"{of.plain} by class, {len(lines)} of {len(labels)}"
+        more += fold(said, table(["Class", *map(name, data.methods)], lines, said))
+    return replace(first, body=first.body + more, missing="" if more else first.missing)
+
+
+def _consistency(data: RunData) -> Section:
     title = "By class"
     of = next((m for m in data.measures if m.base == "cscore"), None)
     labels = sorted({label for (metric, _, label) in data.by_class if of and metric == of.name})
