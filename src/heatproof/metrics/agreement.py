@@ -267,23 +267,11 @@ def _matrix(
 
 
 metric(
-    "method_agreement",
-    needs=("maps",),
-    level="checkpoint",
-    higher_is_better=True,
-    bounds=(-1.0, 1.0),
-    cite="krishna2022disagreement",
-    aliases=("agreement",),
-    family="Agreement",
-    parts={kind: f"method agreement {kind}" for kind in ("spearman", "ssim", "overlap")},
-    pairs=True,
-)(method_agreement)
+    "method_agreement", needs=("maps",), level="checkpoint", higher_is_better=True, bounds=(-1.0, 1.0),
+    cite="krishna2022disagreement", aliases=("agreement",), family="Agreement",
+    parts={kind: f"method agreement {kind}" for kind in ("spearman", "ssim", "overlap")}, pairs=True,
+)(method_agreement)  # fmt: skip
 metric(
-    "metric_agreement",
-    needs=("scores",),
-    level="checkpoint",
-    higher_is_better=True,
-    bounds=(-1.0, 1.0),
-    cite="krishna2022disagreement",
-    family="Agreement",
-)(metric_agreement)
+    "metric_agreement", needs=("scores",), level="checkpoint", higher_is_better=True, bounds=(-1.0, 1.0),
+    cite="krishna2022disagreement", family="Agreement",
+)(metric_agreement)  # fmt: skip

@@ -248,15 +248,7 @@ for _name, _bounds, _title, _about in (
      "How far (1 - SSIM) maps change where the prediction changes."),
 ):  # fmt: skip
     metric(
-        _name,
-        needs=("ssim",),
-        level="checkpoint",
-        higher_is_better=True,
-        bounds=_bounds,
-        cite="daroya2023cose",
-        about=_about,
-        title=_title,
-        family="Consistency and sensitivity",
-        floors=(),
+        _name, needs=("ssim",), level="checkpoint", higher_is_better=True, bounds=_bounds,
+        cite="daroya2023cose", about=_about, title=_title, family="Consistency and sensitivity", floors=(),
         across=_name == "cose",
-    )(cose)
+    )(cose)  # fmt: skip

@@ -238,18 +238,9 @@ def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any
 
 for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, "removed")):
     metric(
-        _name,
-        needs=("model", "images", "maps", "labels"),
-        higher_is_better=_better,
-        bounds=(0.0, 1.0),
-        cite="petsiuk2018rise",
-        aliases=(f"{_name}_auc",),
+        _name, needs=("model", "images", "maps", "labels"), higher_is_better=_better, bounds=(0.0, 1.0),
+        cite="petsiuk2018rise", aliases=(f"{_name}_auc",),
         about=f"Mean probability of the class while the map's strongest pixels are {_done} first.",
-        title=f"{_name}: evidence {_done} first",
-        family="Faithfulness",
-        bundle="insertion_deletion",
-        call=_in_a_run,
-        judges="map",
-        test=True,
-        headline=True,
-    )(insertion_deletion)
+        title=f"{_name}: evidence {_done} first", family="Faithfulness", bundle="insertion_deletion",
+        call=_in_a_run, judges="map", test=True, headline=True,
+    )(insertion_deletion)  # fmt: skip

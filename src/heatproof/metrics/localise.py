@@ -294,19 +294,9 @@ for _name, _better, _aliases, _title, _about in (
      "Share of the budget that only pixels at 0 could fill."),
 ):  # fmt: skip
     metric(
-        _name,
-        needs=("maps", "boxes"),
-        higher_is_better=_better,
-        bounds=(0.0, 1.0),
-        cite="zhang2018excitation" if _name == "pointing" else "keak2026budget",
-        aliases=_aliases,
-        about=_about,
-        title=_title,
-        family="Localisation",
-        bundle="localise",
-        call=_in_a_run,
+        _name, needs=("maps", "boxes"), higher_is_better=_better, bounds=(0.0, 1.0),
+        cite="zhang2018excitation" if _name == "pointing" else "keak2026budget", aliases=_aliases,
+        about=_about, title=_title, family="Localisation", bundle="localise", call=_in_a_run,
         floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
-        judges="network",
-        test=_name == "mask_iou",
-        headline=_name in ("mask_iou", "inside"),
-    )(localise)
+        judges="network", test=_name == "mask_iou", headline=_name in ("mask_iou", "inside"),
+    )(localise)  # fmt: skip

@@ -96,11 +96,6 @@ metric(
     not_in_a_run="it occludes one named part; call hp.metrics for it",
 )(part_occlusion)  # fmt: skip
 metric(
-    "occlusion_correlation",
-    needs=("scores",),
-    level="checkpoint",
-    higher_is_better=True,
-    bounds=(-1.0, 1.0),
-    cite="chakraborty2025cambench",
-    family="Causes",
-)(occlusion_correlation)
+    "occlusion_correlation", needs=("scores",), level="checkpoint", higher_is_better=True, bounds=(-1.0, 1.0),
+    cite="chakraborty2025cambench", family="Causes",
+)(occlusion_correlation)  # fmt: skip

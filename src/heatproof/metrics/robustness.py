@@ -28,15 +28,10 @@ NO_START = "the metric is 0 or not defined at severity 0 (or later) under every 
 
 
 @metric(
-    "bl_slope",
-    needs=("severities",),
-    higher_is_better=False,
-    cite="chakraborty2025cambench",
-    aliases=("slope",),
-    family="Robustness",
-    floors=(),
+    "bl_slope", needs=("severities",), higher_is_better=False, cite="chakraborty2025cambench",
+    aliases=("slope",), family="Robustness", floors=(),
     about="Growth of a metric per unit of a distortion's severity, mean over distortions.",
-)
+)  # fmt: skip
 def bl_slope(values: Any, severities: Any) -> PerImage:
     """Growth of a metric per unit of severity: values "b d s" (or "d s") over d distortions -> "b".
 
@@ -49,15 +44,10 @@ def bl_slope(values: Any, severities: Any) -> PerImage:
 
 
 @metric(
-    "aurc",
-    needs=("severities",),
-    higher_is_better=True,
-    bounds=(0.0, float("inf")),
-    cite="chakraborty2025cambench",
-    family="Robustness",
-    floors=(),
+    "aurc", needs=("severities",), higher_is_better=True, bounds=(0.0, float("inf")),
+    cite="chakraborty2025cambench", family="Robustness", floors=(),
     about="How much of a metric is left under distortion: area under its curve, as a share of the start.",
-)
+)  # fmt: skip
 def aurc(values: Any, severities: Any) -> PerImage:
     """Area under m(s) / m(0): values "b d s" (or "d s") over d distortions -> "b".
 

@@ -233,18 +233,8 @@ for _name, _better, _alias, _title, _about in (
      "Coverage of both patterns, less three times that of the background and less the distance to them."),
 ):  # fmt: skip
     metric(
-        _name,
-        needs=("maps", "masks"),
-        higher_is_better=_better,
-        bounds=(-4.0, 2.0) if _alias == "score" else (0.0, 1.0),
-        cite="chakraborty2025cambench",
-        aliases=(_alias,),
-        about=_about,
-        title=_title,
-        family="Structure",
-        bundle="structure",
-        call=_in_a_run,
-        judges="network",
-        test=_alias == "score",
-        headline=_alias == "score",
-    )(structure)
+        _name, needs=("maps", "masks"), higher_is_better=_better,
+        bounds=(-4.0, 2.0) if _alias == "score" else (0.0, 1.0), cite="chakraborty2025cambench",
+        aliases=(_alias,), about=_about, title=_title, family="Structure", bundle="structure", call=_in_a_run,
+        judges="network", test=_alias == "score", headline=_alias == "score",
+    )(structure)  # fmt: skip
