@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ DATA = Path(__file__).parent / "data"
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
+os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from; tables are as in a pipe
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in its background so
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -183,7 +183,8 @@ def test_filters_show_what_they_say(visit: Visit) -> None:
     assert visit.status().startswith("No image fits these choices"), "wrong images have an even number"
     visit.choose("Answer", "right")
     assert visit.status().startswith("5,000 of 10,000")
-    assert all(f"true {CLASSES[1]}" in text for text in page.locator(".card .answer").all_text_contents())
+    for text in page.locator(".card .answer").all_text_contents():
+        assert f"true {CLASSES[1]}" in text or f"explains {CLASSES[1]} (true label and prediction)" in text
     assert "(all:" in page.locator(".means").inner_text()
     page.get_by_label("Name contains").fill("0123")
     page.wait_for_function("() => document.querySelectorAll('.card').length < 60")

@@ -120,10 +120,11 @@ const heatproof = (() => {
     : image.explains ? ["explains ", make("b", {}, outside(image.explains)), ` (${image.which})`] : []);
   const answer = (image, floor = false) => {
     const line = make("div", { class: "answer" }), about = explains(image, floor);
-    if (about.length) line.append(...about, make("br"));
-    if (image.label) line.append("true ", outside(image.label), make("br"));
+    const says_all = image.right && image.explains === image.label && !floor; // one class, so one line
+    if (about.length) line.append(...about, says_all ? "," : make("br"));
+    if (image.label && !says_all) line.append("true ", outside(image.label), make("br"));
     if (image.predicted) {
-      line.append("predicted ", outside(image.predicted));
+      if (!says_all) line.append("predicted ", outside(image.predicted));
       if (image.confidence != null) line.append(` ${Math.round(image.confidence * 100)}\u00a0%`);
       if (image.right != null) {
         const said = make("span", { class: image.right ? "right" : "wrong" });
