@@ -16,7 +16,7 @@ from heatproof.cli import main
 from heatproof.models import as_model, default_layer
 from heatproof.models.activated import RECTIFIERS
 from heatproof.models.capture import capture
-from heatproof.models.layers import find_module, first_tensor
+from heatproof.models.layers import find_module, first_tensor, picture_layers
 from heatproof.models.model import Model, untouched
 
 TORCHVISION = [
@@ -178,6 +178,34 @@ def test_of_a_module_that_runs_twice_the_last_run_is_read_and_rerun() -> None:
     assert default_layer(as_model(shared), images) == "act"
     for method in methods[:-1]:
         torch.testing.assert_close(found[method].values, expected[method].values, rtol=1e-5, atol=1e-6)
+
+
+class SharedWithHead(Functional):
+    """One activation module for the convolutions and for the head, as many small networks have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.hidden = nn.ReLU(), nn.Linear(16, 16)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.act(self.bn2(self.conv2(self.act(self.conv1(images)))))
+        return self.fc(self.act(self.hidden(features.mean((2, 3)))))
+
+
+def test_an_activation_that_runs_again_in_the_head_is_read_where_it_follows_the_layer() -> None:
+    module = SharedWithHead().eval()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    model = as_model(module)
+    assert chosen_layer(model, images) == "bn2+relu"
+    assert "act" not in {name for name, _, _ in picture_layers(model, images)}, "its last output is a vector"
+    maps = hp.explain(model, images, ["gradcam", "ablationcam", "ms-gradcam++"], targets=1)
+    features = (
+        module.act(module.bn2(module.conv2(module.act(module.conv1(images))))).detach().requires_grad_()
+    )
+    logits = module.fc(module.act(module.hidden(features.mean((2, 3)))))
+    (gradient,) = torch.autograd.grad(logits[:, 1].sum(), features)
+    by_hand = (gradient.mean((2, 3), keepdim=True) * features.detach()).sum(1).relu()
+    torch.testing.assert_close(maps["gradcam"].values, by_hand, rtol=1e-5, atol=1e-7)
 
 
 def test_the_step_behind_costs_one_pass_of_one_image_once() -> None:

@@ -36,6 +36,7 @@ RECTIFIERS: dict[Any, str] = {
     F.relu6: "relu6",
 }  # fmt: skip
 BY_NAME = {"relu": F.relu, "relu6": F.relu6}
+MODULES = {"ReLU": "relu", "ReLU6": "relu6"}
 ACTIVATES = re.compile(r"relu|elu$|gelu|silu|swish|mish|softplus|hardtanh|activation", re.IGNORECASE)
 
 
@@ -84,6 +85,7 @@ class Step:
     before: Tensor | None
     after: Tensor | None
     activates: bool
+    kind: str = ""  # the module's class
     is_function: bool = False
 
 
@@ -99,7 +101,7 @@ def _step_behind(model: Model, image: Tensor, guess: str) -> str:
     start = None if path is None else layout_of(path, inputs, model.module)
     if path is None or start is None:
         return guess
-    for step in steps[runs[-1] + 1 :]:
+    for moment, step in enumerate(steps[runs[-1] + 1 :], runs[-1] + 1):
         if step.before is not path or step.after is None:
             continue
         layout = layout_of(step.after, inputs, model.module)
@@ -107,7 +109,10 @@ def _step_behind(model: Model, image: Tensor, guess: str) -> str:
             break
         path = step.after
         if step.activates:
-            best = f"{last}+{step.name}" if step.is_function else step.name
+            # A module that runs again (one ReLU for convolutions and head) cannot be named by its output.
+            again = any(later.name == step.name for later in steps[moment + 1 :])
+            function = step.name if step.is_function else MODULES.get(step.kind, "") if again else ""
+            best = f"{last}+{function}" if function else best if again else step.name
         last = last if step.is_function else step.name
     model.found["runs"] = {best: sum(step.name == best for step in steps)}
     return best
@@ -122,7 +127,7 @@ def _follow(model: Model, inputs: Tensor) -> list[Step]:
     def ended(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         inside.pop()
         before = first_tensor((*args, *kwargs.values()))
-        steps.append(Step(name, before, first_tensor(output), activates(module)))
+        steps.append(Step(name, before, first_tensor(output), activates(module), type(module).__name__))
 
     def rectified(name: str, before: Tensor, after: Tensor) -> None:
         if not (inside and inside[-1]):

@@ -288,12 +288,12 @@ def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]
     inputs = model.ready(images[:1])
 
     def look(name: str, output: Any) -> None:
+        found.pop(name, None)  # a layer that runs twice counts where it ran last, picture or not
         tensor = first_tensor(output)
         if isinstance(output, dict) and len(output) > 1:  # a record of a whole backbone, not a layer
             return
         layout = None if tensor is None else layout_of(tensor, inputs, model.module)
         if layout is not None and tensor is not None:
-            found.pop(name, None)  # a layer that runs twice counts where it ran last
             found[name] = (name, layout, int(layout.picture(tensor).shape[1]))
 
     with untouched(model.module):
