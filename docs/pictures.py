@@ -35,10 +35,10 @@ import heatproof as hp
 from heatproof.cli import main as command_line
 from heatproof.cli.listing import better, bounds, cost
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
-from heatproof.images.geometry import TRANSFORMS
 from heatproof.images.qr import QRSet, make_qr
+from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.faithfulness import baseline_images
-from heatproof.metrics.localise import budget_masks
+from heatproof.metrics.localisation import budget_masks
 from heatproof.models.model import as_model
 from heatproof.monitor.alarms import find_alarms
 from heatproof.monitor.trajectory import Trajectory

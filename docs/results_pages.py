@@ -3,7 +3,7 @@
     python docs/results_pages.py       after a study or `heatproof bench --csv` was run again
 
 Then says what else the pages should say, or say and is not so: sentences are for people to write. What a
-page may say is in tests/claims, and tests/test_results_pages.py holds it.
+page may say is in tests/project/claims, and tests/project/test_results_pages.py holds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests/project"))
 
 from test_results_pages import PAGES, missing, uncovered  # noqa: E402
 

@@ -15,10 +15,10 @@ import torch
 from skimage.metrics import structural_similarity
 
 from heatproof.bench.common import Row, side_by_side
-from heatproof.metrics._distance import _transform
-from heatproof.metrics._ssim import ssim
-from heatproof.metrics.localise import localise, localise_curve
-from heatproof.metrics.structure import structure
+from heatproof.metrics.distance import _transform
+from heatproof.metrics.localisation import localise, localise_curve
+from heatproof.metrics.on_parts import structure
+from heatproof.metrics.similarity import ssim
 from heatproof.types import Maps, upsample
 
 SIZE = 224

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from heatproof.bench.common import Row, side_by_side
-from heatproof.metrics._pairs import soft_iou_matrix
-from heatproof.metrics.cscore import cscore, cscore_by_class
+from heatproof.metrics.consistency import cscore, cscore_by_class
+from heatproof.metrics.map_pairs import soft_iou_matrix
 from heatproof.types import Maps
 
 SIZE = 224

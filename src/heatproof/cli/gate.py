@@ -80,8 +80,8 @@ def gate_command(
       heatproof gate runs/first --rule "cscore.pneumonia >= 0.5" --rule no-alarms
       heatproof gate runs/first --rule "auc >= 0.9" --junit gate.xml --json gate.json
     """
+    from heatproof.disk import write_whole
     from heatproof.monitor.gate import check
-    from heatproof.store._files import write_whole
 
     try:
         verdicts = check(run, rules, min_n, min_usable / 100)

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.run.config import toml
-from heatproof.store._files import write_whole
 
 CLASSES = ("no code", "QR code")
 CODE = 1

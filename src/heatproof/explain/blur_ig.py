@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain._blur import blur_matrices
+from heatproof.explain.blur import blur_matrices
 from heatproof.explain.gradients import (
     GRADIENT_CARD,
     check_counts,

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import HeatproofError
-from heatproof.explain._segments import pictures_of
+from heatproof.explain.segments import pictures_of
 from heatproof.registry import Card, explainer, explainers, parse_call
 from heatproof.types import Trace
 

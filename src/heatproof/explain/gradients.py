@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain._blur import gaussian_blur
+from heatproof.explain.blur import gaussian_blur
 from heatproof.registry import Card, explainer
 from heatproof.types import Signed, Trace
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.explain._segments import paint, segment_means, segments_of
 from heatproof.explain.gradients import check_counts
+from heatproof.explain.segments import paint, segment_means, segments_of
 from heatproof.models.model import probabilities
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace

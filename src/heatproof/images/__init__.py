@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
+from heatproof.images.csv import open_csv
 from heatproof.images.dicom import open_dicom
 from heatproof.images.folder import open_folder
 from heatproof.images.hf import open_hf
 from heatproof.images.imagenet import open_imagenet
 from heatproof.images.loader import Failure, Loaded, batches
-from heatproof.images.manifest import open_csv
 from heatproof.images.memory import open_memory, open_npz
 from heatproof.images.preprocess import Carried, Preprocess, open_image
 from heatproof.images.source import Sample, Source, select

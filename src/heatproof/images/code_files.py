@@ -1,4 +1,4 @@
-"""Codes and their masks as files, with a manifest that the csv source reads (manifest.py).
+"""Codes and their masks as files, with a manifest that the csv source reads (csv.py).
 
     OUT/manifest.csv             path, label (1: a code), kind, the box's corners, a mask_ column per part,
                                  and what was drawn: version, level, text, scale, quiet, top, left
@@ -22,7 +22,7 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images.codes import QRSet, Spot
-from heatproof.images.manifest import CORNERS, MASK
+from heatproof.images.csv import CORNERS, MASK
 from heatproof.images.symbols import PARTS
 
 MANIFEST = "manifest.csv"

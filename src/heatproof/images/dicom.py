@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from heatproof.errors import InputError, need
+from heatproof.images.csv import list_csv
 from heatproof.images.dicom_file import SUFFIXES, read_dicom
 from heatproof.images.folder import list_folder
-from heatproof.images.manifest import list_csv
 from heatproof.images.source import Source, file_source
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from heatproof.errors import InputError, did_you_mean, need
+from heatproof.images.csv import number_labels
 from heatproof.images.files import picture_reader
-from heatproof.images.manifest import number_labels
 from heatproof.images.memory import check_labels
 from heatproof.images.source import Sample, Source
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from heatproof.errors import InputError
+from heatproof.images.csv import read_box, read_entries, read_frame, read_rows
 from heatproof.images.files import Size, picture_reader
 from heatproof.images.folder import is_picture, walk
-from heatproof.images.manifest import read_box, read_entries, read_frame, read_rows
 from heatproof.images.source import Sample, Source, file_source
 
 XML_CORNERS = ("xmin", "ymin", "xmax", "ymax")

@@ -1,17 +1,17 @@
 """Every score, one file per metric: pure functions, tensors or arrays (or Maps) in, nothing hidden."""
 
-from heatproof.metrics._ssim import ssim, ssim_reasons
 from heatproof.metrics.agreement import map_similarity, method_agreement, metric_agreement, rank_correlation
 from heatproof.metrics.classifier import accuracy, auc, recall
-from heatproof.metrics.cose import cose, cose_map, cose_split, overall, ssim_to_final
-from heatproof.metrics.cscore import cscore, cscore_by_class, global_cscore, soft_iou
+from heatproof.metrics.consistency import cscore, cscore_by_class, global_cscore, soft_iou
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.gold import gold_list
-from heatproof.metrics.localise import localise, localise_curve, macro_mean
+from heatproof.metrics.localisation import localise, localise_curve, macro_mean
 from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
+from heatproof.metrics.on_parts import structure, structure_parts, structure_score
 from heatproof.metrics.robustness import aurc, bl_slope
 from heatproof.metrics.sanity import above_floors, fragility, input_shift, parameter_randomisation
-from heatproof.metrics.structure import structure, structure_parts, structure_score
+from heatproof.metrics.similarity import ssim, ssim_reasons
+from heatproof.metrics.stability import cose, cose_map, cose_split, overall, ssim_to_final
 
 __all__ = [
     "above_floors",

@@ -26,10 +26,9 @@ from scipy.stats import kendalltau, spearmanr
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics._inputs import as_tensor, raw_maps, same_length
-from heatproof.metrics._ssim import ssim
-from heatproof.metrics.localise import budget_masks, kept_pixels
-from heatproof.metrics.structure import Cause, PerImage, chunks
+from heatproof.metrics.kit import Cause, PerImage, as_tensor, chunks, raw_maps, same_length
+from heatproof.metrics.localisation import budget_masks, kept_pixels
+from heatproof.metrics.similarity import ssim
 from heatproof.registry import metric, metrics
 from heatproof.types import Maps, constant, normalise, upsample
 

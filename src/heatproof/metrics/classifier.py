@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics._inputs import as_tensor, same_length
 from heatproof.metrics.gold import class_labels, class_probabilities
+from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.registry import metric
 
 NAN = float("nan")

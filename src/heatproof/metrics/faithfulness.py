@@ -35,11 +35,10 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.explain._blur import gaussian_blur
-from heatproof.metrics._curves import Plan, adaptive_plan, area, change_steps, next_points, straight_lines
-from heatproof.metrics._inputs import raw_maps, same_length
+from heatproof.explain.blur import gaussian_blur
+from heatproof.metrics.curves import Plan, adaptive_plan, area, change_steps, next_points, straight_lines
+from heatproof.metrics.kit import CONSTANT, Cause, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import Scene
-from heatproof.metrics.structure import CONSTANT, Cause, PerImage
 from heatproof.models.model import Model, as_model, at_least_float, predicted, probabilities, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import metric

@@ -24,7 +24,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics._inputs import as_tensor, same_length
+from heatproof.metrics.kit import as_tensor, same_length
 
 TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
 

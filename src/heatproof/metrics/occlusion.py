@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.faithfulness import baseline_images
-from heatproof.metrics.structure import Cause, PerImage, align
+from heatproof.metrics.kit import Cause, PerImage, align
 from heatproof.models.model import Model, as_model, at_least_float, class_scores, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import metric

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics._inputs import as_tensor
-from heatproof.metrics.structure import Cause, PerImage
+from heatproof.metrics.kit import Cause, PerImage, as_tensor
 from heatproof.registry import metric
 
 GAP = "every distortion has a severity at which the metric is not defined"

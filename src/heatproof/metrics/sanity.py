@@ -37,10 +37,10 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.api import explain
-from heatproof.metrics._inputs import as_tensor, mean_interval, same_length
 from heatproof.metrics.agreement import map_similarity
+from heatproof.metrics.kit import Cause, PerImage, as_tensor, same_length
 from heatproof.metrics.scene import Scene
-from heatproof.metrics.structure import Cause, PerImage
+from heatproof.metrics.stats import mean_interval
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import metric

@@ -47,7 +47,7 @@ from typing import Literal
 
 from scipy.special import betaincinv
 
-from heatproof.metrics.cscore import CScore
+from heatproof.metrics.consistency import CScore
 from heatproof.monitor.trajectory import Checkpoint, MethodState, Trajectory
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}

@@ -31,7 +31,7 @@ from heatproof.errors import InputError, TargetError
 from heatproof.explain.api import Request, shared_pass
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.classifier import ClassifierScore
-from heatproof.metrics.cscore import CScore, CScores
+from heatproof.metrics.consistency import CScore, CScores
 from heatproof.models import Model, probabilities
 from heatproof.models.model import untouched
 from heatproof.monitor.held import HeldOut

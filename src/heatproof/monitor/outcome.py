@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from heatproof.metrics.cscore import CScore, CScores
+from heatproof.metrics.consistency import CScore, CScores
 from heatproof.monitor.measure import Measured
 
 if TYPE_CHECKING:

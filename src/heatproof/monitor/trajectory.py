@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics._inputs import as_tensor
 from heatproof.metrics.classifier import accuracy, auc, auc_errors
-from heatproof.metrics.cscore import CScore, CScores, global_cscore
+from heatproof.metrics.consistency import CScore, CScores, global_cscore
 from heatproof.metrics.gold import gold_list
+from heatproof.metrics.kit import as_tensor
 from heatproof.registry import parse_call
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ def ordered(folder: RunFolder, model: str) -> list[str]:
 
     By epoch; untrained and library weights before the first epoch, names without a number after the last.
     """
+    from heatproof.disk import storable
     from heatproof.run.study import PRETRAINED, RANDOM, epoch_of  # needs msgspec
-    from heatproof.store._files import storable
 
     query = "select distinct checkpoint from scores where model = ? order by 1"
     with_rows = [row["checkpoint"] for row in folder.scores().sql(query, [model])]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from heatproof.disk import write_whole
 from heatproof.report.figures import save
 from heatproof.report.tables import Table
-from heatproof.store._files import write_whole
 
 
 @dataclass

@@ -17,8 +17,8 @@ import numpy as np
 
 from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.explain.floors import floor_name, is_floor
-from heatproof.metrics._inputs import mean_interval
 from heatproof.metrics.sanity import Margin, above_floors
+from heatproof.metrics.stats import mean_interval
 from heatproof.monitor.alarms import Alarm, find_alarms
 from heatproof.monitor.trajectory import Trajectory, class_names, ordered
 from heatproof.report.measures import Measure, in_order, measure, part, stands_beside

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from heatproof.metrics._inputs import mean_interval
+from heatproof.metrics.stats import mean_interval
 from heatproof.monitor.rules import MIN_USABLE
 from heatproof.report.data import RunData
 from heatproof.report.measures import Measure

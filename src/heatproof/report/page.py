@@ -20,6 +20,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.report.data import RunData
 from heatproof.report.definitions import method_definitions, metric_definitions
@@ -29,7 +30,6 @@ from heatproof.report.score_table import scores
 from heatproof.report.sections import SECTIONS
 from heatproof.report.verdict import FAILURE, GOOD, WARNING, Fact, Verdict, judge
 from heatproof.report.verdict import __doc__ as RULES
-from heatproof.store._files import write_whole
 
 SIGNS = {"stop": "✕", "care": "!", "clear": "✓", "thin": "?"}
 FACT_SIGNS = {FAILURE: "✕", WARNING: "!", GOOD: "✓"}

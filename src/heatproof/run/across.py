@@ -6,7 +6,7 @@ A pair is one image under an earlier checkpoint and under the last one. Rows, fo
                              cose_changed (numbers of pairs), cose_low and cose_high (95 % interval)
     cose_to(LAST)            at each earlier checkpoint: mean SSIM of its maps with those of LAST
 
-The maps must explain the predicted class, so run.targets is "predicted". See metrics/cose.py.
+The maps must explain the predicted class, so run.targets is "predicted". See metrics/stability.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from heatproof.metrics._cose_pairs import comparable
-from heatproof.metrics._ssim import REASONS, ssim
+from heatproof.disk import storable
+from heatproof.metrics.checkpoint_pairs import comparable
+from heatproof.metrics.similarity import REASONS, ssim
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.plan import Task
 from heatproof.store import MapStore, RunFolder
-from heatproof.store._files import storable
 from heatproof.types import Score
 
 NO_PAIR = "no image has a map at both checkpoints"

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from heatproof.disk import storable as stored_name
 from heatproof.errors import InputError, did_you_mean
 from heatproof.images import Loaded, batches
 from heatproof.run.across import across_rows
@@ -31,7 +32,6 @@ from heatproof.run.resume import broken_images, enough_memory, forget_broken, me
 from heatproof.run.score import Rows, Scene, as_stored, blanked, explain_batch, finite, is_first, storable
 from heatproof.run.study import Opened, check_study, open_study
 from heatproof.store import Manifest, RunFolder
-from heatproof.store._files import storable as stored_name
 from heatproof.store.folder import Stopped
 from heatproof.store.maps import MapStore
 from heatproof.types import Batch, Maps, Score

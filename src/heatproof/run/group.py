@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heatproof.disk import storable
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.classifier import ClassifierScore
-from heatproof.metrics.cscore import CScores
+from heatproof.metrics.consistency import CScores
 from heatproof.metrics.scene import Group
 from heatproof.run.metrics import Request, read_metrics
 from heatproof.run.plan import Task
 from heatproof.store import MapStore, RunFolder
-from heatproof.store._files import storable
 from heatproof.types import Maps, Score
 
 NO_IMAGE = "no image of this checkpoint could be used"

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from heatproof.disk import storable
 from heatproof.errors import ModelError
 from heatproof.models.queue import is_out_of_memory
 from heatproof.run.plan import make_plan
 from heatproof.store import RunFolder
-from heatproof.store._files import storable
 from heatproof.store.ledger import maker
 
 Say = Callable[[str], object]

@@ -24,8 +24,8 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Failure
+from heatproof.metrics.kit import PerImage
 from heatproof.metrics.scene import Scene
-from heatproof.metrics.structure import PerImage
 from heatproof.models import Model, predicted, probabilities
 from heatproof.registry import Metric
 from heatproof.run.metrics import Request, read_metrics

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from heatproof.disk import clear_failure, leads_away, linked_folders, plain, write_whole
 from heatproof.errors import HeatproofError, StoreError
-from heatproof.store._files import clear_failure, leads_away, linked_folders, plain, write_whole
 from heatproof.store.lease import Leftovers, claim, turn, writing
 from heatproof.store.ledger import Ledger, Seal, check_file, maker, present, read_record, write_record
 from heatproof.store.manifest import GROWING, Manifest

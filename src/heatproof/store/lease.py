@@ -25,8 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from heatproof.disk import clear_failure, lease_of
 from heatproof.errors import StoreError
-from heatproof.store._files import clear_failure, lease_of
 
 log = logging.getLogger("heatproof.store")
 

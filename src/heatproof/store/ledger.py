@@ -20,9 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from heatproof.disk import clear_failure, digest, plain, write_whole
 from heatproof.errors import StoreError
 from heatproof.images.identity import file_state, is_settled
-from heatproof.store._files import clear_failure, digest, plain, write_whole
 from heatproof.types import Unit
 
 CHECKSUM = '"checksum": "'

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from heatproof.disk import plain
 from heatproof.errors import StoreError
-from heatproof.store._files import plain
 from heatproof.store.ledger import read_record, write_record
 
 PACKAGES = (

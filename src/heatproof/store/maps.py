@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heatproof.disk import Write, plain, storable
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images.files import MAX_PIXELS
-from heatproof.store._files import Write, plain, storable
 from heatproof.store.ledger import Seal, check_file
 from heatproof.types import Maps, Unit
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from heatproof.disk import Write, plain, storable
 from heatproof.errors import StoreError
-from heatproof.store._files import Write, plain, storable
 
 FEW_COLOURS = 256
 QUALITY = 90

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from heatproof.disk import storable, write_whole
 from heatproof.errors import InputError, MissingExtraError, StoreError, did_you_mean
-from heatproof.store._files import storable, write_whole
 from heatproof.types import Score
 
 COLUMNS = {

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from heatproof.disk import clear_failure, digest, is_plain, lease_of, linked_folders
 from heatproof.errors import StoreError
-from heatproof.store._files import clear_failure, digest, is_plain, lease_of, linked_folders
 from heatproof.store.folder import RunFolder
 from heatproof.store.ledger import Ledger, Seal, maker, read_record
 from heatproof.store.manifest import FORMAT, Manifest

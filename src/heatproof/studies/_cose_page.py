@@ -10,8 +10,8 @@ import numpy as np
 
 from heatproof.errors import MissingExtraError
 from heatproof.images import Failure
-from heatproof.images.geometry import TRANSFORMS
-from heatproof.metrics.cose import Cose
+from heatproof.images.transforms import TRANSFORMS
+from heatproof.metrics.stability import Cose
 from heatproof.registry import explainers, parse_call
 from heatproof.report.book import Book
 from heatproof.report.figures import cose as figures

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from heatproof.explain.api import explain
-from heatproof.images.geometry import Drawn, Transform
-from heatproof.metrics._cose_pairs import alike, comparable
+from heatproof.images.transforms import Drawn, Transform
+from heatproof.metrics.checkpoint_pairs import alike, comparable
 from heatproof.models.model import Model
 from heatproof.models.queue import Queue
 from heatproof.types import Maps

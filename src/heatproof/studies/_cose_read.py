@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from heatproof.errors import InputError
-from heatproof.images.geometry import STEPS, TRANSFORMS
-from heatproof.metrics._inputs import mean_interval
-from heatproof.metrics.cose import Correlation, Cose, cose, cose_split, ssim_to_final
+from heatproof.images.transforms import STEPS, TRANSFORMS
+from heatproof.metrics.stability import Correlation, Cose, cose, cose_split, ssim_to_final
+from heatproof.metrics.stats import mean_interval
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from heatproof.images import Failure
-from heatproof.metrics.cscore import CScore
+from heatproof.metrics.consistency import CScore
 from heatproof.monitor.alarms import Alarm, Thresholds, difference_error, find_alarms
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 from heatproof.report.book import Book

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import NamedTuple
 
-from heatproof.metrics.localise import budget_masks, kept_pixels
+from heatproof.metrics.localisation import budget_masks, kept_pixels
 from heatproof.report.tables import Cell, Column, Table
 from heatproof.studies._scored import Scored, budgets_of
 from heatproof.studies.localise_settings import Thresholds

@@ -14,18 +14,18 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from heatproof.explain._segments import segments_of, top_segments
+from heatproof.disk import storable
 from heatproof.explain.api import explain
+from heatproof.explain.segments import segments_of, top_segments
 from heatproof.images import Source
 from heatproof.images.loader import batches
 from heatproof.metrics import insertion_deletion
-from heatproof.metrics.localise import budget_masks
+from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.registry import parse_call
 from heatproof.report.case_study import Side, View, case_study, confusion
 from heatproof.report.panels import explains
 from heatproof.store import MapStore
-from heatproof.store._files import storable
 from heatproof.studies._flags import KINDS, Flag
 from heatproof.studies._scored import Scored
 from heatproof.types import Batch, Maps, upsample

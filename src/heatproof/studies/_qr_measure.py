@@ -37,7 +37,7 @@ from heatproof.images.code_files import MANIFEST
 from heatproof.images.codes import QRSet
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.metrics import part_occlusion, structure
-from heatproof.metrics.structure import PerImage
+from heatproof.metrics.kit import PerImage
 from heatproof.models import Model
 from heatproof.run.progress import Progress
 from heatproof.run.study import Checkpoint, Opened, load_weights, open_study, weights_hash

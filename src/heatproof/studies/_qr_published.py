@@ -10,7 +10,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from heatproof.metrics.structure import structure_score
+from heatproof.metrics.on_parts import structure_score
 
 METHODS = ("layercam", "eigengradcam", "xgradcam")
 BACKBONES = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}

@@ -22,7 +22,7 @@ from scipy.stats import rankdata
 from heatproof.explain.api import read_methods
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import aurc, bl_slope, rank_correlation
-from heatproof.metrics._inputs import mean_interval
+from heatproof.metrics.stats import mean_interval
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 from heatproof.studies._qr_measure import CLEAN, at

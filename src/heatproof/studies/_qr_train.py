@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from heatproof.disk import write_whole
 from heatproof.images.code_files import MANIFEST, write_codes
 from heatproof.images.codes import QRSet, make_codes
 from heatproof.images.negatives import negatives_of
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
-from heatproof.store._files import write_whole
 from heatproof.studies.qr_settings import QrSettings
 from heatproof.studies.skeleton import local_spec
 from heatproof.train import (

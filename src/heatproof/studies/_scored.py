@@ -15,7 +15,7 @@ import numpy as np
 
 from heatproof.explain.api import read_methods
 from heatproof.metrics import macro_mean
-from heatproof.metrics.localise import BUDGETS
+from heatproof.metrics.localisation import BUDGETS
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 

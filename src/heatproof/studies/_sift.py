@@ -2,7 +2,7 @@
 
 A picture is set aside, with the reason, where it has no box, a box that runs backwards or reaches outside it,
 boxes of several classes, or a class that the model's list of classes does not have. The others are written to
-one CSV file (see images/manifest.py), which the run reads. Where so many boxes run backwards that the file
+one CSV file (see images/csv.py), which the run reads. Where so many boxes run backwards that the file
 seems to hold x, y, width, height, nothing is taken from it: the boxes that run forwards by chance would be
 wrong too.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heatproof.errors import InputError
-from heatproof.images import imagenet, manifest
+from heatproof.images import csv, imagenet
 from heatproof.images.files import Size, picture_size
 from heatproof.images.preprocess import Box
 from heatproof.studies.skeleton import write_rows
@@ -141,15 +141,15 @@ def _manifest(path: Path) -> tuple[Path, list[Entry], dict[int, str]]:
 def _rows(path: Path, file_column: str, label_column: str) -> tuple[list[Entry], dict[int, str]]:
     entries: dict[str, Entry] = {}
     named: dict[int, str] = {}
-    for line, row in manifest.read_rows(path, file_column, label_column):
+    for line, row in csv.read_rows(path, file_column, label_column):
         where, name = f"{path.name}, line {line}", row[file_column]
         entry = entries.setdefault(name, Entry(name, row[label_column]))
-        entry.masks |= {key: cell for key, cell in row.items() if key.startswith(manifest.MASK) and cell}
+        entry.masks |= {key: cell for key, cell in row.items() if key.startswith(csv.MASK) and cell}
         if row.get("class_name") and row[label_column].isdecimal():
             named[int(row[label_column])] = row["class_name"]
         try:
-            entry.frame = manifest.read_frame(row, where)
-            box = manifest.read_box([row.get(corner, "") for corner in manifest.CORNERS], where)
+            entry.frame = csv.read_frame(row, where)
+            box = csv.read_box([row.get(corner, "") for corner in csv.CORNERS], where)
         except InputError as error:
             entry.wrong = entry.wrong or str(error)
             continue

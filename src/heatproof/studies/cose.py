@@ -1,6 +1,6 @@
 """COSE, end to end: does a map stay when the prediction stays, and change when the prediction changes?
 
-    inputs   each image under the final model, and its 48 transformed selves (images/geometry.py)
+    inputs   each image under the final model, and its 48 transformed selves (images/transforms.py)
     models   each image under the untrained network and every training checkpoint, against the final model
 
 Every input is explained for the class that its model predicts on it. One forward and one partial backward
@@ -40,9 +40,9 @@ from torch import nn
 from heatproof.errors import InputError, ModelError, UnknownNameError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Failure, batches
-from heatproof.images.geometry import draw
-from heatproof.metrics._cose_pairs import checkpoint_pairs
-from heatproof.metrics._ssim import REASONS
+from heatproof.images.transforms import draw
+from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
+from heatproof.metrics.similarity import REASONS
 from heatproof.models import Model
 from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heatproof.images.geometry import DRAWS, TRANSFORMS
+from heatproof.images.transforms import DRAWS, TRANSFORMS
 from heatproof.registry import explainers
 from heatproof.studies.settings import DEVICE, LAYER, LIMIT, Settings, calls, option, words
 

@@ -24,7 +24,7 @@ import torch
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import open_source, select
-from heatproof.metrics.localise import kept_pixels
+from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
 from heatproof.report.book import Book

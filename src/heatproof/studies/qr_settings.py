@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import read_methods
 from heatproof.images.backgrounds import find_photos
 from heatproof.images.codes import versions_that_fit
 from heatproof.images.symbols import find_symbol
 from heatproof.registry import explainers
-from heatproof.store._files import write_whole
 from heatproof.store.manifest import compare_configs
 from heatproof.studies.settings import (
     DEVICE,

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from heatproof.disk import write_whole
 from heatproof.models.load import placed_spec
 from heatproof.run.config import toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress
-from heatproof.store._files import write_whole
 
 
 def local_spec(spec: str) -> str:

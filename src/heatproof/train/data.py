@@ -18,7 +18,7 @@ from heatproof.errors import InputError
 from heatproof.images.loader import Failure, batches
 from heatproof.images.preprocess import Preprocess
 from heatproof.images.source import Source
-from heatproof.metrics._inputs import as_tensor, same_length
+from heatproof.metrics.kit import as_tensor, same_length
 
 RESIDENT_SHARE = 0.5  # of a GPU's free memory that pictures may take for the length of a training
 

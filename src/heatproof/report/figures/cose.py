@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.metrics.cose import Correlation, Cose
+from heatproof.metrics.stability import Correlation, Cose
 from heatproof.report.figures import COLOURS, MARKERS, drawing
 
 Spread = Mapping[str, Mapping[str, np.ndarray]]  # group -> method -> one value per image (or per study)

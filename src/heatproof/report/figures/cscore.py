@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.metrics.cscore import CScore
+from heatproof.metrics.consistency import CScore
 from heatproof.monitor.alarms import Alarm
 from heatproof.monitor.trajectory import Checkpoint, Trajectory
 from heatproof.report.figures import COLOURS, MARKERS, drawing

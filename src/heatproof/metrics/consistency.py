@@ -1,0 +1,330 @@
+"""C-Score: do the maps of one class look at the same place? (elangovan2026cscore)
+
+    sIoU(a, b) = sum min(a, b) / sum max(a, b)            both maps all zero: 0
+    w_i = p_i / sum p                                     confidence weights over the gold list
+    C   = sum_{i<j} (w_i + w_j) sIoU(H_i^alpha, H_j^alpha) / (n - 1),   alpha = 2
+    global = sum_c |G_c| C_c / sum_c |G_c|
+
+H is the map at the image's size, min-max normalised; n - 1 is the sum of (w_i + w_j) over all pairs, which
+the paper leaves as "Z". Gold lists: see gold.py, which also says where the paper contradicts itself.
+
+Undefined cases the paper does not settle: an empty gold list scores 0 with weight 0 (the paper prints
+0.000); a single image has no pair: NaN, left out of the global; every list empty: NaN.
+
+Intervals (the paper has none) are 95 %. Exact mode: percentile bootstrap over the images of each class. A
+resample holds image i m_i times; a pair of copies of one image would score 1 by construction, so only
+pairs of different images count:
+    C* = sum_{i<j} m_i m_j (p_i + p_j) s_ij / sum_{i<j} m_i m_j (p_i + p_j)
+       = (m p)' S m / ((sum m p)(sum m) - sum m^2 p),   S = the score matrix with a zero diagonal,
+which is one matrix product for all resamples. Beyond `exact_up_to` maps pairs are sampled, and the interval
+says how well the sample knows the C of these very maps; it does not cover the choice of images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError
+from heatproof.metrics.gold import (
+    calibrate,
+    class_labels,
+    class_probabilities,
+    gold_list,
+    temperature,
+    thresholds,
+)
+from heatproof.metrics.kit import as_tensor, pixel_maps, raw_maps, same_length
+from heatproof.metrics.map_pairs import (
+    EXACT_UP_TO,
+    HALF_WIDTH,
+    Z95,
+    sampled_mean,
+    soft_iou_matrix,
+    soft_iou_rows,
+)
+from heatproof.registry import metric
+from heatproof.show import plain_table
+from heatproof.types import Maps, constant, normalise, upsample
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class CScore:
+    """The C-Score of one class, or of all of them together."""
+
+    value: float
+    n: int  # images in the gold list
+    degenerate: float  # share of them whose map is all zeros
+    interval: tuple[float, float] = (NAN, NAN)
+    reason: str = ""
+    sampled: bool = False
+
+    def _repr_html_(self) -> str:
+        return _html({"C-Score": self})
+
+
+@dataclass(frozen=True)
+class CScores:
+    """Per class, and the support-weighted global."""
+
+    classes: Mapping[int, CScore]
+    overall: CScore
+    thresholds: Mapping[int, float]  # what the gold lists were made with; NaN where anchored
+
+    def _repr_html_(self) -> str:
+        return _html({f"class {c}": score for c, score in self.classes.items()} | {"all": self.overall})
+
+
+def _html(scores: Mapping[str, CScore]) -> str:
+    head = ("", "C-Score", "95 % from", "to", "images", "blank maps", "why not")
+    return plain_table(
+        head, ((k, s.value, *s.interval, s.n, s.degenerate, s.reason) for k, s in scores.items())
+    )
+
+
+@dataclass(frozen=True)
+class _EmphasisedRows:
+    """H^alpha as rows of pixels, made block by block: maps stay at their own size until needed."""
+
+    values: Tensor
+    size: tuple[int, int]
+    alpha: float
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        picked = self.values[index.to(self.values.device)]
+        return normalise(upsample(picked, self.size)).flatten(1).pow_(self.alpha)
+
+    def dense(self) -> Tensor:
+        """ "n p": all rows, with no second copy of them on the way."""
+        pixels = torch.empty(len(self), math.prod(self.size), device=self.values.device)
+        for index in torch.arange(len(self)).split(64):
+            pixels[index[0] : index[-1] + 1] = self[index]
+        return pixels
+
+    def degenerate(self) -> float:
+        """Share of maps in which nothing stands out."""
+        return float(constant(self.values).double().mean())
+
+
+def soft_iou(a: Any, b: Any) -> Tensor:
+    """Soft IoU of maps "h w" -> scalar, or of pairs "b h w" -> "b".
+
+    Maps are normalised at image size first; plain tensors are taken as they are and must not be negative.
+
+    >>> soft_iou([[1.0, 0.5], [0.0, 0.0]], [[1.0, 0.0], [0.5, 0.0]]).item()
+    0.5
+    """
+    a, b = (pixel_maps(m) if isinstance(m, Maps) else as_tensor(m) for m in (a, b))
+    if a.shape != b.shape or a.ndim not in (2, 3):
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise InputError(f"soft_iou needs two maps 'h w' or 'b h w' of one shape; got {shapes}")
+    if not all(((m >= 0) & (m < math.inf)).all() for m in (a, b)):
+        raise InputError("soft_iou needs finite maps without negative values; clip or normalise them first")
+    single = a.ndim == 2
+    rows = [m.double().reshape(1 if single else len(m), -1) for m in (a, b)]
+    scores = soft_iou_rows(*rows)
+    return scores[0] if single else scores
+
+
+def cscore(
+    maps: Maps | Any,
+    confidence: Any,
+    alpha: float = 2.0,
+    *,
+    exact_up_to: int = EXACT_UP_TO,
+    half_width: float = HALF_WIDTH,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> CScore:
+    """The C-Score of the maps of one gold list, weighted by the confidence "b" of each image.
+
+    >>> same = torch.tensor([[0.0, 1.0], [0.5, 0.0]]).expand(3, 2, 2)
+    >>> cscore(same, [0.9, 0.6, 0.75]).value
+    1.0
+    """
+    rows = _rows(maps, alpha)
+    p = as_tensor(confidence).double()
+    same_length(maps=rows, confidence=p)
+    if p.ndim != 1 or not ((p >= 0) & (p <= 1)).all():
+        raise InputError("confidence must be 'b' probabilities in [0, 1], one per map")
+    return _score(rows, p, exact_up_to, half_width, resamples, (seed,))[0]
+
+
+@metric(
+    "cscore",
+    needs=("maps", "labels", "probabilities"),
+    level="class",
+    higher_is_better=True,
+    bounds=(0, 1),
+    cite="elangovan2026cscore",
+    title="C-Score: alike within a class",
+    family="Consistency",
+    own_class=True,
+    call=lambda function, group, options: function(
+        group.maps, group.labels, group.probabilities, seed=group.seed, **options
+    ),
+    floors=(),  # a map that ignores the network is perfectly alike
+)
+def cscore_by_class(
+    maps: Maps | Any,
+    labels: Any,
+    probs: Any,
+    tau: float | Literal["adaptive"] = 0.5,
+    alpha: float = 2.0,
+    *,
+    anchor: Any = None,
+    weights: Literal["confidence", "calibrated", "uniform"] = "confidence",
+    exact_up_to: int = EXACT_UP_TO,
+    half_width: float = HALF_WIDTH,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> CScores:
+    """C-Score per class and overall: how alike the maps of correctly classified images of a class are.
+
+    Row i of `maps` explains the own label of image i. `anchor` (a mask "b" or indices) replaces the gold
+    lists by those of another checkpoint: pass that checkpoint's gold_list(labels, probs).
+    """
+    rows = _rows(maps, alpha)
+    p = class_probabilities(probs).to(rows.values.device)
+    same_length(maps=rows, labels=labels, probs=p)
+    y = class_labels(labels, p.shape[1]).to(p.device)
+    gold = gold_list(y, p, tau) if anchor is None else _anchored(anchor, len(y)).to(p.device)
+    confidence = _weights(y, p, weights)
+    used = thresholds(y, p, tau) if anchor is None else torch.full((p.shape[1],), NAN)
+
+    classes: dict[int, CScore] = {}
+    replicates: dict[int, np.ndarray] = {}
+    for c in range(p.shape[1]):
+        chosen = torch.nonzero(gold & (y == c))[:, 0]
+        part = replace(rows, values=rows.values[chosen])
+        classes[c], replicates[c] = _score(
+            part, confidence[chosen], exact_up_to, half_width, resamples, (seed, c)
+        )
+    return CScores(classes, _overall(classes, replicates), dict(enumerate(used.tolist())))
+
+
+def global_cscore(values: Any, sizes: Any) -> float:
+    """The mean of class scores weighted by gold-list size. NaNs are left out; NaN where nothing is left.
+
+    >>> round(global_cscore([0.664, 0.014], [313, 798]), 3)
+    0.197
+    """
+    same_length(values=values, sizes=sizes)
+    scores, weights = (np.asarray(v, dtype=np.float64) for v in (values, sizes))
+    if (weights < 0).any():
+        raise InputError("gold-list sizes must not be negative")
+    weights = np.where(np.isnan(scores), 0, weights)
+    return float(np.nansum(scores * weights) / weights.sum()) if weights.sum() > 0 else NAN
+
+
+def _rows(maps: Maps | Any, alpha: float) -> _EmphasisedRows:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise InputError(f"alpha must be a positive number; got {alpha}")
+    values = raw_maps(maps)
+    size = maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
+    return _EmphasisedRows(values, size, alpha)
+
+
+def _anchored(anchor: Any, n: int) -> Tensor:
+    chosen = as_tensor(anchor)
+    if chosen.dtype == torch.bool:
+        same_length(labels=range(n), anchor=chosen)
+        return chosen
+    if chosen.is_floating_point() and chosen.numel():
+        raise InputError("anchor must be a boolean mask or image indices")
+    chosen = chosen.long()
+    if chosen.ndim != 1 or ((chosen < 0) | (chosen >= n)).any():
+        raise InputError(f"anchor must hold image indices from 0 to {n - 1}, or be a mask of {n} entries")
+    return torch.zeros(n, dtype=torch.bool, device=chosen.device).index_fill_(0, chosen, True)
+
+
+def _weights(y: Tensor, p: Tensor, kind: str) -> Tensor:
+    if kind not in ("confidence", "calibrated", "uniform"):
+        raise InputError(f"weights must be 'confidence', 'calibrated' or 'uniform'; got {kind!r}")
+    if kind == "uniform":
+        return torch.ones(len(y), dtype=p.dtype, device=p.device)
+    if kind == "calibrated":
+        p = calibrate(p, temperature(y, p))
+    return p.gather(1, y[:, None])[:, 0]
+
+
+def _score(
+    rows: _EmphasisedRows,
+    p: Tensor,
+    exact_up_to: int,
+    half_width: float,
+    resamples: int,
+    seed: tuple[int, ...],
+) -> tuple[CScore, np.ndarray]:
+    """The score, and the draws behind its interval (the overall interval is made of them)."""
+    n = len(rows)
+    none = np.full(resamples, NAN)
+    if n == 0:
+        return CScore(0.0, 0, NAN, reason="the gold list is empty"), none
+    degenerate = rows.degenerate()
+    if n == 1 or not p.sum() > 0:
+        why = "a single image has no pair" if n == 1 else "every confidence is zero"
+        return CScore(NAN, n, degenerate, reason=why), none
+    if n > exact_up_to:
+        found = sampled_mean(rows, (p / p.sum()).cpu().numpy(), half_width, seed)
+        low, high = max(found.value - found.half_width, 0.0), min(found.value + found.half_width, 1.0)
+        noise = np.random.default_rng((*seed, 1)).standard_normal(resamples)
+        draws = found.value + found.half_width / Z95 * noise
+        return CScore(found.value, n, degenerate, (low, high), sampled=True), draws
+
+    matrix = soft_iou_matrix(rows.dense()).fill_diagonal_(0)
+    p = p.to(matrix.device)
+    value = float(p @ matrix.sum(1) / p.sum() / (n - 1))
+    draws = _bootstrap(matrix, p, resamples, seed)
+    return CScore(min(value, 1.0), n, degenerate, _interval(draws)), draws
+
+
+def _bootstrap(matrix: Tensor, p: Tensor, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
+    """C* of every resample; NaN where a resample holds one image only."""
+    n = len(p)
+    drawn = np.random.default_rng(seed).integers(0, n, size=(resamples, n))
+    drawn += n * np.arange(resamples)[:, None]
+    counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n)
+    m = torch.from_numpy(counts).to(matrix)
+    weighted = m * p
+    top = ((weighted @ matrix) * m).sum(1)
+    bottom = weighted.sum(1) * n - (weighted * m).sum(1)
+    return torch.where(bottom > 1e-12, top / bottom, NAN).cpu().numpy()
+
+
+def _interval(draws: np.ndarray) -> tuple[float, float]:
+    draws = draws[np.isfinite(draws)]
+    if len(draws) == 0:
+        return NAN, NAN
+    low, high = np.quantile(draws, [0.025, 0.975]).clip(0, 1)
+    return float(low), float(high)
+
+
+def _overall(classes: Mapping[int, CScore], replicates: Mapping[int, np.ndarray]) -> CScore:
+    left_out = [c for c, score in classes.items() if math.isnan(score.value)]
+    counted = {c: s for c, s in classes.items() if s.n > 0 and c not in left_out}
+    n = sum(s.n for s in counted.values())
+    reason = "; ".join(f"class {c} left out: {classes[c].reason}" for c in left_out)
+    if n == 0:
+        return CScore(NAN, 0, NAN, reason=reason or "every gold list is empty")
+    # Classes are resampled apart, with their sizes as they are: a stratified bootstrap.
+    draws = np.sum([s.n / n * replicates[c] for c, s in counted.items()], axis=0)
+    return CScore(
+        value=global_cscore([s.value for s in counted.values()], [s.n for s in counted.values()]),
+        n=n,
+        degenerate=sum(s.n * s.degenerate for s in counted.values()) / n,
+        interval=_interval(draws),
+        reason=reason,
+        sampled=any(s.sampled for s in counted.values()),
+    )

@@ -1,0 +1,118 @@
+"""What a metric is written with: maps and masks as tensors, scores with reasons, batches in pieces.
+
+For metrics of other packages too; docs/extend.md shows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heatproof.errors import InputError
+from heatproof.types import Maps, normalise, upsample
+
+PIXELS_AT_ONCE = {"cpu": 2**20}
+CONSTANT = "the map is constant, so nothing in it stands out"
+
+
+class Cause(NamedTuple):
+    """Why scores are not defined, and for which images (a "b" bool); no names means every score."""
+
+    sentence: str
+    where: Tensor
+    names: tuple[str, ...] = ()
+
+
+class PerImage(dict[str, Tensor]):
+    """Scores by name, each "b" (or "b k"). NaN is "not defined"; `reasons(name)` says why, image by image.
+
+    >>> scores = PerImage({"x": torch.ones(2)}, [Cause("no box", torch.tensor([False, True]))])
+    >>> scores["x"].tolist(), scores.reasons("x")
+    ([1.0, nan], ['', 'no box'])
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], causes: Sequence[Cause] = ()) -> None:
+        super().__init__(values)
+        self.causes = tuple(causes)
+        for name, value in values.items():
+            for cause in self._of(name):
+                where = cause.where.reshape(cause.where.shape + (1,) * (value.ndim - cause.where.ndim))
+                self[name] = self[name].masked_fill(where, torch.nan)
+
+    def reasons(self, name: str) -> list[str]:
+        """ "" where the score is defined, else one sentence."""
+        sentences = [""] * (self[name].shape[0] if self[name].ndim else 1)
+        for cause in reversed(self._of(name)):  # the first cause named wins
+            for i in cause.where.reshape(-1).nonzero().flatten().tolist():
+                sentences[i] = cause.sentence
+        return sentences
+
+    def _of(self, name: str) -> list[Cause]:
+        return [c for c in self.causes if not c.names or name in c.names]
+
+
+def as_tensor(values: Any) -> Tensor:
+    """A tensor, array or nested list as a tensor, where it already is."""
+    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+
+
+def raw_maps(maps: Maps | Any) -> Tensor:
+    """ "b h w" as given: Maps, tensor or array, checked but not normalised."""
+    values = maps.values if isinstance(maps, Maps) else as_tensor(maps)
+    if values.ndim != 3 or 0 in values.shape[1:]:
+        raise InputError(f"maps must be 'b h w' with h, w > 0; got shape {tuple(values.shape)}")
+    if not torch.isfinite(values).all():
+        raise InputError("maps contain NaN or infinite values")
+    return values
+
+
+def pixel_maps(maps: Maps | Any, size: tuple[int, int] | None = None) -> Tensor:
+    """ "b H W" in [0, 1], normalised at image size (the Maps' own, or `size` where given)."""
+    values = raw_maps(maps)
+    if size is None:
+        size = maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
+    return normalise(upsample(values, size))
+
+
+def same_length(**arrays: Any) -> int:
+    """The common length of the named arguments, or a sentence that names the two that differ."""
+    lengths = {name: len(values) for name, values in arrays.items() if values is not None}
+    first, n = next(iter(lengths.items()))
+    for name, length in lengths.items():
+        if length != n:
+            raise InputError(f"{name} has {length} entries but {first} has {n}; they must match")
+    return n
+
+
+def ascending(pixels: Tensor) -> Tensor:
+    """Each row sorted. On the CPU through NumPy, whose value-only sort is ten times as fast."""
+    if pixels.device.type == "cpu":
+        return torch.from_numpy(np.sort(pixels.numpy(), axis=1))
+    return pixels.sort(dim=1).values
+
+
+def align(mask: Any, size: tuple[int, int], maps: Tensor, name: str) -> Tensor:
+    """A mask "H W" or "b H W" of any size -> bool, "1 H W" or "b H W", beside the maps."""
+    values = as_tensor(mask).to(maps.device)
+    values = values[None] if values.ndim == 2 else values
+    if values.ndim != 3 or 0 in values.shape[1:] or values.shape[0] not in (1, len(maps)):
+        raise InputError(
+            f"{name} must be one mask 'H W' or one per map, 'b H W' with b = {len(maps)}; "
+            f"got shape {tuple(as_tensor(mask).shape)}"
+        )
+    if values.is_floating_point() and not torch.isfinite(values).all():
+        raise InputError(f"{name} contains NaN or infinite values; a mask holds 0 and 1")
+    if tuple(values.shape[1:]) != tuple(size):
+        values = F.interpolate(values[:, None].float(), size=size, mode="nearest-exact")[:, 0]
+    return values if values.dtype == torch.bool else values >= 0.5
+
+
+def chunks(maps: Tensor, size: tuple[int, int]) -> Iterator[slice]:
+    """Slices of the batch, so that memory does not grow with it; small ones on a CPU, for its caches."""
+    step = max(1, PIXELS_AT_ONCE.get(maps.device.type, 2**24) // (size[0] * size[1]))
+    return (slice(start, start + step) for start in range(0, len(maps), step))

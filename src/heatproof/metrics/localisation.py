@@ -1,0 +1,301 @@
+"""Does the map point at the object, when every method may mark the same number of pixels?
+
+Each map keeps exactly floor(K H W) pixels, its largest (K = 0.2 keeps 10,035 of 224x224). With P the kept
+pixels and A the truth:
+
+    mask_iou = |P & A| / |P or A|                A: the mask where there is one, else the union of the boxes
+    box_iou  = IoU of P's tight box with a box   the best over the boxes, else with the mask's tight box
+    inside   = |P & A| / |P|                     share of the budget inside the boxes, else the mask
+    pointing = 1 if the first largest pixel lies in A (boxes, else mask), else 0
+
+A fixed budget caps mask_iou at min(|A|, |P|) / max(|A|, |P|), reported as `reachable`; so look at the curve
+over K as well. Where fewer than floor(K H W) pixels are positive the budget is filled up with zeros; `filled`
+is their share of it. A map without contrast is a miss in the pointing game and keeps the first rows.
+
+Cite: keak2026budget; zhang2018excitation for the pointing game.
+
+Conventions: ties are kept in row-major order (the thesis does not say). Negatives are clipped; min-max does
+not change the order and is skipped. A box is (x0, y0, x1, y1) in pixel indices from 0, both corners inside
+it, so it covers x0 <= x <= x1; x1 = W, where tools count edges, means the last column. Class means are means
+of means (`macro_mean`), as in the thesis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError
+from heatproof.metrics.kit import Cause, PerImage, align, as_tensor, ascending, chunks, raw_maps, same_length
+from heatproof.metrics.scene import Scene
+from heatproof.registry import metric
+from heatproof.types import Maps, upsample
+
+BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
+KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
+NO_TRUTH = "the image has no box and no mask pixel"
+
+
+def localise(maps: Maps | Any, boxes: Any = None, masks: Any = None, budget: float = 0.2) -> PerImage:
+    """Budgeted overlap of maps with boxes or masks, and the pointing game.
+
+    Boxes: one (x0, y0, x1, y1) or a list of them for each image. Masks: "b H W" or "H W", of any size.
+    Keys: mask_iou box_iou inside pointing reachable filled.
+    """
+    curves, pointing, causes = _localise(maps, boxes, masks, (budget,))
+    scores = {name: curve[:, 0] for name, curve in curves.items()}
+    return PerImage({**scores, "pointing": pointing}, causes)
+
+
+def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
+    """The same scores; where the boxes of an image are gone, the reason says why. lost: as in Truth."""
+    (missing,) = scores.causes
+    place = torch.arange(len(missing.where), device=missing.where.device)
+    gone = [
+        missing._replace(sentence="; ".join(why), where=missing.where & (place == i))
+        for i, why in enumerate(lost)
+        if why
+    ]
+    return PerImage(scores, [*gone, missing])
+
+
+def localise_curve(
+    maps: Maps | Any, boxes: Any = None, masks: Any = None, budgets: Sequence[float] = BUDGETS
+) -> PerImage:
+    """The same at several budgets, each "b k"; a map is sorted once for all of them."""
+    curves, _, causes = _localise(maps, boxes, masks, budgets)
+    return PerImage(curves, causes)
+
+
+def budget_masks(maps: Maps | Any, budget: float = 0.2) -> Tensor:
+    """The pixels each map keeps, "b H W" bool: exactly floor(budget H W) of them.
+
+    >>> budget_masks(torch.tensor([[[0.0, 2.0], [2.0, 1.0]]]), 0.25).int().tolist()
+    [[[0, 1], [0, 0]]]
+    """
+    values, size = _pixels(maps)
+    count = kept_pixels(budget, size)
+    parts = []
+    for part in chunks(values, size):
+        pixels = upsample(values[part], size).clamp(min=0).flatten(1)
+        parts.append(_keep(pixels, ascending(pixels), count).unflatten(1, size))
+    return torch.cat(parts) if parts else torch.zeros((0, *size), dtype=torch.bool, device=values.device)
+
+
+def kept_pixels(budget: float, size: tuple[int, int]) -> int:
+    """floor(budget H W), as one counts it by hand: 0.29 of 100 is 29, though 0.29 * 100 < 29 in floats.
+
+    >>> kept_pixels(0.2, (224, 224))
+    10035
+    """
+    if not 0 < budget <= 1:
+        hint = f"; write {budget / 100:g} for {budget:g} %" if 1 < budget <= 100 else ""
+        raise InputError(f"a budget is a share of the pixels, above 0 and at most 1; got {budget}{hint}")
+    count = math.floor(budget * size[0] * size[1] + 1e-9)
+    if not count:
+        raise InputError(
+            f"a budget of {budget:g} keeps no pixel of a {size[0]}x{size[1]} map; use a larger one"
+        )
+    return count
+
+
+def _pixels(maps: Maps | Any) -> tuple[Tensor, tuple[int, int]]:
+    values = raw_maps(maps).detach()
+    return values, maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
+
+
+def _localise(
+    maps: Maps | Any, boxes: Any, masks: Any, budgets: Sequence[float]
+) -> tuple[dict[str, Tensor], Tensor, list[Cause]]:
+    values, size = _pixels(maps)
+    counts = [kept_pixels(budget, size) for budget in budgets]
+    if boxes is None and masks is None:
+        raise InputError("localise needs boxes or masks to compare the maps with")
+    n = len(values)
+    corners = None if boxes is None else _corners(boxes, n, size).to(values.device)
+    objects = None if masks is None else align(masks, size, values, "masks").expand(n, *size)
+    tables, points, known = [], [], []
+    for part in chunks(values, size):
+        region, target, frames = _truth(
+            None if corners is None else corners[part], None if objects is None else objects[part], size
+        )
+        pixels = upsample(values[part], size).clamp(min=0).flatten(1)
+        order = ascending(pixels)
+        steps = [_overlap(_keep(pixels, order, k).unflatten(1, size), region, target, frames) for k in counts]
+        positive = (pixels > order[:, :1]).sum(1)
+        filled = [(k - positive).clamp(min=0) / k for k in counts]
+        rows = [torch.stack([*step, share.double()], 1) for step, share in zip(steps, filled, strict=True)]
+        tables.append(torch.stack(rows, 2).float())
+        hit = region.flatten(1).gather(1, pixels.argmax(1, keepdim=True))[:, 0] & (positive > 0)
+        points.append(hit.float())
+        known.append(region.flatten(1).any(1))
+    if not tables:
+        empty = torch.zeros((0, len(KEYS), len(counts)), device=values.device)
+        return dict(zip(KEYS, empty.unbind(1), strict=True)), empty[:, 0, 0], []
+    curves = dict(zip(KEYS, torch.cat(tables).unbind(1), strict=True))
+    missing = ~torch.cat(known)
+    return curves, torch.cat(points), [Cause(NO_TRUTH, missing, (*KEYS[:4], "pointing"))]
+
+
+def _keep(pixels: Tensor, ordered: Tensor, count: int) -> Tensor:
+    """The `count` largest of each row: all above the threshold, then ties with it from the left."""
+    threshold = ordered[:, -count, None]
+    above, tied = pixels > threshold, pixels == threshold
+    room = count - above.sum(1, keepdim=True)
+    return above | (tied & (tied.cumsum(1) <= room))
+
+
+def _truth(
+    corners: Tensor | None, objects: Tensor | None, size: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the object is: the region of the boxes, the target of mask_iou, the boxes "b m 4" themselves."""
+    if corners is None:
+        assert objects is not None
+        return objects, objects, _tight(objects)[:, None]
+    y, x = (torch.arange(side, device=corners.device) for side in size)
+    x0, y0, x1, y1 = corners[..., None].unbind(2)
+    columns, rows = (x >= x0) & (x <= x1), (y >= y0) & (y <= y1)  # NaN, no box, holds no pixel
+    region = torch.einsum("bmh,bmw->bhw", rows.float(), columns.float()) > 0
+    if objects is None:
+        return region, region, corners
+    boxed, masked = (m.flatten(1).any(1)[:, None, None] for m in (region, objects))
+    frames = torch.where(boxed, corners, _tight(objects)[:, None])
+    return torch.where(boxed, region, objects), torch.where(masked, objects, region), frames
+
+
+def _overlap(kept: Tensor, region: Tensor, target: Tensor, frames: Tensor) -> list[Tensor]:
+    """mask_iou, box_iou, inside, reachable of one budget, each "b" float64."""
+    budget, area, shared = (m.flatten(1).sum(1).double() for m in (kept, target, kept & target))
+    within = shared if region is target else (kept & region).flatten(1).sum(1).double()
+    found = _tight(kept)[:, None]
+    low, high = torch.maximum(found[..., :2], frames[..., :2]), torch.minimum(found[..., 2:], frames[..., 2:])
+    common = (high - low + 1).clamp(min=0).prod(-1)
+    sizes = [(box[..., 2:] - box[..., :2] + 1).prod(-1) for box in (found, frames)]
+    box_iou = (common / (sizes[0] + sizes[1] - common)).nan_to_num(0).amax(1)
+    reachable = torch.minimum(area, budget) / torch.maximum(area, budget)
+    return [shared / (budget + area - shared), box_iou.double(), within / budget, reachable]
+
+
+def _tight(mask: Tensor) -> Tensor:
+    """The smallest box around a mask, "b h w" -> "b 4" (x0, y0, x1, y1); NaN for an empty mask."""
+    ends = []
+    for side in (mask.any(1), mask.any(2)):
+        index = torch.arange(side.shape[1], device=mask.device, dtype=torch.float64)
+        first = torch.where(side, index, torch.inf).amin(1)
+        last = torch.where(side, index, -torch.inf).amax(1)
+        ends.append((first, last))
+    (x0, x1), (y0, y1) = ends
+    box = torch.stack([x0, y0, x1, y1], 1)
+    return box.masked_fill(torch.isinf(box), torch.nan)
+
+
+def _corners(boxes: Any, n: int, size: tuple[int, int]) -> Tensor:
+    """Boxes in any accepted form -> "b m 4" whole pixels, both corners inside, NaN for no box."""
+    if isinstance(boxes, Tensor):
+        boxes = boxes.detach().cpu().numpy()
+    same_length(boxes=boxes, maps=range(n))
+    lists = [_box_list(entry, i) for i, entry in enumerate(boxes)]
+    table = np.full((n, max([1, *map(len, lists)]), 4), np.nan)
+    for i, entry in enumerate(lists):
+        table[i, : len(entry)] = entry
+    for i, j in np.argwhere(~np.isnan(table).all(2)):
+        table[i, j] = _whole(table[i, j], f"box {j} of image {i}", size)
+    return torch.from_numpy(table)
+
+
+def _box_list(entry: Any, image: int) -> np.ndarray:
+    wrong = f"image {image}: boxes are (x0, y0, x1, y1) or a list of such; got {entry!r}"
+    try:
+        found = np.asarray(as_tensor(entry).cpu(), dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(wrong) from None
+    found = found.reshape(0, 4) if not found.size else np.atleast_2d(found)
+    if found.ndim != 2 or found.shape[1] != 4:
+        raise InputError(wrong)
+    return found
+
+
+def _whole(box: np.ndarray, name: str, size: tuple[int, int]) -> tuple[float, float, float, float]:
+    height, width = size
+    x0, y0, x1, y1 = (float(v) for v in box)
+    shown = f"{name} is ({x0:g}, {y0:g}, {x1:g}, {y1:g})"
+    if not np.isfinite(box).all():
+        raise InputError(f"{shown}; give four finite numbers, or no box at all")
+    if x0 > x1 or y0 > y1:
+        raise InputError(f"{shown}, which runs backwards; write x0, y0, x1, y1, not x, y, width, height")
+    if x0 < 0 or y0 < 0 or x1 > width or y1 > height:
+        raise InputError(
+            f"{shown}, outside its {width}x{height} image (width x height); "
+            "carry boxes through the same resize and crop as the image, in the order x0, y0, x1, y1"
+        )
+    whole = math.ceil(x0), math.ceil(y0), min(math.floor(x1), width - 1), min(math.floor(y1), height - 1)
+    if whole[0] > whole[2] or whole[1] > whole[3]:
+        raise InputError(f"{shown}, which holds no pixel; drop it or correct it")
+    return whole
+
+
+@dataclass(frozen=True)
+class MacroMean:
+    """The mean over classes of class means; undefined values are left out and counted."""
+
+    value: float
+    classes: dict[Hashable, float]
+    n: dict[Hashable, int]
+    undefined: int = 0
+
+
+def macro_mean(values: Any, classes: Any) -> MacroMean:
+    """Every class counts the same, however many images it has; NaN where no value is defined.
+
+    >>> macro_mean([1.0, 1.0, 1.0, 0.0], ["cat", "cat", "cat", "dog"]).value
+    0.5
+    """
+    scores = as_tensor(values).detach().cpu().double().numpy().reshape(-1)
+    labels = as_tensor(classes).tolist() if isinstance(classes, Tensor | np.ndarray) else list(classes)
+    same_length(values=scores, classes=labels)
+    groups: dict[Hashable, list[float]] = {label: [] for label in dict.fromkeys(labels)}
+    for label, score in zip(labels, scores.tolist(), strict=True):
+        if not math.isnan(score):
+            groups[label].append(score)
+    means = {label: math.fsum(group) / len(group) if group else math.nan for label, group in groups.items()}
+    defined = [mean for mean in means.values() if not math.isnan(mean)]
+    value = math.fsum(defined) / len(defined) if defined else math.nan
+    sizes = {label: len(group) for label, group in groups.items()}
+    return MacroMean(value, means, sizes, len(scores) - sum(sizes.values()))
+
+
+def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    truth = scene.batch.truth
+    assert truth is not None
+    masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
+    found = {m: function(one, boxes=truth.boxes, masks=masks, **options) for m, one in scene.maps.items()}
+    return {m: name_losses(one, truth.lost) for m, one in found.items()}
+
+
+for _name, _better, _aliases, _title, _about in (
+    ("mask_iou", True, (), "overlap with the object",
+     "Overlap (IoU) of the budget's strongest pixels with the object."),
+    ("box_iou", True, (), "overlap of boxes",
+     "Overlap (IoU) of the box around the budget's strongest pixels with the object's."),
+    ("inside", True, ("inside_share",), "share inside the object",
+     "Share of the budget's strongest pixels that lie on the object."),
+    ("pointing", True, ("pointing_game",), "peak on the object",
+     "Pointing game: 1 where the map's peak lies on the object."),
+    ("reachable", None, ("reachable_mask_iou",), "best overlap within reach",
+     "The best mask_iou that a map can get with this budget."),
+    ("filled", False, ("filled_share",), "budget filled with zeros",
+     "Share of the budget that only pixels at 0 could fill."),
+):  # fmt: skip
+    metric(
+        _name, needs=("maps", "boxes"), higher_is_better=_better, bounds=(0.0, 1.0),
+        cite="zhang2018excitation" if _name == "pointing" else "keak2026budget", aliases=_aliases,
+        about=_about, title=_title, family="Localisation", bundle="localise", call=_in_a_run,
+        floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
+        judges="network", test=_name == "mask_iou", headline=_name in ("mask_iou", "inside"),
+    )(localise)  # fmt: skip

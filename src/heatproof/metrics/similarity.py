@@ -1,0 +1,261 @@
+"""How alike two maps are: structural similarity.
+
+    SSIM = (2 mu_x mu_y + C1) (2 sigma_xy + C2) / ((mu_x^2 + mu_y^2 + C1) (sigma_x^2 + sigma_y^2 + C2))
+
+"local5" (default): in every 5x5 window, sample covariance, C = (K R)^2 with K = 0.01 and 0.03 and R the
+larger range of the two maps, averaged over the windows that lie inside the map; what scikit-image computes
+with win_size=5, data_range=R. "eq2": once over the whole map, population covariance, C1 = 0.01 and C2 = 0.03
+as they stand in COSE's eq. 2. A mask restricts the average (or eq. 2's moments) to its pixels; one that
+covers everything changes nothing.
+
+Cite: wang2004ssim, daroya2023cose.
+
+Deviations: COSE prints eq. 2 and says it lies in [0, 1]; the windowed form is the default, and either may
+be negative. Two constant maps have R = 0: NaN in "local5".
+
+How: with s = x + y and d = x - y, four window sums (of s, d, s^2, d^2) give all five moments. They are kept
+in float64, since float32 loses the variance of flat windows next to C2. On the CPU NumPy does the work in a
+few threads, each with its own maps: torch would start and join its threads some forty times per map. Memory
+is what costs there, so each thread keeps its buffers from map to map.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError, did_you_mean
+from heatproof.metrics.kit import align, as_tensor, chunks, pixel_maps
+from heatproof.registry import metric
+from heatproof.types import Maps
+
+K1, K2 = 0.01, 0.03
+C1, C2 = 0.01, 0.03
+SIDE, REACH = 5, 2
+WINDOW = SIDE * SIDE
+REASONS = ("", "both maps are constant, so they have no range", "the mask leaves no pixel to compare")
+STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of float64
+
+
+@metric(
+    "ssim", needs=("maps",), bounds=(-1.0, 1.0), cite="wang2004ssim",
+    about="Structural similarity of two lots of maps, pair by pair.",
+    not_in_a_run="it compares two lots of maps; method_agreement does that for the methods of a run",
+)  # fmt: skip
+def ssim(
+    a: Any, b: Any, mode: str = "local5", mask: Any = None, *, data_range: float | None = None
+) -> Tensor:
+    """Structural similarity of maps, pair by pair: "b h w" -> "b", "h w" -> a single number.
+
+    One "h w" map may stand against many. NaN where it is not defined; `ssim_reasons` says why.
+    """
+    pair = _pair(a, b, mode, mask, data_range)
+    score = _local5(pair) if mode == "local5" else _eq2(pair)
+    score = score.masked_fill(pair.constant | pair.unseen, torch.nan).float()
+    return score[0] if pair.single else score
+
+
+def ssim_reasons(
+    a: Any, b: Any, mode: str = "local5", mask: Any = None, *, data_range: float | None = None
+) -> list[str]:
+    """Why `ssim` of the same arguments is NaN, pair by pair; "" where it is defined."""
+    pair = _pair(a, b, mode, mask, data_range)
+    kinds = torch.where(pair.unseen, 2, pair.constant.int())
+    return [REASONS[kind] for kind in kinds.tolist()]
+
+
+class _Pair(NamedTuple):
+    x: Tensor  # "b h w"
+    y: Tensor  # "b h w"
+    reach: Tensor  # "b", float64, positive
+    weight: Tensor | None  # "b h w" bool: the pixels that count
+    constant: Tensor  # "b": R = 0
+    unseen: Tensor  # "b": no pixel counts
+    single: bool
+
+
+def _pair(a: Any, b: Any, mode: str, mask: Any, data_range: float | None) -> _Pair:
+    modes = ("local5", "eq2")
+    if mode not in modes:
+        raise InputError(f"unknown mode {mode!r} of ssim; {did_you_mean(mode, modes)}")
+    x, y = _values(a), _values(b)
+    if x.shape[-2:] != y.shape[-2:] or (x.ndim == y.ndim and x.shape != y.shape):
+        raise InputError(f"ssim compares maps of one shape; got {tuple(x.shape)} and {tuple(y.shape)}")
+    single = x.ndim == y.ndim == 2
+    y = y.to(x.device)
+    reach = torch.maximum(_range(x), _range(y))
+    if not torch.isfinite(reach).all():
+        raise InputError("maps contain NaN or infinite values")
+    x, y = torch.broadcast_tensors(x[None] if single else x, y)
+    height, width = x.shape[-2:]
+    if mode == "local5" and min(height, width) < SIDE:
+        raise InputError(f"mode 'local5' needs maps of at least 5x5; got {height}x{width}, so use mode='eq2'")
+    weight = None
+    unseen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    if mask is not None:
+        weight = align(mask, (height, width), x, "mask").expand_as(x)
+        counted = weight[:, REACH:-REACH, REACH:-REACH] if mode == "local5" else weight
+        unseen = ~counted.flatten(1).any(1)
+    if data_range is not None:
+        if not data_range > 0:
+            raise InputError(f"data_range must be positive; got {data_range}")
+        reach = torch.full_like(reach, data_range)
+    reach = reach.expand(len(x))
+    constant = (reach == 0) & (mode == "local5")
+    return _Pair(x, y, torch.where(reach > 0, reach, 1.0), weight, constant, unseen, single)
+
+
+def _values(maps: Any) -> Tensor:
+    values = (pixel_maps(maps) if isinstance(maps, Maps) else as_tensor(maps)).detach()
+    if values.ndim not in (2, 3) or 0 in values.shape[-2:]:
+        raise InputError(f"ssim takes maps 'h w' or 'b h w'; got shape {tuple(values.shape)}")
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def _range(values: Tensor) -> Tensor:
+    """Largest minus smallest value of each map, float64; not finite where a value is not."""
+    if values.device.type != "cpu":
+        return values.amax((-2, -1)).double() - values.amin((-2, -1)).double()
+    array = values.numpy()
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        return torch.as_tensor(array.max((-2, -1)).astype(np.float64) - array.min((-2, -1)))
+
+
+def _local5(pair: _Pair) -> Tensor:
+    x, y, reach, weight = pair[:4]
+    inner = None if weight is None else weight[:, REACH:-REACH, REACH:-REACH]
+    if x.device.type == "cpu":
+        return _in_threads(x, y, reach, inner)
+    parts = []
+    for part in chunks(x, (x.shape[1], x.shape[2])):
+        first, second = x[part].double(), y[part].double()
+        total, gap = first + second, first - second
+        sums = [_window_sums(field) for field in (total, gap, total * total, gap * gap)]
+        spare = torch.empty_like(sums[0]), torch.empty_like(sums[0])
+        similar = _similarity(sums, reach[part, None, None], spare, torch.add)
+        parts.append(_mean(similar, None if inner is None else inner[part]))
+    return torch.cat(parts) if parts else reach
+
+
+def _in_threads(x: Tensor, y: Tensor, reach: Tensor, inner: Tensor | None) -> Tensor:
+    """Each thread takes every n-th map, with buffers of its own that all its maps share."""
+    threads = max(1, min(torch.get_num_threads(), len(x)))
+    scores = np.empty(len(x))
+    seen = None if inner is None else inner.numpy()
+    first, second, reaches = x.numpy(), y.numpy(), reach.tolist()
+
+    def work(thread: int) -> None:
+        strips = _Strips(*first.shape[1:])
+        for i in range(thread, len(first), threads):
+            scores[i] = strips.score(first[i], second[i], reaches[i], None if seen is None else seen[i])
+
+    if threads == 1:
+        work(0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, range(threads)))
+    return torch.from_numpy(scores)
+
+
+class _Strips:
+    """SSIM of one map after the other, a strip of rows at a time, without asking for memory again.
+
+    A strip is laid out flat, so that a neighbour below is `width` steps away and every operation runs over
+    one unbroken line. Windows that would reach around the end of a row are computed and not counted.
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        self.rows, self.width = height - SIDE + 1, width
+        strips = -(-self.rows * width // STRIP)
+        self.step = -(-self.rows // strips)
+        self.buffers = np.empty((3, 4, (self.step + SIDE - 1) * width))
+
+    def score(self, x: np.ndarray, y: np.ndarray, reach: float, weight: np.ndarray | None) -> float:
+        total, count = 0.0, 0.0
+        for top in range(0, self.rows, self.step):
+            bottom = min(top + self.step, self.rows)
+            lines = slice(top, bottom + SIDE - 1)
+            similar = self._strip(x[lines].reshape(-1), y[lines].reshape(-1), reach)
+            if weight is not None:
+                similar = similar[weight[top:bottom]]
+            total, count = total + similar.sum(), count + similar.size
+        return total / max(count, 1)
+
+    def _strip(self, x: np.ndarray, y: np.ndarray, reach: float) -> np.ndarray:
+        """ "rows columns" of windows, in a buffer that the next call overwrites."""
+        n, w = len(x), self.width
+        inside, kept = n - 4 * w, n - 4 * w - 4
+        fields, pairs, sums = (buffer[:, :n] for buffer in self.buffers)
+        np.add(x, y, out=fields[0], dtype=np.float64)
+        np.subtract(x, y, out=fields[1], dtype=np.float64)
+        np.multiply(fields[:2], fields[:2], out=fields[2:])
+        # Five rows, then five columns: two pairs and the fifth.
+        np.add(fields[:, :-w], fields[:, w:], out=pairs[:, : n - w])
+        rows = np.add(pairs[:, :inside], pairs[:, 2 * w : 2 * w + inside], out=sums[:, :inside])
+        rows += fields[:, 4 * w :]
+        np.add(rows[:, :-1], rows[:, 1:], out=pairs[:, : inside - 1])
+        windows = np.add(pairs[:, :kept], pairs[:, 2 : 2 + kept], out=fields[:, :kept])
+        windows += rows[:, 4:]
+        _similarity(windows, reach, pairs[:2, :kept], np.add)
+        return fields[0, :inside].reshape(-1, w)[:, : w - SIDE + 1]
+
+
+def _similarity(sums: Any, reach: Any, spare: Any, add: Any) -> Any:
+    """SSIM of each window from its sums of s, d, s^2 and d^2, float64, arrays or tensors; all in place.
+
+    `spare` is room for two more of them, `add` the library's own.
+    Every term of the formula is scaled by 2 * 25^2 (means) or 2 * 25 * 24 (sample covariances).
+    """
+    a, b, p, q = sums
+    for mean, square in ((a, p), (b, q)):
+        mean *= mean
+        square *= WINDOW
+        square -= mean
+    p += 2 * WINDOW * (WINDOW - 1) * (K2 * reach) ** 2
+    a += 2 * WINDOW**2 * (K1 * reach) ** 2
+    spread, size = spare
+    add(p, q, out=spread)
+    add(a, b, out=size)
+    spread *= size
+    p -= q
+    a -= b
+    a *= p
+    a /= spread
+    return a
+
+
+def _mean(similar: Tensor, weight: Tensor | None) -> Tensor:
+    if weight is None:
+        return similar.mean((-2, -1))
+    # An empty mask would divide 0 by 0; the caller has marked it as undefined.
+    return (similar * weight).sum((-2, -1)) / weight.sum((-2, -1)).clip(1)
+
+
+def _window_sums(x: Tensor) -> Tensor:
+    """Sums over the 5x5 windows that lie inside, "... h w" -> "... h-4 w-4": two pairs and the fifth."""
+    pairs = x[..., :-1] + x[..., 1:]
+    rows = pairs[..., :-3] + pairs[..., 2:-1]
+    rows += x[..., 4:]
+    pairs = rows[..., :-1, :] + rows[..., 1:, :]
+    sums = pairs[..., :-3, :] + pairs[..., 2:-1, :]
+    sums += rows[..., 4:, :]
+    return sums
+
+
+def _eq2(pair: _Pair) -> Tensor:
+    parts = []
+    for part in chunks(pair.x, (pair.x.shape[1], pair.x.shape[2])):
+        x, y = pair.x[part].double().flatten(1), pair.y[part].double().flatten(1)
+        weight = torch.ones_like(x) if pair.weight is None else pair.weight[part].double().flatten(1)
+        weight = weight / weight.sum(1, keepdim=True).clip(1)
+        mean_x, mean_y = ((m * weight).sum(1, keepdim=True) for m in (x, y))
+        x, y = x - mean_x, y - mean_y
+        spread_x, spread_y, shared = ((u * v * weight).sum(1) for u, v in ((x, x), (y, y), (x, y)))
+        mean_x, mean_y = mean_x[:, 0], mean_y[:, 0]
+        top = (2 * mean_x * mean_y + C1) * (2 * shared + C2)
+        parts.append(top / ((mean_x**2 + mean_y**2 + C1) * (spread_x + spread_y + C2)))
+    return torch.cat(parts) if parts else pair.reach

@@ -1,0 +1,405 @@
+"""Insertion, deletion and part occlusion: models whose answer is known, a slow twin, counted passes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.ndimage import gaussian_filter
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+import heatproof as hp
+from conftest import counting, small_cnn
+from heatproof.errors import InputError, TargetError
+from heatproof.images.preprocess import Preprocess
+from heatproof.metrics.curves import adaptive_plan, area, change_steps, next_points, straight_lines
+from heatproof.metrics.faithfulness import baseline_images, insertion_deletion
+from heatproof.metrics.localisation import budget_masks
+from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
+from heatproof.models.model import Model
+from heatproof.registry import metrics
+
+SETTINGS = settings(max_examples=30, deadline=None)
+PLAIN = Preprocess((10, 10), 10, (0.0,), (1.0,))  # black is 0
+KEYS = 20  # pixels that the constructed models look at: the first two rows of 10x10
+
+
+class KeyShare(nn.Module):
+    """p(class 1) = share of the key pixels that are there; "all": 1 where all are, "any": where one is."""
+
+    def __init__(self, rule: str = "share") -> None:
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen = images[:, 0].flatten(1)[:, :KEYS]
+        p = {"share": seen.mean(1), "all": seen.amin(1), "any": seen.amax(1)}[self.rule]
+        return torch.stack([1 - p, p], 1).clamp(min=1e-30).log()
+
+
+def key_model(rule: str) -> Model:
+    return Model(KeyShare(rule), preprocess=PLAIN)
+
+
+def key_map(first: bool = True) -> Tensor:
+    """Key pixels first, or last; ties everywhere else."""
+    values = torch.ones(1, 10, 10)
+    values[0, :2] = 2.0 if first else 0.5
+    return values
+
+
+# By hand, with one pixel per step and K = 20 keys: a curve that is 1 up to step a and 0 from step b on, and
+# straight in between, has the area (a + b) / 200.
+PERFECT = {
+    "share": (1 - KEYS / 200, KEYS / 200),  # straight from step 0 to step K
+    "all": (1 - (2 * KEYS - 1) / 200, 1 / 200),  # inserted when the last key is back, deleted with the first
+    "any": (1 - 1 / 200, (2 * KEYS - 1) / 200),
+}
+
+
+@pytest.mark.parametrize("rule", PERFECT)
+def test_a_perfect_map_has_the_area_found_by_hand(rule: str) -> None:
+    found = insertion_deletion(key_model(rule), torch.ones(1, 1, 10, 10), key_map(), 1, baseline="black")
+    insertion, deletion = PERFECT[rule]
+    assert found.insertion_auc.item() == pytest.approx(insertion, abs=1e-6)
+    assert found.deletion_auc.item() == pytest.approx(deletion, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", PERFECT)
+def test_a_reversed_map_has_the_areas_swapped(rule: str) -> None:
+    found = insertion_deletion(key_model(rule), torch.ones(1, 1, 10, 10), key_map(False), 1, baseline="black")
+    insertion, deletion = PERFECT[{"share": "share", "all": "any", "any": "all"}[rule]]
+    assert found.insertion_auc.item() == pytest.approx(1 - insertion, abs=1e-6)
+    assert found.deletion_auc.item() == pytest.approx(1 - deletion, abs=1e-6)
+
+
+def test_one_key_pixel_gives_deletion_0_and_insertion_1_up_to_half_a_step() -> None:
+    class OnePixel(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return 1e4 * (images[:, 0, 4, 7:8] - 0.5)  # one logit
+
+    values = torch.zeros(1, 10, 10)
+    values[0, 4, 7] = 1
+    model = Model(OnePixel(), preprocess=PLAIN)
+    found = insertion_deletion(model, torch.ones(1, 1, 10, 10), values, 1, baseline="black")
+    assert found.deletion[0].tolist() == [1.0] + [0.0] * 100
+    assert found.insertion[0].tolist() == [0.0] + [1.0] * 100
+    assert found.deletion_auc.item() == pytest.approx(0.005) and found.insertion_auc.item() == pytest.approx(
+        0.995
+    )
+    other = insertion_deletion(model, torch.ones(1, 1, 10, 10), values, 0, baseline="black")
+    assert torch.allclose(other.insertion, 1 - found.insertion)
+
+
+def twin(
+    model: nn.Module, image: np.ndarray, values: np.ndarray, target: int, baseline: np.ndarray, steps: int
+) -> tuple[list[float], list[float]]:
+    """Both curves as one would write them down, one picture at a time, float64."""
+    order = np.argsort(-np.maximum(values, 0).ravel(), kind="stable")
+    curves: tuple[list[float], list[float]] = ([], [])
+    for curve, (start, end) in zip(curves, ((baseline, image), (image, baseline)), strict=True):
+        for k in range(steps + 1):
+            changed = order[: k * values.size // steps]
+            picture = start.reshape(len(start), -1).copy()
+            picture[:, changed] = end.reshape(len(end), -1)[:, changed]
+            logits = model(torch.from_numpy(picture.reshape(1, *image.shape))).detach().numpy()[0]
+            weights = np.exp(logits - logits.max())
+            curve.append(weights[target] / weights.sum())
+    return curves
+
+
+def twin_baseline(kind: str, image: np.ndarray, seed: int) -> np.ndarray:
+    mean, std = (np.array(v)[:, None, None] for v in (Preprocess().mean, Preprocess().std))
+    return {
+        "blur": lambda: np.stack([gaussian_filter(channel, 10) for channel in image]),
+        "black": lambda: np.broadcast_to((0 - mean) / std, image.shape),
+        "mean": lambda: np.stack([np.full_like(channel, channel.mean()) for channel in image]),
+        "noise": lambda: (
+            np.random.default_rng(seed).standard_normal(image.shape, dtype=np.float32).astype(float)
+        ),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["blur", "black", "mean", "noise"])
+def test_equals_the_slow_twin(kind: str) -> None:
+    net = small_cnn(seed=3).double().eval()
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(2, 3, 9, 11))
+    values = rng.integers(-2, 4, size=(2, 9, 11)).astype(np.float32)  # ties and negatives
+    found = insertion_deletion(net, torch.from_numpy(images), values, [1, 4], baseline=kind, steps=14, seed=5)
+    assert found.insertion.shape == found.deletion.shape == (2, 15) and found.baseline == kind
+    for i, target in enumerate((1, 4)):
+        expected = twin(net, images[i], values[i], target, twin_baseline(kind, images[i], 5), 14)
+        for mine, theirs in zip((found.insertion[i], found.deletion[i]), expected, strict=True):
+            assert np.allclose(mine.numpy(), theirs, atol=1e-6 if kind == "black" else 1e-9)
+        areas = [np.trapezoid(curve, dx=1 / 14) for curve in expected]
+        assert np.allclose([found.insertion_auc[i], found.deletion_auc[i]], areas, atol=1e-6)
+
+
+@SETTINGS
+@given(
+    arrays(
+        np.float32, (2, 5, 7), elements=st.sampled_from([-1.0, 0.0, 0.25, 1.0]) | st.floats(-2, 2, width=32)
+    ),
+    st.integers(1, 60),
+)
+def test_the_order_is_that_of_the_budget(values: np.ndarray, steps: int) -> None:
+    changes = change_steps(torch.from_numpy(values), (5, 7), steps)
+    assert changes.min() >= 1 and changes.max() == steps
+    for k in range(1, steps + 1):
+        changed = changes <= k
+        assert (changed.flatten(1).sum(1) == k * 35 // steps).all()
+        if k * 35 // steps:
+            assert torch.equal(changed, budget_masks(values, k / steps))
+
+
+def tiny() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(3 * 16, 5)).eval()
+
+
+def test_passes_are_counted() -> None:
+    net, images = tiny(), torch.randn(3, 3, 16, 16)
+    maps = {name: torch.rand(3, 16, 16) for name in "abc"}
+    needed = 3 * 3 * 2 * 99 + 2 * 3
+    for batch in (7, 64):
+        with counting(net) as passes:
+            found = insertion_deletion(net, images, maps, batch_size=batch)
+        assert passes.forward == math.ceil(needed / batch) and sum(passes.batches) == needed
+        assert max(passes.batches) == batch and passes.backward == 0
+        assert all(one.passes == 3 * 200 and not one.adaptive for one in found.values())
+    with counting(net) as passes:
+        found = insertion_deletion(net, images, maps, adaptive=True, batch_size=64)
+    assert sum(passes.batches) == 3 * 3 * 64 + 2 * 3 <= needed / 3
+    assert all(one.passes == 3 * 66 and one.adaptive for one in found.values())
+
+
+def test_progress_counts_every_input() -> None:
+    seen: list[int] = []
+    found = insertion_deletion(tiny(), torch.randn(2, 3, 16, 16), torch.rand(2, 4, 4), progress=seen.append)
+    assert sum(seen) == found.passes == 400
+
+
+def test_end_points_are_the_image_and_the_baseline(cnn: nn.Sequential) -> None:
+    images = torch.randn(4, 3, 32, 32)
+    maps = hp.explain(cnn, images, ["gradcam", "random"])
+    found = insertion_deletion(cnn, images, maps, torch.tensor([0, 1, 2, 3]), baseline="mean", steps=10)
+    ends = [images, baseline_images(Model(cnn), images, "mean")]
+    whole, empty = (cnn(end).softmax(1)[torch.arange(4), torch.arange(4)] for end in ends)
+    for one in found.values():
+        assert torch.allclose(one.deletion[:, 0], whole) and torch.allclose(one.deletion[:, -1], empty)
+        assert torch.equal(one.insertion[:, -1], one.deletion[:, 0])
+        assert torch.equal(one.insertion[:, 0], one.deletion[:, -1])
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_batch_size_order_and_company_do_not_matter(adaptive: bool) -> None:
+    net = tiny().double()
+    images = torch.randn(5, 3, 16, 16, dtype=torch.float64)
+    maps = hp.explain(net, images, ["gradient", "edges"])
+    options: dict[str, Any] = {"adaptive": adaptive, "targets": 2, "steps": 40}
+    whole = insertion_deletion(net, images, maps, **options, batch_size=200)["edges"]
+    small = insertion_deletion(net, images, maps, **options, batch_size=3)["edges"]
+    alone = insertion_deletion(net, images, maps["edges"], **options)
+    turned = insertion_deletion(net, images.flip(0), maps["edges"].values.flip(0), **options)
+    for other in (small, alone):
+        assert torch.allclose(whole.insertion, other.insertion, atol=1e-9)
+        assert torch.allclose(whole.deletion_auc, other.deletion_auc, atol=1e-7)
+    assert torch.allclose(whole.deletion, turned.deletion.flip(0), atol=1e-9)
+
+
+def test_rescaling_a_map_changes_nothing(cnn: nn.Sequential) -> None:
+    images, values = torch.randn(2, 3, 32, 32), torch.randn(2, 8, 8)
+    first, second = (insertion_deletion(cnn, images, v, 0, steps=20) for v in (values, 4 * values))
+    assert torch.equal(first.insertion, second.insertion)
+
+
+def test_targets_default_to_the_prediction(cnn: nn.Sequential) -> None:
+    images, values = torch.randn(6, 3, 32, 32), torch.rand(6, 8, 8)
+    predicted = cnn(images).argmax(1)
+    found = insertion_deletion(cnn, images, values, steps=5, batch_size=4)
+    named = insertion_deletion(cnn, images, values, predicted, steps=5)
+    assert torch.equal(found.targets, predicted) and torch.allclose(
+        found.insertion, named.insertion, atol=1e-6
+    )
+
+
+def test_a_constant_map_is_not_scored_and_costs_nothing(cnn: nn.Sequential) -> None:
+    images, values = torch.randn(3, 3, 32, 32), torch.rand(3, 8, 8)
+    values[1] = -0.3
+    for adaptive in (False, True):
+        with counting(cnn) as passes:
+            found = insertion_deletion(cnn, images, values, 0, adaptive=adaptive)
+        assert (
+            found.insertion_auc.isnan().tolist()
+            == found.deletion_auc.isnan().tolist()
+            == [False, True, False]
+        )
+        assert found.insertion[1].isnan().all() and not found.deletion[[0, 2]].isnan().any()
+        assert [bool(reason) for reason in found.reasons] == [False, True, False]
+        assert found.degenerate_fraction == pytest.approx(1 / 3)
+        assert sum(passes.batches) == found.passes == 2 * 2 * (32 if adaptive else 99) + 6
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    net = small_cnn().train()
+    net[4].weight.requires_grad_(False)
+    images, values = torch.randn(2, 3, 32, 32), torch.rand(2, 4, 4)
+    before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    insertion_deletion(net, images, values, baseline="noise", steps=4)
+    part_occlusion(net, images, torch.ones(32, 32))
+    with pytest.raises(TargetError):
+        insertion_deletion(net, images, values, 9, steps=4)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(part.training for part in net.modules())
+    assert [weight.requires_grad for weight in net.parameters()].count(False) == 1
+    assert not net._forward_hooks and all(p.grad is None for p in net.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def visit_adaptively(full: Tensor) -> Tensor:
+    """What the adaptive mode makes of "2 m n+1" curves, when looking at a point is reading it off."""
+    plan = adaptive_plan(full.shape[-1] - 1)
+    curves = torch.full_like(full, torch.nan)
+    curves[..., :: plan.stride] = full[..., :: plan.stride]
+    curves[..., -1] = full[..., -1]
+    for more in plan.rounds:
+        points = next_points(curves, more)
+        assert (points.sum((0, 2)) == more).all() and curves[points].isnan().all()
+        curves = torch.where(points, full, curves)
+    return curves
+
+
+@SETTINGS
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.0, 0.5), st.booleans()), min_size=2, max_size=2))
+def test_adaptive_areas_of_rising_and_falling_curves(shapes: list[tuple[float, float, bool]]) -> None:
+    x = torch.linspace(0, 1, 101, dtype=torch.float64)
+    full = torch.stack(
+        [torch.sigmoid((x - at) / (width / 6 + 1e-4) * (1 if up else -1)) for at, width, up in shapes]
+    )
+    curves = visit_adaptively(full[:, None])
+    assert (~curves[..., 1:-1].isnan()).sum() == 64
+    assert (area(straight_lines(curves)) - area(full[:, None])).abs().max() < 0.005
+
+
+def test_adaptive_is_better_than_an_even_grid_of_as_many_points() -> None:
+    """Noisy logits, so that the curves are jagged, as those of real networks are."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.linspace(0, 1, 101, dtype=torch.float64)
+    at, scale = (torch.rand(2, 200, 1, generator=generator, dtype=torch.float64) for _ in range(2))
+    noise = 0.3 * torch.randn(2, 200, 101, generator=generator, dtype=torch.float64)
+    full = torch.sigmoid((x - at) / (0.01 + 0.1 * scale) + noise)
+    even = torch.full_like(full, torch.nan)
+    places = torch.linspace(0, 100, 34).round().long()
+    even[..., places] = full[..., places]
+    errors = [(area(straight_lines(c)) - area(full)).abs() for c in (visit_adaptively(full), even)]
+    missed = [(error > 0.005).double().mean() for error in errors]
+    assert errors[0].mean() < 0.5 * errors[1].mean() and missed[0] < 0.25 * missed[1]
+
+
+def test_straight_lines_keep_what_is_known() -> None:
+    nan = torch.nan
+    assert straight_lines(torch.tensor([[0.0, nan, nan, 3.0, nan, 1.0]])).tolist() == [[0, 1, 2, 3, 2, 1]]
+    assert straight_lines(torch.full((1, 3), nan)).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"maps": torch.rand(3, 4, 4)}, "maps has 3 entries but images has 2"),
+        ({"maps": {"a": torch.rand(2, 4, 4), "b": torch.rand(1, 4, 4)}}, "maps of b has 1 entries"),
+        ({"maps": {}}, "empty dict"),
+        ({"maps": torch.rand(4, 4)}, "'b h w'"),
+        ({"baseline": "blurr"}, "did you mean 'blur'"),
+        ({"steps": 0}, "steps must be a whole number"),
+        ({"steps": 9, "adaptive": True}, "too few"),
+        ({"targets": 5}, "out of range"),
+        ({"targets": [0, 1, 2]}, "one target or 2"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_bad_input_is_one_sentence(cnn: nn.Sequential, change: dict[str, Any], sentence: str) -> None:
+    arguments = {"images": torch.randn(2, 3, 32, 32), "maps": torch.rand(2, 4, 4), **change}
+    with pytest.raises(InputError, match=sentence):
+        insertion_deletion(cnn, **arguments)
+
+
+def test_black_needs_the_models_preprocessing() -> None:
+    with pytest.raises(InputError, match="'black' needs"):
+        baseline_images(Model(small_cnn()), torch.randn(1, 2, 32, 32), "black")
+
+
+def test_metrics_are_registered_with_their_direction() -> None:
+    assert metrics.get("insertion").higher_is_better and metrics.get("deletion").higher_is_better is False
+    assert metrics.get("insertion_auc").bounds == (0.0, 1.0)
+
+
+class Linear(nn.Module):
+    """z_k = <w_k, x>: every drop is known."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(classes, 3, 8, 8))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.einsum("kchw,bchw->bk", self.weight, images)
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_occlusion_of_a_linear_model_is_exact(classes: int) -> None:
+    net, images = Linear(classes), torch.randn(4, 3, 8, 8)
+    masks = {"finder": torch.rand(4, 8, 8) < 0.3, "timing": torch.rand(8, 8) < 0.5}
+    targets = torch.tensor([0, 1, 0, 1])
+    with counting(net) as passes:
+        drops = part_occlusion(net, images, masks, targets, fill="mean", batch_size=5)
+    assert sum(passes.batches) == 12 and passes.forward == 3
+    weight = torch.cat([-net.weight, net.weight]) if classes == 1 else net.weight
+    gap = images - images.mean((2, 3), keepdim=True)
+    for name, mask in masks.items():
+        expected = (weight[targets] * gap * mask.expand(4, 8, 8)[:, None]).sum((1, 2, 3)).detach()
+        assert torch.allclose(drops[f"drop_{name}"], expected, atol=1e-5)
+
+
+def test_a_mask_without_pixels_has_no_drop(cnn: nn.Sequential) -> None:
+    masks = torch.zeros(2, 32, 32)
+    masks[0, :9] = 1
+    drops = part_occlusion(cnn, torch.randn(2, 3, 32, 32), masks, 1)
+    assert drops["drop"].isnan().tolist() == [False, True]
+    assert drops.reasons("drop")[0] == "" and "no pixel" in drops.reasons("drop")[1]
+    with pytest.raises(InputError, match="empty dict"):
+        part_occlusion(cnn, torch.randn(2, 3, 32, 32), {})
+    with pytest.raises(InputError, match="one mask 'H W' or one per map"):
+        part_occlusion(cnn, torch.randn(2, 3, 32, 32), torch.ones(3, 32, 32))
+
+
+@SETTINGS
+@given(arrays(np.float64, (2, 12), elements=st.integers(0, 4).map(float)))
+def test_occlusion_correlation_is_scipys_spearman(values: np.ndarray) -> None:
+    mass, drop = values
+    found = occlusion_correlation(torch.from_numpy(mass), drop)
+    if np.ptp(mass) and np.ptp(drop):
+        expected = spearmanr(mass, drop)
+        assert found == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue), 12, "")
+    else:
+        assert (
+            math.isnan(found.rho)
+            and math.isnan(found.p)
+            and found.n == 12
+            and "same everywhere" in found.reason
+        )
+
+
+def test_undefined_drops_are_left_out_and_counted() -> None:
+    found = occlusion_correlation([0.1, 0.2, math.nan, 0.4, 0.3], [1.0, 2.0, 3.0, 4.0, math.nan])
+    assert found.n == 3 and found.rho == pytest.approx(1)
+    assert "fewer than three" in occlusion_correlation([0.1, 0.2], [1.0, math.nan]).reason
+    with pytest.raises(InputError, match="they must match"):
+        occlusion_correlation([0.1, 0.2], [1.0])

@@ -1,0 +1,230 @@
+"""Structure scores: golden vectors, a slow twin, properties, undefined cases and bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.ndimage import distance_transform_edt
+
+from heatproof.errors import InputError
+from heatproof.metrics.distance import _transform, distance_to
+from heatproof.metrics.kit import PIXELS_AT_ONCE
+from heatproof.metrics.on_parts import _measure, structure, structure_parts, structure_score
+from heatproof.types import Maps
+
+NAMES = {"FMR": "fmr", "TMR": "tmr", "BL": "bl", "AF": "auc_f", "AT": "auc_t", "AB": "auc_bg", "DtS": "dts"}
+
+
+def code(margin: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Finder, timing and box of a version-1 code, one pixel a module."""
+    n = 21 + 2 * margin
+    finder, timing, box = (torch.zeros((n, n), dtype=torch.bool) for _ in range(3))
+    inner = slice(margin, margin + 21)
+    finder[inner, inner][:7, :7] = finder[inner, inner][:7, 14:] = finder[inner, inner][14:, :7] = True
+    timing[inner, inner][6, 7:14] = timing[inner, inner][7:14, 6] = True
+    box[inner, inner] = True
+    return finder, timing, box
+
+
+def ramp(n: int) -> torch.Tensor:
+    return torch.arange(float(n * n)).reshape(1, n, n)
+
+
+def test_masks_have_the_published_sizes() -> None:
+    finder, timing, _ = code()
+    assert int(finder.sum()) == 147 and int(timing.sum()) == 2 * (21 - 14)
+
+
+@pytest.mark.parametrize("row", ["finder_mask", "timing_mask", "ramp_arange441", "padded4_ramp_arange841"])
+def test_golden_vectors(papers: dict[str, Any], row: str) -> None:
+    masks = code(4 if row.startswith("padded4") else 0)
+    maps = {"finder_mask": masks[0][None].float(), "timing_mask": masks[1][None].float()}
+    maps |= {"ramp_arange441": ramp(21), "padded4_ramp_arange841": ramp(29)}
+    scores = structure(maps[row], *masks)
+    for golden, name in NAMES.items():
+        expected = papers["synthetic"]["qr_v1_21x21_modules_K31"][row][golden]
+        assert scores[name].item() == pytest.approx(expected, abs=1e-6), name
+
+
+def test_constant_map_follows_the_formulas_inside_and_is_undefined_outside(papers: dict[str, Any]) -> None:
+    finder, timing, box = code()
+    areas, distance = [finder[None], timing[None], ~box[None]], distance_to((finder | timing)[None])
+    raw = _measure(torch.zeros(1, 21, 21), areas, distance)[0].tolist()
+    order = ("FMR", "TMR", "BL", "AF", "AT", "AB", "DtS")
+    golden = papers["synthetic"]["qr_v1_21x21_modules_K31"]["constant"]
+    assert raw[1:] == pytest.approx([golden[name] for name in order], abs=1e-6)
+    scores = structure(torch.full((1, 21, 21), 3.0), finder, timing, box)
+    assert all(torch.isnan(value).all() for value in scores.values())
+    assert all("constant" in scores.reasons(name)[0] for name in scores)
+
+
+def test_mass_score_gives_all_18_published_values(papers: dict[str, Any]) -> None:
+    table, figure = papers["cambench"]["table2"], papers["cambench"]["structure_score_fig5"]
+    found = {}
+    for regime, methods in table.items():
+        for method, (bl, fmr, tmr, dts, _) in methods.items():
+            found[f"{regime}|{method}"] = structure_score(fmr, tmr, bl, dts)
+    assert len(found) == 18
+    assert found == pytest.approx(figure, abs=5e-4)
+
+
+def twin(c: np.ndarray, finder: np.ndarray, timing: np.ndarray, box: np.ndarray) -> dict[str, float]:
+    """Equations 3 to 10 one after the other, in float64."""
+    epsilon = 1e-6
+    c = np.maximum(c.astype(np.float64), 0)
+    c = (c - c.min()) / (c.max() - c.min() + epsilon)
+    total = c.sum() + epsilon
+    found = {"fmr": (c * finder).sum() / total, "tmr": (c * timing).sum() / total}
+    found["bl"] = (c * ~box).sum() / total
+    for name, mask in (("auc_f", finder), ("auc_t", timing), ("auc_bg", ~box)):
+        shares = []
+        for level in np.linspace(0, 0.99, 31):
+            above = c >= np.quantile(c, level)
+            shares.append((above & mask).sum() / (above.sum() + epsilon))
+        found[name] = float(np.mean(shares))
+    distance = distance_transform_edt(~(finder | timing))
+    found["dts"] = (c * distance).sum() / (total * np.hypot(*c.shape))
+    found["score"] = found["auc_f"] + found["auc_t"] - 3 * found["auc_bg"] - found["dts"]
+    return found
+
+
+def some_masks(rng: np.random.Generator, n: int, size: tuple[int, int]) -> list[np.ndarray]:
+    return [rng.random((n, *size)) < share for share in (0.2, 0.1, 0.7)]
+
+
+@pytest.mark.parametrize("kind", ["noise", "few levels", "signed", "sparse"])
+def test_equals_the_slow_twin(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    size = (19, 26)
+    maps = rng.random((6, *size)).astype(np.float32)
+    if kind == "few levels":
+        maps = np.floor(maps * 4) / 4
+    elif kind == "signed":
+        maps = 8 * maps - 4
+    elif kind == "sparse":
+        maps *= rng.random((6, *size)) < 0.05
+    masks = some_masks(rng, 6, size)
+    scores = structure(maps, *masks)
+    for i in range(6):
+        expected = twin(maps[i], *(mask[i] for mask in masks))
+        assert {name: scores[name][i].item() for name in expected} == pytest.approx(expected, abs=2e-6)
+
+
+MAPS = arrays(np.int64, (3, 8, 9), elements=st.integers(0, 1000)).filter(lambda a: np.ptp(a, (1, 2)).all())
+SETTINGS = settings(max_examples=30, deadline=None)
+
+
+def test_score_names_and_variants() -> None:
+    masks = code(4)
+    auc, mass = structure(ramp(29), *masks), structure(ramp(29), *masks, variant="mass")
+    assert list(auc) == ["fmr", "tmr", "bl", "auc_f", "auc_t", "auc_bg", "dts", "score"]
+    assert auc["score"] == auc["auc_f"] + auc["auc_t"] - 3 * auc["auc_bg"] - auc["dts"]
+    assert mass["score"] == mass["fmr"] + mass["tmr"] - 3 * mass["bl"] - mass["dts"]
+
+
+@SETTINGS
+@given(MAPS, st.floats(1e-3, 1e3), st.permutations(range(3)))
+def test_bounds_order_batch_and_scale(values: np.ndarray, factor: float, order: list[int]) -> None:
+    maps = values.astype(np.float32)
+    masks = some_masks(np.random.default_rng(0), 3, (8, 9))
+    scores = structure(maps, *masks)
+    assert all(((s >= 0) & (s <= 1)).all() for name, s in scores.items() if name != "score")
+    shuffled = structure(maps[order], *(mask[order] for mask in masks))
+    single = [structure(maps[i : i + 1], *(mask[i : i + 1] for mask in masks)) for i in range(3)]
+    scaled = structure(maps * np.float32(factor), *masks)
+    for name, score in scores.items():
+        assert torch.equal(shuffled[name], score[order])
+        assert torch.allclose(torch.cat([s[name] for s in single]), score, atol=1e-6)
+        assert torch.allclose(scaled[name], score, atol=1e-5)
+
+
+def test_native_maps_are_read_at_image_size() -> None:
+    maps = Maps("m", torch.rand(2, 7, 7), (42, 42), torch.zeros(2))
+    masks = [mask.repeat_interleave(2, 0).repeat_interleave(2, 1) for mask in code()]
+    direct = structure(maps.upsample(), *masks)
+    for name, score in structure(maps, *masks).items():
+        assert torch.allclose(score, direct[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3])
+def test_masks_of_another_size_are_aligned(factor: int) -> None:
+    values = torch.rand(2, 42, 42, generator=torch.Generator().manual_seed(0))
+    exact = [mask.repeat_interleave(2, 0).repeat_interleave(2, 1) for mask in code()]
+    other = [mask.repeat_interleave(factor, 0).repeat_interleave(factor, 1).float() for mask in code()]
+    expected = structure(values, *exact)
+    assert all(torch.equal(score, expected[name]) for name, score in structure(values, *other).items())
+
+
+def test_any_named_parts() -> None:
+    values = torch.rand(3, 29, 29)
+    finder, timing, box = code(4)
+    code_scores = structure(values, finder, timing, box)
+    parts = structure_parts(values, {"a": finder, "b": timing}, region=box)
+    renamed = ("mass_a", "mass_b", "leakage", "coverage_a", "coverage_b", "coverage_outside", "distance")
+    assert tuple(parts) == renamed
+    for name, part in zip(NAMES.values(), renamed, strict=True):
+        assert torch.equal(parts[part], code_scores[name])
+    lungs = structure_parts(values, {"lung": finder})
+    assert torch.allclose(lungs["mass_lung"] + lungs["leakage"], torch.ones(3), atol=1e-5)
+
+
+def test_without_structure_only_the_distance_is_undefined() -> None:
+    values = torch.rand(2, 12, 12)
+    values[1] = 0
+    empty, box = torch.zeros(12, 12), torch.ones(12, 12)
+    scores = structure(values, empty, empty, box)
+    assert scores["fmr"][0] == 0 and torch.isnan(scores["dts"]).all() and torch.isnan(scores["score"]).all()
+    no_part, constant = scores.reasons("dts")
+    assert "no pixel belongs to a part" in no_part and "constant" in constant
+    assert scores.reasons("fmr")[0] == ""
+
+
+def test_distance_is_scipys_and_cached() -> None:
+    masks = torch.rand(4, 15, 22, generator=torch.Generator().manual_seed(1)) < 0.05
+    expected = np.stack([distance_transform_edt(~mask) for mask in masks.numpy()])
+    assert np.allclose(distance_to(masks).numpy(), expected, atol=1e-6)
+    before = _transform.cache_info().hits
+    distance_to(masks)
+    assert _transform.cache_info().hits == before + 4
+    assert torch.isinf(distance_to(torch.zeros(1, 3, 3, dtype=torch.bool))).all()
+
+
+def test_many_maps_are_cut_into_pieces_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, masks = torch.rand(5, 21, 21), code()
+    whole = structure(values, *masks)
+    monkeypatch.setitem(PIXELS_AT_ONCE, "cpu", 2 * 441)
+    assert all(torch.equal(score, whole[name]) for name, score in structure(values, *masks).items())
+
+
+def test_empty_batch_gives_empty_scores() -> None:
+    assert all(s.shape == (0,) for s in structure(torch.zeros(0, 21, 21), *code()).values())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"variant": "mas"}, "did you mean 'mass'"),
+        ({"finder": torch.zeros(3, 21, 21)}, "finder must be one mask"),
+        ({"timing": torch.zeros(21)}, "timing must be one mask"),
+        ({"box": torch.full((21, 21), torch.nan)}, "box contains NaN"),
+        ({"maps": torch.full((2, 21, 21), torch.inf)}, "NaN or infinite"),
+        ({"maps": torch.zeros(21, 21)}, "maps must be 'b h w'"),
+    ],
+)
+def test_bad_input_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    finder, timing, box = code()
+    given_ = {"maps": torch.rand(2, 21, 21), "finder": finder, "timing": timing, "box": box} | change
+    with pytest.raises(InputError, match=sentence) as error:
+        structure(**given_)
+    assert "\n" not in str(error.value)
+
+
+def test_no_parts_is_refused() -> None:
+    with pytest.raises(InputError, match="parts is empty"):
+        structure_parts(torch.rand(1, 4, 4), {})

@@ -1,0 +1,115 @@
+"""Every number and every finding on README.md and docs/results/*.md is what the CSV files beside them say.
+
+The folder claims makes, for each page, its tables and its sentences from those files. Here they are looked
+for on the page, and what the page has beyond them is reported: a number or a bold finding that nothing was
+made for. What was chosen and not measured (settings, versions, dates) is listed there too, as it stands.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+from claims import RESULTS, ROOT, Page, Rows
+from claims.cose import cose
+from claims.cscore import cscore
+from claims.front import front
+from claims.localise import localise
+from claims.qr import qr
+from claims.speed import speed
+
+PAGES = [front(), cose(), cscore(), localise(), qr(), speed()]
+
+NAME = re.compile(r"[A-Za-z][A-Za-z-]*[/-]?\d+")  # ResNet-50, ViT-Ti/16, H200, fp32: no measurement
+YEAR = re.compile(r"\b(19|20)\d\d\b")
+
+
+def readable(text: str) -> str:
+    """The page without its code, its pictures, where its links lead, and its emphasis; one line."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"(?<!\*)\*(?!\*)|\*\*|`", "", text)
+    return re.sub(r"\s+", " ", text)
+
+
+def tables_of(text: str) -> list[Rows]:
+    """Cells of each table, without its head, with their emphasis and without where their links lead."""
+    found = re.findall(r"(?:^\|.*\n)+", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text), re.MULTILINE)
+    return [
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+        for table in found
+    ]
+
+
+def uncovered(page: Page, text: str) -> list[str]:
+    """Words around every number, and bold leads, that no finding and no setting of the page accounts for."""
+    without = re.sub(r"(?:^\|.*\n)+|^Made by (?:.+\n)+", "\n", text, flags=re.MULTILINE)
+    prose = readable(without)
+    covered = [*(found.span() for found in NAME.finditer(prose)), *(f.span() for f in YEAR.finditer(prose))]
+    known = [readable(said) for said in (*(sentence for sentence, _ in page.findings), *page.settings)]
+    for said in known:
+        covered += [found.span() for found in re.finditer(re.escape(said), prose)]
+    left = [
+        prose[max(0, found.start() - 40) : found.end() + 40]
+        for found in re.finditer(r"\d+", prose)
+        if not any(start <= found.start() < end for start, end in covered)
+    ]
+    leads = [readable(lead) for lead in re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE)]
+    return left + [lead for lead in leads if not any(lead in said for said in known)]
+
+
+def missing(page: Page, text: str) -> list[str]:
+    """What the page should say and does not, or says and is not so."""
+    prose = readable(text)
+    said = [sentence for sentence, _ in page.findings] + list(page.settings)
+    absent = [f"the page does not say: {s}" for s in said if readable(s) not in prose]
+    return absent + [f"the tables do not say: {s}" for s, holds in page.findings if not holds]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_say_what_the_tables_say(page: Page) -> None:
+    assert missing(page, (ROOT / page.name).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_show_what_the_files_hold(page: Page) -> None:
+    shown = tables_of((ROOT / page.name).read_text(encoding="utf-8"))
+    assert len(shown) == len(page.tables)
+    for made, found in zip(page.tables, shown, strict=True):
+        if made is not None:
+            assert found == made
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_number_and_no_finding_is_left_unchecked(page: Page) -> None:
+    assert uncovered(page, (ROOT / page.name).read_text(encoding="utf-8")) == []
+
+
+def test_every_results_page_is_checked_and_says_how_it_was_made() -> None:
+    pages = sorted(path.relative_to(ROOT).as_posix() for path in RESULTS.glob("*.md"))
+    assert pages == sorted(page.name for page in PAGES if page.name != "README.md")
+    for name in pages:
+        assert re.search(r"^Made by ", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE), name
+
+
+def test_a_wrong_number_and_an_unchecked_one_are_noticed() -> None:
+    page = Page("x.md")
+    page.says("it fell to 0.13")
+    page.says("three methods beat it", holds=False)
+    page.states("seed 0")
+    good = "It is so, with seed 0: **it fell to 0.13**, and\nthree methods beat it on a ResNet-50.\n"
+    assert missing(page, good) == ["the tables do not say: three methods beat it"]
+    assert uncovered(page, good) == []
+    assert missing(page, good.replace("0.13", "0.14"))[0] == "the page does not say: it fell to 0.13"
+    assert len(uncovered(page, good.replace("0.13", "0.14"))) == 2
+    assert uncovered(page, good + "**All is well.** Nobody checked.\n") == ["All is well."]
+
+
+def test_files_of_measurements_can_be_read() -> None:
+    for path in RESULTS.rglob("*.csv"):
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+        assert len(rows) > 1 and len({len(row) for row in rows}) == 1, path

@@ -1,0 +1,366 @@
+"""Files made by others: what a study may run, what a run folder may reach, what a name may do.
+
+A seal is no signature: whoever makes a folder can seal it, so these tests seal what they plant.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from heatproof.cli import main
+from heatproof.disk import digest
+from heatproof.report.tables import Column, Table
+from heatproof.run.engine import run_study
+from heatproof.store import Manifest, RunFolder
+from heatproof.store.ledger import read_record, write_record
+from heatproof.types import Score, Unit
+from tiny_study import make_study
+
+ESCAPES = ("\x1b", "\x9b", "\x07", "\r", "\u202e")
+EVIL = "cat\x1b[2J\x9b31m\x07\r\u202egnp.exe"
+SECRET = "the secret of this machine"
+MARKER = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+PICKLE = """
+import sys, torch
+class Evil:
+    def __reduce__(self):
+        return exec, ("open({marker!r}, 'w').close()",)
+torch.save({{"state_dict": Evil()}}, sys.argv[1])
+"""
+
+
+def heatproof(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small study with its finished run in `out`."""
+    folder = tmp_path_factory.mktemp("finished")
+    study = make_study(folder, 8, ["gradcam"], ["accuracy", "insertion(steps=2)"], "epochs/epoch01.pt")
+    run_study(study, folder / "out")
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished / "out", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def reseal(run: Path) -> None:
+    """As the author of a folder would: every seal tells of the files as they are now."""
+    for path in (run / "seals").glob("*.json"):
+        seal = read_record(path)
+        seal["files"] = {name: digest(run / name) for name in seal["files"]}
+        write_record(path, seal)
+
+
+# --- a study is code ----------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_runs_no_file_of_the_study(tmp_path: Path) -> None:
+    study = make_study(tmp_path, 4, ["gradcam"], [])
+    network = tmp_path / "net.py"
+    network.write_text(MARKER + network.read_text())
+    shown = heatproof("run", study, "--dry-run")
+    assert shown.exit_code == 0 and not (tmp_path / "ran").exists()
+    assert "this study runs net.py" in shown.output and "--trust" in shown.output
+    assert "epoch01, epoch02" in shown.output and not (tmp_path / "runs").exists()
+    trusted = heatproof("run", study, "--dry-run", "--trust")
+    assert trusted.exit_code == 0 and (tmp_path / "ran").exists() and "estimated time" in trusted.output
+
+
+def test_a_dry_run_unpickles_nothing(tmp_path: Path) -> None:
+    marker = tmp_path / "unpickled"
+    study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/epoch01.pt")
+    study.write_text(study.read_text().replace("[images]", "allow_pickle = true\n[images]"))
+    code = PICKLE.format(marker=str(marker))
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "epochs" / "epoch01.pt")], check=True)
+    shown = heatproof("run", study, "--dry-run")
+    assert shown.exit_code == 0 and not marker.exists()
+    assert "this study runs net.py and unpickles epochs/epoch01.pt" in shown.output
+    heatproof("run", study, "--dry-run", "--trust")
+    assert marker.exists()
+
+
+def test_remote_code_is_named_before_anything_is_fetched(tmp_path: Path) -> None:
+    study = make_study(tmp_path, 4, ["gradcam"], [], [])
+    text = study.read_text().replace("net.py:tiny", "hf:nobody/nothing")
+    study.write_text(text + "[model.options]\ntrust_remote_code = true\n")
+    shown = heatproof("run", study, "--dry-run")
+    assert shown.exit_code == 0 and "runs the code that hf:nobody/nothing brings" in shown.output
+
+
+def test_a_run_says_first_which_code_it_runs(tmp_path: Path) -> None:
+    study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/epoch01.pt")
+    shown = heatproof("run", study, "--out", tmp_path / "out")
+    assert shown.exit_code == 0 and shown.output.startswith("this study runs net.py\n")
+
+
+def test_the_file_of_a_protocol_says_it_too(tmp_path: Path) -> None:
+    file = tmp_path / "cose.toml"
+    file.write_text('model = "net.py:tiny"\ncheckpoints = ["a.pt"]\nallow_pickle = true\nimages = "none"\n')
+    shown = heatproof("study", "cose", file, "--out", tmp_path / "out")
+    assert shown.output.startswith("this study runs net.py and unpickles a.pt\n")
+
+
+def test_a_dry_run_of_a_broken_study_still_fails(tmp_path: Path) -> None:
+    study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/nothing.pt")
+    shown = heatproof("run", study, "--dry-run")
+    assert shown.exit_code == 2 and "there is no file 'epochs/nothing.pt'" in shown.output
+
+
+# --- a run folder reaches nothing else ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["run.json", "plan.json", "scores", "scores/*.parquet", "maps", "maps/gradcam", "maps/gradcam/*",
+             "maps/*.json.gz", "pictures", "pictures/*", "seals"],
+)  # fmt: skip
+def test_links_are_not_followed(run: Path, tmp_path: Path, name: str) -> None:
+    linked, elsewhere = next(run.glob(name)), tmp_path / "elsewhere"
+    linked.rename(elsewhere)
+    linked.symlink_to(elsewhere)
+    shown = heatproof("report", run, "--out", tmp_path / "report.html")
+    assert shown.exit_code == 2 and "is a link" in shown.output and not (tmp_path / "report.html").exists()
+    found = heatproof("verify", run)
+    assert found.exit_code != 0 and "Traceback" not in found.output
+
+
+def test_no_picture_is_a_file_of_this_machine(run: Path, tmp_path: Path) -> None:
+    """Neither by a link nor as bytes that are no picture, whatever the seals say."""
+    (tmp_path / "secret").write_text(SECRET)
+    picture = next((run / "pictures").iterdir())
+    picture.write_text(SECRET)
+    reseal(run)
+    assert heatproof("report", run).exit_code == 2 and not (run / "report.html").exists()
+    picture.unlink()
+    picture.symlink_to(tmp_path / "secret")
+    assert heatproof("report", run).exit_code == 2 and not (run / "report.html").exists()
+
+
+def test_repair_touches_nothing_behind_a_link(run: Path, tmp_path: Path) -> None:
+    for name in ("scores", "maps/gradcam", "locks"):
+        (elsewhere := tmp_path / name.replace("/", "-")).mkdir()
+        (elsewhere / "000000000000.lease").write_text("000000000000 {}\n")
+        for path in (run / name).iterdir():
+            shutil.copy(path, elsewhere / path.name)
+        shutil.rmtree(run / name)
+        (run / name).symlink_to(elsewhere)
+    before = sorted(tmp_path.glob("*/*.*"))
+    kept = [path for path in before if path.parent != run]
+    assert heatproof("verify", run, "--repair").exit_code == 1
+    assert all(path.exists() for path in kept) and not list(run.glob("scores/*"))
+    assert not any(path.is_symlink() for path in run.rglob("*"))
+
+
+def test_repair_deletes_nothing_that_a_seal_names_elsewhere(run: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim.txt"
+    victim.write_text(SECRET)
+    path = next((run / "seals").glob("*.json"))
+    seal = read_record(path)
+    seal["files"] |= {"scores/../../victim.txt": "0" * 64, "../victim.txt": "0" * 64}
+    write_record(path, seal)
+    assert heatproof("verify", run, "--repair").exit_code == 1 and victim.exists()
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(run: Path) -> None:
+    (picture := next((run / "pictures").iterdir())).unlink()
+    os.mkfifo(picture)
+    command = [sys.executable, "-m", "heatproof", "verify", str(run)]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 1 and "foreign" in shown.stdout
+
+
+# --- nor more memory than it should -------------------------------------------------------------------------
+
+
+def test_an_index_is_not_unpacked_without_a_limit(run: Path) -> None:
+    index = next((run / "maps").glob("*.json.gz"))
+    text = gzip.decompress(index.read_bytes())
+    index.write_bytes(gzip.compress(text + b" " * (1 << 27), 1))
+    reseal(run)
+    shown = heatproof("report", run)
+    assert shown.exit_code == 2 and "unpacks to more than 64 MB" in " ".join(shown.output.split())
+
+
+def test_an_index_names_no_absurd_size(run: Path) -> None:
+    index = next((run / "maps").glob("*.json.gz"))
+    content = json.loads(gzip.decompress(index.read_bytes()))
+    content["maps"][0]["image_size"] = [10**6, 10**6]
+    index.write_bytes(gzip.compress(json.dumps(content).encode()))
+    reseal(run)
+    shown = heatproof("report", run)
+    assert shown.exit_code == 2 and "are too large" in " ".join(shown.output.split())
+
+
+def test_a_picture_of_absurd_size_is_not_shown(run: Path) -> None:
+    for picture in (run / "pictures").iterdir():
+        picture.write_bytes(png(60_000, 60_000))
+    reseal(run)
+    shown = heatproof("report", run)
+    assert shown.exit_code == 2 and "sane size" in " ".join(shown.output.split())
+
+
+def png(width: int, height: int) -> bytes:
+    """Small, and huge once it is unpacked."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+
+
+def test_deeply_nested_records_are_one_sentence(run: Path) -> None:
+    plan = read_record(run / "plan.json")
+    write_record(run / "plan.json", plan | {"deep": "HERE"}, indent=None)
+    text = (run / "plan.json").read_text()
+    for path, content in ((run / "plan.json", text), (run / "run.json", '{"deep": "HERE"}')):
+        path.write_text(content.replace('"HERE"', "[" * 200_000))
+        shown = heatproof("report", run)
+        assert shown.exit_code == 2 and "Traceback" not in shown.output
+
+
+# --- what a name may do -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """A run in which everything has an evil name."""
+    classes = [EVIL, "=cmd|x"]
+    folder = RunFolder.create(tmp_path / "named", Manifest.collect({"methods": ["gradcam"]}, classes=classes))
+    rows = [
+        Score("net" + EVIL, "last" + EVIL, f"{sign}{i}{EVIL}", i % 2, 0, "gradcam", "insertion", -0.5)
+        for i, sign in enumerate("=+-@\t\rx")
+    ]
+    rows.append(Score("net" + EVIL, "last" + EVIL, EVIL, 0, None, "", "image", float("nan"), f"no{EVIL}"))
+    folder.write_unit(Unit("last" + EVIL, (0, 8), ("gradcam",), ("insertion",)), rows)
+    return folder.path
+
+
+def sent(text: str) -> list[str]:
+    return [letter for letter in ESCAPES if letter in text]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda run: ("sql", run, "from scores"),
+        lambda run: ("sql", run, "select reason from scores", "--format", "json"),
+        lambda run: ("sql", run, f'select 1 as "{EVIL}"'),
+        lambda run: ("sql", run, f'select "{EVIL}" from scores'),
+        lambda run: ("report", run),
+        lambda run: ("report", run, "--checkpoint", EVIL),
+        lambda run: ("report", run, "--out", run / EVIL),
+        lambda run: ("gate", run, "--rule", "insertion >= 0.5", "--min-usable", "0"),
+        lambda run: ("export", run, "--csv", run / EVIL),
+        lambda run: ("verify", run.with_name(EVIL)),
+    ],
+)
+def test_escapes_are_shown_not_sent(named: Path, command: Callable[[Path], tuple[str, ...]]) -> None:
+    (named / "scores" / f"{EVIL}.parquet").touch()
+    arguments = command(named)
+    if arguments[0] == "verify":
+        named = named.rename(arguments[1])
+    shown = heatproof(*arguments)
+    assert "Traceback" not in shown.output and not sent(shown.output)
+
+
+def test_a_name_is_shown_whole(named: Path) -> None:
+    shown = heatproof("sql", named, "select distinct reason from scores where reason <> ''").output
+    assert r"no" + EVIL.encode("unicode_escape").decode() in shown
+    assert ":cat: [red]x[/]" in heatproof("sql", named, "select ':cat: [red]x[/]' as a").output
+
+
+def test_broken_pictures_and_reasons_are_shown(tmp_path: Path) -> None:
+    study = make_study(tmp_path, 4, ["gradcam"], [], "epochs/epoch01.pt")
+    (tmp_path / "pictures" / "cat" / "a\x1b[2J\u202e.png").write_text("no picture")
+    shown = heatproof("run", study, "--out", tmp_path / "out")
+    assert shown.exit_code == 1 and r"a\x1b[2J\u202e.png" in shown.output and not sent(shown.output)
+
+
+def cells(text: str) -> list[str]:
+    return [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
+
+
+def test_no_csv_holds_a_formula(named: Path, tmp_path: Path) -> None:
+    assert heatproof("export", named, "--csv", tmp_path / "a.csv").exit_code == 0
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        exported = file.read()
+    asked = heatproof("sql", named, "from scores", "--format", "csv").stdout_bytes.decode()
+    columns = (Column("=1+1"), Column("b"))
+    table = Table("t", "t", columns, (("@x", -0.5), ("+y", 1))).csv()
+    for text in (exported, asked, table):
+        found = cells(text)
+        formulas = [cell for cell in found if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+        assert set(formulas) == {"-0.5"} and any(cell.startswith("'=") for cell in found)
+    assert len([cell for cell in cells(exported) if cell.startswith("'")]) == 6
+
+
+# --- queries ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "from read_text('{secret}')", "from '{secret}.csv'", "copy scores to '{new}'", "attach '{new}' as x",
+        "copy (select 1) to '{part}' (use_tmp_file false)", "explain analyze copy scores to '{new}'",
+        "from read_parquet('{part}')", "from glob('{folder}/*')", "export database '{new}'",
+        "set enable_external_access = true", "install httpfs",
+    ],
+)  # fmt: skip
+def test_a_query_reaches_no_file(run: Path, tmp_path: Path, query: str) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "secret.csv").write_text(SECRET)
+    part, new = next((run / "scores").iterdir()), tmp_path / "new"
+    before = part.read_bytes()
+    text = query.format(secret=tmp_path / "secret", new=new, part=part, folder=tmp_path)
+    shown = heatproof("sql", run, text)
+    assert shown.exit_code == 2 and SECRET not in shown.output and "Traceback" not in shown.output
+    assert part.read_bytes() == before and not new.exists()
+
+
+def test_a_query_reaches_files_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    shown = heatproof("sql", run, f"select content from read_text('{tmp_path / 'secret'}')", "--files")
+    assert shown.exit_code == 0 and SECRET in shown.output
+
+
+def test_queries_see_the_same_rows_either_way(run: Path) -> None:
+    for query in ("from scores order by all", "from status", "create temp table a as from scores; from a"):
+        closed, opened = (heatproof("sql", run, query, "--format", "json", *o) for o in ((), ("--files",)))
+        assert closed.exit_code == 0 and closed.output == opened.output, closed.output
+
+
+def test_ctrl_c_ends_a_query(run: Path) -> None:
+    query = "select count(*) from range(100_000_000) a, range(100_000) b where a.range + b.range = 7"
+    code = "from heatproof.cli import main; print('ready', flush=True); main()"
+    command = [sys.executable, "-c", code, "sql", str(run), query]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            time.sleep(2)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 130 and said.strip() == "stopped"

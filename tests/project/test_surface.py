@@ -1,0 +1,356 @@
+"""What people would guess: the names of `import heatproof as hp`, a run in Python, pictures in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import io
+import pydoc
+import re
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_architecture import PATH
+
+import heatproof as hp
+from heatproof.errors import InputError, StoreError, UnknownNameError
+from heatproof.images import Preprocess
+from heatproof.report.verdict import FAILURE, Fact, Verdict
+from heatproof.store import RunFolder
+from tiny_study import METHODS, make_study
+
+ROOT = Path(__file__).parents[2]
+EVIL = '<script>alert("x")</script>'
+
+
+class Page(HTMLParser):
+    """The tags, the texts and the pictures of a piece of HTML; a tag left open is an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.sources: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "img":
+            self.sources += [value or "" for name, value in attrs if name == "src"]
+        else:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def pictures(self) -> list[Image.Image]:
+        prefix = "data:image/png;base64,"
+        assert all(source.startswith(prefix) for source in self.sources)
+        return [
+            Image.open(io.BytesIO(base64.b64decode(source.removeprefix(prefix)))) for source in self.sources
+        ]
+
+
+def html_of(thing: object) -> Page:
+    page = Page(thing._repr_html_())  # type: ignore[attr-defined]
+    assert not {"script", "link", "iframe", "style"} & set(page.tags)
+    return page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> hp.Run:
+    folder = tmp_path_factory.mktemp("surface")
+    return hp.run(make_study(folder, images=8), folder / "run")
+
+
+def small_maps(n: int = 2, method: str = "gradcam") -> hp.Maps:
+    values = torch.rand(n, 4, 4, generator=torch.Generator().manual_seed(0))
+    return hp.Maps(method, values, (32, 32), torch.arange(n), tuple(f"image{i}" for i in range(n)))
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+
+def test_importing_heatproof_imports_no_library() -> None:
+    script = (
+        "import sys, heatproof as hp\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'PIL', 'duckdb'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert set(hp.__all__) <= set(dir(hp)) and hp.errors.InputError"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_rooms_and_functions_of_one_name_both_work() -> None:
+    script = (
+        "import heatproof.explain.api as api, heatproof.run.engine as engine, heatproof as hp\n"
+        "from heatproof.explain import explain\n"
+        "from heatproof.surface import run\n"
+        "assert explain is api.explain is hp.explain.explain and engine.run_study and hp.run.run is run\n"
+        "assert callable(hp.explain) and callable(hp.run)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_help_shows_the_functions() -> None:
+    assert list(inspect.signature(hp.explain).parameters)[:3] == ["model", "images", "methods"]
+    assert "targets: the class to explain" in pydoc.render_doc(hp.explain)
+    assert "out: the run's folder" in pydoc.render_doc(hp.run)
+    assert all(getattr(hp, name).__doc__ for name in hp.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hp.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hp.run.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_pictures_are_opened_by_file_or_as_an_example(tmp_path: Path) -> None:
+    Image.new("RGB", (5, 4), "red").save(tmp_path / "red.png")
+    assert hp.open_image(tmp_path / "red.png").size == (5, 4)
+    assert hp.open_image("example:cat").size == (451, 300)
+    with pytest.raises(UnknownNameError, match="did you mean 'cat'"):
+        hp.open_image("example:cta")
+
+
+# --- maps ---------------------------------------------------------------------------------------------------
+
+
+def test_an_overlay_has_the_map_over_the_picture_the_model_saw() -> None:
+    maps, preprocess = small_maps(), Preprocess(size=(32, 32), resize=40)
+    picture = hp.open_image("example:cat")
+    images = torch.stack([preprocess(picture)] * 2)
+    from_pictures = maps.overlay([picture, picture], preprocess)
+    from_tensor = maps.overlay(images, preprocess)
+    assert [p.size for p in from_pictures] == [(32, 32)] * 2
+    for a, b in zip(from_pictures, from_tensor, strict=True):
+        assert np.abs(np.asarray(a, dtype=int) - np.asarray(b, dtype=int)).max() <= 2
+    grey = np.asarray(maps.overlay(images, preprocess, alpha=0.0)[0])
+    assert np.abs(grey - np.asarray(preprocess.crop(picture).convert("L"), dtype=int)[..., None]).max() <= 2
+    stretched = np.asarray(maps.overlay(images, alpha=0.0)[0])
+    assert stretched.min() < 40 and stretched.max() > 200
+
+
+def test_an_overlay_of_something_else_is_refused_in_a_sentence() -> None:
+    maps = small_maps()
+    with pytest.raises(InputError, match="2 maps but 1 images"):
+        maps.overlay(Image.new("RGB", (32, 32)))
+    with pytest.raises(InputError, match=r"300 x 451 but the model saw 32 x 32; give .* preprocess"):
+        maps.overlay([hp.open_image("example:cat")] * 2)
+    with pytest.raises(InputError, match=r"hp\.open_image"):
+        maps.overlay(["a.png", "b.png"])  # type: ignore[list-item]
+
+
+def test_maps_are_saved_whole_and_given_as_an_array(tmp_path: Path) -> None:
+    maps = small_maps()
+    maps.save(tmp_path / "maps.npz")
+    with np.load(tmp_path / "maps.npz") as stored:
+        assert np.array_equal(stored["values"], maps.numpy()) and maps.numpy().shape == (2, 4, 4)
+        assert stored["ids"].tolist() == ["image0", "image1"] and stored["explained"].tolist() == [0, 1]
+        assert str(stored["method"]) == "gradcam" and stored["image_size"].tolist() == [32, 32]
+    with pytest.raises(InputError, match=r"name maps\.npz"):
+        maps.save(tmp_path / "maps.png")
+    with pytest.raises(InputError, match="cannot write"):
+        maps.save(tmp_path / "no" / "maps.npz")
+
+
+# --- a run --------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_every_row_as_a_table(run: hp.Run) -> None:
+    pandas = pytest.importorskip("pandas")
+    table, rows = run.scores(), run.folder.scores().sql("from scores order by all")
+    assert isinstance(table, pandas.DataFrame) and len(table) == len(rows) > 100
+    assert list(table.columns) == list(rows[0])
+    for name in table.columns:
+        found = [None if value is pandas.NA else value for value in table[name].tolist()]
+        assert all(a == b or (a != a and b != b) for a, b in zip(found, (r[name] for r in rows), strict=True))
+    assert table.dropna(subset="label").label.dtype == "Int64"
+
+
+def test_without_pandas_scores_are_arrow_and_without_that_arrays(
+    run: hp.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = {"pandas"}
+    monkeypatch.setattr(
+        "heatproof.surface.find_spec", lambda name: None if name in absent else find_spec(name)
+    )
+    count = len(run.folder.scores().sql("from scores"))
+    arrow = run.scores()
+    assert arrow.num_rows == count and arrow.schema.field("label").nullable
+    assert arrow["label"].null_count > 0 and arrow["value"].to_pylist()
+    absent.add("pyarrow")
+    arrays = run.scores()
+    assert isinstance(arrays, dict) and len(arrays["value"]) == count
+
+
+def test_maps_are_those_of_the_last_checkpoint_or_the_one_named(run: hp.Run) -> None:
+    store = run.folder.maps()
+    for found, checkpoint in (
+        (run.maps("gradcam"), "epoch02"),
+        (run.maps("gradcam", "epoch01"), "epoch01"),
+    ):
+        assert torch.equal(found.values, store.read(checkpoint, "gradcam").values)
+    assert run.maps("gradcam", ids=["cat/000.png"]).ids == ("cat/000.png",)
+    with pytest.raises(UnknownNameError, match="did you mean 'gradcam'"):
+        run.maps("grad-cam")
+    with pytest.raises(UnknownNameError, match="epoch01"):
+        run.maps("gradcam", "epoch09")
+
+
+def test_a_run_tells_its_verdict_its_status_and_writes_its_report(run: hp.Run, tmp_path: Path) -> None:
+    verdict = run.verdict()
+    assert verdict.title == "Not enough data to judge" and str(verdict).startswith(
+        f"{verdict.title}. Missing"
+    )
+    assert run.status().complete and "complete" in repr(run)
+    assert run.report() == run.path / "report.html" and verdict.title in run.path.joinpath(
+        "report.html"
+    ).read_text(encoding="utf-8")
+    assert run.report(tmp_path / "audit.html", checkpoint="epoch01").stat().st_size > 10_000
+
+
+def test_a_dict_runs_like_the_file_it_stands_for(
+    run: hp.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = make_study(tmp_path, images=8)
+    monkeypatch.chdir(tmp_path)
+    again = hp.run(tomllib.loads(study.read_text()))
+    assert again.path == Path("runs/study")
+    assert again.folder.scores().digest() == run.folder.scores().digest()
+    with pytest.raises(InputError, match="unknown key methodz"):
+        hp.run({"methodz": []})
+    with pytest.raises(InputError, match="study: methods: unknown method 'gradcan'"):
+        hp.run({**tomllib.loads(study.read_text()), "methods": ["gradcan"]}, out="runs/other")
+
+
+def test_a_folder_without_a_run_or_maps_is_said_so(tmp_path: Path, run: hp.Run) -> None:
+    with pytest.raises(StoreError):
+        hp.open_run(tmp_path)
+    empty = RunFolder.create(tmp_path / "empty", run.folder.manifest)
+    with pytest.raises(StoreError, match="holds no maps yet"):
+        hp.open_run(empty.path).maps("gradcam")
+    assert "epoch" not in "".join(html_of(hp.open_run(empty.path)).texts)
+
+
+# --- in a notebook ------------------------------------------------------------------------------------------
+
+
+def test_maps_show_small_pictures_and_their_names() -> None:
+    maps = hp.Maps(EVIL, torch.rand(12, 7, 7), (900, 600), torch.arange(12), (EVIL,) * 12)
+    page = html_of(maps)
+    assert [p.size for p in page.pictures] == [(107, 160)] * 8
+    assert "and 4 more" in page.texts and EVIL in "".join(page.texts)
+    assert len(maps._repr_html_()) < 400_000
+    nameless = hp.Maps("gradcam", torch.zeros(1, 2, 2), (8, 8), torch.tensor([3]))
+    assert "0: class 3" in html_of(nameless).texts
+
+
+def test_a_picture_in_a_notebook_is_the_map() -> None:
+    values = torch.zeros(1, 32, 32)
+    values[0, :16] = 1
+    (shown,) = html_of(hp.Maps("gradcam", values, (32, 32), torch.tensor([0]))).pictures
+    pixels = np.asarray(shown, dtype=int)
+    assert (pixels[:16] == pixels[0, 0]).all() and pixels[0, 0].sum() > 3 * pixels[31, 31].sum()
+
+
+def test_overlays_show_themselves() -> None:
+    strip = small_maps().overlay(torch.rand(2, 3, 32, 32))
+    page = html_of(strip)
+    assert len(page.pictures) == 2 and page.texts == ["image0", "image1"]
+    assert np.array_equal(np.asarray(page.pictures[0]), np.asarray(strip[0]))
+
+
+def test_c_scores_show_a_table() -> None:
+    labels, probs = torch.arange(6) % 2, torch.eye(2)[torch.arange(6) % 2] * 0.8 + 0.1
+    scores = hp.metrics.cscore_by_class(small_maps(6), labels, probs)
+    texts = html_of(scores).texts
+    assert {"class 0", "class 1", "all", f"{scores.overall.value:.3f}", "3", "6"} <= set(texts)
+    assert f"{scores.classes[0].value:.3f}" in html_of(scores.classes[0]).texts
+
+
+def test_verdicts_and_runs_show_what_they_say(run: hp.Run) -> None:
+    verdict = Verdict("stop", EVIL, [Fact(FAILURE, "floors", EVIL, "scores")])
+    assert html_of(verdict).texts == ["Do not rely on these maps", EVIL, "failure", " ", EVIL]
+    page = html_of(run)
+    assert {*METHODS, "insertion(steps=4)", "mean (n) at epoch02"} <= set(page.texts)
+    rows = run.folder.scores().sql(
+        "select avg(value) as mean from scores where checkpoint = 'epoch02' and method = 'gradcam' "
+        "and metric = 'insertion(steps=4)'"
+    )
+    assert f"{rows[0]['mean']:.3f} (8)" in page.texts
+    assert [p.size for p in page.pictures] == [(32, 32)] * 8
+
+
+# --- five lines ---------------------------------------------------------------------------------------------
+
+SNIPPETS = re.findall(r"^```python\n(import .*?)^```$", (ROOT / "docs/snippets.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=["explain", "score", "monitor"])
+def test_five_lines_run_in_an_empty_folder(snippet: str, tmp_path: Path) -> None:
+    """In a process of its own, where nothing else was imported, and with its last line shown."""
+    lines = snippet.splitlines()
+    assert len(lines) == 5
+    imported = set(re.findall(r"\w+", re.sub(r" as \w+", "", lines[0].removeprefix("import "))))
+    assert imported <= {"os", "torch", "torchvision", "heatproof"}
+    last = lines[-1].partition(" = ")
+    code = "\n".join([*lines[:-1], f"shown = {last[2] if re.fullmatch(r'[a-z]+', last[0]) else lines[-1]}"])
+    code += "\nprint(len(shown._repr_html_()), type(shown).__name__)"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    size, kind = done.stdout.split()
+    assert int(size) > 100 and kind in ("Strip", "DataFrame", "Verdict")
+
+
+# --- habits -------------------------------------------------------------------------------------------------
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert Path(hp.__file__).with_name("py.typed").exists()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "Typing :: Typed" in project["project"]["classifiers"]
+
+
+def test_what_contributors_are_told_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    named = re.findall(r"`((?:tests/|docs/|\w+/)?\w+(?:\.py|/))`", text)
+    assert len(links) > 2 and len(named) > 8
+    for name in [*links, *named]:
+        assert (ROOT / name).exists() or (
+            ROOT / "src/heatproof" / name.removeprefix("heatproof/")
+        ).exists(), name
+    rooms = text.split("to its left:")[1].split("`types.py`")[0].strip().split(", ")
+    assert rooms == PATH
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
+    assert set(re.findall(r"make (test|venv|demo|bench)", text)) <= set(targets)
+
+
+def test_hooks_and_builds_call_what_is_there() -> None:
+    yaml = pytest.importorskip("yaml")
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [repo["repo"] for repo in hooks] == ["local"]  # nothing is fetched
+    tools = [hook["entry"].split()[0] for hook in hooks[0]["hooks"]]
+    assert {Path(tool).name for tool in tools} == {"ruff", "mypy"} and all(
+        t.startswith(".venv/bin/") for t in tools
+    )
+    build = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    assert [step["run"] for step in build["jobs"]["test"]["steps"] if "run" in step] == ["make test"]
+    for template in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
+        assert {"name", "about"} == set(yaml.safe_load(template.read_text().split("---")[1]))

@@ -1,0 +1,81 @@
+"""The Ray engine: the same rows and maps as the local one, also when a worker dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from heatproof.run.engine import run_study
+from tiny_study import NETWORK, fingerprint, make_study, start
+
+pytest.importorskip("ray", reason="Ray is an extra")
+
+# The first Ray worker that gets to the network dies in the middle of its unit, as if killed for memory.
+DEADLY = """
+
+class Deadly(nn.Module):
+    def forward(self, x):
+        import os, sys
+        from pathlib import Path
+        if "default_worker" in sys.argv[0]:
+            try:
+                Path(__file__).with_name("bullet").unlink()
+                os._exit(1)
+            except FileNotFoundError:
+                pass
+        return x
+
+def deadly():
+    model = tiny()
+    model.module.append(Deadly())
+    return model
+"""
+
+
+def ray(study: Path, out: Path) -> str:
+    process = start(study, out, "--engine", "ray")
+    shown, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, shown
+    return shown
+
+
+def test_ray_gives_the_rows_and_maps_of_the_local_engine_though_a_worker_dies(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    (tmp_path / "net.py").write_text(NETWORK + DEADLY)
+    study.write_text(study.read_text().replace("net.py:tiny", "net.py:deadly"))
+    run_study(study, tmp_path / "local")
+    (tmp_path / "bullet").touch()
+    shown = ray(study, tmp_path / "ray")
+    assert not (tmp_path / "bullet").exists(), "no worker died"
+    assert "14 of 14 units are done" in shown
+    assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "local")
+
+
+GROWN = """
+import sys
+from pathlib import Path
+import ray
+from heatproof.run.engine import run_study
+sys.path.insert(0, {tests!r})
+from tiny_study import write_study
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+folder = Path(sys.argv[1])
+run_study(folder / "study.toml", folder / "ray", engine="ray")
+write_study(folder, checkpoints=["epochs/epoch01.pt", "epochs/epoch02.pt"])
+result = run_study(folder / "study.toml", folder / "ray", engine="ray")
+print(result.done, "of", result.units)
+"""
+
+
+def test_workers_of_a_cluster_that_stays_take_up_a_grown_study(tmp_path: Path) -> None:
+    make_study(tmp_path, images=6, checkpoints=["epochs/epoch01.pt"])
+    code = GROWN.format(tests=str(Path(__file__).parents[1]))
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=170
+    )
+    assert told.returncode == 0, told.stderr
+    run_study(tmp_path / "study.toml", tmp_path / "local")
+    assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "local")

@@ -1,0 +1,212 @@
+"""The C-Score study end to end: training, checkpoints, tables that follow from the rows, new weights."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from heatproof.cli import main
+from heatproof.errors import InputError
+from heatproof.metrics.consistency import CScore
+from heatproof.monitor.trajectory import Checkpoint, ClassState, MethodState, Trajectory
+from heatproof.store import RunFolder
+from heatproof.studies._cscore_page import candidates, recommend
+from heatproof.studies._cscore_reference import compare
+from heatproof.studies.cscore import CscoreSettings, check, cscore_study
+
+NETWORK = """
+from heatproof.train import small_net
+def build(num_classes=2):
+    return small_net(num_classes, size=32, width=4)
+"""
+
+
+def pictures(folder: Path, count: int = 24, classes: tuple[str, ...] = ("disc", "square")) -> Path:
+    """Bright shapes at random places."""
+    for k, name in enumerate(classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            random = np.random.default_rng((k, i))
+            pixels = random.integers(0, 60, (32, 32, 3), dtype=np.uint8)
+            y, x = random.integers(8, 24, 2)
+            rows, columns = np.indices((32, 32))
+            inside = (rows - y) ** 2 + (columns - x) ** 2 < 36
+            if name == "square":
+                inside = (abs(rows - y) < 5) & (abs(columns - x) < 5) & ((rows + columns) % 2 == 0)
+            pixels[inside] = 230
+            Image.fromarray(pixels).save(folder / name / f"{i:02d}.png")
+    return folder
+
+
+def settings(folder: Path, **changed: object) -> CscoreSettings:
+    (folder / "net.py").write_text(NETWORK)
+    given: dict[str, object] = {
+        "images": (folder / "pictures",), "out": folder / "out", "model": f"{folder}/net.py:build",
+        "methods": ("gradcam", "layercam"), "head_epochs": 2, "full_epochs": 2, "head_lr": 3e-3,
+        "full_lr": 3e-3, "first_phase": "all", "keep": (1, 2, 4), "batch_size": 8, "device": "cpu",
+        "threads": 1, "train_batch": 8,
+    }  # fmt: skip
+    return CscoreSettings(**(given | changed))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cscore")
+    pictures(folder / "pictures")
+    assert cscore_study(settings(folder)).page is not None
+    return folder
+
+
+def test_the_study_leaves_a_page_with_every_table_and_figure(finished: Path) -> None:
+    out = finished / "out"
+    text = (out / "summary.md").read_text()
+    assert "## What to use" in text and "10 pictures held out (20% of each class)" in text
+    for name in ("classifier", "training", "overall", "by-class", "depth"):
+        assert (out / "tables" / f"{name}.csv").exists(), name
+    for name in ("trajectories", "ends", "net-change", "by-class"):
+        assert (out / "figures" / f"{name}.svg").stat().st_size > 2000, name
+    assert sorted(p.name for p in (out / "training").glob("*.safetensors")) == [
+        "epoch01.safetensors", "epoch02.safetensors", "epoch04.safetensors",
+    ]  # fmt: skip
+
+
+def test_the_tables_say_what_the_rows_say(finished: Path) -> None:
+    rows = (
+        RunFolder.open(finished / "out")
+        .scores()
+        .sql("select checkpoint, method, value from scores where metric = 'cscore' and label is null")
+    )
+    table = (finished / "out" / "tables" / "overall.csv").read_text().splitlines()
+    checkpoints = table[0].split(",")[1:]
+    for line in table[1:]:
+        method, *values = line.split(",")
+        for name, value in zip(checkpoints, values, strict=True):
+            (row,) = [r for r in rows if (r["checkpoint"], r["method"]) == (name, method)]
+            assert float(value) == pytest.approx(row["value"], nan_ok=True)
+
+
+def test_held_out_pictures_were_not_trained_on(finished: Path) -> None:
+    every = set((finished / "out" / "all-pictures.csv").read_text().splitlines()[1:])
+    held_out = set((finished / "out" / "pictures.csv").read_text().splitlines()[1:])
+    assert len(every) == 48 and len(held_out) == 10 and held_out < every
+
+
+def test_running_again_changes_nothing(finished: Path) -> None:
+    before = (finished / "out" / "summary.md").read_bytes()
+    weights = (finished / "out" / "training" / "epoch04.safetensors").stat().st_mtime_ns
+    cscore_study(settings(finished))
+    assert (finished / "out" / "summary.md").read_bytes() == before
+    assert (finished / "out" / "training" / "epoch04.safetensors").stat().st_mtime_ns == weights
+
+
+def test_weights_that_exist_need_no_training(finished: Path, tmp_path: Path) -> None:
+    given = settings(
+        finished, out=tmp_path / "out", sweep=False,
+        checkpoints=(str(finished / "out" / "training" / "epoch*.safetensors"),),
+    )  # fmt: skip
+    outcome = cscore_study(given)
+    assert outcome.page is not None and not (tmp_path / "out" / "training").exists()
+    assert "48 pictures:" in outcome.page.read_text()
+
+
+def heatproof(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "heatproof", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def test_new_weights_are_compared_with_a_reference(finished: Path, tmp_path: Path) -> None:
+    weights = finished / "out" / "training"
+    new = ["--checkpoints", weights / "epoch04.safetensors", "--out", tmp_path / "same"]
+    same = heatproof("study", "cscore", "--reference", finished / "out", *new, folder=tmp_path)
+    assert same.returncode == 0, same.stderr
+    assert "no worse" in same.stdout
+    refused = heatproof("study", "cscore", "--reference", finished / "out", folder=tmp_path)
+    assert refused.returncode == 2 and "name it with --checkpoints FILE" in refused.stderr
+
+
+def test_other_pictures_than_the_reference_had_are_refused_before_any_work(
+    finished: Path, tmp_path: Path
+) -> None:
+    pictures(tmp_path / "others", 5)
+    lines = [f"others/{name}/{i:02d}.png,{name}" for name in ("disc", "square") for i in range(5)]
+    (tmp_path / "others.csv").write_text("\n".join(["path,label", *(f"{tmp_path}/{x}" for x in lines)]))
+    weights = finished / "out" / "training" / "epoch04.safetensors"
+    with pytest.raises(InputError, match="the pictures are not those of"):
+        compare(finished / "out" / "run", weights, tmp_path / "new", images=tmp_path / "others.csv")
+    assert not (tmp_path / "new").exists()
+
+
+def test_from_the_command_line_in_an_empty_folder(tmp_path: Path) -> None:
+    pictures(tmp_path / "shapes", 8)
+    (tmp_path / "net.py").write_text(NETWORK)
+    (tmp_path / "study.toml").write_text(
+        'images = ["shapes"]\nmodel = "net.py:build"\nmethods = ["gradcam"]\nhead_epochs = 1\n'
+        'full_epochs = 1\nkeep = "1,2"\nsweep = false\nout = "here"\ndevice = "cpu"\n'
+    )
+    done = CliRunner().invoke(main, ["study", "cscore", str(tmp_path / "study.toml"), "--model",
+                                     f"{tmp_path}/net.py:build"])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "epoch 2, fine-tuning" in done.output
+    assert (tmp_path / "here" / "summary.md").exists()
+
+
+def test_bad_input_is_said_before_training(tmp_path: Path) -> None:
+    pictures(tmp_path / "pictures", 3, ("disc",))
+    with pytest.raises(InputError, match="one class only"):
+        check(settings(tmp_path))
+    pictures(tmp_path / "pictures", 3)
+    with pytest.raises(InputError, match="no checkpoint would be kept"):
+        check(settings(tmp_path, keep=(9,)))
+    with pytest.raises(InputError, match="there is no file"):
+        cscore_study(settings(tmp_path, checkpoints=("none*.pt",)))
+    assert not (tmp_path / "out" / "training").exists()
+
+
+def state(value: float, low: float, n: int = 50) -> CScore:
+    return CScore(value, n, 0.0, (low, min(1.0, value + value - low)))
+
+
+def run_of(*checkpoints: tuple[float, dict[str, tuple[CScore, CScore]]]) -> Trajectory:
+    made = []
+    for k, (auc, methods) in enumerate(checkpoints, 1):
+        states = {
+            m: MethodState(state((a.value + b.value) / 2, (a.interval[0] + b.interval[0]) / 2), {0: a, 1: b})
+            for m, (a, b) in methods.items()
+        }
+        made.append(Checkpoint(f"e{k}", k, auc, auc, dict.fromkeys((0, 1), ClassState(60, 50)), states))
+    return Trajectory(tuple(made), ("healthy", "ill"))
+
+
+def test_the_recommendation_takes_the_highest_floor_where_auc_holds() -> None:
+    good = {"gradcam": (state(0.8, 0.7), state(0.7, 0.65)), "layercam": (state(0.9, 0.85), state(0.6, 0.5))}
+    better = {"gradcam": (state(0.95, 0.9), state(0.95, 0.9))}
+    run = run_of((0.95, good), (0.6, better))
+    found = candidates(run, [])
+    assert [(c.checkpoint.name, c.method) for c in found] == [("e1", "gradcam"), ("e1", "layercam")]
+    text = recommend(run, [])
+    assert "**e1**" in text and "**gradcam**" in text and "ill, 50 pictures" in text
+    nothing = run_of((0.9, {"gradcam": (CScore(math.nan, 1, 0.0, reason="one"), state(0.5, 0.4))}))
+    assert "No checkpoint can be recommended" in recommend(nothing, [])
+
+
+def test_the_recommendation_compares_auc_image_by_image() -> None:
+    """A checkpoint that is surely worse on the same images is no candidate, however wide each error is."""
+    same = {"gradcam": (state(0.8, 0.7), state(0.8, 0.7))}
+    run = run_of((0.95, same), (0.93, same))
+    moves = {str(i): (-1) ** i * 0.002 for i in range(120)}
+    nearly = {name: move * 1.1 for name, move in moves.items()}
+    known = replace(run, checkpoints=tuple(
+        replace(one, moves=each) for one, each in zip(run, (moves, nearly), strict=True)))  # fmt: skip
+    assert [c.checkpoint.name for c in candidates(run, [])] == ["e1", "e2"]
+    assert [c.checkpoint.name for c in candidates(known, [])] == ["e1"]
