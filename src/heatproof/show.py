@@ -72,6 +72,11 @@ def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float
     return Image.blend(grey, Image.fromarray(colours(heat, cmap)), alpha)
 
 
+def eight_bit(pictures: Tensor) -> Tensor:
+    """Pictures in [0, 1] as whole numbers up to 255, of the same shape."""
+    return pictures.mul(255).round().byte()
+
+
 def pixels(images: Tensor, preprocess: Preprocess | None = None) -> np.ndarray:
     """Model-ready images as "b H W 3" uint8, for people; stretched to the whole range where nobody knows
     their own."""
@@ -83,7 +88,7 @@ def pixels(images: Tensor, preprocess: Preprocess | None = None) -> np.ndarray:
         shown = (images - low) / (high - low).clamp(min=1e-12)
     if shown.shape[1] != 3:
         shown = shown.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    return np.asarray(shown.mul(255).round().byte().permute(0, 2, 3, 1).contiguous().numpy())
+    return np.asarray(eight_bit(shown).permute(0, 2, 3, 1).contiguous().numpy())
 
 
 class Strip(list[Image.Image]):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.models.model import Model
+from heatproof.show import eight_bit
 
 QUICKSHIFT = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}
 
@@ -46,7 +47,7 @@ def segments_of(
         raise InputError(f"segments must be 'slic' or 'quickshift', got {kind!r}")
     if count < 1 or compactness <= 0:
         raise InputError(f"slic needs count >= 1 and compactness > 0, got {count} and {compactness}")
-    pictures = (pictures_of(model, images) * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy()
+    pictures = eight_bit(pictures_of(model, images)).permute(0, 2, 3, 1).cpu().numpy()
 
     def cut(picture: np.ndarray) -> np.ndarray:
         if picture.shape[2] == 1:

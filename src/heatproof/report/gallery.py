@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch.nn import functional as F
 
 from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.data import RunData
 from heatproof.report.panels import which_class
-from heatproof.show import COLOUR_MAPS
+from heatproof.show import COLOUR_MAPS, eight_bit
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 
@@ -160,7 +159,7 @@ def pack(maps: Maps, place: int, explained: str) -> dict[str, Any]:
     height, width = (min(int(side), LARGEST) for side in one.shape[1:])
     if (height, width) != tuple(one.shape[1:]):
         one = normalise(F.adaptive_avg_pool2d(one[:, None], (height, width))[:, 0])
-    levels = (one[0] * 255).round().to(torch.uint8).numpy().tobytes()
+    levels = eight_bit(one[0]).numpy().tobytes()
     return {"h": height, "w": width, "data": base64.b64encode(levels).decode(), "explains": explained}
 
 

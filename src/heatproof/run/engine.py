@@ -31,6 +31,7 @@ from heatproof.run.provenance import BY_MTIME, FREE, GROWING, Origin, code_hashe
 from heatproof.run.resume import broken_images, enough_memory, forget_broken, mend, say_makers
 from heatproof.run.score import Rows, Scene, as_stored, blanked, explain_batch, finite, is_first, storable
 from heatproof.run.study import Opened, check_study, open_study
+from heatproof.show import pixels
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import Stopped
 from heatproof.store.maps import MapStore
@@ -88,11 +89,8 @@ class Worker:
         rows = [i for i, name in enumerate(batch.ids) if name in missing]
         if not rows:
             return {}
-        shown = self.opened.model(task.unit.checkpoint).preprocess.restore(batch.images[rows])
-        if shown.shape[1] == 1:
-            shown = shown.expand(-1, 3, -1, -1)
-        pixels = shown.mul(255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
-        return {batch.ids[i]: pixels[k] for k, i in enumerate(rows)}
+        shown = pixels(batch.images[rows], self.opened.model(task.unit.checkpoint).preprocess)
+        return {batch.ids[i]: shown[k] for k, i in enumerate(rows)}
 
     def compute(self, task: Task, loaded: Loaded) -> tuple[list[Score], dict[str, Maps]]:
         """Rows and new maps of one block task."""

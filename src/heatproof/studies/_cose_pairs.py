@@ -107,11 +107,6 @@ def model_ready(model: Model, pictures: Tensor) -> Tensor:
     return model.preprocess.normalise(pictures.float() / 255)
 
 
-def eight_bit(model: Model, images: Tensor) -> Tensor:
-    """The 8-bit pictures that model-ready images were made from."""
-    return (model.preprocess.restore(images.to(model.device)) * 255).round().to(torch.uint8)
-
-
 def _pieces(drawn: Drawn, count: int, start: int, stop: int) -> list[tuple[Transform, slice]]:
     """The transforms of a batch of jobs, and the rows of the batch that each makes."""
     found = []

@@ -25,6 +25,7 @@ from heatproof.models import Model
 from heatproof.registry import parse_call
 from heatproof.report.case_study import Side, View, case_study, confusion
 from heatproof.report.panels import explains
+from heatproof.show import pixels
 from heatproof.store import MapStore
 from heatproof.studies._flags import KINDS, Flag
 from heatproof.studies._scored import Scored
@@ -141,12 +142,9 @@ class Studio:
         )  # fmt: skip
 
     def _pictures(self, batch: Batch) -> list[tuple[str, Image.Image, Sequence[Sequence[float]]]]:
-        shown = (self.model.preprocess.restore(batch.images) * 255).round().byte()
-        pixels = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).cpu().numpy()
+        shown = pixels(batch.images, self.model.preprocess)
         boxes = batch.truth.boxes if batch.truth and batch.truth.boxes else [()] * len(batch.ids)
-        return [
-            (storable(n), Image.fromarray(p), b) for n, p, b in zip(batch.ids, pixels, boxes, strict=True)
-        ]
+        return [(storable(n), Image.fromarray(p), b) for n, p, b in zip(batch.ids, shown, boxes, strict=True)]
 
     def _notes(self, method: str, image: str) -> tuple[str, str]:
         at = {m: self.scored.column(method, m).get(image, math.nan) for m in (

@@ -48,9 +48,10 @@ from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, check_classes, weights_hash
+from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies._cose_page import write_page
-from heatproof.studies._cose_pairs import eight_bit, input_pairs, model_ready
+from heatproof.studies._cose_pairs import input_pairs, model_ready
 from heatproof.studies._cose_read import Found, read_pairs
 from heatproof.studies.cose_settings import CoseSettings
 from heatproof.studies.settings import chosen_device
@@ -148,7 +149,7 @@ class _Worker:
         self, unit: Unit, model: Model, batch: Batch, first: bool
     ) -> tuple[list[Score], dict[str, Maps]]:
         is_final, options = unit.checkpoint == self.final, self.passes()
-        pictures = eight_bit(model, batch.images)
+        pictures = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
         # Why the others take the next seed is said in _cose_pairs.
         seed = self.settings.seed + (not is_final and not self.settings.same_seed)
         maps = explain(model, model_ready(model, pictures), unit.methods, seed=seed, ids=batch.ids, **options)

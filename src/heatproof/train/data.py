@@ -19,6 +19,7 @@ from heatproof.images.loader import Failure, batches
 from heatproof.images.preprocess import Preprocess
 from heatproof.images.source import Source
 from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.show import eight_bit
 
 RESIDENT_SHARE = 0.5  # of a GPU's free memory that pictures may take for the length of a training
 
@@ -92,7 +93,7 @@ def read_data(
     masks: dict[str, list[Tensor]] = {part: [] for part in source.parts}
     for batch, failed in batches(source, preprocess, batch_size, indices):
         # The loader normalises; undone, the 8 bits come back exactly.
-        images.append((preprocess.restore(batch.images) * 255).round().to(torch.uint8))
+        images.append(eight_bit(preprocess.restore(batch.images)))
         assert batch.labels is not None
         labels.append(batch.labels)
         for part, found in masks.items():
