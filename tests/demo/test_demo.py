@@ -21,7 +21,7 @@ from heatproof.monitor.trajectory import Trajectory
 from heatproof.report.data import read_run
 from heatproof.report.verdict import judge
 from heatproof.store import RunFolder
-from heatproof.studies._cose_read import read_pairs
+from heatproof.studies.cose.found import read_pairs
 
 TINY = Sizes(train=8, test=4, pixels=40, width=2, first_epochs=2, second_epochs=1, keep=(1, 2, 3))
 

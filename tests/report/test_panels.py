@@ -13,8 +13,8 @@ from heatproof.errors import InputError, UnknownNameError
 from heatproof.report import panels
 from heatproof.report.panels import Tile, panel, sheet
 from heatproof.show import COLOUR_MAPS, colours, overlay
-from heatproof.studies._panels_localise import Studio
-from heatproof.studies._scored import Scored
+from heatproof.studies.localise.panels import Studio
+from heatproof.studies.localise.scored import Scored
 
 
 def photo(height: int = 40, width: int = 60) -> Image.Image:

@@ -34,11 +34,11 @@ loop._epoch = slow
 """
 LOCALISE = """
 import time
-from heatproof.studies import localise
+from heatproof.studies.localise import protocol
 def sift(*given):
     print("sifting", flush=True)
     time.sleep(60)
-localise.sift = sift
+protocol.sift = sift
 """
 NETWORK = """
 from heatproof.train import small_net

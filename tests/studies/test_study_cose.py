@@ -28,9 +28,8 @@ from heatproof.metrics.stability import cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
-from heatproof.studies import _cose_pairs as pairs
-from heatproof.studies._cose_page import PUBLISHED, PUBLISHED_METHODS
-from heatproof.studies.cose import CoseResult, CoseSettings, cose_study
+from heatproof.studies.cose import CoseResult, CoseSettings, cose_study, pairs
+from heatproof.studies.cose.page import PUBLISHED, PUBLISHED_METHODS
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
 

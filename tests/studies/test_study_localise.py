@@ -28,13 +28,12 @@ from heatproof.report.tables import Column, number
 from heatproof.run import engine
 from heatproof.run.config import toml
 from heatproof.store import RunFolder
-from heatproof.studies import _flags as flags
-from heatproof.studies import _thesis
-from heatproof.studies._localise_tables import class_table
-from heatproof.studies._panels_localise import pick_cases, pick_confused
-from heatproof.studies._scored import FLOORS, Scored, macro_value, read_scores
-from heatproof.studies._sift import sift
-from heatproof.studies.localise import LocaliseSettings, localise_study, write_report
+from heatproof.studies.localise import LocaliseSettings, flags, localise_study, thesis
+from heatproof.studies.localise.panels import pick_cases, pick_confused
+from heatproof.studies.localise.pictures import sift
+from heatproof.studies.localise.protocol import write_report
+from heatproof.studies.localise.scored import FLOORS, Scored, macro_value, read_scores
+from heatproof.studies.localise.tables import class_table
 from heatproof.types import Maps
 from tiny_study import make_study
 
@@ -191,13 +190,13 @@ def test_floors_stand_beside_the_methods_and_do_not_compete(finished: Any) -> No
 def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: Scored) -> None:
     page = finished[1].page.read_text()
     assert "7 whose box covers 10% to 80% of the picture" in page
-    assert _thesis.order_text(_thesis.orders(scored)) in page
+    assert thesis.order_text(thesis.orders(scored)) in page
     assert "faithfulness.png" in page and (finished[0].out / "figures" / "budgets.svg").exists()
     assert (finished[0].out / "tables" / "classes.csv").read_text().count("\n") == 1 + 3 * 5
 
 
 def test_the_order_of_two_methods_is_judged_image_by_image(scored: Scored) -> None:
-    for order in _thesis.orders(scored):
+    for order in thesis.orders(scored):
         ahead = []
         for label in range(3):
             ours, theirs = (scored.column(method, order.metric) for method in ("gradcam", TINY))
@@ -225,8 +224,8 @@ def test_published_classes_give_all_published_means(papers: dict[str, Any]) -> N
     assert means == pytest.approx([*thesis["t2_mean"], *thesis["t3_mean"]], abs=1e-12)
     box, mask, pointing = means[0:2], means[2:4], means[4:6]
     ours = [*box, *mask, *pointing, *means[7:11]]
-    shown = [value for name in _thesis.MEANS for value in _thesis.MEANS[name]]
-    assert shown == [round(value, 4) for value in ours] and round(means[6], 4) == _thesis.RECALL
+    shown = [value for name in thesis.MEANS for value in thesis.MEANS[name]]
+    assert shown == [round(value, 4) for value in ours] and round(means[6], 4) == thesis.RECALL
     assert table.rows[-1][2] == 1122 and len(table.rows) == 44
 
 

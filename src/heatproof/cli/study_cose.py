@@ -9,7 +9,7 @@ import click
 from heatproof.cli._console import console, errors, new_table
 from heatproof.cli._study import StudyCommand, tell
 from heatproof.cli.run import broken_table
-from heatproof.studies.cose_settings import CoseSettings
+from heatproof.studies.cose.settings import CoseSettings
 
 
 @click.command("cose", cls=StudyCommand, settings=CoseSettings)

@@ -9,7 +9,7 @@ import click
 from heatproof.cli._console import console, errors, new_table
 from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.cli.run import broken_table
-from heatproof.studies.localise_settings import LocaliseSettings
+from heatproof.studies.localise.settings import LocaliseSettings
 
 SHOWN = 10
 

@@ -18,7 +18,7 @@ from heatproof.report.verdict import Verdict, judge
 from heatproof.run.engine import fixed_threads, run_study
 from heatproof.run.progress import Progress as RunProgress
 from heatproof.studies import cose
-from heatproof.studies._cose_read import Found
+from heatproof.studies.cose.found import Found
 from heatproof.train import Epoch, History
 
 

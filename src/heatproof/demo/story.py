@@ -18,7 +18,7 @@ from heatproof.report.data import RunData
 from heatproof.report.evidence import ENOUGH, floor_tests
 from heatproof.report.markup import Section, grid, name, number, panel, table
 from heatproof.report.verdict import FAILURE, Fact, Verdict
-from heatproof.studies._cose_read import Found
+from heatproof.studies.cose.found import Found
 
 SAME = 0.9995  # rank correlation from which two methods' maps are called one and the same
 

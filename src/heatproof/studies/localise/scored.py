@@ -16,6 +16,7 @@ import numpy as np
 from heatproof.explain.api import read_methods
 from heatproof.metrics import macro_mean
 from heatproof.metrics.localisation import BUDGETS
+from heatproof.metrics.stats import percentile_interval, resample
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 
@@ -156,12 +157,11 @@ def macro_value(groups: ByClass, seed: int = 0, resamples: int = 1000) -> Value:
 def _interval(known: Sequence[tuple[float, int]], seed: int, resamples: int) -> tuple[float, float]:
     values, labels = np.array([value for value, _ in known]), np.array([label for _, label in known])
     numbers = np.unique(labels, return_inverse=True)[1]
-    drawn = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
+    drawn = resample(len(values), resamples, seed)
     # Sums and sizes of every class in every resample, in one pass: places are resample x class laid flat.
     classes = int(numbers.max()) + 1
     places = (np.arange(resamples)[:, None] * classes + numbers[drawn]).ravel()
     sums = np.bincount(places, values[drawn].ravel(), resamples * classes).reshape(resamples, classes)
     sizes = np.bincount(places, minlength=resamples * classes).reshape(resamples, classes)
     means = np.divide(sums, sizes, out=np.zeros_like(sums), where=sizes > 0)
-    low, high = np.quantile(means.sum(1) / (sizes > 0).sum(1), [0.025, 0.975])
-    return float(low), float(high)
+    return percentile_interval(means.sum(1) / (sizes > 0).sum(1))

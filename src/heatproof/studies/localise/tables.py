@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from heatproof.report.tables import Cell, Column, Table, Value
-from heatproof.studies import _thesis
-from heatproof.studies._scored import FLOORS, ByClass, Scored, class_value, entry_name, macro_value
+from heatproof.studies.localise import thesis
+from heatproof.studies.localise.scored import FLOORS, ByClass, Scored, class_value, entry_name, macro_value
 
 LOCALISATION = ("mask_iou", "box_iou", "inside", "pointing")
 FAITHFULNESS = ("insertion", "deletion")
@@ -24,7 +24,7 @@ FLOOR_NOTE = (
 
 
 def head(metric: str) -> Column:
-    return Column(_thesis.NAMES[metric], ".3f", metric not in _thesis.LOWER_IS_BETTER)
+    return Column(thesis.NAMES[metric], ".3f", metric not in thesis.LOWER_IS_BETTER)
 
 
 def method_table(scored: Scored, name: str, title: str, metrics: Sequence[str], seed: int = 0) -> Table:
@@ -37,7 +37,7 @@ def method_table(scored: Scored, name: str, title: str, metrics: Sequence[str], 
         rows.append((method, min((m.n or 0) for m in means), share, *means))
     unranked = {i for i, method in enumerate(scored.methods) if entry_name(method) in FLOORS}
     for k, method in enumerate(("Grad-CAM (thesis)", "LIME (thesis)")):
-        published = [_thesis.MEANS[metric][k] if metric in _thesis.MEANS else None for metric in metrics]
+        published = [thesis.MEANS[metric][k] if metric in thesis.MEANS else None for metric in metrics]
         unranked.add(len(rows))
         rows.append((method, None, None, *published))
     note = FLOOR_NOTE + (f" {BOX_NOTE}" if "box_iou" in metrics else "")
@@ -67,7 +67,7 @@ def class_table(
 
 def compared(scored: Scored) -> list[str]:
     """The two methods whose class tables go on the page: Grad-CAM and LIME, else the first two."""
-    return list(_thesis.pair_of(scored) or scored.real_methods[:2])
+    return list(thesis.pair_of(scored) or scored.real_methods[:2])
 
 
 def class_tables(scored: Scored, seed: int = 0) -> list[Table]:
@@ -78,7 +78,7 @@ def class_tables(scored: Scored, seed: int = 0) -> list[Table]:
 
     def columns(metrics: Sequence[str]) -> list[tuple[Column, ByClass]]:
         return [
-            (Column(f"{_thesis.NAMES[m]}, {method}", ".3f", head(m).higher_is_better),
+            (Column(f"{thesis.NAMES[m]}, {method}", ".3f", head(m).higher_is_better),
              scored.by_class(scored.column(method, m)))
             for m in metrics for method in methods
         ]  # fmt: skip
@@ -117,7 +117,7 @@ def budget_table(scored: Scored, budgets: Sequence[float], metric: str = "mask_i
     reach = (scored.macro(scored.methods[0], "reachable", budget).value for budget in budgets)
     rows.append(("reachable", *reach))
     heads = (Column("Method"), *(Column(f"{budget:.0%}", ".3f", True) for budget in budgets))
-    title = f"{_thesis.NAMES[metric]} at budgets from {budgets[0]:.0%} to {budgets[-1]:.0%} of the pixels"
+    title = f"{thesis.NAMES[metric]} at budgets from {budgets[0]:.0%} to {budgets[-1]:.0%} of the pixels"
     return Table(f"budget_{metric}", title, heads, tuple(rows), unranked=frozenset(unranked))
 
 

@@ -16,7 +16,7 @@ from heatproof.registry import explainers, parse_call
 from heatproof.report.book import Book
 from heatproof.report.figures import cose as figures
 from heatproof.report.tables import Cell, Column, Table, Value
-from heatproof.studies._cose_read import CHECKPOINT, GEOMETRIC, MODELS, PHOTOMETRIC, Found
+from heatproof.studies.cose.found import CHECKPOINT, GEOMETRIC, MODELS, PHOTOMETRIC, Found
 
 FLOORS = ("random", "edges", "centre")
 # Table 1 of the paper: each model's mean over its five data sets, and the row "Overall", in this order.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heatproof.metrics.faithfulness import BASELINES
+from heatproof.explain.baselines import BASELINES
 from heatproof.studies.settings import DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option, words
 
 PREPROCESS: dict[str, dict[str, Any]] = {"own": {}, "thesis": {"size": [224, 224], "resize": 256}}
@@ -14,7 +14,7 @@ PREPROCESS: dict[str, dict[str, Any]] = {"own": {}, "thesis": {"size": [224, 224
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds(Settings):
-    """When a flag is raised; REASONS in _flags.py says why these."""
+    """When a flag is raised; REASONS in flags.py says why these."""
 
     low_insertion: float = option(0.3, "Flag: unfaithful below.")
     high_insertion: float = option(0.6, "Flag: faithful from here.")

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from heatproof.metrics.localisation import budget_masks, kept_pixels
 from heatproof.report.tables import Cell, Column, Table
-from heatproof.studies._scored import Scored, budgets_of
-from heatproof.studies.localise_settings import Thresholds
+from heatproof.studies.localise.scored import Scored, budgets_of
+from heatproof.studies.localise.settings import Thresholds
 from heatproof.types import Maps
 
 HIT, OFF = "hit but unfaithful", "faithful but off-object"

@@ -1,6 +1,6 @@
 """Localisation and faithfulness under a fair budget: the thesis's protocol, end to end.
 
-    sift      pictures with one box that covers 10 to 80 % of them (_sift.py; filters in images/source.py)
+    sift      pictures with one box that covers 10 to 80 % of them (pictures.py; filters in images/source.py)
     run       all methods in one shared pass, localisation at every budget, insertion and deletion: the engine
     report    tables per class and as macro means, budget and faithfulness curves, shortcut flags, panels
 
@@ -34,13 +34,12 @@ from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, open_study
 from heatproof.store import RunFolder
-from heatproof.studies import _localise_tables as tables
-from heatproof.studies import _thesis
-from heatproof.studies._flags import KINDS, count_table, flag_table, overlap_of_methods, raise_flags
-from heatproof.studies._panels_localise import Studio, pick_cases, pick_confused
-from heatproof.studies._scored import FLOORS, Scored, at_budget, budgets_of, read_scores
-from heatproof.studies._sift import Sifted, reasons, sift, write_list
-from heatproof.studies.localise_settings import PREPROCESS, LocaliseSettings, Thresholds
+from heatproof.studies.localise import tables, thesis
+from heatproof.studies.localise.flags import KINDS, count_table, flag_table, overlap_of_methods, raise_flags
+from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
+from heatproof.studies.localise.pictures import Sifted, reasons, sift, write_list
+from heatproof.studies.localise.scored import FLOORS, Scored, at_budget, budgets_of, read_scores
+from heatproof.studies.localise.settings import PREPROCESS, LocaliseSettings, Thresholds
 from heatproof.studies.settings import chosen_device, with_floors
 from heatproof.studies.skeleton import local_spec, whole_run, write_study
 
@@ -181,20 +180,20 @@ def write_report(book: Book, scored: Scored, folder: RunFolder, settings: Locali
     book.text(
         f"Explained class: the {'true' if settings.target == 'label' else 'predicted'} one. Budget: "
         f"{scored.budget:.0%} of the pixels. Mean recall over classes: {recall.value:.3f} "
-        f"(thesis, ResNet-18: {_thesis.RECALL:.3f})."
+        f"(thesis, ResNet-18: {thesis.RECALL:.3f})."
     )
     book.table(tables.method_table(scored, "localisation", "Localisation", tables.LOCALISATION, seed))
     book.table(tables.method_table(scored, "faithfulness", "Faithfulness", tables.FAITHFULNESS, seed))
     book.heading("Against the thesis")
-    found = _thesis.orders(scored, seed)
-    book.text(_thesis.order_text(found))
+    found = thesis.orders(scored, seed)
+    book.text(thesis.order_text(found))
     if found:
-        book.table(_thesis.order_table(found))
+        book.table(thesis.order_table(found))
     book.heading("Other budgets")
     book.table(tables.budget_table(scored, budgets))
     floors = {method for method in scored.methods if method not in scored.real_methods}
     curves = {
-        _thesis.NAMES[m]: {one: [scored.macro(one, m, b).value for b in budgets] for one in scored.methods}
+        thesis.NAMES[m]: {one: [scored.macro(one, m, b).value for b in budgets] for one in scored.methods}
         for m in ("mask_iou", "box_iou", "inside")
     }
     reach = [scored.macro(scored.methods[0], "reachable", b).value for b in budgets]

@@ -14,7 +14,7 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from heatproof.disk import storable
+from heatproof.disk import valid_unicode
 from heatproof.explain.api import explain
 from heatproof.explain.segments import segments_of, top_segments
 from heatproof.images import Source
@@ -27,8 +27,8 @@ from heatproof.report.case_study import Side, View, case_study, confusion
 from heatproof.report.panels import explains
 from heatproof.show import pixels
 from heatproof.store import MapStore
-from heatproof.studies._flags import KINDS, Flag
-from heatproof.studies._scored import Scored
+from heatproof.studies.localise.flags import KINDS, Flag
+from heatproof.studies.localise.scored import Scored
 from heatproof.types import Batch, Maps, upsample
 
 METHODS_SHOWN = 4  # rows of a panel
@@ -63,13 +63,13 @@ class Studio:
         return [path for lot in self._lots(picked) for path in self._confused(*lot)]
 
     def _lots(self, picked: Sequence[Picked]) -> list[tuple[Batch, dict[str, str]]]:
-        place = {storable(sample.id): i for i, sample in enumerate(self.source.samples)}
+        place = {valid_unicode(sample.id): i for i, sample in enumerate(self.source.samples)}
         rows = [place[image] for image, _ in picked]
         loaded = batches(self.source, self.model.preprocess, AT_ONCE, rows)
         return [(one.batch, dict(picked)) for one in loaded]
 
     def _cases(self, batch: Batch, why: dict[str, str]) -> list[Path]:
-        ids = [storable(name) for name in batch.ids]
+        ids = [valid_unicode(name) for name in batch.ids]
         images = batch.images.to(self.model.device)
         lots = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
         targets = next(iter(lots.values())).explained
@@ -98,7 +98,7 @@ class Studio:
         return written
 
     def _confused(self, batch: Batch, why: dict[str, str]) -> list[Path]:
-        ids = [storable(name) for name in batch.ids]
+        ids = [valid_unicode(name) for name in batch.ids]
         images, scored = batch.images.to(self.model.device), self.scored
         classes = ([scored.labels[name] for name in ids], [scored.predicted[name] for name in ids])
         sides: list[dict[str, tuple[Tensor, Tensor]]] = []
@@ -144,7 +144,9 @@ class Studio:
     def _pictures(self, batch: Batch) -> list[tuple[str, Image.Image, Sequence[Sequence[float]]]]:
         shown = pixels(batch.images, self.model.preprocess)
         boxes = batch.truth.boxes if batch.truth and batch.truth.boxes else [()] * len(batch.ids)
-        return [(storable(n), Image.fromarray(p), b) for n, p, b in zip(batch.ids, shown, boxes, strict=True)]
+        return [
+            (valid_unicode(n), Image.fromarray(p), b) for n, p, b in zip(batch.ids, shown, boxes, strict=True)
+        ]
 
     def _notes(self, method: str, image: str) -> tuple[str, str]:
         at = {m: self.scored.column(method, m).get(image, math.nan) for m in (

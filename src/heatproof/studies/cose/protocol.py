@@ -50,10 +50,10 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, check_classes, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
-from heatproof.studies._cose_page import write_page
-from heatproof.studies._cose_pairs import input_pairs, model_ready
-from heatproof.studies._cose_read import Found, read_pairs
-from heatproof.studies.cose_settings import CoseSettings
+from heatproof.studies.cose.found import Found, read_pairs
+from heatproof.studies.cose.page import write_page
+from heatproof.studies.cose.pairs import input_pairs, model_ready
+from heatproof.studies.cose.settings import CoseSettings
 from heatproof.studies.settings import chosen_device
 from heatproof.types import Batch, Maps, Score, Unit
 
@@ -150,7 +150,7 @@ class _Worker:
     ) -> tuple[list[Score], dict[str, Maps]]:
         is_final, options = unit.checkpoint == self.final, self.passes()
         pictures = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
-        # Why the others take the next seed is said in _cose_pairs.
+        # Why the others take the next seed is said in pairs.py.
         seed = self.settings.seed + (not is_final and not self.settings.same_seed)
         maps = explain(model, model_ready(model, pictures), unit.methods, seed=seed, ids=batch.ids, **options)
         predicted = maps[unit.methods[0]].explained

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from heatproof.report.tables import Column, Table, Value
-from heatproof.studies._scored import Scored, entry_name, macro_value
+from heatproof.studies.localise.scored import Scored, entry_name, macro_value
 
 MEANS = {  # Grad-CAM, LIME
     "box_iou": (0.5922, 0.5532),
