@@ -34,8 +34,8 @@ from torch import Tensor
 import heatproof as hp
 from heatproof.cli import main as command_line
 from heatproof.cli.listing import better, bounds, cost
+from heatproof.images.codes import QRSet, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
-from heatproof.images.qr import QRSet, make_qr
 from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.faithfulness import baseline_images
 from heatproof.metrics.localisation import budget_masks

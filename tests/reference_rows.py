@@ -28,8 +28,7 @@ import numpy as np
 import torch
 
 import reference_networks
-from heatproof.images.code_files import write_codes
-from heatproof.images.codes import make_codes
+from heatproof.images.codes import make_codes, write_codes
 from heatproof.run.config import toml
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from heatproof.errors import InputError
-from heatproof.images import qr
+from heatproof.images import codes as qr
 from heatproof.images.backgrounds import BACKGROUNDS, background
 from heatproof.images.negatives import finderless, shuffled
 from heatproof.images.symbols.qr import ALPHABET, LEVELS, QR, capacity, encode, part_masks, side
@@ -229,7 +229,7 @@ def test_the_least_size_that_an_error_names_is_enough() -> None:
 def test_the_package_imports_without_segno() -> None:
     script = (
         "import sys; sys.modules['segno'] = None\n"
-        "import heatproof.images.qr as qr\n"
+        "import heatproof.images.codes as qr\n"
         "from heatproof.errors import MissingExtraError\n"
         "try: qr.make_qr(1, 0, 64)\n"
         "except MissingExtraError as error: print(error)"

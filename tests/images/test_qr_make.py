@@ -12,11 +12,10 @@ from PIL import Image
 
 from heatproof.cli.qr import parse_versions, qr_group
 from heatproof.errors import HeatproofError
-from heatproof.images import open_source
-from heatproof.images.code_files import write_codes
+from heatproof.images import make_qr, open_source
+from heatproof.images.codes import write_codes
 from heatproof.images.distort import distort
 from heatproof.images.preprocess import Preprocess
-from heatproof.images.qr import make_qr
 
 pytest.importorskip("segno")
 SIDE = 64

@@ -18,8 +18,7 @@ from scipy.stats import spearmanr
 
 import heatproof as hp
 from heatproof.cli import main
-from heatproof.images.code_files import MANIFEST
-from heatproof.images.codes import make_codes
+from heatproof.images.codes import MANIFEST, make_codes
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from heatproof.errors import InputError
-from heatproof.images.dicom_file import SUFFIXES as DICOM_SUFFIXES
+from heatproof.images.dicom import SUFFIXES as DICOM_SUFFIXES
 from heatproof.images.files import EXAMPLES, named_file, suffixes
 
 

@@ -12,8 +12,7 @@ from PIL import Image
 
 from heatproof.cli._console import Steps, console, steps
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.images.code_files import check_folder, write_codes
-from heatproof.images.codes import QRSet, make_codes
+from heatproof.images.codes import QRSet, check_folder, make_codes, write_codes
 from heatproof.images.distort import DISTORTIONS, distort
 from heatproof.images.symbols import SYMBOLS
 from heatproof.report.panels import Tile, sheet

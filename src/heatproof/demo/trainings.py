@@ -20,8 +20,7 @@ from pathlib import Path
 
 from heatproof.demo.settings import HARM, HARMFUL, HEALTHY, Sizes, write
 from heatproof.disk import write_whole
-from heatproof.images.code_files import write_codes
-from heatproof.images.codes import make_codes
+from heatproof.images.codes import make_codes, write_codes
 from heatproof.models.checkpoints import load_checkpoint
 from heatproof.studies._qr_train import NETWORK, as_data
 from heatproof.train import Data, Epoch, History, Phase, Recipe, fit, small_net, two_phase_recipe

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
+from heatproof.images.codes import make_qr
 from heatproof.images.csv import open_csv
-from heatproof.images.dicom import open_dicom
-from heatproof.images.folder import open_folder
+from heatproof.images.folder import open_dicom, open_folder
 from heatproof.images.hf import open_hf
 from heatproof.images.imagenet import open_imagenet
 from heatproof.images.loader import Failure, Loaded, batches
@@ -19,8 +19,8 @@ from heatproof.images.preprocess import Carried, Preprocess, open_image
 from heatproof.images.source import Sample, Source, select
 
 __all__ = [
-    "SOURCES", "Carried", "Failure", "Loaded", "Preprocess", "Sample", "Source", "batches", "open_image",
-    "open_source", "select", "source_options",
+    "SOURCES", "Carried", "Failure", "Loaded", "Preprocess", "Sample", "Source", "batches", "make_qr",
+    "open_image", "open_source", "select", "source_options",
 ]  # fmt: skip
 
 SOURCES: dict[str, Callable[..., Source]] = {

@@ -7,24 +7,41 @@ chakraborty2025cambench; varied grounds and a margin around the plate are there 
 to leak into.
 
 Picture i follows from the seed and i alone: asking for more pictures does not change the first ones.
+
+`write_codes` makes files of them, with a manifest that the csv source reads (csv.py):
+
+    OUT/manifest.csv             path, label (1: a code), kind, the box's corners, a mask_ column per part,
+                                 and what was drawn: version, level, text, and, before a distortion, scale,
+                                 quiet, top, left
+    OUT/pictures/00000-qr.png
+    OUT/masks/00000-finder.png   255 inside; codes only
 """
 
 from __future__ import annotations
 
+import csv
 import math
+import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images.backgrounds import Photos, background, find_photos
+from heatproof.images.csv import CORNERS, MASK
 from heatproof.images.negatives import NEGATIVES, negatives_of
 from heatproof.images.symbols import PARTS, Code, Modules, Random, Symbol, find_symbol
 
 MARGIN = 0.06  # of each side, kept free around the quiet zone, so that there is an outside to leak into
 LARGEST_SIDE = 8192
+MANIFEST = "manifest.csv"
+PLACE = ("scale", "quiet", "top", "left")
+DRAWN = ("version", "level", "text")
+COLUMNS = ("path", "label", "kind", *CORNERS, *(MASK + part for part in PARTS), *DRAWN, *PLACE)
 
 
 class Spot(NamedTuple):
@@ -58,9 +75,22 @@ class QRSet(NamedTuple):
     def take(self, which: slice | np.ndarray) -> QRSet:
         """Some of the pictures, with what belongs to them."""
         masks = {part: mask[which] for part, mask in self.masks.items()}
-        chosen = (field[which] for field in (self.pictures, self.labels, self.kinds, self.spots))
-        pictures, labels, kinds, spots = chosen
-        return QRSet(pictures, labels, masks, kinds, spots)
+        return QRSet(self.pictures[which], self.labels[which], masks, self.kinds[which], self.spots[which])
+
+
+def make_qr(
+    n_positive: int = 600,
+    n_negative: int = 600,
+    size: int | tuple[int, int] = 224,
+    seed: int = 0,
+    **options: Any,
+) -> QRSet:
+    """QR codes first, then negatives, kinds in turn; options are those of `make_codes`.
+
+    >>> make_qr(1, 2, 64).kinds.tolist()
+    ['qr', 'checkerboard', 'clutter']
+    """
+    return make_codes("qr", n_positive, n_negative, size, seed, **options)
 
 
 def make_codes(
@@ -165,3 +195,56 @@ def versions_that_fit(
             f"make them at least {side}x{side}"
         )
     return fitting
+
+
+def check_folder(out: Path, overwrite: bool = False) -> None:
+    """The folder for new files: empty, or holding an older set that may be replaced."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; name a folder")
+    if out.exists() and any(out.iterdir()) and not (overwrite and (out / MANIFEST).is_file()):
+        older = "ask to overwrite it" if (out / MANIFEST).is_file() else "it holds other files"
+        raise InputError(f"the folder {out} is not empty; name another ({older})")
+
+
+def write_codes(
+    data: QRSet, out: Path, progress: Callable[[int], None] | None = None, overwrite: bool = False
+) -> Path:
+    """Writes pictures, masks and the manifest, which is returned; replaces an older set only on request."""
+    check_folder(out, overwrite)
+    try:
+        for folder in ("pictures", "masks"):
+            shutil.rmtree(out / folder, ignore_errors=True)
+            (out / folder).mkdir(parents=True)
+        manifest = (out / MANIFEST).open("w", newline="", encoding="utf-8")
+        with ThreadPoolExecutor() as threads, manifest as file:
+            rows = csv.DictWriter(file, COLUMNS)
+            rows.writeheader()
+            for row in threads.map(lambda i: write_one(data, i, out), range(len(data.labels))):
+                rows.writerow(row)
+                if progress:
+                    progress(1)
+    except OSError as error:
+        raise InputError(f"cannot write into {out}: {error.strerror or error}") from error
+    return out / MANIFEST
+
+
+def write_one(data: QRSet, i: int, out: Path) -> dict[str, Any]:
+    """One picture's files; its row of the manifest."""
+    kind, spot = str(data.kinds[i]), data.spots[i]
+    path = f"pictures/{i:05d}-{kind}.png"
+    Image.fromarray(data.pictures[i]).save(out / path)
+    row: dict[str, Any] = {"path": path, "label": int(data.labels[i]), "kind": kind}
+    row |= {name: getattr(spot, name) for name in PLACE}
+    if data.labels[i]:
+        row |= dict(zip(CORNERS, corners(data.masks["box"][i]), strict=True))
+        row |= {name: getattr(spot.code, name) for name in DRAWN}
+        for part in PARTS:
+            row[MASK + part] = f"masks/{i:05d}-{part}.png"
+            Image.fromarray(data.masks[part][i]).convert("L").save(out / row[MASK + part])
+    return row
+
+
+def corners(mask: np.ndarray) -> tuple[int, int, int, int]:
+    """x0, y0, x1, y1 of a mask, all inside it."""
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    return int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])

@@ -48,40 +48,19 @@ def open_csv(
     class_names: the model's classes in its own order; else names are sorted and numbers name themselves.
     bits: the depth of 16-bit greys, else found (files.py).
     """
-    read = picture_reader(bits)
-    samples, classes = list_csv(Path(path), root, class_names, first_pixel, path_column, label_column)
+    read, path = picture_reader(bits), Path(path)
+    entries = read_entries(path, path_column, label_column, first_pixel)
+    start = Path(root) if root is not None else path.parent
+    labels, classes = number_labels([entry.label for entry in entries.values()], class_names, path)
+    samples = []
+    for (name, entry), label in zip(entries.items(), labels, strict=True):
+        masks = {part: start / file for part, file in entry.masks.items()}
+        samples.append(Sample(name, label, tuple(entry.boxes), masks, entry.frame, start / name))
     return file_source(samples, classes, read)
 
 
-def list_csv(
-    path: Path,
-    root: str | Path | None = None,
-    class_names: Sequence[str] | None = None,
-    first_pixel: int = 0,
-    path_column: str = "path",
-    label_column: str = "label",
-) -> tuple[list[Sample], list[str]]:
-    """Samples in the order of their first rows, and the classes."""
-    entries = read_entries(path, path_column, label_column, first_pixel)
-    start = Path(root) if root is not None else path.parent
-    texts = [entry.label for entry in entries.values()]
-    labels, classes = number_labels(texts, class_names, path)
-    samples = [
-        Sample(
-            name,
-            label,
-            tuple(entry.boxes),
-            {part: start / file for part, file in entry.masks.items()},
-            entry.frame,
-            start / name,
-        )
-        for (name, entry), label in zip(entries.items(), labels, strict=True)
-    ]
-    return samples, classes
-
-
 @dataclass
-class Entry:
+class Listed:
     """What the rows of one picture say."""
 
     label: str
@@ -90,15 +69,15 @@ class Entry:
     masks: dict[str, str] = field(default_factory=dict)
 
 
-def read_entries(path: Path, path_column: str, label_column: str, first_pixel: int = 0) -> dict[str, Entry]:
+def read_entries(path: Path, path_column: str, label_column: str, first_pixel: int = 0) -> dict[str, Listed]:
     """The rows of a CSV file, gathered by picture."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, Listed] = {}
     for line, row in read_rows(path, path_column):
         where = f"{path.name}, line {line}"
         name, label = row[path_column], row.get(label_column, "")
         if not name:
             raise InputError(f"{where}: the column {path_column!r} is empty")
-        entry = entries.setdefault(name, Entry(label, read_frame(row, where)))
+        entry = entries.setdefault(name, Listed(label, read_frame(row, where)))
         if entry.label != label:
             raise InputError(f"{where}: {name} has the label {label!r} here and {entry.label!r} before")
         box = read_box([row.get(corner, "") for corner in CORNERS], where, first_pixel)

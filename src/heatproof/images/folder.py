@@ -1,20 +1,28 @@
-"""A folder of pictures: one subfolder per class, or no subfolders and no labels."""
+"""A folder of pictures, or of DICOM files: one subfolder per class, or no subfolders and no labels."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, need
+from heatproof.images.csv import open_csv
+from heatproof.images.dicom import is_dicom_name, read_dicom
 from heatproof.images.files import picture_reader, suffixes
 from heatproof.images.source import Sample, Source, file_source
 
 LEVELS = ("top", "parent")
 
 
+def is_picture(file: Path) -> bool:
+    return file.suffix.lower() in suffixes()
+
+
 def open_folder(
     path: str | Path,
+    wanted: Callable[[Path], bool] = is_picture,
     *,
     class_names: Sequence[str] | None = None,
     level: str = "top",
@@ -24,21 +32,10 @@ def open_folder(
 
     class_names: the model's classes in its own order; else the folders' names, sorted. level: whether the
     folder that names the class is the topmost ("top") or the one the picture lies in ("parent", for trees
-    such as train/CLASS and test/CLASS taken together). bits: of 16-bit greys, else found (files.py).
+    such as train/CLASS and test/CLASS taken together). bits: of 16-bit greys, else found (files.py). wanted:
+    which files are pictures.
     """
-    read = picture_reader(bits)
-    samples, classes = list_folder(Path(path), is_picture, class_names, level)
-    return file_source(samples, classes, read)
-
-
-def is_picture(file: Path) -> bool:
-    return file.suffix.lower() in suffixes()
-
-
-def list_folder(
-    root: Path, wanted: Callable[[Path], bool], class_names: Sequence[str] | None = None, level: str = "top"
-) -> tuple[list[Sample], list[str]]:
-    """Samples in the order of their paths, and the classes."""
+    read, root = picture_reader(bits), Path(path)
     if level not in LEVELS:
         raise InputError(f"level is one of {', '.join(LEVELS)}; got {level!r}")
     if not root.is_dir():
@@ -50,7 +47,7 @@ def list_folder(
         raise InputError(f"there is no picture in {root}")
     loose = [file for file in files if len(file.parts) == 1]
     if len(loose) == len(files):
-        return [Sample(file.name, content=root / file) for file in files], []
+        return file_source([Sample(file.name, content=root / file) for file in files], [], read)
     if loose:
         raise InputError(
             f"{root} holds class folders and also pictures outside them, such as {loose[0]}; move those away"
@@ -65,7 +62,27 @@ def list_folder(
         Sample(file.as_posix(), number[folder], content=root / file)
         for file, folder in zip(files, folders, strict=True)
     ]
-    return samples, classes
+    return file_source(samples, classes, read)
+
+
+def open_dicom(
+    path: str | Path,
+    *,
+    window: tuple[float, float] | None = None,
+    class_names: Sequence[str] | None = None,
+    level: str = "top",
+    root: str | Path | None = None,
+    first_pixel: int = 0,
+) -> Source:
+    """DICOM files of a folder (see open_folder) or a CSV manifest (see open_csv). window: centre, width."""
+    need("pydicom", "dicom")
+    if window is not None and not (len(window) == 2 and window[1] >= 1):
+        raise InputError(f"a window is a centre and a width of at least 1; got {window}")
+    if Path(path).is_file():
+        listed = open_csv(path, root=root, class_names=class_names, first_pixel=first_pixel)
+    else:
+        listed = open_folder(path, is_dicom_name, class_names=class_names, level=level)
+    return file_source(listed.samples, listed.classes, partial(read_dicom, window=window))
 
 
 def walk(root: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ x0 <= i(j) <= x1: it is the tight box of the carried mask of the box, to the pix
 Boxes are (x0, y0, x1, y1) in pixel indices from 0, both corners inside, as everywhere in this project. Pixels
 of the crop that lie outside a small picture are black and belong to no box and no mask.
 
-How files are read is in files.py and dicom_file.py.
+How files are read is in files.py and dicom.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.images.dicom_file import is_dicom_file, read_dicom
+from heatproof.images.dicom import is_dicom_file, read_dicom
 from heatproof.images.files import MAX_PIXELS, Size, eight_bits, named_file, picture_reader
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

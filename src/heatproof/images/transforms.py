@@ -3,7 +3,7 @@
     geometric     translate-x, translate-y (to 32 px of 224, scaled with the picture), rotate (to 135 degrees,
                   counter-clockwise, about the centre), flip-x (left and right), flip-y (top and bottom)
     photometric   brightness, colour, contrast, sharpness (factor 1 + m, |m| to .99), autocontrast, equalize,
-                  blur, smooth (see photometric.py)
+                  blur, smooth
 
 Pictures "b c h w" uint8 go in and come out, each with a magnitude of its own. What a geometric transform
 moves, it also moves back: by the opposite magnitude, flips by themselves, photometric ones by nothing. What
@@ -12,6 +12,14 @@ one, every window of SSIM holds pixels that the transformed picture showed.
 
 A signed transform has 61 magnitudes, evenly from -reach to reach; zero is dropped. `draw` takes 6 of the 60
 per image without putting back. 7 signed transforms x 6 + 6 fixed ones = 48 transformed inputs per image.
+
+Photometric numbers are Pillow's, in 8 bits; a grey picture (c = 1) has no colour to change:
+
+    brightness, colour, contrast, sharpness   cut(d + f (x - d)),  f = 1 + magnitude, one per picture,
+        d = black, the grey picture, its mean grey, the smoothed picture; cut: to [0, 255], fractions dropped
+    autocontrast, equalize                    a table of 256 values per channel, from its histogram
+    blur, smooth                              the ring of 16 of 5x5, and (1 1 1, 1 5 1, 1 1 1) / 13; rounded,
+                                              border pixels left alone
 
 Cite: daroya2023cose.
 
@@ -34,13 +42,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.images import photometric
 
 STEPS = 30  # magnitudes on each side of zero
 DRAWS = 6
 REFERENCE = 224  # the side that translations are stated for
 ERODED = 5  # SSIM's window
 WHOLE = 0.999  # a pixel of the mask that survived two interpolations
+LUMINANCE = (19595, 38470, 7471)  # of red, green, blue, in 65536ths: how Pillow makes a picture grey
 
 Change = Callable[[Tensor, Tensor], Tensor]
 
@@ -133,6 +141,90 @@ def _flip(pixels: Tensor, _magnitudes: Tensor, *, dim: int) -> Tensor:
     return pixels.flip(dim)
 
 
+def _brightness(pictures: Tensor, magnitudes: Tensor) -> Tensor:
+    return _between(torch.zeros_like(pictures), pictures, magnitudes)
+
+
+def _colour(pictures: Tensor, magnitudes: Tensor) -> Tensor:
+    return _between(_grey(pictures).expand_as(pictures), pictures, magnitudes)
+
+
+def _contrast(pictures: Tensor, magnitudes: Tensor) -> Tensor:
+    mean = (_grey(pictures).double().mean((1, 2, 3), keepdim=True) + 0.5).floor()
+    return _between(mean, pictures, magnitudes)
+
+
+def _sharpness(pictures: Tensor, magnitudes: Tensor) -> Tensor:
+    return _between(_smooth(pictures), pictures, magnitudes)
+
+
+def _autocontrast(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+    """The darkest value of each channel to 0, the lightest to 255; a flat channel stays."""
+    low, high = (extreme(pictures, dim=(2, 3)).double() for extreme in (torch.amin, torch.amax))
+    levels = torch.arange(256, device=pictures.device, dtype=torch.float64)
+    scale = 255 / torch.where(high > low, high - low, torch.inf)[..., None]
+    table = (levels * scale - low[..., None] * scale).trunc()
+    return _look_up(torch.where((high > low)[..., None], table, levels), pictures)
+
+
+def _equalize(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+    """Each channel's values spread so that all occur about equally often."""
+    values = pictures.flatten(2).long()
+    empty = torch.zeros(*values.shape[:2], 256, dtype=torch.long, device=values.device)
+    histogram = empty.scatter_add_(2, values, torch.ones_like(values))
+    total = histogram.sum(-1, keepdim=True)
+    step = (total - histogram.gather(-1, values.amax(-1, keepdim=True))) // 255
+    below = histogram.cumsum(-1) - histogram
+    table = (below + step // 2) // step.clamp(min=1)
+    levels = torch.arange(256, device=pictures.device)
+    return _look_up(torch.where(step > 0, table, levels), pictures)
+
+
+def _blur(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+    """The mean of the 16 pixels two steps away."""
+    x = pictures.to(torch.int32)
+    return _inner(pictures, (_square(x, 5) - _square(x, 3)[..., 1:-1, 1:-1]).float() / 16, 2)
+
+
+def _smooth(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+    """The mean of the 3x3 around each pixel, itself counted five times."""
+    x = pictures.to(torch.int32)
+    return _inner(pictures, (_square(x, 3) + 4 * x[..., 1:-1, 1:-1]).float() / 13, 1)
+
+
+def _between(start: Tensor, pictures: Tensor, magnitudes: Tensor) -> Tensor:
+    """From `start` (magnitude -1) through the picture (0) and as far beyond it (1)."""
+    start, end = start.float(), pictures.float()
+    factors = (1 + magnitudes).float().view(-1, 1, 1, 1)
+    return (start + factors * (end - start)).clamp(0, 255).to(torch.uint8)
+
+
+def _grey(pictures: Tensor) -> Tensor:
+    """ "b 1 h w", integers."""
+    if pictures.shape[1] == 1:
+        return pictures
+    weights = torch.tensor(LUMINANCE, dtype=torch.int32, device=pictures.device).view(3, 1, 1)
+    return ((weights * pictures).sum(1, keepdim=True, dtype=torch.int32) + 0x8000) >> 16
+
+
+def _look_up(table: Tensor, pictures: Tensor) -> Tensor:
+    """Each value replaced by its channel's entry, table "b c 256"."""
+    entries = table.clamp(0, 255).to(torch.uint8)
+    return entries.gather(2, pictures.flatten(2).long()).view_as(pictures)
+
+
+def _square(x: Tensor, side: int) -> Tensor:
+    """Sums over side x side windows that lie inside; a GPU may compute convolutions in reduced precision."""
+    return x.unfold(-2, side, 1).sum(-1, dtype=x.dtype).unfold(-1, side, 1).sum(-1, dtype=x.dtype)
+
+
+def _inner(pictures: Tensor, values: Tensor, border: int) -> Tensor:
+    """The picture with all but its border replaced by the rounded values."""
+    result = pictures.clone()
+    result[..., border:-border, border:-border] = (values + 0.5).floor().clamp(0, 255).to(torch.uint8)
+    return result
+
+
 TRANSFORMS: dict[str, Transform] = {
     transform.name: transform
     for transform in (
@@ -141,14 +233,14 @@ TRANSFORMS: dict[str, Transform] = {
         Transform("rotate", 135.0, _rotate),
         Transform("flip-x", 0.0, partial(_flip, dim=3)),
         Transform("flip-y", 0.0, partial(_flip, dim=2)),
-        Transform("brightness", 0.99, recolour=photometric.brightness),
-        Transform("colour", 0.99, recolour=photometric.colour),
-        Transform("contrast", 0.99, recolour=photometric.contrast),
-        Transform("sharpness", 0.99, recolour=photometric.sharpness),
-        Transform("autocontrast", 0.0, recolour=photometric.autocontrast),
-        Transform("equalize", 0.0, recolour=photometric.equalize),
-        Transform("blur", 0.0, recolour=photometric.blur),
-        Transform("smooth", 0.0, recolour=photometric.smooth),
+        Transform("brightness", 0.99, recolour=_brightness),
+        Transform("colour", 0.99, recolour=_colour),
+        Transform("contrast", 0.99, recolour=_contrast),
+        Transform("sharpness", 0.99, recolour=_sharpness),
+        Transform("autocontrast", 0.0, recolour=_autocontrast),
+        Transform("equalize", 0.0, recolour=_equalize),
+        Transform("blur", 0.0, recolour=_blur),
+        Transform("smooth", 0.0, recolour=_smooth),
     )
 }
 

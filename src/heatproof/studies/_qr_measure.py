@@ -33,8 +33,7 @@ from torch import Tensor
 
 from heatproof.explain.api import explain
 from heatproof.images import open_source
-from heatproof.images.code_files import MANIFEST
-from heatproof.images.codes import QRSet
+from heatproof.images.codes import MANIFEST, QRSet
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.kit import PerImage

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from heatproof.disk import write_whole
-from heatproof.images.code_files import MANIFEST, write_codes
-from heatproof.images.codes import QRSet, make_codes
+from heatproof.images.codes import MANIFEST, QRSet, make_codes, write_codes
 from heatproof.images.negatives import negatives_of
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model

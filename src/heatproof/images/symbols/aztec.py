@@ -6,7 +6,8 @@
 
 The version is the number of layers. Texts use A-Z, space, 0-9, comma and full stop, by the upper-case and
 digit modes; check words fill what the text leaves, at least 23 % and three words, as the standard recommends.
-The compact kind has no reference grid, and therefore no second part to score.
+The compact kind has no reference grid, and therefore no second part to score. The standard asks for no quiet
+zone.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from math import ceil
 import numpy as np
 
 from heatproof.errors import InputError
+from heatproof.images.symbols import Modules, Random, Symbol, register, too_long
 from heatproof.images.symbols._reedsolomon import check_words
-from heatproof.images.symbols._symbol import Modules, Random, Symbol, register, too_long
 
 UPPER = " ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # 5 bits, from 1
 DIGIT = " 0123456789,."  # 4 bits, from 1
@@ -188,8 +189,6 @@ AZTEC = register(
         title="Aztec code",
         versions=range(1, 9),
         usual=range(1, 5),
-        levels=("",),
-        quiet_zones=(1, 2, 3, 4),  # the standard asks for none
         shape=lambda version: (side(version), side(version)),
         text=random_text,
         encode=encode,

@@ -15,9 +15,8 @@ import re
 import numpy as np
 
 from heatproof.errors import InputError
-from heatproof.images.symbols._symbol import Modules, Random, Symbol, register, too_long
+from heatproof.images.symbols import ALPHABET, Modules, Random, Symbol, register, too_long
 
-ALPHABET = np.array(list("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ $%*+-./:"))
 CHARACTER, STOP_COLUMNS = 11, 13
 START_B, START_C, STOP = 104, 105, 106
 # Widths of bars and spaces in turn, by character value 0-106.
@@ -91,7 +90,6 @@ BARCODE = register(
         title="barcode",
         versions=range(1, 41),
         usual=range(2, 6),
-        levels=("",),
         quiet_zones=(10,),  # as the standard asks: without it the guards are not found
         shape=shape,
         text=random_text,

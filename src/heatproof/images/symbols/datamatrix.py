@@ -19,10 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from heatproof.errors import InputError
+from heatproof.images.symbols import ALPHABET, Modules, Random, Symbol, register, too_long
 from heatproof.images.symbols._reedsolomon import check_words
-from heatproof.images.symbols._symbol import Modules, Random, Symbol, register, too_long
 
-ALPHABET = np.array(list("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ $%*+-./:"))
 FIELD = (256, 0x12D)
 PAD = 129
 LARGEST_OF_ONE_REGION = 26
@@ -196,8 +195,6 @@ DATA_MATRIX = register(
         title="Data Matrix",
         versions=range(1, len(SIZES) + 1),
         usual=range(1, 10),
-        levels=("",),
-        quiet_zones=(1, 2, 3, 4),
         shape=lambda version: (SIZES[version - 1].side,) * 2,
         text=random_text,
         encode=encode,

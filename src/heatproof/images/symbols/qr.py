@@ -7,6 +7,8 @@
 Definitions: CAMBench-QR (chakraborty2025cambench). Four modules of the timing lines are separators in the
 words of ISO/IEC 18004; the paper's count takes them in.
 
+The standard asks for a quiet zone of 4 modules; printed codes often have less, so 1 to 4 are drawn.
+
 The mask pattern is drawn at random instead of by the standard's penalty: any of the eight is valid and read
 by every decoder, and the choice costs five times as much as the rest of the code.
 """
@@ -19,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from heatproof.errors import InputError, need
-from heatproof.images.symbols._symbol import Modules, Random, Symbol, register, too_long
+from heatproof.images.symbols import ALPHABET, Modules, Random, Symbol, register, too_long
 
 LEVELS = ("L", "M", "Q", "H")
-ALPHABET = np.array(list("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ $%*+-./:"))
 SHORTEST_TEXT = 6
 FINDER = 7
 
@@ -98,7 +99,6 @@ QR = register(
         versions=range(1, 41),
         usual=range(1, 7),
         levels=LEVELS,
-        quiet_zones=(1, 2, 3, 4),  # the standard asks for 4, printed codes often have less
         shape=lambda version: (side(version), side(version)),
         text=random_text,
         encode=encode,
