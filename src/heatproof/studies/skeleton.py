@@ -19,6 +19,38 @@ def local_spec(spec: str) -> str:
     return placed_spec(spec, Path.cwd())
 
 
+def run_config(
+    settings: Any,
+    methods: Iterable[str],
+    metrics: Iterable[str],
+    model: Mapping[str, Any],
+    images: Mapping[str, Any],
+    targets: str = "label",
+    **more: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A study's run in the form of run/config.py; what is None is left to its default.
+
+    settings: of a study whose runs have seed, batch_size, device and threads.
+    """
+    own = ("seed", "batch_size", "device", "threads")
+    run = {"targets": targets} | {name: getattr(settings, name) for name in own}
+    tables = {"run": run, "model": model, "images": images, **more}
+    return {"methods": list(methods), "metrics": list(metrics)} | {
+        name: {key: value for key, value in table.items() if value is not None}
+        for name, table in tables.items()
+    }
+
+
+def study_file(folder: Path, name: str = "run") -> Path:
+    """What the run FOLDER/NAME was made from."""
+    return folder / ("study.toml" if name == "run" else f"{name}.toml")
+
+
+def named_run(folder: Path, name: str, config: Mapping[str, Any], progress: Progress | None) -> Result:
+    """The run FOLDER/NAME, done or gone on with, its study file beside it."""
+    return whole_run(write_study(study_file(folder, name), config), folder / name, progress)
+
+
 def write_study(path: Path, config: Mapping[str, Any]) -> Path:
     """A run as a TOML file, which `heatproof run` takes as well."""
     write_whole({path: lambda temporary: temporary.write_text(toml(config), encoding="utf-8")})
