@@ -131,6 +131,19 @@ class Maps:
             self, values=self.values.to(device), explained=self.explained.to(device), signed_values=signed
         )
 
+    def take(self, rows: Tensor | Sequence[int] | slice) -> Maps:
+        """The maps of some images: places, a "b" bool that says of each whether it stays, or a slice."""
+        index = rows if isinstance(rows, Tensor | slice) else list(rows)
+
+        def of(one: Tensor) -> Tensor:
+            return one[index.to(one.device) if isinstance(index, Tensor) else index]
+
+        ids = tuple(self.ids[i] for i in of(torch.arange(len(self))).tolist()) if self.ids else ()
+        signed = None if self.signed_values is None else of(self.signed_values)
+        return replace(
+            self, values=of(self.values), explained=of(self.explained), ids=ids, signed_values=signed
+        )
+
     def numpy(self) -> np.ndarray:
         """ "b h w": the values as an array, at the method's own size."""
         return np.asarray(self.values.detach().cpu().numpy())

@@ -19,12 +19,12 @@ from heatproof.errors import InputError, ModelError
 from heatproof.metrics.sanity import (
     _shifted_copy,
     above_floors,
-    copy_of,
     fragility,
     input_shift,
     parameter_randomisation,
 )
 from heatproof.models.model import Model
+from heatproof.models.random_weights import copy_of
 
 HEAD_FIRST = ["11", "7", "4", "1", "0"]  # modules of small_cnn with weights
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,6 +166,16 @@ def test_maps_are_saved_whole_and_given_as_an_array(tmp_path: Path) -> None:
         maps.save(tmp_path / "maps.png")
     with pytest.raises(InputError, match="cannot write"):
         maps.save(tmp_path / "no" / "maps.npz")
+
+
+def test_some_maps_are_taken_with_all_that_belongs_to_them() -> None:
+    maps = replace(small_maps(4), signed_values=-small_maps(4).values)
+    for rows, kept in (([2, 0], [2, 0]), (slice(1, 3), [1, 2]), (maps.explained != 1, [0, 2, 3]), ([], [])):
+        few = maps.take(rows)
+        assert few.ids == tuple(f"image{i}" for i in kept) and few.explained.tolist() == kept
+        assert torch.equal(few.values, maps.values[kept]) and torch.equal(few.signed, -few.values)
+        assert (few.method, few.image_size) == (maps.method, maps.image_size)
+    assert replace(maps, ids=(), signed_values=None).take((1, 2)).ids == ()
 
 
 # --- a run --------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def _ssim_rows(n: int) -> list[Row]:
 
 def _growth_rows(n: int, repeat: int) -> list[Row]:
     maps = Maps("bench", _values(2 * n, 0), (SIZE, SIZE), torch.zeros(2 * n, dtype=torch.long))
-    half = Maps("bench", maps.values[:n], maps.image_size, maps.explained[:n])
+    half = maps.take(slice(n))
     boxes = [(20 + i % 40, 30, 150, 120 + i % 60) for i in range(2 * n)]
     finder, timing, box = (torch.from_numpy(mask) for mask in _code_masks(2 * n))
 

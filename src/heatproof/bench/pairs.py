@@ -61,7 +61,7 @@ def _against_loop(quick: bool, device: str) -> list[Row]:
 def _growth(quick: bool, device: str) -> list[Row]:
     n = 200 if quick else 400
     maps, confidence = _maps(2 * n, device), _confidence(2 * n)
-    half = Maps("bench", maps.values[:n], maps.image_size, maps.explained[:n])
+    half = maps.take(slice(n))
     times = side_by_side(
         {
             "n": lambda: cscore(half, confidence[:n]),

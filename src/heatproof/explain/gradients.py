@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.blur import gaussian_blur
+from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.registry import Card, explainer
 from heatproof.types import Signed, Trace
 
@@ -26,7 +26,6 @@ GRADIENT_CARD = Card(
     sign="absolute values summed over channels; the plain sum is kept as the signed map",
     resize="none: already at the image's size",
 )
-BLUR_SIGMA = 10.0  # the baseline of insertion and deletion
 RULES = ("gauss-legendre", "left", "right", "middle", "trapezoid")
 
 
@@ -115,7 +114,8 @@ def integrated_gradients(
     rule: how the integral is summed: "gauss-legendre" as captum does, "left", "right", "middle", "trapezoid".
     """
     check_counts("integrated-gradients", steps=steps)
-    images, start = working_images(trace), baseline_of(trace, baseline)
+    images = working_images(trace)
+    start = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
     nodes, weights = (images.new_tensor(v).view(-1, 1, 1, 1) for v in quadrature(rule, steps))
     way = images - start
 
@@ -124,26 +124,6 @@ def integrated_gradients(
         return start[rows] + nodes[points] * way[rows], weights[points]
 
     return over_channels(way * sum_of_gradients(trace, steps, visit))
-
-
-def baseline_of(trace: Trace, baseline: str) -> Tensor:
-    """ "b c H W": where a path starts."""
-    images = working_images(trace)
-    if baseline == "zero":
-        return torch.zeros_like(images)
-    if baseline == "blur":
-        return gaussian_blur(images, BLUR_SIGMA)
-    if baseline == "noise":
-        return _normal(trace, 0).to(images.dtype).expand_as(images)
-    if baseline == "black":
-        channels = trace.model.preprocess.channels
-        if channels != images.shape[1]:
-            raise InputError(
-                f"baseline 'black' needs the model's preprocessing, but that has {channels} channels and the "
-                f"images have {images.shape[1]}; give the model its own Preprocess or use baseline 'zero'"
-            )
-        return trace.model.preprocess.normalise(torch.zeros_like(images))
-    raise InputError(f"baseline must be 'zero', 'black', 'blur' or 'noise', got {baseline!r}")
 
 
 def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:

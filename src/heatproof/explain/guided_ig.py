@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.gradients import GRADIENT_CARD, baseline_of, check_counts, over_channels
+from heatproof.explain.baselines import STARTS, baseline_images
+from heatproof.explain.gradients import GRADIENT_CARD, check_counts, over_channels, working_images
 from heatproof.registry import explainer
 from heatproof.types import Signed, Trace
 
@@ -42,7 +43,8 @@ def guided_ig(
     check_counts("guided-ig", steps=steps)
     if not 0 <= fraction <= 1 or not 0 <= max_dist <= 1:
         raise InputError(f"guided-ig fraction and max_dist must be in [0, 1], got {fraction} and {max_dist}")
-    start = baseline_of(trace, baseline).double().flatten(1)
+    images = working_images(trace)
+    start = baseline_images(trace.model, images, baseline, trace.seed, STARTS).double().flatten(1)
     way = trace.images.double().flatten(1) - start
     done, attributions = torch.zeros_like(way), torch.zeros_like(way)
     for step in range(1, steps + 1):

@@ -74,15 +74,9 @@ def checkpoint_pairs(
         if not len(now) == len(then) == len(end):
             raise InputError(f"{len(end)} maps at {name!r} need as many predictions; got {len(now)}")
         parts = [
-            alike(comparable(_rows(end, start)), comparable(_rows(other, start)).to(end.values.device))
-            for start in range(0, len(end), AT_ONCE)
+            alike(comparable(end.take(part)), comparable(other.take(part)).to(end.values.device))
+            for part in (slice(start, start + AT_ONCE) for start in range(0, len(end), AT_ONCE))
         ]
         values, why = (torch.cat(column) for column in zip(*parts, strict=True))
         found[name] = Pairs(values, why, now.to(then.device) == then)
     return found
-
-
-def _rows(maps: Maps, start: int) -> Maps:
-    signed = None if maps.signed_values is None else maps.signed_values[start : start + AT_ONCE]
-    part = slice(start, start + AT_ONCE)
-    return Maps(maps.method, maps.values[part], maps.image_size, maps.explained[part], maps.ids[part], signed)

@@ -49,6 +49,7 @@ from heatproof.metrics.map_pairs import (
     soft_iou_matrix,
     soft_iou_rows,
 )
+from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.registry import metric
 from heatproof.show import plain_table
 from heatproof.types import Maps, constant, normalise, upsample
@@ -63,7 +64,7 @@ class CScore:
     value: float
     n: int  # images in the gold list
     degenerate: float  # share of them whose map is all zeros
-    interval: tuple[float, float] = (NAN, NAN)
+    interval: Interval = (NAN, NAN)
     reason: str = ""
     sampled: bool = False
 
@@ -293,8 +294,7 @@ def _score(
 def _bootstrap(matrix: Tensor, p: Tensor, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
     """C* of every resample; NaN where a resample holds one image only."""
     n = len(p)
-    drawn = np.random.default_rng(seed).integers(0, n, size=(resamples, n))
-    drawn += n * np.arange(resamples)[:, None]
+    drawn = resample(n, resamples, seed) + n * np.arange(resamples)[:, None]
     counts = np.bincount(drawn.ravel(), minlength=resamples * n).reshape(resamples, n)
     m = torch.from_numpy(counts).to(matrix)
     weighted = m * p
@@ -303,12 +303,9 @@ def _bootstrap(matrix: Tensor, p: Tensor, resamples: int, seed: tuple[int, ...])
     return torch.where(bottom > 1e-12, top / bottom, NAN).cpu().numpy()
 
 
-def _interval(draws: np.ndarray) -> tuple[float, float]:
-    draws = draws[np.isfinite(draws)]
-    if len(draws) == 0:
-        return NAN, NAN
-    low, high = np.quantile(draws, [0.025, 0.975]).clip(0, 1)
-    return float(low), float(high)
+def _interval(draws: np.ndarray) -> Interval:
+    low, high = np.clip(percentile_interval(draws), 0, 1).tolist()
+    return low, high
 
 
 def _overall(classes: Mapping[int, CScore], replicates: Mapping[int, np.ndarray]) -> CScore:

@@ -30,12 +30,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import InputError, did_you_mean
-from heatproof.explain.blur import gaussian_blur
+from heatproof.errors import InputError
+from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.curves import Plan, adaptive_plan, area, change_steps, next_points, straight_lines
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import Scene
@@ -44,8 +43,6 @@ from heatproof.models.queue import Queue
 from heatproof.registry import metric
 from heatproof.types import constant
 
-BLUR_SIGMA = 10.0
-BASELINES = ("blur", "black", "mean", "noise")
 INSERTION, DELETION = 0, 1
 CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 
@@ -117,27 +114,6 @@ def insertion_deletion(
         walk.run(Queue(model, walk.size, batch_size, progress), targets, adaptive)
     found = walk.results(baseline, adaptive)
     return found if isinstance(maps, Mapping) else found[""]
-
-
-def baseline_images(model: Model, images: Tensor, kind: str = "blur", seed: int = 0) -> Tensor:
-    """ "b c H W": what takes the place of removed pixels."""
-    images = at_least_float(images)
-    if kind == "blur":
-        return gaussian_blur(images, BLUR_SIGMA)
-    if kind == "mean":
-        return images.mean((-2, -1), keepdim=True).expand_as(images)
-    if kind == "noise":
-        drawn = np.random.default_rng(seed).standard_normal(images.shape[1:], dtype=np.float32)
-        return torch.from_numpy(drawn).to(images).expand_as(images)
-    if kind == "black":
-        channels = model.preprocess.channels
-        if channels != images.shape[1]:
-            raise InputError(
-                f"'black' needs the model's preprocessing, but that has {channels} channels and the images "
-                f"have {images.shape[1]}; give the model its own Preprocess or use 'mean'"
-            )
-        return model.preprocess.normalise(torch.zeros_like(images))
-    raise InputError(f"unknown baseline {kind!r}; {did_you_mean(kind, BASELINES)}")
 
 
 class _Walk:

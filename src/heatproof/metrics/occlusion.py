@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
+from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import Correlation, rank_correlation
-from heatproof.metrics.faithfulness import baseline_images
 from heatproof.metrics.kit import Cause, PerImage, align
 from heatproof.models.model import Model, as_model, at_least_float, class_scores, untouched
 from heatproof.models.queue import Queue

@@ -25,8 +25,6 @@ random signs, which they use as a baseline.
 
 from __future__ import annotations
 
-import copy
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -43,6 +41,7 @@ from heatproof.metrics.scene import Scene
 from heatproof.metrics.stats import mean_interval
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
+from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
 from heatproof.registry import metric
 
 Methods = str | Sequence[str]
@@ -105,14 +104,14 @@ def parameter_randomisation(
     before = explain(model, images, methods, targets, **options)
     explained = next(iter(before.values())).explained
     changing, random = copy_of(model), copy_of(model)
-    names = _from_the_head(changing, as_tensor(images)[:1])
+    names = from_the_head(changing, as_tensor(images)[:1])
     if not names:
         raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
     reinitialise(random.module.cpu(), names, seed)
     found, done = [], 0
     for stop in _stops(len(names), depths):
         for name in names[done:stop]:
-            _take_over(changing.module.get_submodule(name), random.module.get_submodule(name))
+            take_over(changing.module.get_submodule(name), random.module.get_submodule(name))
         done = stop
         after = explain(changing, images, methods, explained, **options)
         similarity = {method: map_similarity(before[method], maps) for method, maps in after.items()}
@@ -120,84 +119,11 @@ def parameter_randomisation(
     return Cascade(tuple(found))
 
 
-def copy_of(model: Model) -> Model:
-    """A deep copy whose weights are its own."""
-    try:
-        copied = copy.deepcopy(model)
-    except (RuntimeError, TypeError) as error:
-        raise ModelError(
-            f"{model.name} cannot be copied ({str(error).splitlines()[0]}), but sanity checks need a copy"
-        ) from error
-    if model.call is not None and copied.call is model.call:
-        raise ModelError(
-            f"the call of {model.name} is a function that leads to the original weights, not to a copy's; "
-            "make it a method of the module"
-        )
-    return copied
-
-
 def _stops(count: int, depths: int | None) -> list[int]:
     """How many modules are random at each depth: the first alone, all at last."""
     if depths is None or depths >= count:
         return list(range(1, count + 1))
     return sorted({int(stop) for stop in np.linspace(1, count, depths).round()}) if depths > 1 else [count]
-
-
-def _from_the_head(model: Model, images: Tensor) -> list[str]:
-    """Modules with parameters of their own, in the reverse order in which they start to run.
-
-    One that never runs by itself (its parent may use its weights directly) goes with the parent that does.
-    """
-    started = {"": 0}
-
-    def note(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            started[name] = next(clock)
-
-        return hook
-
-    clock = itertools.count(1)
-    parts = dict(model.module.named_modules())
-    handles = [part.register_forward_pre_hook(note(name)) for name, part in parts.items() if name]
-    try:
-        model.logits(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-
-    def turn(name: str) -> int:
-        while name not in started:
-            name = name.rpartition(".")[0]
-        return started[name]
-
-    owners = [name for name, part in parts.items() if next(part.parameters(recurse=False), None) is not None]
-    return sorted(owners, key=turn, reverse=True)
-
-
-def reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
-    """Fresh weights for the named modules of a network on the CPU; the random state comes back."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.random.default_generator.manual_seed(seed)
-        for name in names:
-            part = module.get_submodule(name)
-            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-            if reset is not None:
-                reset()
-                continue
-            for weight in part.parameters(recurse=False):
-                spread = weight.std() if weight.numel() > 1 else weight.new_zeros(())
-                weight.copy_(weight.mean() + spread * torch.randn(weight.shape))
-
-
-@torch.no_grad()
-def _take_over(part: nn.Module, source: nn.Module) -> None:
-    """The parameters and buffers of one module, not of its children."""
-    for mine, theirs in (
-        (part.named_parameters(recurse=False), dict(source.named_parameters(recurse=False))),
-        (part.named_buffers(recurse=False), dict(source.named_buffers(recurse=False))),
-    ):
-        for name, tensor in mine:
-            tensor.copy_(theirs[name])
 
 
 def input_shift(
@@ -232,7 +158,7 @@ def input_shift(
 def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
     """The same function, of shifted images: its first layer subtracts what the shift adds."""
     twin = copy_of(model)
-    parts = [twin.module.get_submodule(name) for name in _from_the_head(twin, images[:1])]
+    parts = [twin.module.get_submodule(name) for name in from_the_head(twin, images[:1])]
     # A parent with weights of its own (class tokens) starts before its children but ends after them.
     first = next(part for part in reversed(parts) if not any(part.children()))
     outputs: list[Any] = []

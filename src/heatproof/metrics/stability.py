@@ -27,10 +27,10 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.metrics.stats import Interval, percentile_interval
 from heatproof.models.model import at_least_float
 from heatproof.registry import metric
 
-Interval = tuple[float, float]
 NAN = float("nan")
 
 
@@ -76,9 +76,9 @@ def cose(
         float(_harmonic(consistency, sensitivity)),
         *counts,
         undefined,
-        _interval(means[:, 0]),
-        _interval(means[:, 1]),
-        _interval(_harmonic(means[:, 0], means[:, 1])),
+        percentile_interval(means[:, 0]),
+        percentile_interval(means[:, 1]),
+        percentile_interval(_harmonic(means[:, 0], means[:, 1])),
         _reason(*counts, undefined),
     )
 
@@ -227,14 +227,6 @@ def _resampled(
     picks = first, first if joint else second
     totals = [(v[p].sum(), n[p].sum()) for v, n, p in zip(sums, sizes, picks, strict=True)]
     return np.array([total / n if n else NAN for total, n in totals])
-
-
-def _interval(means: np.ndarray) -> Interval:
-    defined = means[~np.isnan(means)]
-    if not len(defined):
-        return NAN, NAN
-    low, high = np.quantile(defined, [0.025, 0.975])
-    return float(low), float(high)
 
 
 # SSIM in [-1, 1] puts the halves in [-1, 1] and [0, 2]; COSE is in [0, 100] while no SSIM is negative.

@@ -1,32 +1,48 @@
-"""Intervals of means over images."""
+"""The bootstrap: which images a resample holds, and the interval of what was made of the resamples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+Interval = tuple[float, float]
 BLOCK = 2**19  # draws that are looked up at once
 REMEMBERED = 2**24  # draws that are kept for the next interval: 64 MB
 
 
-def mean_interval(
-    values: Any, resamples: int = 1000, seed: int = 0, level: float = 0.95
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over images; NaNs are left out, NaN where none is left."""
-    values = np.asarray(values, dtype=np.float64)
-    values = values[np.isfinite(values)]
-    if len(values) == 0:
+def percentile_interval(draws: np.ndarray, tails: Interval = (0.025, 0.975)) -> Interval:
+    """Between which numbers the middle 95 % of the resamples lie; what is not finite is left out.
+
+    >>> percentile_interval(np.arange(1001.0))
+    (25.0, 975.0)
+    """
+    draws = draws[np.isfinite(draws)]
+    if not len(draws):
         return float("nan"), float("nan")
-    means = np.concatenate([values[draws].mean(1) for draws in _resamples(len(values), resamples, seed)])
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(draws, tails)
     return float(low), float(high)
 
 
-def _resamples(n: int, resamples: int, seed: int) -> Iterable[np.ndarray]:
-    """Blocks "resamples n" of places; equal for every metric on the same images, so worth keeping."""
+def resample(n: int, resamples: int = 1000, seed: int | tuple[int, ...] = 0) -> np.ndarray:
+    """ "resamples n": places of the images that each resample holds."""
+    return np.random.default_rng(seed).integers(0, n, (resamples, n))
+
+
+def mean_interval(values: ArrayLike, resamples: int = 1000, seed: int = 0, level: float = 0.95) -> Interval:
+    """Percentile bootstrap interval of the mean over images; NaNs are left out, NaN where none is left."""
+    given = np.asarray(values, dtype=np.float64)
+    known = given[np.isfinite(given)]
+    if not len(known):
+        return float("nan"), float("nan")
+    means = [known[places].mean(1) for places in _blocks(len(known), resamples, seed)]
+    return percentile_interval(np.concatenate(means), ((1 - level) / 2, (1 + level) / 2))
+
+
+def _blocks(n: int, resamples: int, seed: int) -> Iterable[np.ndarray]:
+    """The rows of `resample`, in blocks; equal for every metric on the same images, so worth keeping."""
     return (_kept if n * resamples <= REMEMBERED else _drawn)(n, resamples, seed)
 
 

@@ -19,7 +19,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -95,7 +95,7 @@ def measure(found: Answers, labels: Tensor, tau: float | Literal["adaptive"], se
         good = torch.isfinite(maps.values).flatten(1).all(1)
         unusable[method] = int((~good).sum())
         usable = good.cpu()
-        kept = maps if good.all() else replace(maps, values=maps.values[good])
+        kept = maps if good.all() else maps.take(good)
         scores[method] = (
             cscore_by_class(kept, labels[usable], probs[usable], tau=tau, seed=seed)
             if usable.any()

@@ -20,7 +20,7 @@ from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
 from heatproof.monitor.trajectory import Trajectory
 from heatproof.store import Manifest, RunFolder
-from heatproof.types import Batch, Maps, Score
+from heatproof.types import Batch, Score
 
 FREE = ("model.spec", "run.device", "run.threads")  # known when the model is; no reason to refuse a resume
 
@@ -118,7 +118,7 @@ class Recorder:
         if not at:
             return folder.write_unit(task.unit, scores)
         batch = Batch(part.ids, part.images, part.labels)
-        maps = {name: _rows_of(found.maps[name], at) for name in task.unit.methods}
+        maps = {name: found.maps[name].take(at).to("cpu") for name in task.unit.methods}
         if is_first(task):
             scores += maker.answers(batch, found.logits[at])
         bad = {name: (~finite(one)).tolist() for name, one in maps.items()}
@@ -146,12 +146,3 @@ class Recorder:
             Score(model, task.unit.checkpoint, "", label, label, method, metric, value, reason)
             for method, (label, metric, value, reason) in found
         ]
-
-
-def _rows_of(maps: Maps, rows: Sequence[int]) -> Maps:
-    chosen = list(rows)
-    signed = None if maps.signed_values is None else maps.signed_values[chosen].cpu()
-    return replace(
-        maps, values=maps.values[chosen].cpu(), explained=maps.explained[chosen].cpu(),
-        ids=tuple(maps.ids[k] for k in chosen), signed_values=signed,
-    )  # fmt: skip

@@ -299,6 +299,6 @@ def _shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndar
     rows = _first_of_each(held)[:SHOWN]
     heat = {}
     for method, maps in found.maps.items():
-        few = replace(maps, values=maps.values[rows].nan_to_num(0, 0, 0))
-        heat[method] = few.upsample().cpu().numpy()
+        few = maps.take(rows)
+        heat[method] = replace(few, values=few.values.nan_to_num(0, 0, 0)).upsample().cpu().numpy()
     return held.take(rows).pixels, heat

@@ -96,13 +96,7 @@ def finite(maps: Maps) -> Tensor:
 def storable(maps: Maps) -> Maps:
     """The maps without those that cannot be stored."""
     good = finite(maps)
-    if good.all():
-        return maps
-    signed = None if maps.signed_values is None else maps.signed_values[good]
-    ids = tuple(name for name, keep in zip(maps.ids, good.tolist(), strict=True) if keep)
-    return replace(
-        maps, values=maps.values[good], explained=maps.explained[good], ids=ids, signed_values=signed
-    )
+    return maps if good.all() else maps.take(good)
 
 
 @dataclass(frozen=True)

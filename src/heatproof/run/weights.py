@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, ModelError
-from heatproof.metrics.sanity import reinitialise
 from heatproof.models import Model, load_model
 from heatproof.models.keras_graph import KerasClassifier
 from heatproof.models.load import placed_spec
+from heatproof.models.random_weights import reinitialise
 from heatproof.run.config import ModelTable, Study
 
 RANDOM, PRETRAINED, OWN = "random", "pretrained", "own"

@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -22,7 +21,7 @@ from scipy.stats import rankdata
 from heatproof.explain.api import read_methods
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import aurc, bl_slope, rank_correlation
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 from heatproof.studies._qr_measure import CLEAN, at
@@ -179,12 +178,12 @@ def curve_value(curves: np.ndarray, mass: str, seed: int = 0) -> Value:
     """Slope (bl) or AURC (others) of mean curves, with the interval of redrawn codes."""
     if not curves.size:
         return Value(math.nan, None, 0)
-    drawn = np.random.default_rng(seed).integers(0, len(curves), (RESAMPLES, len(curves)))
+    drawn = resample(len(curves), RESAMPLES, seed)
     weights = np.stack([np.bincount(row, minlength=len(curves)) for row in drawn]).astype(float)
     lines = np.concatenate([mean_curves(curves)[None], mean_curves(curves, weights)])
     name, measure = ("bl_slope", bl_slope) if mass == "bl" else ("aurc", aurc)
     found = measure(lines, SEVERITIES)[name].double().numpy()
-    return Value(float(found[0]), _quantiles(found[1:]), len(curves))
+    return Value(float(found[0]), _interval(found[1:]), len(curves))
 
 
 def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Value:
@@ -193,17 +192,13 @@ def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) ->
     if len(pairs) < 3:
         return Value(math.nan, None, len(pairs))
     rho = rank_correlation(pairs[:, 0], pairs[:, 1]).rho
-    drawn = np.random.default_rng(seed).integers(0, len(pairs), (RESAMPLES, len(pairs)))
+    drawn = resample(len(pairs), RESAMPLES, seed)
     ranks = [rankdata(pairs[drawn, k], axis=1) for k in (0, 1)]
     centred = [r - r.mean(1, keepdims=True) for r in ranks]
     lengths = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
     rhos = (centred[0] * centred[1]).sum(1)[lengths > 0] / lengths[lengths > 0]
-    return Value(rho, _quantiles(rhos), len(pairs))
+    return Value(rho, _interval(rhos), len(pairs))
 
 
-def _quantiles(values: Any) -> tuple[float, float] | None:
-    defined = values[np.isfinite(values)]
-    if not len(defined):
-        return None
-    low, high = np.quantile(defined, [0.025, 0.975])
-    return float(low), float(high)
+def _interval(draws: np.ndarray) -> tuple[float, float] | None:
+    return percentile_interval(draws) if np.isfinite(draws).any() else None

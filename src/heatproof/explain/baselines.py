@@ -1,0 +1,47 @@
+"""What stands in for an image, or for the part of it that is taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError, did_you_mean
+from heatproof.explain.blur import gaussian_blur
+from heatproof.models.model import Model, at_least_float
+
+BLUR_SIGMA = 10.0
+BASELINES = ("blur", "black", "mean", "noise")  # for pixels that are taken away
+STARTS = ("zero", "black", "blur", "noise")  # for paths to the image
+
+
+def baseline_images(
+    model: Model, images: Tensor, kind: str = "blur", seed: int = 0, known: Sequence[str] = BASELINES
+) -> Tensor:
+    """ "b c H W" of one of the kinds that are `known` to its reader.
+
+    zero (in normalised space), black (0 before normalisation), blur (Gaussian, sigma 10), mean (the image's
+    own, per channel) or noise (standard normal in normalised space, by the seed, the same for every image).
+    """
+    if kind not in known:
+        raise InputError(f"unknown baseline {kind!r}; {did_you_mean(kind, known)}")
+    images = at_least_float(images)
+    if kind == "zero":
+        return torch.zeros_like(images)
+    if kind == "blur":
+        return gaussian_blur(images, BLUR_SIGMA)
+    if kind == "mean":
+        return images.mean((-2, -1), keepdim=True).expand_as(images)
+    if kind == "noise":
+        drawn = np.random.default_rng(seed).standard_normal(images.shape[1:], dtype=np.float32)
+        return torch.from_numpy(drawn).to(images).expand_as(images)
+    channels = model.preprocess.channels
+    if channels != images.shape[1]:
+        other = next(one for one in known if one in ("zero", "mean"))
+        raise InputError(
+            f"'black' needs the model's preprocessing, but that has {channels} channels and the images "
+            f"have {images.shape[1]}; give the model its own Preprocess or use {other!r}"
+        )
+    return model.preprocess.normalise(torch.zeros_like(images))

@@ -1,0 +1,87 @@
+"""Fresh random weights for a network, module by module: in a copy of it, from the head down."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import ModelError
+from heatproof.models.model import Model
+
+
+def copy_of(model: Model) -> Model:
+    """A deep copy whose weights are its own."""
+    try:
+        copied = copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"{model.name} cannot be copied ({str(error).splitlines()[0]}), but sanity checks need a copy"
+        ) from error
+    if model.call is not None and copied.call is model.call:
+        raise ModelError(
+            f"the call of {model.name} is a function that leads to the original weights, not to a copy's; "
+            "make it a method of the module"
+        )
+    return copied
+
+
+def from_the_head(model: Model, images: Tensor) -> list[str]:
+    """Modules with parameters of their own, in the reverse order in which they start to run.
+
+    One that never runs by itself (its parent may use its weights directly) goes with the parent that does.
+    """
+    started = {"": 0}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            started[name] = next(clock)
+
+        return hook
+
+    clock = itertools.count(1)
+    parts = dict(model.module.named_modules())
+    handles = [part.register_forward_pre_hook(note(name)) for name, part in parts.items() if name]
+    try:
+        model.logits(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    def turn(name: str) -> int:
+        while name not in started:
+            name = name.rpartition(".")[0]
+        return started[name]
+
+    owners = [name for name, part in parts.items() if next(part.parameters(recurse=False), None) is not None]
+    return sorted(owners, key=turn, reverse=True)
+
+
+def reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
+    """Fresh weights for the named modules of a network on the CPU; the random state comes back."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.random.default_generator.manual_seed(seed)
+        for name in names:
+            part = module.get_submodule(name)
+            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+            if reset is not None:
+                reset()
+                continue
+            for weight in part.parameters(recurse=False):
+                spread = weight.std() if weight.numel() > 1 else weight.new_zeros(())
+                weight.copy_(weight.mean() + spread * torch.randn(weight.shape))
+
+
+@torch.no_grad()
+def take_over(part: nn.Module, source: nn.Module) -> None:
+    """The parameters and buffers of one module, not of its children."""
+    for mine, theirs in (
+        (part.named_parameters(recurse=False), dict(source.named_parameters(recurse=False))),
+        (part.named_buffers(recurse=False), dict(source.named_buffers(recurse=False))),
+    ):
+        for name, tensor in mine:
+            tensor.copy_(theirs[name])
