@@ -8,7 +8,6 @@ import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -87,7 +86,7 @@ def gate_command(
         verdicts = check(run, rules, min_n, min_usable / 100)
         for path, text in ((junit, junit_xml(verdicts, run.name)), (as_json, json_text(verdicts, run))):
             if path is not None:
-                write_whole({path: partial(Path.write_text, data=text, encoding="utf-8")})
+                write_whole({path: text})
         _print(verdicts, run)
     except HeatproofError:
         raise

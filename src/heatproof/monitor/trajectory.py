@@ -157,12 +157,12 @@ def ordered(folder: RunFolder, model: str) -> list[str]:
 
     By epoch; untrained and library weights before the first epoch, names without a number after the last.
     """
-    from heatproof.disk import storable
+    from heatproof.disk import valid_unicode
     from heatproof.run.study import PRETRAINED, RANDOM, epoch_of  # needs msgspec
 
     query = "select distinct checkpoint from scores where model = ? order by 1"
     with_rows = [row["checkpoint"] for row in folder.scores().sql(query, [model])]
-    planned = [storable(name) for name in folder.manifest.models] if len(models(folder)) < 2 else []
+    planned = [valid_unicode(name) for name in folder.manifest.models] if len(models(folder)) < 2 else []
 
     def place(name: str) -> float:
         epoch = epoch_of(name)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from heatproof.disk import storable
+from heatproof.disk import valid_unicode
 from heatproof.metrics.checkpoint_pairs import comparable
 from heatproof.metrics.similarity import REASONS, ssim
 from heatproof.run.metrics import Request, read_metrics
@@ -76,7 +76,7 @@ def predictions(folder: RunFolder, checkpoint: str) -> dict[str, int]:
     rows = folder.scores().columns(
         "select image, explained from scores where checkpoint = ? and metric = 'predicted' "
         "and not isnan(value) order by image",
-        [storable(checkpoint)],
+        [valid_unicode(checkpoint)],
     )
     return dict(zip(rows["image"], map(int, rows["explained"]), strict=True))
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from heatproof.disk import storable as stored_name
+from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, did_you_mean
 from heatproof.images import Loaded, batches
 from heatproof.run.across import across_rows
@@ -133,7 +133,7 @@ class Worker:
 
 def _stored_maps(store: MapStore, checkpoint: str, method: str, batch: Batch) -> Maps:
     """A method's maps of these images; one that could not be stored is NaN, and explains nobody (-1)."""
-    names = [stored_name(name) for name in batch.ids]
+    names = [valid_unicode(name) for name in batch.ids]
     rows = [i for i, known in enumerate(store.known(checkpoint, method, names)) if known]
     size = int(batch.images.shape[-2]), int(batch.images.shape[-1])
     values, signed = torch.full((len(names), 1, 1), torch.nan), None

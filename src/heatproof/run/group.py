@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heatproof.disk import storable
+from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
@@ -48,7 +48,7 @@ def group_rows(
     folder: RunFolder, task: Task, ids: tuple[str, ...], model: str, device: str = "cpu"
 ) -> list[Score]:
     """The rows of one group task; pairs of maps are compared on the device."""
-    answers = read_answers(folder, task.unit.checkpoint, tuple(map(storable, ids)))
+    answers = read_answers(folder, task.unit.checkpoint, tuple(map(valid_unicode, ids)))
     maker = _Maker(model, task, answers, folder.maps(), device)
     return [row for request in read_metrics(task.unit.metrics) for row in maker.rows(request)]
 
@@ -60,7 +60,7 @@ def read_answers(
     rows = folder.scores().columns(
         "select image, coalesce(label, -1) as label, explained, value from scores "
         "where checkpoint = ? and model = coalesce(?, model) and metric = 'probability' and not isnan(value)",
-        [storable(checkpoint), model],
+        [valid_unicode(checkpoint), model],
     )
     seen = set(rows["image"])
     known = tuple(sorted(seen) if ids is None else (name for name in ids if name in seen))

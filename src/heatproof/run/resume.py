@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from heatproof.disk import storable
+from heatproof.disk import valid_unicode
 from heatproof.errors import ModelError
 from heatproof.models.queue import is_out_of_memory
 from heatproof.run.plan import make_plan
 from heatproof.store import RunFolder
-from heatproof.store.ledger import maker
+from heatproof.store.manifest import maker
 
 Say = Callable[[str], object]
 
@@ -31,7 +31,7 @@ def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
         return []
     folder = RunFolder.open(path)
     again = {row["image"] for row in broken_images(folder)} | set((folder.planned() or {}).get("retry", ()))
-    at = [i for i, (name, _) in enumerate(pictures) if storable(name) in again]
+    at = [i for i, (name, _) in enumerate(pictures) if valid_unicode(name) in again]
     plan = make_plan(folder.manifest, len(pictures), folder.images())
     if at:
         with folder.lock():

@@ -24,11 +24,21 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.disk import clear_failure, leads_away, linked_folders, plain, write_whole
+from heatproof.disk import clear_failure, write_whole
 from heatproof.errors import HeatproofError, StoreError
 from heatproof.store.lease import Leftovers, claim, turn, writing
-from heatproof.store.ledger import Ledger, Seal, check_file, maker, present, read_record, write_record
-from heatproof.store.manifest import GROWING, Manifest
+from heatproof.store.ledger import (
+    Ledger,
+    Seal,
+    check_file,
+    leads_away,
+    linked_folders,
+    plain,
+    present,
+    read_record,
+    write_record,
+)
+from heatproof.store.manifest import GROWING, Manifest, maker
 from heatproof.store.maps import MapStore, shard_files
 from heatproof.store.pictures import Pictures
 from heatproof.store.scores import Scores, write_part

@@ -5,12 +5,12 @@
 On the same kernel, containers included, the file's lock answers: the system frees it when the process ends,
 however it ends. Of another kernel, where locks may not reach, the beat is watched: one that stands still for
 PATIENCE seconds of the watcher's own clock has ended. No clock and no process number is ever compared with
-one of another machine or container.
+one of another machine or container. A temporary file carries the lease of the process that writes it, so that
+what a killed process left behind can be told from what a live one is writing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -25,13 +25,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from heatproof.disk import clear_failure, lease_of
+from heatproof.disk import clear_failure
 from heatproof.errors import StoreError
 
 log = logging.getLogger("heatproof.store")
 
 BEAT = 5.0  # seconds
 PATIENCE = 60.0
+_TEMPORARY = re.compile(r"\.([0-9a-f]{12})\.[0-9a-f]{8}\.tmp$")  # see write_whole
 _held: set[int] = set()  # descriptors of leases and locks of this process
 _leases: dict[Path, tuple[Lease, int]] = {}  # with the number of those who use it
 _guard = threading.RLock()
@@ -157,6 +158,12 @@ def alive(path: Path) -> bool | None:
         os.close(descriptor)
 
 
+def lease_of(name: str) -> str | None:
+    """The lease under which a temporary file is written; None for other files."""
+    found = _TEMPORARY.search(name)
+    return found[1] if found else None
+
+
 class Leftovers:
     """Temporary files of processes that ended. Those of the living are never touched."""
 
@@ -265,7 +272,7 @@ def _forget() -> None:
     global _guard
     _guard = threading.RLock()  # which another thread of the parent may have held
     for descriptor in _held:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.close(descriptor)
     _held.clear()
     _leases.clear()

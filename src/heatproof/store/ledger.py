@@ -4,7 +4,8 @@
 
 The seal is written last: a unit is done exactly when its seal stands and its files are there, and what no
 seal names is no row. A seal, like run.json, plan.json and status.json, carries a checksum of itself. Files
-are compared with their seals when they are read, once per process as long as size, times and inode stay.
+are compared with their seals when they are read, once per process as long as size, times and inode stay. No
+link is followed: in a folder that somebody else made, it could lead anywhere.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from heatproof.disk import clear_failure, digest, plain, write_whole
+from heatproof.disk import clear_failure, digest, write_whole
 from heatproof.errors import StoreError
 from heatproof.images.identity import file_state, is_settled
 from heatproof.types import Unit
 
+FOLDERS = ("scores", "maps", "pictures", "seals")
+ASIDE = "set-aside"
 CHECKSUM = '"checksum": "'
 OWN = re.compile(r"(scores|maps(/[\w-]+)?|pictures)/\w[\w.-]*")  # what a seal may name
 _verified: dict[str, tuple[Any, ...]] = {}
@@ -34,7 +37,7 @@ def write_record(path: Path, content: Mapping[str, Any], lease: str = "", indent
     """A JSON file whose first entry is the SHA-256 of all that follows."""
     rest = json.dumps(content, indent=indent, default=str)[1:] + "\n"
     text = f'{{{CHECKSUM}{_hash(rest)}",{rest}'
-    write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")}, lease)
+    write_whole({path: text}, lease)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -51,6 +54,35 @@ def read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     return dict(content)
+
+
+def is_plain(path: Path) -> bool:
+    """Whether it is a file itself: a link could lead out of the folder, a pipe would wait for ever."""
+    with suppress(FileNotFoundError):
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    return False
+
+
+def plain(path: Path) -> Path:
+    """The path of a file that may be read."""
+    if not is_plain(path) and os.path.lexists(path):
+        raise leads_away(path)
+    return path
+
+
+def leads_away(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is a link or a device, which is not followed in a run folder; if you know where it leads, "
+        "copy the folder with what is behind its links: cp -rL"
+    )
+
+
+def linked_folders(root: Path) -> list[str]:
+    """Parts of a run folder that are links, so that whatever is done in them is done elsewhere."""
+    found = [name for name in (*FOLDERS, "locks", ASIDE) if (root / name).is_symlink()]
+    if "maps" not in found:
+        found += [f"maps/{entry.name}" for entry in _entries(root / "maps") if entry.is_symlink()]
+    return found
 
 
 def damaged(path: Path, why: str) -> StoreError:
@@ -142,18 +174,6 @@ def present(root: Path) -> set[str]:
     """Parts, indexes and shards that exist, as a seal names them."""
     folders = [root / "scores", root / "maps", *(Path(e.path) for e in _entries(root / "maps") if e.is_dir())]
     return {f"{f.relative_to(root).as_posix()}/{e.name}" for f in folders for e in _entries(f)}
-
-
-@cache
-def maker(device: str) -> dict[str, str]:
-    """Versions and device that make what this process writes."""
-    from heatproof.store.manifest import device_name, package_versions  # which builds on this file
-
-    known = package_versions()
-    names = ("heatproof", "torch", "python")
-    return {name: known[name] for name in names if name in known} | {
-        "device": device, "device_name": device_name(device),
-    }  # fmt: skip
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:

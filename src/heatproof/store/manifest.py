@@ -20,15 +20,15 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from heatproof.disk import plain
 from heatproof.errors import StoreError
-from heatproof.store.ledger import read_record, write_record
+from heatproof.store.ledger import plain, read_record, write_record
 
 PACKAGES = (
     "heatproof", "torch", "numpy", "scipy", "pillow", "scikit-image", "duckdb",
@@ -266,6 +266,16 @@ def package_versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+@cache
+def maker(device: str) -> dict[str, str]:
+    """Versions and device that make what this process writes."""
+    known = package_versions()
+    names = ("heatproof", "torch", "python")
+    return {name: known[name] for name in names if name in known} | {
+        "device": device, "device_name": device_name(device),
+    }  # fmt: skip
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

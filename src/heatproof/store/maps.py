@@ -31,10 +31,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.disk import Write, plain, storable
+from heatproof.disk import Content, valid_unicode
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images.files import MAX_PIXELS
-from heatproof.store.ledger import Seal, check_file
+from heatproof.store.ledger import Seal, check_file, plain
 from heatproof.types import Maps, Unit
 
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
@@ -74,21 +74,21 @@ def slug(method: str) -> str:
     if re.fullmatch(r"[a-z0-9_]{1,60}", method):
         return method
     plain = re.sub(r"[^a-z0-9_]+", "-", method.lower()).strip("-")[:40].rstrip("-")
-    return f"{plain}-{hashlib.sha256(storable(method).encode()).hexdigest()[:8]}".lstrip("-")
+    return f"{plain}-{hashlib.sha256(valid_unicode(method).encode()).hexdigest()[:8]}".lstrip("-")
 
 
-def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, Write]:
+def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, Content]:
     """The files that hold a unit's maps, and how to write each."""
-    files: dict[Path, Write] = {}
+    files: dict[Path, Content] = {}
     entries: list[dict[str, Any]] = []
     shared: dict[str, list[Any]] = {}  # ids and explained are mostly the same for all methods of a unit
     for method, given in maps.items():
         _check(method, given)
         if len(given) == 0:
             continue
-        own = {"ids": [storable(i) for i in given.ids], "explained": given.explained.tolist()}
+        own = {"ids": [valid_unicode(i) for i in given.ids], "explained": given.explained.tolist()}
         shared = shared or own
-        entry: dict[str, Any] = {"method": storable(method), "image_size": list(given.image_size)}
+        entry: dict[str, Any] = {"method": valid_unicode(method), "image_size": list(given.image_size)}
         entry |= {key: value for key, value in own.items() if value != shared[key]}
         stored, entry["values"] = pack(given.values)
         folder = root / slug(method)
@@ -98,9 +98,9 @@ def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, 
             files[folder / f"{unit.hash}.signed.npy"] = partial(_save_array, stored)
         entries.append(entry)
     if entries:
-        index = {"checkpoint": storable(unit.checkpoint), **shared, "maps": entries}
+        index = {"checkpoint": valid_unicode(unit.checkpoint), **shared, "maps": entries}
         text = json.dumps(index, separators=(",", ":")).encode()
-        files[root / f"{unit.hash}.json.gz"] = partial(_save_bytes, gzip.compress(text, mtime=0))
+        files[root / f"{unit.hash}.json.gz"] = gzip.compress(text, mtime=0)
     return files
 
 
@@ -166,7 +166,7 @@ class MapStore:
 
     def known(self, checkpoint: str, method: str, ids: Sequence[str]) -> list[bool]:
         """Which of these images have a map; the disk is only asked again where one seems to have none."""
-        key, wanted = (storable(checkpoint), storable(method)), [storable(i) for i in ids]
+        key, wanted = (valid_unicode(checkpoint), valid_unicode(method)), [valid_unicode(i) for i in ids]
         if any(i not in self._places.get(key, {}) for i in wanted):
             self._refresh()
         return [i in self._places.get(key, {}) for i in wanted]
@@ -176,7 +176,7 @@ class MapStore:
         if not ids or not all(self.known(checkpoint, method, ids)):
             self._refresh()
         places = self._of(checkpoint, method)
-        wanted = sorted(places) if ids is None else [storable(i) for i in ids]
+        wanted = sorted(places) if ids is None else [valid_unicode(i) for i in ids]
         missing = [i for i in wanted if i not in places]
         if missing:
             raise InputError(
@@ -198,7 +198,7 @@ class MapStore:
 
     def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
         """Where each image's map lies."""
-        places = self._places.get((storable(checkpoint), storable(method)))
+        places = self._places.get((valid_unicode(checkpoint), valid_unicode(method)))
         if places is None:
             _explain_absence(list(self._places), checkpoint, method)
         return places
@@ -294,9 +294,9 @@ def read_index(path: Path) -> dict[str, Any]:
 
 def _explain_absence(stored: Sequence[tuple[str, str]], checkpoint: str, method: str) -> NoReturn:
     checkpoints = sorted({of for of, _ in stored})
-    if storable(checkpoint) not in checkpoints:
+    if valid_unicode(checkpoint) not in checkpoints:
         raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
-    methods = sorted(name for of, name in stored if of == storable(checkpoint))
+    methods = sorted(name for of, name in stored if of == valid_unicode(checkpoint))
     raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
 
 
@@ -334,7 +334,3 @@ def _shortest(numbers: Tensor) -> list[float]:
 def _save_array(values: np.ndarray, path: Path) -> None:
     with path.open("wb") as file:
         np.save(file, values, allow_pickle=False)
-
-
-def _save_bytes(content: bytes, path: Path) -> None:
-    path.write_bytes(content)

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from heatproof.disk import Write, plain, storable
+from heatproof.disk import Content, valid_unicode
 from heatproof.errors import StoreError
+from heatproof.store.ledger import plain
 
 FEW_COLOURS = 256
 QUALITY = 90
@@ -40,10 +41,10 @@ class Pictures:
         path = self.path(name)
         return None if path is None else _checked(plain(path))
 
-    def files(self, name: str, pixels: np.ndarray) -> dict[Path, Write]:
+    def files(self, name: str, pixels: np.ndarray) -> dict[Path, Content]:
         """The file of one picture, "H W 3" uint8, and how to write it."""
         content, suffix = encode(pixels)
-        return {self.root / f"{_stem(name)}{suffix}": lambda path: path.write_bytes(content)}
+        return {self.root / f"{_stem(name)}{suffix}": content}
 
 
 def encode(pixels: np.ndarray) -> tuple[bytes, str]:
@@ -72,4 +73,4 @@ def _checked(path: Path) -> bytes:
 
 
 def _stem(name: str) -> str:
-    return hashlib.sha256(storable(name).encode()).hexdigest()[:24]
+    return hashlib.sha256(valid_unicode(name).encode()).hexdigest()[:24]

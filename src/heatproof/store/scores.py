@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.disk import storable, write_whole
+from heatproof.disk import valid_unicode, write_whole
 from heatproof.errors import InputError, MissingExtraError, StoreError, did_you_mean
 from heatproof.types import Score
 
@@ -118,8 +118,7 @@ class Scores:
         if not path.parent.is_dir():
             raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
         if format == "latex":
-            text = "\n".join(self._latex())
-            write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")})
+            write_whole({path: "\n".join(self._latex())})
             return
         cursor = self._cursor()
         header = ", header" if format == "csv" else ""
@@ -214,7 +213,7 @@ def write_part(path: Path, scores: Sequence[Score], unit: str) -> None:
             continue
         values = list(map(attrgetter(name), scores))
         if kind == "VARCHAR":
-            texts = {value: storable(value) for value in set(values)}  # few, over and over
+            texts = {value: valid_unicode(value) for value in set(values)}  # few, over and over
             rows[name] = np.array([texts[value] for value in values], dtype=object)
         elif kind == "BIGINT":
             missing = np.array([value is None for value in values], dtype=bool)

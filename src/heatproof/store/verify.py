@@ -13,17 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from heatproof.disk import clear_failure, digest, is_plain, lease_of, linked_folders
+from heatproof.disk import clear_failure, digest
 from heatproof.errors import StoreError
 from heatproof.store.folder import RunFolder
-from heatproof.store.ledger import Ledger, Seal, maker, read_record
-from heatproof.store.manifest import FORMAT, Manifest
+from heatproof.store.lease import lease_of
+from heatproof.store.ledger import ASIDE, FOLDERS, Ledger, Seal, is_plain, linked_folders, read_record
+from heatproof.store.manifest import FORMAT, Manifest, maker
 from heatproof.store.maps import read_index, slug
 from heatproof.types import Unit
 
-FOLDERS = ("scores", "maps", "pictures", "seals")
 RECORDS = ("run.json", "plan.json", "images.json", "status.json", "hashes.json")
-ASIDE = "set-aside"
 
 
 class Finding(NamedTuple):

@@ -4,16 +4,13 @@
     state.pt              weights, optimiser and history behind the last epoch, for weights_only=True
     history.json          one row per epoch
 
-Files are whole or absent: written under another name, forced to disk, then renamed. state.pt comes after the
-weights of its epoch, so an epoch that counts as done has left all its files. Random numbers need no place in
-it: they follow from the seed and the epoch.
+Files are whole or absent, and state.pt comes after the weights of its epoch, so an epoch that counts as done
+has left all its files. Random numbers need no place in it: they follow from the seed and the epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from heatproof.disk import Content, write_whole
 from heatproof.errors import CheckpointError, StoreError
 from heatproof.models.checkpoints import first_line
 from heatproof.train.recipe import History
@@ -62,17 +60,16 @@ def save(
         "history": history.to_json(),
         "fingerprint": fingerprint,
     }
+    files: dict[Path, Content] = {}
+    if keep:
+        files[weights_file(folder, epoch)] = lambda path: safetensors.torch.save_file(weights, path)
+    files[folder / STATE] = lambda path: torch.save(state, path)
+    files[folder / HISTORY] = history.to_json() + "\n"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if keep:
-            _whole(weights_file(folder, epoch), lambda path: safetensors.torch.save_file(weights, path))
-        _whole(folder / STATE, lambda path: torch.save(state, path))
-        _whole(folder / HISTORY, lambda path: path.write_text(history.to_json() + "\n"))
-    except (
-        OSError,
-        RuntimeError,
-        safetensors.SafetensorError,
-    ) as error:  # torch reports a full disk as the second
+        write_whole(files)
+    except StoreError:
+        raise
+    except (RuntimeError, safetensors.SafetensorError) as error:  # as torch reports a full disk
         raise StoreError(f"cannot write the training to {folder}: {first_line(error)}") from error
 
 
@@ -107,14 +104,3 @@ def digest(module: nn.Module) -> str:
         content.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         content.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return content.hexdigest()[:16]
-
-
-def _whole(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
