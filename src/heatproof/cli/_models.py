@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.models.keras_graph import FILES
-from heatproof.models.load import LITE, load_model
+from heatproof.models.load import LITE, best_device, load_model
 from heatproof.models.model import Model
 
 Command = Callable[..., Any]
@@ -59,7 +58,7 @@ def open_model(
             spec,
             checkpoint,
             pretrained=pretrained,
-            device=device or fastest_device(),
+            device=best_device(device),
             layer=layer,
             classes=None if classes is None else read_names(classes),
             allow_pickle=allow_pickle,
@@ -72,10 +71,6 @@ def open_model(
             f"{reason}; name weights you have with --checkpoint FILE, or use --random-weights to see the "
             "methods run on an untrained network"
         ) from error
-
-
-def fastest_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def read_names(path: Path) -> list[str]:

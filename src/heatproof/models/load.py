@@ -36,6 +36,11 @@ LITE = ("lite0", "efficientnet-lite0", "efficientnet_lite0")
 FORMS = "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
 
 
+def best_device(named: str | None = None) -> str:
+    """The device that was named, else a GPU where there is one."""
+    return named or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def load_model(
     spec_or_module: str | PathLike[str] | nn.Module | Model | Any,
     checkpoint: str | PathLike[str] | None = None,

@@ -8,144 +8,31 @@ follows the number of threads, so it is part of the run; on a GPU, bits also dep
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from heatproof.disk import valid_unicode
-from heatproof.errors import InputError, did_you_mean
-from heatproof.images import Loaded, batches
-from heatproof.run.across import across_rows
-from heatproof.run.group import group_rows
-from heatproof.run.plan import Block, Plan, Task, make_plan
+from heatproof.errors import InputError, ModelError, did_you_mean
+from heatproof.models.queue import is_out_of_memory
+from heatproof.run.plan import make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.provenance import BY_MTIME, FREE, GROWING, Origin, code_hashes, filled
-from heatproof.run.resume import broken_images, enough_memory, forget_broken, mend, say_makers
-from heatproof.run.score import Rows, Scene, as_stored, blanked, explain_batch, finite, is_first, storable
+from heatproof.run.ray_engine import run_ray
 from heatproof.run.study import Opened, check_study, open_study
-from heatproof.show import pixels
+from heatproof.run.worker import Job, Work, run_local
 from heatproof.store import Manifest, RunFolder
-from heatproof.store.folder import Stopped
-from heatproof.store.maps import MapStore
-from heatproof.types import Batch, Maps, Score
+from heatproof.store.folder import StopRequested
+from heatproof.store.manifest import maker
 
-ENGINES = ("local", "ray")
-PAUSES = 0.5, 2.0  # seconds before a picture that could not be read is tried again
+ENGINES = {"local": run_local, "ray": run_ray}
 MANY = 1000  # pictures whose hashing one may notice
-FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
-
-
-@dataclass
-class Worker:
-    """Computes tasks and writes them. One per process."""
-
-    opened: Opened
-    folder: RunFolder
-    passed: Callable[[int], object] | None = None  # told the number of inputs behind each batch
-    fruitless: int = 0
-
-    @cached_property
-    def stored(self) -> MapStore:
-        return self.folder.maps()  # which reads each index once
-
-    def run(self, tasks: Sequence[Task], loaded: Loaded) -> None:
-        """Compute the tasks of one block on its decoded pictures, and write each."""
-        if not tasks:
-            return
-        span, origin = tasks[0].unit.images, self.opened.origin
-        loaded = self.patiently(tasks[0], loaded)
-        if origin is not None:
-            origin.check(self.opened.source, span, loaded)
-        for task in tasks:
-            scores, maps = self.compute(task, loaded)
-            keep = self.opened.study.run.pictures and is_first(task)
-            pictures = self.pictures(task, loaded.batch) if keep else None
-            self.folder.write_unit(task.unit, scores, maps, pictures)
-
-    def patiently(self, task: Task, loaded: Loaded) -> Loaded:
-        """Read pictures again whose file was missing or whose disk failed, before that becomes a row."""
-        indices = range(*task.unit.images)
-        for pause in PAUSES:
-            if not any(f.transient for f in loaded.failures) or self.fruitless >= FRUITLESS:
-                break
-            time.sleep(pause)
-            preprocess = self.opened.model(task.unit.checkpoint).preprocess
-            (again,) = batches(self.opened.source, preprocess, len(indices), indices, 0)
-            helped = len(again.failures) < len(loaded.failures)
-            loaded, self.fruitless = again, 0 if helped else self.fruitless + 1
-        return loaded
-
-    def pictures(self, task: Task, batch: Batch) -> dict[str, np.ndarray]:
-        """The pictures of a block as the model sees them, 8 bits, those that are not kept yet."""
-        missing = set(self.folder.unkept(batch.ids))
-        rows = [i for i, name in enumerate(batch.ids) if name in missing]
-        if not rows:
-            return {}
-        shown = pixels(batch.images[rows], self.opened.model(task.unit.checkpoint).preprocess)
-        return {batch.ids[i]: shown[k] for k, i in enumerate(rows)}
-
-    def compute(self, task: Task, loaded: Loaded) -> tuple[list[Score], dict[str, Maps]]:
-        """Rows and new maps of one block task."""
-        batch, study = loaded.batch, self.opened.study
-        model, unit = self.opened.model(task.unit.checkpoint), task.unit
-        rows = Rows(self.opened.model_name, unit)
-        scores: list[Score] = []
-        if is_first(task):
-            labels = {s.id: s.label for s in self.opened.source.samples[slice(*unit.images)]}
-            scores += rows.broken(loaded.failures, labels)
-        if not batch.ids:
-            return scores, {}
-        targets = batch.labels if self.opened.targets == "label" else None
-        size = study.run.batch_size
-        if task.kind == "explain":
-            made, logits = explain_batch(
-                model, batch, unit.methods, targets, study.model.layer, size, unit.seed, self.passed
-            )
-            if is_first(task):
-                scores += rows.answers(batch, logits)
-        else:
-            made = {name: _stored_maps(self.stored, unit.checkpoint, name, batch) for name in unit.methods}
-        bad = {name: (~finite(maps)).tolist() for name, maps in made.items()}
-        seen = {name: blanked(maps) for name, maps in made.items()}
-        if task.kind == "explain":
-            seen = {name: as_stored(maps) for name, maps in seen.items()}
-        explained = torch.stack([maps.explained for maps in made.values()]).amax(0)
-        scene = Scene(model, batch, seen, explained, study.model.layer, size, unit.seed, self.passed)
-        scores += rows.scores(scene, bad)
-        return scores, {name: storable(maps) for name, maps in made.items()} if task.kind == "explain" else {}
-
-    def group(self, task: Task) -> None:
-        if task.among:
-            self.folder.write_unit(task.unit, across_rows(self.folder, task, self.opened.model_name))
-            return
-        ids = tuple(sample.id for sample in self.opened.source.samples)
-        rows = group_rows(self.folder, task, ids, self.opened.model_name, self.opened.device)
-        self.folder.write_unit(task.unit, rows)
-
-
-def _stored_maps(store: MapStore, checkpoint: str, method: str, batch: Batch) -> Maps:
-    """A method's maps of these images; one that could not be stored is NaN, and explains nobody (-1)."""
-    names = [valid_unicode(name) for name in batch.ids]
-    rows = [i for i, known in enumerate(store.known(checkpoint, method, names)) if known]
-    size = int(batch.images.shape[-2]), int(batch.images.shape[-1])
-    values, signed = torch.full((len(names), 1, 1), torch.nan), None
-    explained = torch.full((len(names),), -1)
-    if rows:
-        found = store.read(checkpoint, method, [names[i] for i in rows])
-        values = torch.full((len(names), *found.values.shape[1:]), torch.nan)
-        values[rows], explained[rows], size = found.values, found.explained, found.image_size
-        if found.signed_values is not None:
-            signed = torch.zeros(len(names), *found.signed_values.shape[1:])
-            signed[rows] = found.signed_values
-    return Maps(method, values, size, explained, batch.ids, signed)
+Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -219,8 +106,7 @@ def prepare(
 def _settle(opened: Opened, manifest: Manifest | None) -> None:
     """Device and threads: as the study says, else as the run began, else what this machine has."""
     begun = manifest.config.get("run", {}) if manifest else {}
-    fastest = "cuda" if torch.cuda.is_available() else "cpu"
-    opened.device = opened.study.run.device or begun.get("device") or fastest
+    opened.device = best_device(opened.study.run.device or begun.get("device"))
     opened.threads = opened.study.run.threads or begun.get("threads") or usual_threads()
 
 
@@ -272,56 +158,65 @@ def run_study(
             jobs = [Job(b, t) for b in blocks if (t := tuple(t for t in b.tasks if t.unit.hash not in done))]
             progress.start(sum(job.images for job in jobs), len(plan.units), len(done))
             try:
-                _engine(engine)(Work(opened, folder, plan, jobs, progress, stop, fail_fast))
+                ENGINES[engine](Work(opened, folder, plan, jobs, progress, stop, fail_fast))
             finally:
                 progress.finish()
-    except Stopped:
+    except StopRequested:
         stopped = True
     hashes = {unit.hash for unit in plan.units}
     done = folder.done() & hashes
     return Result(folder, len(hashes), len(done), progress.images, broken_images(folder), stopped)
 
 
-@dataclass(frozen=True)
-class Job:
-    """A block with the tasks that are not done yet."""
-
-    block: Block
-    tasks: tuple[Task, ...]
-
-    @property
-    def images(self) -> int:
-        return self.block.images[1] - self.block.images[0]
+def broken_images(folder: RunFolder) -> list[dict[str, Any]]:
+    """Image and reason of every picture that could not be used."""
+    return folder.scores().sql(
+        "select distinct image, reason from scores where metric = 'image' order by all"
+    )
 
 
-@dataclass(frozen=True)
-class Work:
-    """What an engine is given."""
-
-    opened: Opened
-    folder: RunFolder
-    plan: Plan
-    jobs: Sequence[Job]
-    progress: Progress
-    stop: threading.Event
-    fail_fast: bool = False
-
-    def ready_groups(self) -> list[Task]:
-        """Group tasks whose blocks are all done, by whichever process."""
-        done = self.folder.done()
-        return [
-            task
-            for task in self.plan.groups
-            if task.unit.hash not in done
-            and all(self.plan.hashes(of) <= done for of in task.among or (task.unit.checkpoint,))
-        ]
+def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
+    """Drop the units with pictures that could not be used, and all that is about whole checkpoints."""
+    if not (path / "run.json").exists():
+        return []
+    folder = RunFolder.open(path)
+    again = {row["image"] for row in broken_images(folder)} | set((folder.planned() or {}).get("retry", ()))
+    at = [i for i, (name, _) in enumerate(pictures) if valid_unicode(name) in again]
+    plan = make_plan(folder.manifest, len(pictures), folder.images())
+    if at:
+        with folder.lock():
+            units = [u.hash for u in plan.units if any(u.images[0] <= i < u.images[1] for i in at)]
+            folder.retry(units, again)
+    return [pictures[i][0] for i in at]
 
 
-def _engine(name: str) -> Callable[[Work], None]:
-    if name == "ray":
-        from heatproof.run.ray_engine import run_ray  # an extra
+def mend(folder: RunFolder, own: set[str], say: Say) -> None:
+    """Units that are not whole are made again; damaged parts are refused before work starts."""
+    if lost := own & (set(folder.ledger.all()) - folder.done()):
+        say(f"{len(lost)} units are not whole and are made again")
+        folder.drop(lost)
+    folder.checked_parts()
 
-        return run_ray
-    from heatproof.run.local import run_local  # which builds on this file
 
-    return run_local
+def say_makers(folder: RunFolder, device: str, say: Say) -> None:
+    now = maker(device)
+    for made in folder.makers():
+        if other := [
+            f"{key} {made[key]} (now {now[key]})" for key in now if made.get(key, now[key]) != now[key]
+        ]:
+            changed = f"{made['parts']} units were made with {', '.join(other)}"
+            say(f"{changed}; numbers may differ in their last digits")
+
+
+@contextmanager
+def enough_memory(batch_size: int) -> Iterator[None]:
+    """Memory that runs out is no bug, so no traceback."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"there is not enough memory for a batch of {batch_size} images; close other programs and run "
+            "again, or start a new run folder with a smaller run.batch_size"
+        ) from error

@@ -44,6 +44,7 @@ from heatproof.images.transforms import draw
 from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.similarity import REASONS
 from heatproof.models import Model
+from heatproof.models.load import best_device
 from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
@@ -54,7 +55,6 @@ from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.pairs import input_pairs, model_ready
 from heatproof.studies.cose.settings import CoseSettings
-from heatproof.studies.settings import chosen_device
 from heatproof.types import Batch, Maps, Score, Unit
 
 NAN = float("nan")
@@ -226,7 +226,7 @@ def _open(settings: CoseSettings) -> Opened:
     own_weights = settings.model.partition(":")[0] not in LIBRARIES_WITHOUT_WEIGHTS
     if not (settings.checkpoints or settings.pretrained or own_weights):
         raise InputError(f"{settings.model} has no trained weights; name checkpoints or set pretrained")
-    device = chosen_device(settings.device)
+    device = best_device(settings.device)
     names = {"class_names": list(settings.class_names)} if settings.class_names else {}
     study = study_from(
         {

@@ -27,6 +27,7 @@ from heatproof.images import open_source, select
 from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
+from heatproof.models.load import best_device
 from heatproof.report.book import Book
 from heatproof.report.figures.localise import budget_figure, faithfulness_figure
 from heatproof.run.config import study_from
@@ -40,7 +41,7 @@ from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
 from heatproof.studies.localise.pictures import Sifted, reasons, sift, write_list
 from heatproof.studies.localise.scored import FLOORS, Scored, at_budget, budgets_of, read_scores
 from heatproof.studies.localise.settings import PREPROCESS, LocaliseSettings, Thresholds
-from heatproof.studies.settings import chosen_device, with_floors
+from heatproof.studies.settings import with_floors
 from heatproof.studies.skeleton import local_spec, whole_run, write_study
 
 ON_THE_PAGE = 8  # flagged images of each kind; the rest is in the table's files
@@ -62,7 +63,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     read_methods(settings.methods)
     kept_pixels(settings.budget, (224, 224))  # refuses a budget before anything is loaded
     opened = Opened(study_from(_config(settings)), settings.out)
-    opened.device = chosen_device(settings.device)
+    opened.device = best_device(settings.device)
     model = opened.model(opened.checkpoints[0].name)
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
     count = max(2, model.logits(blank).shape[1])
