@@ -15,7 +15,7 @@ from PIL import Image
 from heatproof.errors import InputError, StoreError
 from heatproof.images import open_source
 from heatproof.images.memory import open_memory
-from heatproof.run import engine
+from heatproof.run import engine, worker
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from tiny_study import NETWORK, fingerprint, make_study, write_study
@@ -142,14 +142,14 @@ def test_trusted_times_stand_for_contents(study: Path) -> None:
 
 def test_a_picture_that_changes_during_the_run_ends_it(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, pictures = study.parent / "out", study.parent / "pictures"
-    compute = engine.Worker.compute
+    compute = worker.Worker.compute
 
-    def and_swap(self: engine.Worker, *given: object) -> object:
-        monkeypatch.setattr(engine.Worker, "compute", compute)
+    def and_swap(self: worker.Worker, *given: object) -> object:
+        monkeypatch.setattr(worker.Worker, "compute", compute)
         swap(pictures / "dog" / "5.bmp", pictures / "dog" / "7.bmp")
         return compute(self, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine.Worker, "compute", and_swap)
+    monkeypatch.setattr(worker.Worker, "compute", and_swap)
     with pytest.raises(InputError, match=r"dog/5\.bmp changed while the run was going"):
         run_study(study, out)
     status = RunFolder.open(out).status()
@@ -213,7 +213,7 @@ def test_pictures_that_stay_away_become_rows_and_come_back(
         (folder / "pictures").rename(folder / "away")
         return prepared
 
-    monkeypatch.setattr(engine, "PAUSES", (0.0,))
+    monkeypatch.setattr(worker, "PAUSES", (0.0,))
     with monkeypatch.context() as patched:
         patched.setattr(engine, "prepare", and_move_away)
         start = time.monotonic()

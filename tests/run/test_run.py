@@ -20,7 +20,7 @@ from heatproof.errors import CheckpointError, InputError, StoreError
 from heatproof.images import Preprocess, open_source
 from heatproof.metrics.checkpoint_pairs import comparable
 from heatproof.models import probabilities
-from heatproof.run import engine
+from heatproof.run import worker
 from heatproof.run.engine import prepare, run_study
 from heatproof.run.plan import make_plan
 from heatproof.run.study import open_study
@@ -40,18 +40,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Hashes of the units that are computed, in order."""
     seen: list[str] = []
-    compute, group = engine.Worker.compute, engine.Worker.group
+    compute, group = worker.Worker.compute, worker.Worker.group
 
-    def noted_compute(self: engine.Worker, task: engine.Task, loaded: engine.Loaded) -> object:
+    def noted_compute(self: worker.Worker, task: worker.Task, loaded: worker.Loaded) -> object:
         seen.append(task.unit.hash)
         return compute(self, task, loaded)
 
-    def noted_group(self: engine.Worker, task: engine.Task) -> None:
+    def noted_group(self: worker.Worker, task: worker.Task) -> None:
         seen.append(task.unit.hash)
         group(self, task)
 
-    monkeypatch.setattr(engine.Worker, "compute", noted_compute)
-    monkeypatch.setattr(engine.Worker, "group", noted_group)
+    monkeypatch.setattr(worker.Worker, "compute", noted_compute)
+    monkeypatch.setattr(worker.Worker, "group", noted_group)
     return seen
 
 

@@ -23,11 +23,11 @@ import json, os, random, signal, sys, time
 from pathlib import Path
 import duckdb
 from heatproof.registry import explainers, metrics
-from heatproof.run import engine
+from heatproof.run import engine, worker
 
 explainers.names(), metrics.names()  # imports every file of theirs
 study, out, log = map(Path, sys.argv[1:])
-compute, group = engine.Worker.compute, engine.Worker.group
+compute, group = worker.Worker.compute, worker.Worker.group
 
 def slow_compute(self, task, loaded):
     with log.open("a") as file:
@@ -40,7 +40,7 @@ def slow_group(self, task):
         file.write(f"\\n{attempt} {task.unit.hash}")
     return group(self, task)
 
-engine.Worker.compute, engine.Worker.group = slow_compute, slow_group
+worker.Worker.compute, worker.Worker.group = slow_compute, slow_group
 kills, done_before = 0, []
 rng = random.Random()
 for attempt in range(11):
@@ -82,12 +82,12 @@ def test_ten_kills_then_the_same_rows_and_no_unit_twice(tmp_path: Path) -> None:
 
 SLOW = """
 import time
-from heatproof.run import engine
-compute = engine.Worker.compute
+from heatproof.run import engine, worker
+compute = worker.Worker.compute
 def slow(self, task, loaded):
     time.sleep(0.3)
     return compute(self, task, loaded)
-engine.Worker.compute = slow
+worker.Worker.compute = slow
 """
 
 

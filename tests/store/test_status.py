@@ -11,7 +11,7 @@ from test_resume import SLOW, wait_for
 
 from heatproof.cli import main
 from heatproof.errors import StoreError
-from heatproof.run import engine
+from heatproof.run import worker
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
 from tiny_study import fingerprint, make_study, start
@@ -50,7 +50,7 @@ def test_an_error_is_kept_with_its_sentence(tmp_path: Path, monkeypatch: pytest.
         raise StoreError("cannot write it: the disk is full")
 
     with monkeypatch.context() as patched, pytest.raises(StoreError):
-        patched.setattr(engine.Worker, "compute", fail)
+        patched.setattr(worker.Worker, "compute", fail)
         run_study(study, out)
     found = RunFolder.open(out).status()
     assert (found.state, found.reason) == ("failed", "cannot write it: the disk is full")

@@ -197,11 +197,11 @@ def test_a_folder_of_0_1_is_upgraded_in_place(old: Path) -> None:
 
 
 def test_resuming_under_other_versions_says_so(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heatproof.run import resume
+    from heatproof.run import engine
 
     out, said = study.parent / "out", []
-    monkeypatch.setattr(resume, "maker", lambda device: {"torch": "9.9", "device": device})
-    resume.say_makers(RunFolder.open(out), "cpu", said.append)
+    monkeypatch.setattr(engine, "maker", lambda device: {"torch": "9.9", "device": device})
+    engine.say_makers(RunFolder.open(out), "cpu", said.append)
     (line,) = said
     assert "5 units were made with torch" in line and "(now 9.9)" in line
     assert RunFolder.open(out).makers()[0]["parts"] == 5

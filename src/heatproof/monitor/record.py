@@ -15,10 +15,16 @@ from typing import Any
 
 import torch
 
+from heatproof.metrics.scene import Scene
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
 from heatproof.monitor.trajectory import Trajectory
+from heatproof.run.group import cells
+from heatproof.run.metrics import read_metrics
+from heatproof.run.plan import Task, make_plan
+from heatproof.run.score import RowMaker, only_finite
+from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Batch, Score
 
@@ -61,16 +67,12 @@ class Recorder:
         return replace(found, checkpoints=tuple(by_epoch.values()))
 
     def _complete(self, folder: RunFolder, checkpoint: str) -> bool:
-        from heatproof.run.plan import make_plan
-
         plan = make_plan(folder.manifest, len(self.held))
         groups = {task.unit.hash for task in plan.groups if task.unit.checkpoint == checkpoint}
         return (plan.hashes(checkpoint) | groups) <= folder.done()
 
     def place(self, model: Model, epoch: int) -> tuple[str, str]:
         """The checkpoint's name, and the hash of its weights."""
-        from heatproof.run.study import Checkpoint, weights_hash
-
         weights = weights_hash(Checkpoint(""), model)
         name, attempt = f"epoch-{epoch:03d}", 1
         while self.manifest.models.get(name, weights) != weights:
@@ -80,8 +82,6 @@ class Recorder:
 
     def write(self, model: Model, epoch: int, rows: Sequence[int], found: Answers, measured: Measured) -> str:
         """Store one checkpoint of the images in `rows`; its name."""
-        from heatproof.run.plan import make_plan
-
         name, weights = self.place(model, epoch)
         config: dict[str, Any] = dict(self.manifest.config)
         config["model"] = {**config["model"], "spec": model.name}
@@ -92,57 +92,43 @@ class Recorder:
         plan, done = make_plan(folder.manifest, len(self.held)), folder.done()
         planned = len(rows) + len(self.held.failures)  # the images of a smaller subset are all there are
         folder.plan([unit.hash for unit in plan.units], planned, plan.checkpoints())
+        maker = RowMaker(model.name, name)
         with folder.lock():
-            for block in plan.blocks:
-                for task in block.tasks:
-                    if block.checkpoint == name and task.unit.hash not in done:
-                        self._write_block(folder, task, model, rows, found)
-            for task in plan.groups:
-                if task.unit.checkpoint == name and task.unit.hash not in done:
-                    folder.write_unit(task.unit, self._group(task, model.name, measured))
+            for task in [t for block in plan.blocks for t in block.tasks] + list(plan.groups):
+                if task.unit.checkpoint != name or task.unit.hash in done:
+                    continue
+                if task.kind == "group":
+                    folder.write_unit(task.unit, _group_rows(maker, task, measured))
+                else:
+                    self._write_block(folder, maker, task, model, rows, found)
         return name
 
     def _write_block(
-        self, folder: RunFolder, task: Any, model: Model, rows: Sequence[int], found: Answers
-    ) -> None:
+        self, folder: RunFolder, maker: RowMaker, task: Task, model: Model, rows: Sequence[int],
+        found: Answers,
+    ) -> None:  # fmt: skip
         """The images of the block that were looked at; all of them, unless the subset was made smaller."""
-        from heatproof.run.score import Rows, Scene, blanked, finite, is_first, storable
-
         first, last = task.unit.images
         at = [k for k, row in enumerate(rows) if first <= row < last]
         part = self.held.take([rows[k] for k in at])
-        maker = Rows(model.name, task.unit)
-        scores = list(maker.broken(self.held.failures, {f.id: None for f in self.held.failures})) * (
-            first == 0
-        )
+        scores = list(maker.broken(self.held.failures, {})) if first == 0 else []
         if not at:
             return folder.write_unit(task.unit, scores)
         batch = Batch(part.ids, part.images, part.labels)
         maps = {name: found.maps[name].take(at).to("cpu") for name in task.unit.methods}
-        if is_first(task):
+        if task.with_answers:
             scores += maker.answers(batch, found.logits[at])
-        bad = {name: (~finite(one)).tolist() for name, one in maps.items()}
-        seen = {name: blanked(one) for name, one in maps.items()}
-        scores += maker.scores(Scene(model, batch, seen, part.labels), bad)
+        scores += maker.scores(task.unit.metrics, Scene(model, batch, maps, part.labels))
         shown = dict(zip(part.ids, part.pixels, strict=True))
-        folder.write_unit(task.unit, scores, {name: storable(one) for name, one in maps.items()}, shown)
+        folder.write_unit(task.unit, scores, {name: only_finite(one) for name, one in maps.items()}, shown)
 
-    def _group(self, task: Any, model: str, measured: Measured) -> list[Score]:
-        from heatproof.run.group import cells
-        from heatproof.run.metrics import read_metrics
 
-        requests = read_metrics(task.unit.metrics)
-        found = [
-            (method, cell)
-            for request in requests
-            for method in task.unit.methods
-            for cell in cells(request, measured.scores[method])
-        ] or [
-            ("", cell)
-            for request in requests
-            for cell in cells(request, getattr(measured, request.entry.name))
-        ]
-        return [
-            Score(model, task.unit.checkpoint, "", label, label, method, metric, value, reason)
-            for method, (label, metric, value, reason) in found
-        ]
+def _group_rows(maker: RowMaker, task: Task, measured: Measured) -> list[Score]:
+    return [
+        maker.about(method, *cell)
+        for request in read_metrics(task.unit.metrics)
+        for method in task.unit.methods or ("",)
+        for cell in cells(
+            request, measured.scores[method] if method else getattr(measured, request.entry.name)
+        )
+    ]

@@ -19,8 +19,10 @@ import numpy as np
 from heatproof.disk import valid_unicode
 from heatproof.metrics.checkpoint_pairs import comparable
 from heatproof.metrics.similarity import REASONS, ssim
-from heatproof.run.metrics import Request, read_metrics
+from heatproof.run.group import cells
+from heatproof.run.metrics import read_metrics
 from heatproof.run.plan import Task
+from heatproof.run.score import RowMaker
 from heatproof.store import MapStore, RunFolder
 from heatproof.types import Score
 
@@ -38,37 +40,20 @@ def across_rows(folder: RunFolder, task: Task, model: str) -> list[Score]:
     for checkpoint in earlier:
         before = predictions(folder, checkpoint)
         shared = _shared(maps, method, checkpoint, last, [n for n in before if n in final])
-        found = np.concatenate(
-            [np.zeros(0), *_ssims(maps, method, checkpoint, last, shared)], dtype=np.float64
-        )
-        ssims.append(found)
+        parts = _ssims(maps, method, checkpoint, last, shared)
+        ssims.append(alike := np.concatenate([np.zeros(0), *parts], dtype=np.float64))
         same += [before[name] == final[name] for name in shared]
         names += shared
-        defined = found[~np.isnan(found)]
+        defined = alike[~np.isnan(alike)]
         value = float(defined.mean()) if len(defined) else math.nan
         reason = NO_PAIR if not shared else "" if len(defined) else f"on every image {REASONS[1]}"
-        rows.append(Score(model, checkpoint, "", None, None, method, f"cose_to({last})", value, reason))
-    rows += _summary(request, model, last, method, np.concatenate(ssims), np.array(same, bool), names, task)
-    return rows
-
-
-def _summary(
-    request: Request, model: str, last: str, method: str, ssims: np.ndarray, same: np.ndarray,
-    names: list[str], task: Task,
-) -> Iterator[Score]:  # fmt: skip
-    images = np.array(names, dtype=object)
+        rows.append(RowMaker(model, checkpoint).about(method, None, f"cose_to({last})", value, reason))
+    images, kept, values = np.array(names, dtype=object), np.array(same, bool), np.concatenate(ssims)
     found = request.entry.function(
-        ssims[same], ssims[~same], images[same], images[~same], seed=task.unit.seed, **dict(request.options)
+        values[kept], values[~kept], images[kept], images[~kept], seed=task.unit.seed, **dict(request.options)
     )
-    parts = {
-        "": found.value, "consistency": found.consistency, "sensitivity": found.sensitivity,
-        "same": float(found.n_same), "changed": float(found.n_changed),
-        "low": found.interval[0], "high": found.interval[1],
-    }  # fmt: skip
-    for part, value in parts.items():
-        reason = (found.reason or "there is no interval") if math.isnan(value) else ""
-        name = request.named(part) if part else request.text
-        yield Score(model, last, "", None, None, method, name, value, reason)
+    end = RowMaker(model, last)
+    return [*rows, *(end.about(method, *cell) for cell in cells(request, found))]
 
 
 def predictions(folder: RunFolder, checkpoint: str) -> dict[str, int]:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, did_you_mean
+from heatproof.models.load import best_device
 from heatproof.models.queue import is_out_of_memory
 from heatproof.run.plan import make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads

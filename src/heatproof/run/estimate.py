@@ -21,11 +21,12 @@ from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
 from heatproof.models.model import untouched
 from heatproof.registry import REPEATS, explainers, metrics, parse_call
-from heatproof.run.engine import Prepared, Worker
+from heatproof.run.engine import Prepared
 from heatproof.run.plan import ANSWERS, PER_MAP, Task, make_plan
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import spell
 from heatproof.run.provenance import FREE, GROWING, filled
+from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 
 FEWEST = 4  # repetitions to begin with

@@ -22,20 +22,21 @@ from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
 from heatproof.metrics.scene import Group
-from heatproof.run.metrics import Request, read_metrics
+from heatproof.metrics.stability import Cose
+from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import Task
+from heatproof.run.score import NOT_DEFINED, RowMaker
 from heatproof.store import MapStore, RunFolder
 from heatproof.types import Maps, Score
 
 NO_IMAGE = "no image of this checkpoint could be used"
 NO_COMMON_IMAGE = "no image has a map of every method"
 NO_MAP = "no map of this method could be stored"
-NOT_DEFINED = "the metric is not defined here"
 Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
 
 
 @dataclass(frozen=True)
-class Answers:
+class StoredAnswers:
     """What the classifier said about the images that could be used, in the source's order."""
 
     ids: tuple[str, ...]
@@ -49,13 +50,14 @@ def group_rows(
 ) -> list[Score]:
     """The rows of one group task; pairs of maps are compared on the device."""
     answers = read_answers(folder, task.unit.checkpoint, tuple(map(valid_unicode, ids)))
-    maker = _Maker(model, task, answers, folder.maps(), device)
-    return [row for request in read_metrics(task.unit.metrics) for row in maker.rows(request)]
+    group, rows = _Stored(task, answers, folder.maps(), device), RowMaker(model, task.unit.checkpoint)
+    requests = read_metrics(task.unit.metrics)
+    return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
 
 def read_answers(
     folder: RunFolder, checkpoint: str, ids: Sequence[str] | None = None, model: str | None = None
-) -> Answers:
+) -> StoredAnswers:
     """`ids` are all images as the store writes them, in the source's order; where None, by name."""
     rows = folder.scores().columns(
         "select image, coalesce(label, -1) as label, explained, value from scores "
@@ -72,33 +74,31 @@ def read_answers(
     table[at, classes] = torch.as_tensor(rows["value"].astype("float64"))
     own = torch.full((len(known),), -1, dtype=torch.int64)
     own[at] = labels
-    return Answers(known, own, table, complete=len(classes) == table.numel())
+    return StoredAnswers(known, own, table, complete=len(classes) == table.numel())
 
 
 @dataclass(frozen=True)
-class _Maker:
-    model: str
+class _Stored:
+    """What a group task reads."""
+
     task: Task
-    answers: Answers
+    answers: StoredAnswers
     maps: MapStore
     device: str
 
-    def rows(self, request: Request) -> Iterator[Score]:
-        if not self.answers.ids:
-            for method in self.task.unit.methods or ("",):
-                yield self._row(method, None, request.text, math.nan, NO_IMAGE)
-        elif request.entry.pairs:
+    def cells(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
+        """By method: what the metric says about its maps, or why it says nothing."""
+        if self.answers.ids and request.entry.pairs:
             yield from self._pairs(request)
-        else:
-            for method in self.task.unit.methods or ("",):
-                maps = self._read(method) if method else None
-                if method and maps is None:
-                    yield self._row(method, None, request.text, math.nan, NO_MAP)
-                else:
-                    found = self._call(request, maps)
-                    yield from (self._row(method, *cell) for cell in cells(request, found))
+            return
+        for method in self.task.unit.methods or ("",):
+            maps = self._read(method) if method and self.answers.ids else None
+            if not self.answers.ids or (method and maps is None):
+                yield method, (None, request.text, math.nan, NO_MAP if self.answers.ids else NO_IMAGE)
+            else:
+                yield from ((method, cell) for cell in cells(request, self._call(request, maps)))
 
-    def _call(self, request: Request, maps: Maps | None) -> Any:
+    def _call(self, request: MetricRequest, maps: Maps | None) -> Any:
         """By name with what it needs, where its entry does not say how."""
         entry, options = request.entry, dict(request.options)
         place = {name: i for i, name in enumerate(self.answers.ids)}
@@ -111,27 +111,26 @@ class _Maker:
         offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
         return entry.function(**{name: offered[name] for name in entry.needs}, **options)
 
-    def _pairs(self, request: Request) -> Iterator[Score]:
+    def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Pairs in which at least one method is the task's own."""
         names = (*self.task.beside, *self.task.unit.methods)
         pairs = [(a, b) for k, b in enumerate(names) for a in names[:k] if b in self.task.unit.methods]
         if not pairs:
-            yield self._row(names[0], None, request.text, math.nan, "a single method agrees with nobody")
+            yield names[0], (None, request.text, math.nan, "a single method agrees with nobody")
             return
         stored = [self._stored(name) for name in names]
         shared = [name for name in self.answers.ids if all(name in one for one in stored)]
         if not shared:
             for a, b in pairs:
-                yield self._row(f"{a} ~ {b}", None, request.text, math.nan, NO_COMMON_IMAGE)
+                yield f"{a} ~ {b}", (None, request.text, math.nan, NO_COMMON_IMAGE)
             return
         lots = {name: self.maps.read(self.task.unit.checkpoint, name, shared) for name in names}
         found = request.entry.function(lots, **dict(request.options))
         for a, b in pairs:
             for kind in request.entry.parts:
-                matrix = getattr(found, kind)
-                value = matrix[a, b]
+                value = getattr(found, kind)[a, b]
                 reason = "on every image one of the two maps is constant" if math.isnan(value) else ""
-                yield self._row(f"{a} ~ {b}", None, request.named(kind), value, reason)
+                yield f"{a} ~ {b}", (None, request.named(kind), value, reason)
 
     def _read(self, method: str) -> Maps | None:
         """All stored maps of a method, in the source's order."""
@@ -145,18 +144,15 @@ class _Maker:
         except UnknownNameError:
             return set()
 
-    def _row(self, method: str, label: int | None, metric: str, value: float, reason: str = "") -> Score:
-        return Score(
-            self.model, self.task.unit.checkpoint, "", label, label, method, metric, float(value), reason
-        )
 
-
-def cells(request: Request, found: Any) -> Iterator[Cell]:
+def cells(request: MetricRequest, found: Any) -> Iterator[Cell]:
     """What a metric found as numbers with their label: None is for all classes together."""
     if isinstance(found, CScores):
         return _cscore_cells(request, found)
     if isinstance(found, ClassifierScore):
         return _classifier_cells(request, found)
+    if isinstance(found, Cose):
+        return _cose_cells(request, found)
     by_class = request.entry.level == "class"
     try:
         values = dict(found) if by_class else {None: found}
@@ -167,7 +163,7 @@ def cells(request: Request, found: Any) -> Iterator[Cell]:
     return ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in numbers)
 
 
-def _cscore_cells(request: Request, found: CScores) -> Iterator[Cell]:
+def _cscore_cells(request: MetricRequest, found: CScores) -> Iterator[Cell]:
     """A method's C-Score over all classes and by class, with what belongs to it."""
     for label, score in [(None, found.overall), *found.classes.items()]:
         yield label, request.text, score.value, score.reason
@@ -178,9 +174,21 @@ def _cscore_cells(request: Request, found: CScores) -> Iterator[Cell]:
             yield label, request.named(part), value, reason
 
 
-def _classifier_cells(request: Request, found: ClassifierScore) -> Iterator[Cell]:
+def _classifier_cells(request: MetricRequest, found: ClassifierScore) -> Iterator[Cell]:
     """A number over all images, and by class where it has classes."""
     yield None, request.text, found.value, found.reason or NOT_DEFINED * math.isnan(found.value)
     for label, value in found.classes.items():
         reason = "no image of this class, or none beside it" if math.isnan(value) else ""
         yield label, request.text, value, reason
+
+
+def _cose_cells(request: MetricRequest, found: Cose) -> Iterator[Cell]:
+    """COSE with its halves, the numbers of pairs behind them, and its interval."""
+    parts = {
+        "": found.value, "consistency": found.consistency, "sensitivity": found.sensitivity,
+        "same": float(found.n_same), "changed": float(found.n_changed),
+        "low": found.interval[0], "high": found.interval[1],
+    }  # fmt: skip
+    for part, value in parts.items():
+        reason = (found.reason or "there is no interval") if math.isnan(value) else ""
+        yield None, request.named(part) if part else request.text, value, reason

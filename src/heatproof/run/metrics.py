@@ -16,7 +16,7 @@ RESERVED = ("progress", "batch_size", "layer", "anchor", "boxes", "masks", "targ
 
 
 @dataclass(frozen=True)
-class Request:
+class MetricRequest:
     """One metric as it is asked for; `text` is how rows and units name it."""
 
     text: str
@@ -49,9 +49,9 @@ class Request:
         return f"{self.entry.name}_{part}{self.text[len(self.entry.name) :]}"
 
 
-def read_metrics(texts: Sequence[str]) -> list[Request]:
+def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
     """Requests in the order given, families taken apart, aliases replaced by the registered name."""
-    found: dict[str, Request] = {}
+    found: dict[str, MetricRequest] = {}
     for text in texts:
         name, options = parse_call(text)
         bundles = _bundles()
@@ -62,7 +62,7 @@ def read_metrics(texts: Sequence[str]) -> list[Request]:
         for entry in entries:
             _refuse(entry, options)
             given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-            request = Request(
+            request = MetricRequest(
                 f"{entry.name}({given})" if given else entry.name, entry, tuple(options.items())
             )
             if request.text in found:

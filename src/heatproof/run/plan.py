@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from heatproof.errors import InputError
-from heatproof.run.metrics import Request, read_metrics
+from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.provenance import unit_origin
 from heatproof.store import Manifest
 from heatproof.types import Unit
@@ -37,6 +37,11 @@ class Task:
     beside: tuple[str, ...] = ()  # of a group: methods that were there before, for metrics that compare
     among: tuple[str, ...] = ()  # of a group that compares checkpoints: all of them, the last one last
 
+    @property
+    def with_answers(self) -> bool:
+        """Whether it also reports the classifier's answers and the broken pictures."""
+        return ANSWERS[0] in self.unit.metrics
+
 
 @dataclass(frozen=True)
 class Block:
@@ -48,7 +53,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """All blocks and all group tasks of a run, in order."""
 
     blocks: tuple[Block, ...]
@@ -71,7 +76,7 @@ class Plan:
         return {t.unit.hash for b in self.blocks if b.checkpoint == checkpoint for t in b.tasks}
 
 
-def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str]] = ()) -> Plan:
+def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str]] = ()) -> RunPlan:
     """The units of a run over so many images, in the order in which the run grew.
 
     pictures: id and identity of each, which then are part of their units' names.
@@ -90,7 +95,7 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
         made = manifest.seed, origin([checkpoint], (0, images))
         groups += [t for step in steps for t in step.group_tasks(checkpoint, images, *made)]
     among = tuple(manifest.models)
-    return Plan(tuple(blocks), (*groups, *_across(manifest, images, among, origin(among, (0, images)))))
+    return RunPlan(tuple(blocks), (*groups, *_across(manifest, images, among, origin(among, (0, images)))))
 
 
 def _across(manifest: Manifest, images: int, among: tuple[str, ...], origin: str) -> Iterator[Task]:
@@ -121,8 +126,8 @@ class _Step:
     first: bool
     new_methods: tuple[str, ...]
     old_methods: tuple[str, ...]
-    metrics: tuple[Request, ...]  # all of them, for new methods
-    new_metrics: tuple[Request, ...]  # for old methods
+    metrics: tuple[MetricRequest, ...]  # all of them, for new methods
+    new_metrics: tuple[MetricRequest, ...]  # for old methods
 
     def block_tasks(self, checkpoint: str, span: tuple[int, int], seed: int, origin: str) -> Iterator[Task]:
         if self.new_methods:
@@ -158,7 +163,7 @@ def _steps(checkpoint: str, stages: Sequence[Mapping[str, Any]]) -> Iterator[_St
         known += [r.text for r in new_metrics]
 
 
-def _texts(requests: Sequence[Request], group: bool, per_method: bool | None = None) -> tuple[str, ...]:
+def _texts(requests: Sequence[MetricRequest], group: bool, per_method: bool | None = None) -> tuple[str, ...]:
     return tuple(
         r.text
         for r in requests

@@ -15,11 +15,12 @@ from typing import Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError, need
 from heatproof.images import batches
-from heatproof.run.engine import Stopped, Work, Worker
 from heatproof.run.plan import Block, Task
 from heatproof.run.process import fixed_threads
 from heatproof.run.study import Opened
+from heatproof.run.worker import Work, Worker
 from heatproof.store import RunFolder
+from heatproof.store.folder import StopRequested
 
 RETRIES = 5  # of a task whose worker died; an error in the task itself is not tried again
 WAIT = 0.5  # seconds between looks at Ctrl-C
@@ -82,7 +83,7 @@ def _drive(ray: Any, work: Work) -> None:
             if not any(images for images, _ in flying.values()) or not jobs:
                 send_groups()
     if work.stop.is_set():
-        raise Stopped
+        raise StopRequested
 
 
 def _take(ray: Any, reference: Any) -> None:

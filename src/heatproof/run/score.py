@@ -1,4 +1,4 @@
-"""Maps and image-level rows of one unit.
+"""Maps of one unit, and the one maker of rows, whoever writes them.
 
 Metrics read maps as the store gives them back (half precision, see store/maps.py), also in the unit that
 computes the maps: a metric that is added later then gets the same number to the last bit.
@@ -28,15 +28,16 @@ from heatproof.metrics.kit import PerImage
 from heatproof.metrics.scene import Scene
 from heatproof.models import Model, predicted, probabilities
 from heatproof.registry import Metric
-from heatproof.run.metrics import Request, read_metrics
-from heatproof.run.plan import ANSWERS, PER_MAP, Task
+from heatproof.run.metrics import MetricRequest, read_metrics
+from heatproof.run.plan import ANSWERS, PER_MAP
 from heatproof.run.study import ALL_CLASSES_UP_TO
 from heatproof.store.maps import pack, unpack
-from heatproof.types import Batch, Maps, Score, Unit
+from heatproof.types import Batch, Maps, Score
 
 NO_ANSWER = "the model's output is NaN"
 NO_MAP = "there is no map: the model's output or the map has NaN or infinite values"
 NOT_FINITE = "the map has NaN or infinite values"
+NOT_DEFINED = "the metric is not defined here"
 Values = tuple[Tensor, Sequence[str]]  # "b" and a reason for each NaN
 
 
@@ -93,23 +94,22 @@ def finite(maps: Maps) -> Tensor:
     return good
 
 
-def storable(maps: Maps) -> Maps:
+def only_finite(maps: Maps) -> Maps:
     """The maps without those that cannot be stored."""
     good = finite(maps)
     return maps if good.all() else maps.take(good)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Makes the rows of one unit."""
+class RowMaker:
+    """Makes every row about one checkpoint of a model: of a run, of a monitor, of checkpoints compared."""
 
     model: str
-    unit: Unit
+    checkpoint: str
 
     def broken(self, failures: Sequence[Failure], labels: Mapping[str, int | None]) -> Iterator[Score]:
         for failure in failures:
-            label = labels[failure.id]
-            yield self._row(failure.id, label, None, "", "image", math.nan, failure.reason)
+            yield self._row(failure.id, labels.get(failure.id), None, "", "image", math.nan, failure.reason)
 
     def answers(self, batch: Batch, logits: Tensor) -> Iterator[Score]:
         chances, guesses = probabilities(logits).double().tolist(), predicted(logits).tolist()
@@ -123,45 +123,50 @@ class Rows:
             value, reason = (math.nan, NO_ANSWER) if guess is None else (float(guess), "")
             yield self._row(name, label, guess, "", "predicted", value, reason)
 
-    def scores(self, scene: Scene, bad: Mapping[str, Sequence[bool]]) -> Iterator[Score]:
-        """The unit's metrics, method by method; `bad` marks maps that are not finite."""
+    def scores(self, metrics: Sequence[str], scene: Scene) -> Iterator[Score]:
+        """Metrics of the scene's maps, method by method; a map that is not finite is scored NaN."""
+        bad = {method: (~finite(maps)).tolist() for method, maps in scene.maps.items()}
+        scene = replace(scene, maps={method: blanked(maps) for method, maps in scene.maps.items()})
         labels, explained = _labels(scene.batch), [c if c >= 0 else None for c in scene.targets.tolist()]
-        for method, metric, values, reasons in self._values(scene):
+        for method, metric, values, reasons in _values(metrics, scene):
             for i, value in enumerate(values.double().tolist()):
                 reason = reasons[i]
                 if bad[method][i]:
-                    reason = NO_MAP if explained[i] is None else NOT_FINITE
-                if bad[method][i] or (math.isnan(value) and not reason):
-                    value, reason = math.nan, reason or "the metric is not defined here"
+                    value, reason = math.nan, NO_MAP if explained[i] is None else NOT_FINITE
+                elif math.isnan(value):
+                    reason = reason or NOT_DEFINED
                 yield self._row(scene.batch.ids[i], labels[i], explained[i], method, metric, value, reason)
 
-    def _values(self, scene: Scene) -> Iterator[tuple[str, str, Tensor, Sequence[str]]]:
-        if PER_MAP[0] in self.unit.metrics:
-            for method, maps in scene.maps.items():
-                yield method, PER_MAP[0], maps.degenerate, [""] * len(maps)
-        known = (*ANSWERS, *PER_MAP)
-        requests = read_metrics([text for text in self.unit.metrics if text not in known])
-        computed: dict[tuple[Any, ...], dict[str, dict[str, Values]]] = {}
-        for request in requests:
-            key = request.entry.function, request.options  # one call serves a whole family
-            if key not in computed:
-                computed[key] = compute(request, scene)
-            for method, found in computed[key].items():
-                for name, (values, reasons) in _parts(request, found):
-                    yield method, name, values, reasons
+    def about(self, method: str, label: int | None, metric: str, value: float, reason: str = "") -> Score:
+        """A row about a class, or about all images where the label is None."""
+        return self._row("", label, label, method, metric, float(value), reason)
 
     def _row(
         self, image: str, label: int | None, explained: int | None, method: str, metric: str, value: float,
-        reason: str = "",
+        reason: str,
     ) -> Score:  # fmt: skip
-        return Score(self.model, self.unit.checkpoint, image, label, explained, method, metric, value, reason)
+        return Score(self.model, self.checkpoint, image, label, explained, method, metric, value, reason)
+
+
+def _values(metrics: Sequence[str], scene: Scene) -> Iterator[tuple[str, str, Tensor, Sequence[str]]]:
+    if PER_MAP[0] in metrics:
+        for method, maps in scene.maps.items():
+            yield method, PER_MAP[0], maps.degenerate, [""] * len(maps)
+    computed: dict[tuple[Any, ...], dict[str, dict[str, Values]]] = {}
+    for request in read_metrics([text for text in metrics if text not in (*ANSWERS, *PER_MAP)]):
+        key = request.entry.function, request.options  # one call serves a whole family
+        if key not in computed:
+            computed[key] = compute(request, scene)
+        for method, found in computed[key].items():
+            for name, (values, reasons) in _parts(request, found):
+                yield method, name, values, reasons
 
 
 def _labels(batch: Batch) -> list[int | None]:
     return [None] * len(batch.ids) if batch.labels is None else batch.labels.tolist()
 
 
-def _parts(request: Request, found: Mapping[str, Values]) -> Iterator[tuple[str, Values]]:
+def _parts(request: MetricRequest, found: Mapping[str, Values]) -> Iterator[tuple[str, Values]]:
     """The request's own number among those its function returns, or all of them under longer names."""
     own = next((name for name in (request.entry.name, *request.entry.aliases) if name in found), None)
     if own:
@@ -174,7 +179,7 @@ def _parts(request: Request, found: Mapping[str, Values]) -> Iterator[tuple[str,
             yield request.named(part), values
 
 
-def compute(request: Request, scene: Scene) -> dict[str, dict[str, Values]]:
+def compute(request: MetricRequest, scene: Scene) -> dict[str, dict[str, Values]]:
     """By method, by name: what a metric's function says about every map."""
     entry, options = request.entry, dict(request.options)
     found: Mapping[str, PerImage] = (
@@ -200,8 +205,3 @@ def _by_name(entry: Metric, scene: Scene, options: dict[str, Any]) -> dict[str, 
         if any(len(values) != len(maps) for values in found[method].values()):
             raise InputError(f"{entry.name} must return one number per image, {len(maps)} here")
     return found
-
-
-def is_first(task: Task) -> bool:
-    """Whether a task also reports the classifier's answers and the broken pictures."""
-    return ANSWERS[0] in task.unit.metrics

@@ -22,7 +22,7 @@ from heatproof.models import Model
 from heatproof.models.classes import model_classes
 from heatproof.models.layers import find_module
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
-from heatproof.run.metrics import Request, read_metrics
+from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.provenance import Origin
 from heatproof.run.weights import (
     LIBRARIES_WITHOUT_WEIGHTS,
@@ -83,7 +83,7 @@ class Opened:
         return find_checkpoints(self.study, self.folder)
 
     @property
-    def metrics(self) -> list[Request]:
+    def metrics(self) -> list[MetricRequest]:
         return read_metrics(self.study.metrics)
 
     @property
@@ -238,7 +238,7 @@ def _check_methods(methods: list[str]) -> None:
         raise InputError("a method is named twice; leave one out")
 
 
-def _check_truth(requests: list[Request], source: Source, targets: str | None) -> None:
+def _check_truth(requests: list[MetricRequest], source: Source, targets: str | None) -> None:
     """Every metric gets what it needs from these pictures."""
     for request in requests:
         needs, where = request.entry.needs, f"metrics: {request.text} needs"
@@ -271,7 +271,7 @@ def _check_labels(source: Source, count: int, name: str) -> None:
         )
 
 
-def _check_class_count(requests: list[Request], count: int) -> None:
+def _check_class_count(requests: list[MetricRequest], count: int) -> None:
     for request in requests:
         if request.every_class and count > ALL_CLASSES_UP_TO:
             raise InputError(

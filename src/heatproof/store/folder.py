@@ -48,7 +48,7 @@ from heatproof.types import Maps, Score, Unit
 Identity = Sequence[tuple[str, str]]  # of pictures: id and hash of the content, in order
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """Somebody asked the run to stop; everything finished is on disk."""
 
 
@@ -147,7 +147,7 @@ class RunFolder:
                 yield
                 leftovers.look_again()
             except BaseException as error:
-                asked = isinstance(error, KeyboardInterrupt | Stopped)
+                asked = isinstance(error, KeyboardInterrupt | StopRequested)
                 self._last_words(name, "stopped" if asked else "failed", "" if asked else _sentence(error))
                 raise
             else:

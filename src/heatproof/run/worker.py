@@ -1,0 +1,202 @@
+"""Who computes: the tasks of a block and of a group, and the engine that needs nothing but this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from heatproof.disk import valid_unicode
+from heatproof.images import Loaded, batches
+from heatproof.metrics.scene import Scene
+from heatproof.run.across import across_rows
+from heatproof.run.group import group_rows
+from heatproof.run.plan import Block, RunPlan, Task
+from heatproof.run.progress import Progress
+from heatproof.run.score import RowMaker, as_stored, explain_batch, only_finite
+from heatproof.run.study import Opened
+from heatproof.show import pixels
+from heatproof.store import MapStore, RunFolder
+from heatproof.store.folder import StopRequested
+from heatproof.types import Batch, Maps, Score
+
+PAUSES = 0.5, 2.0  # seconds before a picture that could not be read is tried again
+FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
+
+
+@dataclass
+class Worker:
+    """Computes tasks and writes them. One per process."""
+
+    opened: Opened
+    folder: RunFolder
+    passed: Callable[[int], object] | None = None  # told the number of inputs behind each batch
+    fruitless: int = 0
+
+    @cached_property
+    def stored(self) -> MapStore:
+        return self.folder.maps()  # which reads each index once
+
+    def run(self, tasks: Sequence[Task], loaded: Loaded) -> None:
+        """Compute the tasks of one block on its decoded pictures, and write each."""
+        if not tasks:
+            return
+        loaded = self.patiently(tasks[0], loaded)
+        if self.opened.origin is not None:
+            self.opened.origin.check(self.opened.source, tasks[0].unit.images, loaded)
+        for task in tasks:
+            scores, maps = self.compute(task, loaded)
+            keep = self.opened.study.run.pictures and task.with_answers
+            pictures = self.pictures(task, loaded.batch) if keep else None
+            self.folder.write_unit(task.unit, scores, maps, pictures)
+
+    def patiently(self, task: Task, loaded: Loaded) -> Loaded:
+        """Read pictures again whose file was missing or whose disk failed, before that becomes a row."""
+        indices = range(*task.unit.images)
+        for pause in PAUSES:
+            if not any(f.transient for f in loaded.failures) or self.fruitless >= FRUITLESS:
+                break
+            time.sleep(pause)
+            preprocess = self.opened.model(task.unit.checkpoint).preprocess
+            (again,) = batches(self.opened.source, preprocess, len(indices), indices, 0)
+            helped = len(again.failures) < len(loaded.failures)
+            loaded, self.fruitless = again, 0 if helped else self.fruitless + 1
+        return loaded
+
+    def pictures(self, task: Task, batch: Batch) -> dict[str, np.ndarray]:
+        """The pictures of a block as the model sees them, 8 bits, those that are not kept yet."""
+        missing = set(self.folder.unkept(batch.ids))
+        rows = [i for i, name in enumerate(batch.ids) if name in missing]
+        if not rows:
+            return {}
+        shown = pixels(batch.images[rows], self.opened.model(task.unit.checkpoint).preprocess)
+        return {batch.ids[i]: shown[k] for k, i in enumerate(rows)}
+
+    def compute(self, task: Task, loaded: Loaded) -> tuple[list[Score], dict[str, Maps]]:
+        """Rows and new maps of one block task."""
+        batch, study, unit = loaded.batch, self.opened.study, task.unit
+        model, layer, size = self.opened.model(unit.checkpoint), study.model.layer, study.run.batch_size
+        rows = RowMaker(self.opened.model_name, unit.checkpoint)
+        scores: list[Score] = []
+        if task.with_answers:
+            labels = {s.id: s.label for s in self.opened.source.samples[slice(*unit.images)]}
+            scores += rows.broken(loaded.failures, labels)
+        if not batch.ids:
+            return scores, {}
+        new: dict[str, Maps] = {}
+        if task.kind == "explain":
+            targets = batch.labels if self.opened.targets == "label" else None
+            new, logits = explain_batch(
+                model, batch, unit.methods, targets, layer, size, unit.seed, self.passed
+            )
+            if task.with_answers:
+                scores += rows.answers(batch, logits)
+            maps = {name: as_stored(made) for name, made in new.items()}
+        else:
+            maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
+        explained = torch.stack([one.explained for one in maps.values()]).amax(0)
+        scene = Scene(model, batch, maps, explained, layer, size, unit.seed, self.passed)
+        scores += rows.scores(unit.metrics, scene)
+        return scores, {name: only_finite(made) for name, made in new.items()}
+
+    def _stored_maps(self, checkpoint: str, method: str, batch: Batch) -> Maps:
+        """A method's maps of these images; one that could not be stored is NaN, and explains nobody (-1)."""
+        names = [valid_unicode(name) for name in batch.ids]
+        rows = [i for i, known in enumerate(self.stored.known(checkpoint, method, names)) if known]
+        size = int(batch.images.shape[-2]), int(batch.images.shape[-1])
+        values, signed = torch.full((len(names), 1, 1), torch.nan), None
+        explained = torch.full((len(names),), -1)
+        if rows:
+            found = self.stored.read(checkpoint, method, [names[i] for i in rows])
+            values = torch.full((len(names), *found.values.shape[1:]), torch.nan)
+            values[rows], explained[rows], size = found.values, found.explained, found.image_size
+            if found.signed_values is not None:
+                signed = torch.zeros(len(names), *found.signed_values.shape[1:])
+                signed[rows] = found.signed_values
+        return Maps(method, values, size, explained, batch.ids, signed)
+
+    def group(self, task: Task) -> None:
+        """Compute and write what is about all images of a checkpoint, or about several checkpoints."""
+        name = self.opened.model_name
+        if task.among:
+            rows = across_rows(self.folder, task, name)
+        else:
+            ids = tuple(sample.id for sample in self.opened.source.samples)
+            rows = group_rows(self.folder, task, ids, name, self.opened.device)
+        self.folder.write_unit(task.unit, rows)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A block with the tasks that are not done yet."""
+
+    block: Block
+    tasks: tuple[Task, ...]
+
+    @property
+    def images(self) -> int:
+        return self.block.images[1] - self.block.images[0]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an engine is given."""
+
+    opened: Opened
+    folder: RunFolder
+    plan: RunPlan
+    jobs: Sequence[Job]
+    progress: Progress
+    stop: threading.Event
+    fail_fast: bool = False
+
+    def ready_groups(self) -> list[Task]:
+        """Group tasks whose blocks are all done, by whichever process."""
+        done = self.folder.done()
+        return [
+            task
+            for task in self.plan.groups
+            if task.unit.hash not in done
+            and all(self.plan.hashes(of) <= done for of in task.among or (task.unit.checkpoint,))
+        ]
+
+
+def run_local(work: Work) -> None:
+    """Blocks checkpoint by checkpoint, pictures decoded in threads, then what is about all images of each."""
+    worker = Worker(work.opened, work.folder, work.progress.inputs)
+    for checkpoint, jobs in groupby(work.jobs, key=lambda job: job.block.checkpoint):
+        _run_checkpoint(worker, work, checkpoint, list(jobs))
+        _run_groups(worker, work)
+    _run_groups(worker, work)
+
+
+def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]) -> None:
+    settings = work.opened.study.run
+    # Every block but a checkpoint's last is a full batch, so the loader cuts its batches where blocks end.
+    indices = [i for job in jobs for i in range(*job.block.images)]
+    preprocess = work.opened.model(checkpoint).preprocess
+    loaded = batches(
+        work.opened.source, preprocess, settings.batch_size, indices, settings.workers, work.fail_fast
+    )
+    with closing(loaded):  # type: ignore[type-var]
+        for job, pictures in zip(jobs, loaded, strict=True):
+            if work.stop.is_set():
+                raise StopRequested
+            worker.run(job.tasks, pictures)
+            work.progress.advance(job.images, len(job.tasks))
+
+
+def _run_groups(worker: Worker, work: Work) -> None:
+    for task in work.ready_groups():
+        if work.stop.is_set():
+            raise StopRequested
+        work.progress.say(f"{task.unit.checkpoint}: {', '.join(task.unit.metrics)} over all images")
+        worker.group(task)
+        work.progress.advance(0, 1)
