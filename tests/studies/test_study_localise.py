@@ -25,7 +25,7 @@ from heatproof.metrics.localisation import budget_masks
 from heatproof.report import figures
 from heatproof.report.book import Book
 from heatproof.report.tables import Column, number
-from heatproof.run import engine
+from heatproof.run import engine, worker
 from heatproof.run.config import toml
 from heatproof.store import RunFolder
 from heatproof.studies.localise import LocaliseSettings, flags, localise_study, thesis
@@ -344,17 +344,17 @@ def test_panels_hold_every_view(finished: Any) -> None:
 def test_a_killed_study_goes_on(
     place: Path, finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, left = engine.Worker.run, [1]
+    run, left = worker.Worker.run, [1]
     computed: list[str] = []
 
-    def killed(self: engine.Worker, tasks: Any, loaded: Any) -> None:
+    def killed(self: worker.Worker, tasks: Any, loaded: Any) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
         computed.extend(task.unit.hash for task in tasks)
         run(self, tasks, loaded)
 
-    monkeypatch.setattr(engine.Worker, "run", killed)
+    monkeypatch.setattr(worker.Worker, "run", killed)
     settings = settings_for(place, tmp_path / "out", panels=0)
     with pytest.raises(KeyboardInterrupt):
         localise_study(settings)
@@ -370,13 +370,13 @@ def test_a_killed_study_goes_on(
 def test_ctrl_c_ends_the_study_after_the_unit_in_hand(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = engine.Worker.run
+    run = worker.Worker.run
 
-    def pressed(self: engine.Worker, tasks: Any, loaded: Any) -> None:
+    def pressed(self: worker.Worker, tasks: Any, loaded: Any) -> None:
         run(self, tasks, loaded)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(engine.Worker, "run", pressed)
+    monkeypatch.setattr(worker.Worker, "run", pressed)
     command = f"study localise --model {place / 'net.py'}:colours --images {place / 'data'} --methods gradcam"
     said = CliRunner().invoke(main, [*command.split(), "--batch-size", "3", "--out", str(tmp_path / "out")])
     assert said.exit_code == 130, said.output
