@@ -26,8 +26,8 @@ from heatproof.train import (
     Epoch,
     History,
     Phase,
-    Progress,
     Recipe,
+    TrainProgress,
     fit,
     read_data,
     small_net,
@@ -145,14 +145,14 @@ def test_the_seed_decides() -> None:
 
 
 def resumable(
-    model: Model, data: Data, out: Path | None, progress: Callable[[Progress], object] | None = None
+    model: Model, data: Data, out: Path | None, progress: Callable[[TrainProgress], object] | None = None
 ) -> History:
     """Two phases, momentum and flips: everything that a resumed training must carry on."""
     phases = (Phase(3, 1e-2, "L4", schedule="cosine"), Phase(4, 1e-3, "all", optimiser="sgd"))
     return fit(model, data, data, Recipe(phases, 8, flip=True), out, 3, keep=(2, 7), progress=progress)
 
 
-def die(told: Progress) -> None:
+def die(told: TrainProgress) -> None:
     """In the middle of the sixth epoch, without a chance to clean up."""
     if (told.epoch, told.batch) == (6, 2):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -185,8 +185,8 @@ def test_every_epoch_is_a_place_to_stop_at(tmp_path: Path) -> None:
     straight, data = tiny(), bright_or_dark()
     fit(straight, data, data, recipe, tmp_path / "straight")
 
-    def stop(at: int) -> Callable[[Progress], None]:
-        def progress(told: Progress) -> None:
+    def stop(at: int) -> Callable[[TrainProgress], None]:
+        def progress(told: TrainProgress) -> None:
             if told.result is not None and told.epoch == at:
                 raise KeyboardInterrupt
 
@@ -209,7 +209,7 @@ def test_files_of_a_training(tmp_path: Path) -> None:
     model, data = tiny(), bright_or_dark()
     states = {}
 
-    def remember(told: Progress) -> None:
+    def remember(told: TrainProgress) -> None:
         if told.result is not None:
             states[told.epoch] = weights(model)
 

@@ -16,7 +16,7 @@ from heatproof.models import Model, as_model
 from heatproof.models.capture import tap
 from heatproof.train import Data, LeakMin, ablation_grid, fit, regime, regime_recipe, small_net
 from heatproof.train.leakmin import cam_layer, soft_gradcam, unit_mass
-from heatproof.train.recipe import Step
+from heatproof.train.recipe import TrainedBatch
 
 SEED = 7  # whose first maps have mass: those of many fresh networks are clipped to nothing
 
@@ -31,11 +31,11 @@ def double(seed: int = SEED, head: nn.Module | None = None) -> Model:
     return model
 
 
-def step_of(model: Model, data: Data) -> Step:
+def step_of(model: Model, data: Data) -> TrainedBatch:
     images = model.ready(model.preprocess.normalise(data.images.double() / 255))
     with tap(model.module, ["layer4"]) as taken:
         logits = model.module(images)  # model.forward would do; the module shows that logits keep float64
-    return Step(model, images, data.labels, data.masks, logits, taken.outputs)
+    return TrainedBatch(model, images, data.labels, data.masks, logits, taken.outputs)
 
 
 def eq2(model: Model, data: Data, lam: float, alpha: float) -> Tensor:
@@ -120,7 +120,7 @@ def test_it_is_the_gradcam_that_explain_gives() -> None:
     with tap(model.module, ["layer4"]) as taken:
         logits = model.forward(model.ready(images))
     positive = data.labels == 1
-    step = Step(model, images, data.labels, data.masks, logits, taken.outputs)
+    step = TrainedBatch(model, images, data.labels, data.masks, logits, taken.outputs)
     ours = soft_gradcam(step, taken.outputs["layer4"], positive)
     maps = explain(model, images[positive], "gradcam", targets=1)["gradcam"]
     theirs = F.interpolate(maps.values[:, None], images.shape[2:], mode="bilinear")[:, 0]

@@ -24,8 +24,8 @@ from heatproof.images.codes import make_codes, write_codes
 from heatproof.models.checkpoints import load_checkpoint
 from heatproof.studies._qr_train import NETWORK, as_data
 from heatproof.train import Data, Epoch, History, Phase, Recipe, fit, small_net, two_phase_recipe
-from heatproof.train import Progress as TrainProgress
 from heatproof.train.folder import weights_file
+from heatproof.train.loop import TrainProgress
 
 FIRST = "first"
 BATCH = 16

@@ -28,7 +28,7 @@ from heatproof.models.layers import (
     layout_of,
     may_be_activated_later,
 )
-from heatproof.models.model import Model, untouched
+from heatproof.models.model import Model, untouched, watched
 
 # Functions that may be applied twice without a change, so that the part behind them can be rerun (tail.py).
 RECTIFIERS: dict[Any, str] = {
@@ -69,16 +69,13 @@ def why(model: Model, layer: str) -> str:
         return "the activation behind the last convolution"
     if known_scales(model) is None:
         return "the last convolution; no activation follows on the same grid"
-    in_transformer = not may_be_activated_later(model, guess) and "norm" in layer.rpartition(".")[2]
-    return (
-        "pre-norm transformer: a normalisation of the last block"
-        if in_transformer
-        else "end of the last stage"
-    )
+    if not may_be_activated_later(model, guess) and "norm" in layer.rpartition(".")[2]:
+        return "pre-norm transformer: a normalisation of the last block"
+    return "end of the last stage"
 
 
 @dataclass(frozen=True)
-class Step:
+class Ran:
     """One thing that ran: a module by its name, or a rectifying function."""
 
     name: str
@@ -119,35 +116,25 @@ def _step_behind(model: Model, image: Tensor, guess: str) -> str:
 
 
 @torch.no_grad()
-def _follow(model: Model, inputs: Tensor) -> list[Step]:
+def _follow(model: Model, inputs: Tensor) -> list[Ran]:
     """Everything that ran, in the order in which it ended, with the very tensors it took and gave."""
-    steps: list[Step] = []
+    steps: list[Ran] = []
     inside: list[bool] = []  # for each open module: is it an activation?
 
     def ended(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         inside.pop()
         before = first_tensor((*args, *kwargs.values()))
-        steps.append(Step(name, before, first_tensor(output), activates(module), type(module).__name__))
+        steps.append(Ran(name, before, first_tensor(output), activates(module), type(module).__name__))
 
     def rectified(name: str, before: Tensor, after: Tensor) -> None:
         if not (inside and inside[-1]):
-            steps.append(Step(name, before, after, True, is_function=True))
+            steps.append(Ran(name, before, after, True, is_function=True))
 
-    handles = []
-    for name, module in model.module.named_modules():
-        if name:
-            handles += [
-                module.register_forward_pre_hook(lambda m, _: inside.append(is_activation(m))),
-                module.register_forward_hook(
-                    lambda m, a, k, o, name=name: ended(name, m, a, k, o), with_kwargs=True
-                ),
-            ]
-    try:
-        with untouched(model.module), Rectified(rectified):
-            model.forward(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    def started(_name: str, module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        inside.append(is_activation(module))
+
+    with untouched(model.module), watched(model.module, ended, started), Rectified(rectified):
+        model.forward(inputs)
     return steps
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import LayerError, UnknownNameError
-from heatproof.models.model import Model, at_least_float, untouched
+from heatproof.models.model import Model, at_least_float, untouched, watched
 
 # The last stage of a family, and the three depths of its multi-scale CAM. Matched against the end of a
 # module's name, so that prefixes such as "resnet.encoder." do not matter.
@@ -136,8 +136,7 @@ def _token_layout(length: int, size: tuple[int, int], module: nn.Module) -> Layo
     for prefix in range(min(MOST_PREFIX_TOKENS, length - 1)):
         height = round(math.sqrt((length - prefix) * size[0] / size[1]))
         width = (length - prefix) // max(1, height)
-        same_aspect = height * size[1] == width * size[0]
-        if height * width == length - prefix > 1 and same_aspect:
+        if height * width == length - prefix > 1 and height * size[1] == width * size[0]:
             return Layout("tokens", height, width, prefix)
     return None
 
@@ -225,9 +224,10 @@ def _transformer_norms(module: nn.Module) -> tuple[str, ...] | None:
         if len({type(block) for _, block in blocks}) > 1 or not (mixes_tokens or _attends(blocks[-1][1])):
             continue
         depths = sorted({len(blocks) // 2, math.ceil(len(blocks) * 3 / 4), len(blocks)})
-        found = [(blocks[d - 1][0], _first_norm(blocks[d - 1][1])) for d in depths]
-        if all(norm for _, norm in found):
-            scales = tuple(f"{name}.{block}.{norm}" for block, norm in found)
+        rows = [blocks[depth - 1] for depth in depths]
+        norms = [next((n for n, m in block.named_children() if _normalises(n, m)), "") for _, block in rows]
+        if all(norms):
+            scales = tuple(f"{name}.{row}.{norm}" for (row, _), norm in zip(rows, norms, strict=True))
     return scales
 
 
@@ -237,11 +237,6 @@ def _attends(block: nn.Module) -> bool:
         for name, m in block.named_modules()
         if not isinstance(m, nn.Identity)
     )
-
-
-def _first_norm(block: nn.Module) -> str | None:
-    """The name of the block's first normalisation, if the block itself holds it."""
-    return next((n for n, m in block.named_children() if _normalises(n, m)), None)
 
 
 def _normalises(name: str, part: nn.Module) -> bool:
@@ -287,26 +282,17 @@ def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]
     found: dict[str, tuple[str, Layout, int]] = {}
     inputs = model.ready(images[:1])
 
-    def look(name: str, output: Any) -> None:
+    def look(name: str, _part: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         found.pop(name, None)  # a layer that runs twice counts where it ran last, picture or not
         tensor = first_tensor(output)
         if isinstance(output, dict) and len(output) > 1:  # a record of a whole backbone, not a layer
             return
         layout = None if tensor is None else layout_of(tensor, inputs, model.module)
-        if layout is not None and tensor is not None:
+        if name and layout is not None and tensor is not None:
             found[name] = (name, layout, int(layout.picture(tensor).shape[1]))
 
-    with untouched(model.module):
-        handles = [
-            part.register_forward_hook(lambda _m, _i, output, name=name: look(name, output))
-            for name, part in model.module.named_modules()
-            if name
-        ]
-        try:
-            model.forward(inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
+    with untouched(model.module), watched(model.module, look):
+        model.forward(inputs)
     return list(found.values())
 
 
@@ -349,8 +335,7 @@ def not_a_picture(model: Model, name: str, output: Any, images: Tensor) -> Layer
     """The sentence for a layer that cannot be read, with the names of some that can."""
     tensor = first_tensor(output)
     shape = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
-    known = [n for n, _, _ in picture_layers(model, images)]
-    some = ", ".join(known[-5:]) or "none"
+    some = ", ".join([n for n, _, _ in picture_layers(model, images)][-5:]) or "none"
     return LayerError(
         f"layer {name!r} of {model.name} returns {shape}, in which no grid of a "
         f"{images.shape[-2]}x{images.shape[-1]} image can be found; layers that would do: {some}"

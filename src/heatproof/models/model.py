@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,8 @@ class Model:
     layer: str | None = None  # where CAMs look; None: found by itself
     scales: tuple[str, ...] | None = None  # where multi-scale CAMs look; None: found by itself
     call: Callable[[Tensor], Any] | None = None  # how images enter the module, where it is not module(images)
-    found: dict[str, Any] = field(
-        default_factory=dict, init=False, repr=False
-    )  # what a search need not repeat
+    # What a search need not repeat.
+    found: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -110,8 +110,8 @@ class Model:
                 f"{self.name} is on the meta device, without weights; load them and move it first"
             )
         if isinstance(images, PICTURE):
-            images = self.see([images])
-        elif isinstance(images, (list, tuple)) and images and isinstance(images[0], PICTURE):
+            images = [images]
+        if isinstance(images, (list, tuple)) and images and isinstance(images[0], PICTURE):
             images = self.see(images)
         elif not isinstance(images, Tensor):
             images = torch.as_tensor(images)
@@ -214,22 +214,46 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
     Ctrl-C waits meanwhile (see interrupts.py): an exception between a change and its `finally` would stay.
     """
+    cuda = sorted({w.device.index for w in module.parameters() if w.device.type == "cuda"})
+    with deferring, torch.random.fork_rng(devices=cuda), given_back(module):
+        for part in module.modules():
+            # Not module.eval(): users override it, and some overrides do more than set the flag. Past
+            # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
+            part.__dict__["training"] = False
+        for weight in module.parameters():
+            if weight.requires_grad:
+                weight.requires_grad_(False)
+        yield
+
+
+@contextmanager
+def given_back(module: nn.Module) -> Iterator[None]:
+    """Modes and requires_grad flags come back, whatever happens."""
     modes = [(part, part.training) for part in module.modules()]
     flags = [(weight, weight.requires_grad) for weight in module.parameters()]
-    cuda = sorted({w.device.index for w, _ in flags if w.device.type == "cuda"})
-    with deferring, torch.random.fork_rng(devices=cuda):
-        try:
-            for part, _ in modes:
-                # Not module.eval(): users override it, and some overrides do more than set the flag. Past
-                # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
-                part.__dict__["training"] = False
-            for weight, wanted in flags:
-                if wanted:
-                    weight.requires_grad_(False)
-            yield
-        finally:
-            for part, training in modes:
-                part.__dict__["training"] = training
-            for weight, wanted in flags:
-                if wanted:
-                    weight.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.__dict__["training"] = training
+        for weight, wanted in flags:
+            if weight.requires_grad != wanted:
+                weight.requires_grad_(wanted)
+
+
+@contextmanager
+def watched(
+    module: nn.Module, ended: Callable[..., None], started: Callable[..., None] | None = None
+) -> Iterator[None]:
+    """Hooks on every part, gone when the context ends: each start and end is told while the network runs.
+
+    ended(name, part, args, kwargs, output) and started(name, part, args, kwargs); the network itself has the
+    name "".
+    """
+    with ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if started is not None:
+                early = part.register_forward_pre_hook(partial(started, name), with_kwargs=True)
+                hooks.callback(early.remove)
+            hooks.callback(part.register_forward_hook(partial(ended, name), with_kwargs=True).remove)
+        yield

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from heatproof.models.activated import BY_NAME
 from heatproof.models.capture import replace_first
 from heatproof.models.layers import Layout, find_module, first_tensor, layout_of
-from heatproof.models.model import Model
+from heatproof.models.model import Model, watched
 
 
 class Tail:
@@ -57,7 +57,7 @@ class Tail:
         finished: dict[nn.Module, list[Any]] = {}
         runs: list[Any] = []  # of the layer; most run once, a shared activation may run often
 
-        def keep(module: nn.Module, output: Any) -> None:
+        def keep(_name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             if module is self.layer:
                 runs.append(tree_map_only(Tensor, torch.clone, output))
                 self.recorded = {m: list(outputs) for m, outputs in finished.items()}
@@ -68,13 +68,8 @@ class Tail:
             # A copy: in-place operations behind the module would change the recording.
             finished.setdefault(module, []).append(tree_map_only(Tensor, torch.clone, output))
 
-        parts = [m for m in self.model.module.modules() if m is not self.model.module]
-        handles = [m.register_forward_hook(lambda m, _i, output: keep(m, output)) for m in parts]
-        try:
+        with watched(self.model.module, keep):
             logits = self.model.forward(self.inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
         inside = set(self.layer.modules())
         self.recorded = {m: outputs for m, outputs in self.recorded.items() if m not in inside}
         *self.earlier, self.output = runs
@@ -94,25 +89,22 @@ class Tail:
         patched: list[nn.Module] = []
         # An instance that has a forward of its own already (someone else's patch) is left alone.
         short = self.short and "forward" not in self.layer.__dict__
-        answer = _replay(lambda *_, **__: changed, self.earlier, count)
-        left = [None] * len(self.earlier)  # runs of the layer that stay as they are
-        handle = None
         if not short:
-            handle = self.layer.register_forward_hook(lambda *_: left.pop() if left else changed)
+            left = [None] * len(self.earlier)  # runs of the layer that stay as they are
+            with self.layer.register_forward_hook(lambda *_: left.pop() if left else changed):
+                yield
+            return
         try:
-            if short:
-                self.layer.__dict__["forward"] = answer
-                patched.append(self.layer)
-                for module, outputs in self.recorded.items():
-                    if "forward" not in module.__dict__:
-                        module.__dict__["forward"] = _replay(module.forward, outputs, count)
-                        patched.append(module)
+            self.layer.__dict__["forward"] = _replay(lambda *_, **__: changed, self.earlier, count)
+            patched.append(self.layer)
+            for module, outputs in self.recorded.items():
+                if "forward" not in module.__dict__:
+                    module.__dict__["forward"] = _replay(module.forward, outputs, count)
+                    patched.append(module)
             yield
         finally:
             for module in patched:
                 del module.__dict__["forward"]
-            if handle is not None:
-                handle.remove()
 
 
 def _replay(original: Callable[..., Any], outputs: list[Any], count: int) -> Callable[..., Any]:

@@ -1,8 +1,10 @@
 """The training recipes the papers need: two-phase, ZS, FT-Struct, FT-LeakMin, over one seeded epoch loop."""
 
+import warnings
+
 from heatproof.train.data import Data, read_data, stratified_split
 from heatproof.train.leakmin import LeakMin
-from heatproof.train.loop import Progress, fit, validate
+from heatproof.train.loop import TrainProgress, fit, validate
 from heatproof.train.networks import SmallNet, new_head, small_net
 from heatproof.train.parts import DEPTHS, trained_parts
 from heatproof.train.recipe import Epoch, History, Phase, Recipe
@@ -10,7 +12,14 @@ from heatproof.train.regimes import GRID, REGIMES, ablation_grid, regime, regime
 from heatproof.train.two_phase import CHECKPOINTS, two_phase, two_phase_recipe
 
 __all__ = [
-    "CHECKPOINTS", "DEPTHS", "GRID", "REGIMES", "Data", "Epoch", "History", "LeakMin", "Phase", "Progress",
-    "Recipe", "SmallNet", "ablation_grid", "fit", "new_head", "read_data", "regime", "regime_recipe",
+    "CHECKPOINTS", "DEPTHS", "GRID", "REGIMES", "Data", "Epoch", "History", "LeakMin", "Phase", "Recipe",
+    "SmallNet", "TrainProgress", "ablation_grid", "fit", "new_head", "read_data", "regime", "regime_recipe",
     "small_net", "stratified_split", "trained_parts", "two_phase", "two_phase_recipe", "validate",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> type[TrainProgress]:
+    if name != "Progress":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("heatproof.train.Progress is called TrainProgress now", DeprecationWarning, stacklevel=2)
+    return TrainProgress

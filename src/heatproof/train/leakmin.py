@@ -31,7 +31,7 @@ from heatproof.models.activated import default_layer
 from heatproof.models.layers import find_module, layout_of, picture_layers, searched_scales
 from heatproof.models.model import Model, class_scores
 from heatproof.train.data import Data
-from heatproof.train.recipe import Step
+from heatproof.train.recipe import TrainedBatch
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class LeakMin:
             )
         return (cam_layer(model, image, self.layer),)
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: TrainedBatch) -> Tensor:
         (activations,) = step.outputs.values()
         positive = step.labels == self.positive
         if not positive.any():
@@ -73,7 +73,7 @@ class LeakMin:
         return self.lam * (outside - self.alpha * inside).sum() / len(step.labels)
 
 
-def soft_gradcam(step: Step, activations: Tensor, positive: Tensor) -> Tensor:
+def soft_gradcam(step: TrainedBatch, activations: Tensor, positive: Tensor) -> Tensor:
     """ "p H W" Grad-CAM of each chosen picture's own class, at the picture's size, with its graph."""
     layout = layout_of(activations, step.images, step.model.module)
     assert layout is not None  # prepare() has seen it

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -27,16 +27,18 @@ from heatproof.metrics.classifier import accuracy, auc
 from heatproof.models.capture import tap
 from heatproof.models.checkpoints import write_weights
 from heatproof.models.keras_graph import KerasClassifier
-from heatproof.models.model import Model, untouched
+from heatproof.models.model import Model, given_back, untouched
 from heatproof.models.queue import Queue
 from heatproof.train import folder
 from heatproof.train.data import Data
 from heatproof.train.networks import seeded
 from heatproof.train.parts import Parts, trained_parts
-from heatproof.train.recipe import Epoch, History, Phase, Recipe, Step
+from heatproof.train.recipe import Epoch, History, Phase, Recipe, TrainedBatch
+
+Place = str | PathLike[str] | None  # a training's folder; None: nothing is written
 
 
-class Progress(NamedTuple):
+class TrainProgress(NamedTuple):
     """Where a training is: told after every batch, and with the epoch's result once it is validated."""
 
     epoch: int  # from 1 on
@@ -51,10 +53,10 @@ def fit(
     train: Data,
     valid: Data,
     recipe: Recipe,
-    out: str | PathLike[str] | None = None,
+    out: Place = None,
     seed: int = 0,
     keep: Sequence[int] = (),
-    progress: Callable[[Progress], object] | None = None,
+    progress: Callable[[TrainProgress], object] | None = None,
 ) -> History:
     """Train the network in place; what every epoch came to.
 
@@ -70,7 +72,7 @@ def fit(
         write_weights(model.module, saved.weights, str(where))
     train, valid = train.near(model.device), valid.near(model.device)
     optimiser: torch.optim.Optimizer | None = None
-    with _given_back(model.module):
+    with given_back(model.module):
         for epoch in range(len(history) + 1, recipe.epochs + 1):
             number, own = recipe.at(epoch)
             plan, phase = plans[number], recipe.phases[number]
@@ -82,7 +84,8 @@ def fit(
                     optimiser.load_state_dict(saved.optimiser)
             for group in optimiser.param_groups:
                 group["lr"] = phase.rate(own)
-            with seeded(_epoch_seed(seed, epoch)):
+            mark = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
+            with seeded(int.from_bytes(mark[:7])):
                 loss = _epoch(model, train, recipe, plan, optimiser, epoch, progress)
             if not math.isfinite(loss):
                 raise ModelError(
@@ -96,11 +99,11 @@ def fit(
                 folder.save(where, model.module, optimiser, history, fingerprint, epoch in keep)
             if progress:
                 batches = len(_sizes(len(train), recipe.batch_size))
-                progress(Progress(epoch, recipe.epochs, batches, batches, result))
+                progress(TrainProgress(epoch, recipe.epochs, batches, batches, result))
     return history
 
 
-class Plan(NamedTuple):
+class PhasePlan(NamedTuple):
     """What a phase means for this network and this data, settled before the first epoch."""
 
     phase: Phase
@@ -109,7 +112,7 @@ class Plan(NamedTuple):
     weights: Tensor | None  # "k", of the classes
 
 
-def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Sequence[int]) -> list[Plan]:
+def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Sequence[int]) -> list[PhasePlan]:
     """Refuse what cannot work before anything is trained."""
     if isinstance(model.module, KerasClassifier):
         raise ModelError(
@@ -119,9 +122,8 @@ def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Seque
     for name, data in (("training", train), ("validation", valid)):
         if tuple(data.images.shape[1:]) != wanted:
             got = "x".join(map(str, data.images.shape[1:]))
-            raise InputError(
-                f"{name} pictures are {got}; {model.name} is trained on {'x'.join(map(str, wanted))}"
-            )
+            takes = "x".join(map(str, wanted))
+            raise InputError(f"{name} pictures are {got}; {model.name} is trained on {takes}")
         if len(data.labels.unique()) < 2:
             raise InputError(
                 f"all {len(data)} {name} pictures are of class {int(data.labels[0])}; at least two are needed"
@@ -141,7 +143,7 @@ def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Seque
         weights = phase.weights(train.labels, classes)
         layers = () if phase.penalty is None else phase.penalty.prepare(model, image, train)
         parts = trained_parts(model, image, phase.trainable)
-        plans.append(Plan(phase, parts, layers, None if weights is None else weights.to(model.device)))
+        plans.append(PhasePlan(phase, parts, layers, None if weights is None else weights.to(model.device)))
     return plans
 
 
@@ -149,10 +151,10 @@ def _epoch(
     model: Model,
     data: Data,
     recipe: Recipe,
-    plan: Plan,
+    plan: PhasePlan,
     optimiser: torch.optim.Optimizer,
     epoch: int,
-    progress: Callable[[Progress], object] | None,
+    progress: Callable[[TrainProgress], object] | None,
 ) -> float:
     """One pass over the pictures; the mean loss per picture."""
     sizes = _sizes(len(data), recipe.batch_size)
@@ -171,7 +173,7 @@ def _epoch(
         optimiser.step()
         total += loss.detach().double() * len(chosen)
         if progress:
-            progress(Progress(epoch, recipe.epochs, number, len(sizes)))
+            progress(TrainProgress(epoch, recipe.epochs, number, len(sizes)))
     optimiser.zero_grad(set_to_none=True)
     return float(total) / len(data)
 
@@ -191,15 +193,15 @@ def _batch(
 
 
 def _loss(
-    model: Model, plan: Plan, images: Tensor, labels: Tensor, masks: dict[str, Tensor], amp: bool
+    model: Model, plan: PhasePlan, images: Tensor, labels: Tensor, masks: dict[str, Tensor], amp: bool
 ) -> Tensor:
-    with tap(model.module, plan.layers) as taken, _autocast(model, amp), ExitStack() as stack:
-        if plan.layers:  # a penalty differentiates gradients, which fused attention cannot
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+    # A penalty differentiates gradients, which fused attention cannot.
+    plain_attention = sdpa_kernel(SDPBackend.MATH) if plan.layers else nullcontext()
+    with tap(model.module, plan.layers) as taken, _autocast(model, amp), plain_attention:
         logits = model.forward(images)
     loss = plan.phase.cross_entropy(logits, labels, plan.weights)
     if plan.phase.penalty is not None:
-        loss = loss + plan.phase.penalty(Step(model, images, labels, masks, logits, taken.outputs))
+        loss = loss + plan.phase.penalty(TrainedBatch(model, images, labels, masks, logits, taken.outputs))
     return loss
 
 
@@ -233,10 +235,6 @@ def _autocast(model: Model, amp: bool) -> torch.autocast:
     return torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=amp)
 
 
-def _epoch_seed(seed: int, epoch: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:7])
-
-
 def _fingerprint(model: Model, train: Data, recipe: Recipe, seed: int) -> dict[str, str]:
     """What must be the same for a training to be continued, under the words an error would use."""
     return {
@@ -246,17 +244,3 @@ def _fingerprint(model: Model, train: Data, recipe: Recipe, seed: int) -> dict[s
         "starting weights": folder.digest(model.module),
         "preprocessing": repr(model.preprocess),
     }
-
-
-@contextmanager
-def _given_back(module: nn.Module) -> Iterator[None]:
-    """Modes and requires_grad flags come back, whatever happens."""
-    modes = [(part, part.training) for part in module.modules()]
-    flags = [(weight, weight.requires_grad) for weight in module.parameters()]
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-        for weight, wanted in flags:
-            weight.requires_grad_(wanted)

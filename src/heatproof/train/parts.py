@@ -29,14 +29,14 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, LayerError, did_you_mean
 from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of
-from heatproof.models.model import Model, untouched
+from heatproof.models.model import Model, untouched, watched
 
 DEPTHS = ("head", "L4", "L3-L4", "all")
 Depth = str | tuple[str, ...]
 
 
 @dataclass
-class Run:
+class ModuleRun:
     """When a module ran first, on a clock that ticks at every start and end, and at which sizes."""
 
     start: int
@@ -56,12 +56,9 @@ class Parts:
         """Set every flag and mode of the network; the parameters to optimise."""
         for name, part in module.named_modules():
             part.training = name in self.modules
-        chosen = []
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in self.parameters)
-            if name in self.parameters:
-                chosen.append(parameter)
-        return chosen
+        return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def trained_parts(model: Model, image: Tensor, depth: Depth) -> Parts:
@@ -79,22 +76,18 @@ def trained_parts(model: Model, image: Tensor, depth: Depth) -> Parts:
     runs = watch(model, image)
     head = head_name(model, runs)
     if depth == "head":
-        owners = _owners(module, runs)
-        before = max(
-            (runs[o].end for o in owners.values() if o != head and runs[o].end < runs[head].start), default=0
-        )
+        ends = [runs[owner].end for owner in _owners(module, runs).values() if owner != head]
+        before = max((end for end in ends if end < runs[head].start), default=0)
     else:
         before = _boundary(model, runs, 1 if depth == "L4" else 2)
     return _parts_behind(module, runs, before)
 
 
-def _parts_behind(module: nn.Module, runs: dict[str, Run], moment: int) -> Parts:
+def _parts_behind(module: nn.Module, runs: dict[str, ModuleRun], moment: int) -> Parts:
     behind = {name for name, run in runs.items() if run.start > moment}
     parameters = frozenset(p for p, owner in _owners(module, runs).items() if owner in behind)
-    # What only surrounds trained parts is in training mode too: some networks drop out in their own forward.
-    around = {name.rsplit(".", i)[0] for name in behind for i in range(1, name.count(".") + 1)} | {""}
     inside = {name for name, _ in module.named_modules() if _nearest(name, runs) in behind}
-    return Parts(parameters, frozenset(behind | around | inside))
+    return Parts(parameters, _with_surroundings(behind | inside))
 
 
 def _named_parts(module: nn.Module, names: Sequence[str]) -> Parts:
@@ -105,14 +98,19 @@ def _named_parts(module: nn.Module, names: Sequence[str]) -> Parts:
     parameters = {name for name, _ in module.named_parameters() if name.rpartition(".")[0] in inside}
     if not parameters:
         raise InputError(f"nothing under {', '.join(names)} has parameters that could be trained")
-    around = {name.rsplit(".", i)[0] for name in inside for i in range(1, name.count(".") + 1)} | {""}
-    return Parts(frozenset(parameters), frozenset(inside | around))
+    return Parts(frozenset(parameters), _with_surroundings(inside))
+
+
+def _with_surroundings(names: set[str]) -> frozenset[str]:
+    """Also what only surrounds trained parts: some networks drop out in their own forward."""
+    around = {name.rsplit(".", i)[0] for name in names for i in range(1, name.count(".") + 1)}
+    return frozenset(names | around | {""})
 
 
 @torch.no_grad()
-def watch(model: Model, image: Tensor) -> dict[str, Run]:
+def watch(model: Model, image: Tensor) -> dict[str, ModuleRun]:
     """When every module that runs did so for the first time, in the order in which they started."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, ModuleRun] = {}
     inputs = model.ready(image[:1])
     clock = 0
 
@@ -121,31 +119,23 @@ def watch(model: Model, image: Tensor) -> dict[str, Run]:
         layout = None if tensor is None else layout_of(tensor, inputs, model.module)
         return None if layout is None else round(math.log2(inputs.shape[-2] / layout.height))
 
-    def started(name: str, args: Any) -> None:
+    def started(name: str, _part: nn.Module, args: Any, _kwargs: Any) -> None:
         nonlocal clock
         clock += 1
-        runs.setdefault(name, Run(clock, octave_in=octave(args)))
+        runs.setdefault(name, ModuleRun(clock, octave_in=octave(args)))
 
-    def ended(name: str, output: Any) -> None:
+    def ended(name: str, _part: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         nonlocal clock
         clock += 1
         if runs[name].end < 0:
             runs[name].end, runs[name].octave_out = clock, octave(output)
 
-    handles = []
-    for name, part in model.module.named_modules():
-        handles.append(part.register_forward_pre_hook(lambda _m, args, name=name: started(name, args)))
-        handles.append(part.register_forward_hook(lambda _m, _a, output, name=name: ended(name, output)))
-    try:
-        with untouched(model.module):
-            model.forward(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with untouched(model.module), watched(model.module, ended, started):
+        model.forward(inputs)
     return runs
 
 
-def head_name(model: Model, runs: dict[str, Run]) -> str:
+def head_name(model: Model, runs: dict[str, ModuleRun]) -> str:
     """The module that makes the logits: the last to start of those with parameters of their own."""
     owners = set(_owners(model.module, runs).values())
     if not owners:
@@ -159,19 +149,19 @@ def head_name(model: Model, runs: dict[str, Run]) -> str:
     return name
 
 
-def _owners(module: nn.Module, runs: dict[str, Run]) -> dict[str, str]:
+def _owners(module: nn.Module, runs: dict[str, ModuleRun]) -> dict[str, str]:
     """For each parameter the module that runs with it."""
     return {name: _nearest(name.rpartition(".")[0], runs) for name, _ in module.named_parameters()}
 
 
-def _nearest(name: str, runs: dict[str, Run]) -> str:
+def _nearest(name: str, runs: dict[str, ModuleRun]) -> str:
     """The module itself where it runs, else the nearest around it that does."""
     while name and name not in runs:
         name = name.rpartition(".")[0]
     return name
 
 
-def _boundary(model: Model, runs: dict[str, Run], stages: int) -> int:
+def _boundary(model: Model, runs: dict[str, ModuleRun], stages: int) -> int:
     """The moment at which the stage before the last `stages` has ended."""
     ends = _known_ends(model, runs) or _searched_ends(model, runs)
     if len(ends) <= stages:
@@ -183,7 +173,7 @@ def _boundary(model: Model, runs: dict[str, Run], stages: int) -> int:
     return ends[-1 - stages]
 
 
-def _known_ends(model: Model, runs: dict[str, Run]) -> list[int]:
+def _known_ends(model: Model, runs: dict[str, ModuleRun]) -> list[int]:
     """The ends of the last three stages of a known family or a transformer."""
     # A fresh Model: what an earlier search for layers left on this one is not about stages.
     scales = known_scales(Model(model.module))
@@ -191,11 +181,8 @@ def _known_ends(model: Model, runs: dict[str, Run]) -> list[int]:
         return []
     ends = []
     for name in scales[:-1]:
-        block = (
-            name.rpartition(".")[0]
-            if "norm" in type(find_module(model.module, name)).__name__.lower()
-            else name
-        )
+        is_norm = "norm" in type(find_module(model.module, name)).__name__.lower()
+        block = name.rpartition(".")[0] if is_norm else name
         # The multi-scale CAM of DenseNet reads the transition; the stage before it ends with the dense block.
         block = block.replace("transition", "denseblock")
         if block not in runs:
@@ -204,7 +191,7 @@ def _known_ends(model: Model, runs: dict[str, Run]) -> list[int]:
     return [*ends, max(run.end for run in runs.values())]
 
 
-def _searched_ends(model: Model, runs: dict[str, Run]) -> list[int]:
+def _searched_ends(model: Model, runs: dict[str, ModuleRun]) -> list[int]:
     """The end of each run of blocks at one size, of those blocks that hold parameters."""
     ends: dict[int, int] = {}
     for name in _blocks(model.module, runs):
@@ -214,7 +201,7 @@ def _searched_ends(model: Model, runs: dict[str, Run]) -> list[int]:
     return sorted(ends.values())
 
 
-def _blocks(module: nn.Module, runs: dict[str, Run], name: str = "") -> list[str]:
+def _blocks(module: nn.Module, runs: dict[str, ModuleRun], name: str = "") -> list[str]:
     """The modules a network is a chain of: containers are opened, and so is what halves more than once."""
     part = module.get_submodule(name)
     children = [f"{name}.{child}".lstrip(".") for child, _ in part.named_children()]

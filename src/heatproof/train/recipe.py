@@ -30,7 +30,7 @@ SCHEDULES = ("cosine", "constant")
 BALANCED = "balanced"
 
 
-class Step(NamedTuple):
+class TrainedBatch(NamedTuple):
     """One training batch behind its forward pass, as a penalty sees it."""
 
     model: Model
@@ -47,7 +47,7 @@ class Penalty(Protocol):
     def prepare(self, model: Model, image: Tensor, data: Data) -> tuple[str, ...]:
         """Refuse what cannot work, and name the layers whose outputs are needed."""
 
-    def __call__(self, step: Step) -> Tensor:
+    def __call__(self, step: TrainedBatch) -> Tensor:
         """A number with a graph."""
 
 

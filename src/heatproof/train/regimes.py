@@ -16,16 +16,15 @@ evaluation mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
-from os import PathLike
 from typing import Any
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.models.model import Model
 from heatproof.train.data import Data
 from heatproof.train.leakmin import LeakMin
-from heatproof.train.loop import Progress, fit
+from heatproof.train.loop import Place, fit
 from heatproof.train.parts import Depth
 from heatproof.train.recipe import History, Phase, Recipe
 
@@ -55,40 +54,22 @@ def regime_recipe(
         raise InputError(f"zs trains the head alone; for depth {depth!r} take ft-struct")
     depth = depth or ("head" if name == "zs" else "L4")
     leakage = LeakMin(lam, alpha, layer) if name == "ft-leakmin" else None
-    return Recipe(
-        (
-            Phase(
-                epochs,
-                lr or (HEAD_LR if depth == "head" else STAGE_LR),
-                depth,
-                # Not the regime's name: with lambda 0 the two are one and the same training.
-                name="cross-entropy" if leakage is None or lam == 0 else "leakage",
-                schedule=schedule,
-                penalty=leakage if lam > 0 else None,
-                **phase,
-            ),
-        ),
-        batch_size,
-        flip,
-        amp,
-    )
+    # Not the regime's name: with lambda 0 the two are one and the same training.
+    called = "cross-entropy" if leakage is None or lam == 0 else "leakage"
+    rate = lr or (HEAD_LR if depth == "head" else STAGE_LR)
+    penalty = leakage if lam > 0 else None
+    only = Phase(epochs, rate, depth, called, schedule=schedule, penalty=penalty, **phase)
+    return Recipe((only,), batch_size, flip, amp)
 
 
 def regime(
-    name: str,
-    model: Model,
-    train: Data,
-    valid: Data,
-    out: str | PathLike[str] | None = None,
-    seed: int = 0,
-    keep: Sequence[int] | None = None,
-    progress: Callable[[Progress], object] | None = None,
-    **settings: Any,
+    name: str, model: Model, train: Data, valid: Data, out: Place = None, seed: int = 0, **settings: Any
 ) -> History:
     """Train a network in place by one regime; settings as regime_recipe takes them (depth, lam, alpha, ...).
 
-    keep: epochs whose weights are written to `out`; by default the last.
+    keep: epochs whose weights are written to `out`; by default the last. progress: as `fit` takes it.
     """
+    keep, progress = settings.pop("keep", None), settings.pop("progress", None)
     recipe = regime_recipe(name, **settings)
     return fit(model, train, valid, recipe, out, seed, [recipe.epochs] if keep is None else keep, progress)
 

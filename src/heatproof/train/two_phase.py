@@ -14,12 +14,11 @@ statistics and dropout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from os import PathLike
 from typing import Any
 
 from heatproof.models.model import Model
 from heatproof.train.data import Data
-from heatproof.train.loop import Progress, fit
+from heatproof.train.loop import Place, TrainProgress, fit
 from heatproof.train.recipe import History, Phase, Recipe
 
 CHECKPOINTS = (1, 5, 10, 15, 20, 25, 30)
@@ -49,16 +48,8 @@ def two_phase_recipe(
         "optimiser": optimiser, "weight_decay": weight_decay, "class_weights": class_weights,
     }  # fmt: skip
     first = Phase(head_epochs, head_lr, first_depth, TRANSFER, schedule=head_schedule, **shared)
-    second = Phase(
-        full_epochs,
-        full_lr,
-        "all",
-        FINE_TUNING,
-        schedule=full_schedule,
-        label_smoothing=label_smoothing,
-        clip=clip,
-        **shared,
-    )
+    gentle = {"label_smoothing": label_smoothing, "clip": clip, **shared}
+    second = Phase(full_epochs, full_lr, "all", FINE_TUNING, schedule=full_schedule, **gentle)
     return Recipe((first, second), **batches)
 
 
@@ -66,10 +57,10 @@ def two_phase(
     model: Model,
     train: Data,
     valid: Data,
-    out: str | PathLike[str] | None = None,
+    out: Place = None,
     seed: int = 0,
     keep: Sequence[int] | None = None,
-    progress: Callable[[Progress], object] | None = None,
+    progress: Callable[[TrainProgress], object] | None = None,
     **settings: Any,
 ) -> History:
     """Train by the paper's protocol; settings as two_phase_recipe takes them.
