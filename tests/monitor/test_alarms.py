@@ -26,7 +26,7 @@ from heatproof.monitor.alarms import (
     find_alarms,
     share_bounds,
 )
-from heatproof.monitor.trajectory import Checkpoint, ClassState, MethodState, Trajectory
+from heatproof.monitor.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Score, Unit
 
@@ -173,14 +173,14 @@ class Network(nn.Module):
         return self.head(self.layer(features).amax((2, 3)))
 
 
-def checkpoint(name: str, epoch: int, network: Network, images: Tensor) -> Checkpoint:
+def checkpoint(name: str, epoch: int, network: Network, images: Tensor) -> CheckpointState:
     """Explained and scored as any user would."""
     model = Model(network.eval())
     maps = hp.explain(model, images, METHODS, targets=LABELS, layer="layer")
     with torch.no_grad():
         probs = probabilities(model.logits(images))
     scores = {m: hp.metrics.cscore_by_class(v, LABELS, probs, resamples=200) for m, v in maps.items()}
-    return Checkpoint.measured(name, epoch, LABELS, probs, scores)
+    return CheckpointState.measured(name, epoch, LABELS, probs, scores)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_a_layer_silent_for_all_is_one_alarm_per_method(trained: tuple[Network, 
     healthy = trained[1].checkpoints[-1]
     maps = torch.zeros(len(LABELS), 7, 7)
     probs = 0.1 + 0.7 * nn.functional.one_hot(LABELS, CLASSES).double()
-    blank = Checkpoint.measured(
+    blank = CheckpointState.measured(
         "blank", 6, LABELS, probs, {"gradcam": hp.metrics.cscore_by_class(maps, LABELS, probs)}
     )
     assert brief(find_alarms(Trajectory((healthy, blank)))) == [(2, "blank", "gradcam", None)]
@@ -276,11 +276,11 @@ def test_evidence_moved_at_random_is_class_masking_and_nothing_else(
 
 def state(
     auc: float, values: tuple[float, float], gold: tuple[int, int] = (50, 50), name: str = "t"
-) -> Checkpoint:
+) -> CheckpointState:
     classes = {c: ClassState(50, gold[c]) for c in (0, 1)}
     scores = {c: CScore(values[c], gold[c], 0.0) for c in (0, 1)}
     overall = CScore(global_cscore(values, gold), sum(gold), 0.0)
-    return Checkpoint(name, None, auc, 0.9, classes, {"m": MethodState(overall, scores)})
+    return CheckpointState(name, None, auc, 0.9, classes, {"m": MethodState(overall, scores)})
 
 
 def test_a_wide_interval_keeps_quiet() -> None:
@@ -330,14 +330,14 @@ def test_auc_that_dips_within_its_error_holds_and_below_it_falls() -> None:
         assert auc_falls(Trajectory((best, state(0.95 - fall, (0.5, 0.5)))))[1] is expected
 
 
-def two_checkpoints(shift: float) -> tuple[Checkpoint, Checkpoint]:
+def two_checkpoints(shift: float) -> tuple[CheckpointState, CheckpointState]:
     """The same answers twice, class 1 a little less sure the second time."""
     rng = np.random.default_rng(0)
     labels = np.arange(200) % 2
     logits = rng.normal(size=200) + 1.8 * labels
     later = logits - shift * labels + 0.02 * rng.normal(size=200)
     sure = [torch.sigmoid(torch.tensor(z)) for z in (logits, later)]
-    first, second = (Checkpoint.measured(f"e{k}", k, labels, p, {}) for k, p in enumerate(sure))
+    first, second = (CheckpointState.measured(f"e{k}", k, labels, p, {}) for k, p in enumerate(sure))
     return first, second
 
 
@@ -381,7 +381,7 @@ def test_the_error_of_auc_against_simulation() -> None:
     """Scores from exponentials, the model behind the formula; AUC 0.9, 60 and 40 images."""
     rng = np.random.default_rng(0)
     classes = {0: ClassState(60, 60), 1: ClassState(40, 40)}
-    formula = auc_error(Checkpoint("t", None, 0.9, 0.9, classes, {}))
+    formula = auc_error(CheckpointState("t", None, 0.9, 0.9, classes, {}))
     spreads = []
     for own, rest in ((60, 40), (40, 60)):
         high = rng.exponential(9.0, (4000, own))

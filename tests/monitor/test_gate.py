@@ -22,7 +22,7 @@ from heatproof.cli.gate import gate_command
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images import batches
 from heatproof.monitor.alarms import find_alarms
-from heatproof.monitor.gate import Verdict, check, read_rule
+from heatproof.monitor.gate import RuleResult, check, read_rule
 from heatproof.monitor.trajectory import Trajectory
 from heatproof.run.engine import run_study
 from heatproof.run.study import open_study
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return RunFolder.open(folder / "out")
 
 
-def only(run: RunFolder, rule: str, min_n: int = 1) -> Verdict:
+def only(run: RunFolder, rule: str, min_n: int = 1) -> RuleResult:
     _, verdict = check(run, [rule], min_n)
     return verdict
 

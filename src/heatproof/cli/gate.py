@@ -19,7 +19,7 @@ from heatproof.errors import HeatproofError
 from heatproof.monitor.rules import MIN_N, MIN_USABLE
 
 if TYPE_CHECKING:
-    from heatproof.monitor.gate import Verdict
+    from heatproof.monitor.gate import RuleResult
 
 FAILED, CRASHED = 1, 3  # a rule; the gate itself
 SHOWN = 5  # lines per rule in the table; files hold everything
@@ -97,7 +97,7 @@ def gate_command(
         ctx.exit(FAILED)
 
 
-def _print(verdicts: Sequence[Verdict], run: Path) -> None:
+def _print(verdicts: Sequence[RuleResult], run: Path) -> None:
     held = sum(verdict.holds for verdict in verdicts)
     table = new_table("")
     for name in ("", "rule", "value", "n", "of", "why"):
@@ -113,7 +113,7 @@ def _print(verdicts: Sequence[Verdict], run: Path) -> None:
     console.print(f"{held} of {len(verdicts)} rules hold for {run}", soft_wrap=True)
 
 
-def _lines(verdict: Verdict) -> list[tuple[str, str, str, str]]:
+def _lines(verdict: RuleResult) -> list[tuple[str, str, str, str]]:
     """What decided, as value, n, where and why: all that breaks the rule, or what came nearest to it."""
     n = str(verdict.n)
     lines = [("", n, f"{a.where} / {a.checkpoint}", f"{a.name}: {a.sentence}") for a in verdict.alarms]
@@ -128,7 +128,7 @@ def _number(value: float) -> str:
     return "not defined" if math.isnan(value) else f"{value:.4g}"
 
 
-def junit_xml(verdicts: Sequence[Verdict], name: str) -> str:
+def junit_xml(verdicts: Sequence[RuleResult], name: str) -> str:
     """One test case per rule."""
     failures = sum(not verdict.holds for verdict in verdicts)
     counts = {"tests": str(len(verdicts)), "failures": str(failures), "errors": "0", "skipped": "0"}
@@ -150,7 +150,7 @@ def _xml(text: str) -> str:
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
-def json_text(verdicts: Sequence[Verdict], run: Path) -> str:
+def json_text(verdicts: Sequence[RuleResult], run: Path) -> str:
     """Everything that was looked at; what is not defined is null."""
     content = {
         "run": run.as_posix(),

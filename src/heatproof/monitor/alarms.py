@@ -48,7 +48,7 @@ from typing import Literal
 from scipy.special import betaincinv
 
 from heatproof.metrics.consistency import CScore
-from heatproof.monitor.trajectory import Checkpoint, MethodState, Trajectory
+from heatproof.monitor.trajectory import CheckpointState, MethodState, Trajectory
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}
 Severity = Literal["warning", "critical"]
@@ -103,7 +103,7 @@ def auc_falls(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> 
     """By checkpoint: whether AUC is below its best so far by more than sampling error."""
     z = NormalDist().inv_cdf((1 + thresholds.confidence) / 2)
     fallen: list[bool] = []
-    best: Checkpoint | None = None
+    best: CheckpointState | None = None
     for checkpoint in trajectory:
         # False where one is NaN
         fallen.append(best is not None and checkpoint.auc < best.auc - z * difference_error(checkpoint, best))
@@ -112,7 +112,7 @@ def auc_falls(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> 
     return fallen
 
 
-def difference_error(first: Checkpoint, second: Checkpoint) -> float:
+def difference_error(first: CheckpointState, second: CheckpointState) -> float:
     """The standard error of AUC - AUC': paired, or of two AUCs apart where their images are not known."""
     if first.moves and second.moves:
         images = first.moves.keys() | second.moves.keys()
@@ -122,7 +122,7 @@ def difference_error(first: Checkpoint, second: Checkpoint) -> float:
     return math.hypot(auc_error(first), auc_error(second))
 
 
-def auc_error(checkpoint: Checkpoint) -> float:
+def auc_error(checkpoint: CheckpointState) -> float:
     """The standard error of a checkpoint's AUC, from its value and the sizes of the classes."""
     a, every = checkpoint.auc, sum(state.total for state in checkpoint.classes.values())
     two_own, two_rest = a / (2 - a) - a * a, 2 * a * a / (1 + a) - a * a
@@ -157,7 +157,7 @@ class _Look:
     fallen: list[bool]
 
     @property
-    def now(self) -> Checkpoint:
+    def now(self) -> CheckpointState:
         return self.run.checkpoints[self.k]
 
     def alarms(self) -> Iterator[Alarm]:

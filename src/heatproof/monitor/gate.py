@@ -27,6 +27,7 @@ from heatproof.monitor.alarms import Alarm, find_alarms
 from heatproof.monitor.rules import ALL, LAST, MIN_N, MIN_USABLE, Rule, read_rule
 from heatproof.monitor.trajectory import Trajectory, class_names, models, ordered
 from heatproof.registry import Registry, explainers, metrics
+from heatproof.run.weights import epoch_of
 from heatproof.store import RunFolder
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -37,7 +38,7 @@ PAIR = " ~ "  # between two methods, in the rows of method_agreement
 
 
 @dataclass(frozen=True)
-class Value:
+class RuleValue:
     """One number that a rule is about."""
 
     model: str
@@ -56,12 +57,12 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RuleResult:
     """Whether a rule holds, with every number or alarm it was decided by."""
 
     rule: str
     holds: bool
-    values: tuple[Value, ...] = ()  # the worst first
+    values: tuple[RuleValue, ...] = ()  # the worst first
     alarms: tuple[Alarm, ...] = ()
     reasons: tuple[str, ...] = ()  # why it fails where no number says so
     n: int = 0  # the fewest images that it was decided by
@@ -69,7 +70,7 @@ class Verdict:
 
 def check(
     folder: RunFolder | str | Path, rules: Sequence[str], min_n: int = MIN_N, min_usable: float = MIN_USABLE
-) -> list[Verdict]:
+) -> list[RuleResult]:
     """Judge a run: whether it is whole, then each rule.
 
     Every rule is read, and its names are looked up, before the first is judged.
@@ -84,12 +85,12 @@ def check(
     return [whole(run.folder, min_usable), *judged]
 
 
-def whole(folder: RunFolder, min_usable: float) -> Verdict:
+def whole(folder: RunFolder, min_usable: float) -> RuleResult:
     """Whether a run is complete and enough of its images could be used."""
     status = folder.status()
     holds = status.state in ("complete", "unknown") and status.usable >= min_usable
-    value = Value("", "", "", "", "usable", status.usable, status.planned, holds, status.sentence)
-    return Verdict(f"complete run, usable >= {min_usable:g}", holds, (value,), n=status.planned)
+    value = RuleValue("", "", "", "", "usable", status.usable, status.planned, holds, status.sentence)
+    return RuleResult(f"complete run, usable >= {min_usable:g}", holds, (value,), n=status.planned)
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class _Run:
         places = [(m, c) for m in self.models for c in self._places(m, rule.checkpoint)]
         return _Plan(tuple(named), tuple(chosen_methods), tuple(chosen_classes), tuple(places))
 
-    def judge(self, rule: Rule, plan: _Plan) -> Verdict:
+    def judge(self, rule: Rule, plan: _Plan) -> RuleResult:
         values = [
             self._value(rule, model, checkpoint, metric, method, c)
             for model, checkpoint in plan.checkpoints
@@ -179,9 +180,9 @@ class _Run:
         values.sort(key=lambda value: _margin(value.value, rule))
         holds = (any if rule.any else all)(value.holds for value in values)
         n = min(value.n for value in values if not rule.any or not holds or value.holds)
-        return Verdict(rule.text, holds, tuple(values), n=n)
+        return RuleResult(rule.text, holds, tuple(values), n=n)
 
-    def alarms(self, rule: Rule) -> Verdict:
+    def alarms(self, rule: Rule) -> RuleResult:
         found: list[Alarm] = []
         reasons: list[str] = []
         counts: list[int] = []
@@ -204,11 +205,11 @@ class _Run:
             reasons.append(f"{self.folder.path} holds no score yet")
         n = min(counts, default=0)
         reasons += [self._too_few(n)] * (n < self.min_n)
-        return Verdict(rule.text, not found and not reasons, (), tuple(found), tuple(reasons), n)
+        return RuleResult(rule.text, not found and not reasons, (), tuple(found), tuple(reasons), n)
 
     def _value(
         self, rule: Rule, model: str, checkpoint: str, metric: str, method: str, c: int | None
-    ) -> Value:
+    ) -> RuleValue:
         which, parameters = "(image <> '' or label is null)", [model, checkpoint, metric, method]
         name = ""
         if c is not None:
@@ -232,7 +233,7 @@ class _Run:
         if n < self.min_n and not math.isnan(value):
             reason = "; ".join(filter(None, (self._too_few(n), reason)))
         holds = n >= self.min_n and OPERATORS[rule.operator](value, rule.limit)  # NaN keeps nothing
-        return Value(model, checkpoint, method, name, metric, value, n, holds, reason)
+        return RuleValue(model, checkpoint, method, name, metric, value, n, holds, reason)
 
     def _behind(self, model: str, checkpoint: str, metric: str, method: str, c: int | None) -> int:
         """Images behind a number about a whole checkpoint or class: its gold list, or all that were answered.
@@ -262,8 +263,6 @@ class _Run:
         return f"{n} images are fewer than {self.min_n}"
 
     def _places(self, model: str, wanted: str) -> list[str]:
-        from heatproof.run.study import epoch_of  # needs msgspec
-
         every = self.checkpoints[model]
         if wanted in every:
             return [wanted]

@@ -89,7 +89,20 @@ def hold(
     if isinstance(images, (str, Path)):
         images = open_source("folder", images)
     if isinstance(images, Source):
-        return _from_source(images, labels, preprocess, class_names, limit, seed, batch_size)
+        if labels is not None:
+            raise InputError("a source brings its own labels; leave labels out")
+        if not images.labelled:
+            raise InputError(
+                "the pictures have no labels; a C-Score is about the images of a class, so give some"
+            )
+        if preprocess is None:
+            raise InputError("pictures need preprocess=, such as the preprocess of hp.load_model(your_model)")
+        if limit is not None:
+            images = images.subset(draw([s.label for s in images.samples], limit, seed))
+        loaded = list(batches(images, preprocess, batch_size))
+        held = _from_batches([one.batch for one in loaded], None, class_names or images.classes)
+        failures = tuple(failure for one in loaded for failure in one.failures)
+        return replace(held, preprocess=preprocess, failures=failures)
     if isinstance(images, Batch):
         images = [images]
     if isinstance(images, (list, tuple)) and images and all(isinstance(one, Batch) for one in images):
@@ -98,31 +111,6 @@ def hold(
         pixels = _ready(images)
         held = _checked(tuple(f"{i:06d}" for i in range(len(pixels))), pixels, labels, class_names)
     return held if limit is None else held.take(held.at_most(limit, seed))
-
-
-def _from_source(
-    source: Source,
-    labels: Any,
-    preprocess: Preprocess | None,
-    class_names: Sequence[str] | None,
-    limit: int | None,
-    seed: int,
-    batch_size: int,
-) -> HeldOut:
-    if labels is not None:
-        raise InputError("a source brings its own labels; leave labels out")
-    if not source.labelled:
-        raise InputError(
-            "the pictures have no labels; a C-Score is about the images of a class, so give some"
-        )
-    if preprocess is None:
-        raise InputError("pictures need preprocess=, such as the preprocess of hp.load_model(your_model)")
-    if limit is not None:
-        source = source.subset(draw([s.label for s in source.samples], limit, seed))
-    loaded = list(batches(source, preprocess, batch_size))
-    held = _from_batches([one.batch for one in loaded], None, class_names or source.classes)
-    failures = tuple(failure for one in loaded for failure in one.failures)
-    return replace(held, preprocess=preprocess, failures=failures)
 
 
 def _from_batches(given: Sequence[Batch], labels: Any, class_names: Sequence[str] | None) -> HeldOut:

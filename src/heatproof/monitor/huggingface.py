@@ -6,17 +6,17 @@ after each evaluation, counted in optimiser steps.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from heatproof.errors import InputError, need
+from heatproof.monitor.callbacks import callback
 from heatproof.monitor.together import AlarmRaised
 from heatproof.monitor.watch import Monitor
 
 TIMES = ("epoch", "evaluate")
 
 
-class Hooks:
+class TrainerHooks:
     """Runs a monitor in a Hugging Face trainer."""
 
     def __init__(self, monitor: Monitor, at: str = "epoch") -> None:
@@ -42,13 +42,4 @@ class Hooks:
             control.should_training_stop = True
 
 
-@cache
-def _callback() -> type:
-    base = need("transformers", "hf").TrainerCallback
-    return type("HeatproofCallback", (Hooks, base), {"__module__": __name__})
-
-
-def __getattr__(name: str) -> Any:
-    if name == "HeatproofCallback":  # a class of a library that is imported only now
-        return _callback()
-    raise AttributeError(name)
+__getattr__ = callback(__name__, TrainerHooks, lambda: need("transformers", "hf").TrainerCallback)

@@ -7,15 +7,15 @@ from 1.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from heatproof.models.keras_graph import import_keras
+from heatproof.monitor.callbacks import callback
 from heatproof.monitor.together import AlarmRaised
 from heatproof.monitor.watch import Monitor
 
 
-class Hooks:
+class KerasHooks:
     """Runs a monitor in model.fit."""
 
     model: Any  # set by Keras
@@ -34,13 +34,4 @@ class Hooks:
             self.model.stop_training = True
 
 
-@cache
-def _callback() -> type:
-    base = import_keras().callbacks.Callback
-    return type("HeatproofCallback", (Hooks, base), {"__module__": __name__})
-
-
-def __getattr__(name: str) -> Any:
-    if name == "HeatproofCallback":  # a class of a library that is imported only now
-        return _callback()
-    raise AttributeError(name)
+__getattr__ = callback(__name__, KerasHooks, lambda: import_keras().callbacks.Callback)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from heatproof.errors import need
+from heatproof.monitor.callbacks import callback
 from heatproof.monitor.together import AlarmRaised
 from heatproof.monitor.watch import Monitor
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-class Hooks:
+class LightningHooks:
     """Runs a monitor in a Lightning trainer."""
 
     def __init__(self, monitor: Monitor, model: Callable[[Any], Any] | None = None) -> None:
@@ -46,12 +46,4 @@ def _library() -> Any:
     return need((used or installed or list(PACKAGES))[0], "lightning")
 
 
-@cache
-def _callback() -> type:
-    return type("HeatproofCallback", (Hooks, _library().Callback), {"__module__": __name__})
-
-
-def __getattr__(name: str) -> Any:
-    if name == "HeatproofCallback":  # a class of a library that is imported only now
-        return _callback()
-    raise AttributeError(name)
+__getattr__ = callback(__name__, LightningHooks, lambda: _library().Callback)

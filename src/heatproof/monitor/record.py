@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Recorder:
     """Writes the checkpoints of one training."""
 
     def __init__(
-        self, path: str | Path, held: HeldOut, methods: Sequence[str], batch_size: int, seed: int,
+        self, path: str | PathLike[str], held: HeldOut, methods: Sequence[str], batch_size: int, seed: int,
         tau: float | str, layer: Any,
     ) -> None:  # fmt: skip
         self.path, self.held = Path(path), held

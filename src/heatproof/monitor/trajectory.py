@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.classifier import accuracy, auc, auc_errors
 from heatproof.metrics.consistency import CScore, CScores, global_cscore
@@ -47,7 +48,7 @@ class MethodState:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointState:
     """One set of weights, as the classifier and as the explanations see it."""
 
     name: str
@@ -67,7 +68,7 @@ class Checkpoint:
         scores: Mapping[str, CScores],
         tau: Any = 0.5,
         ids: Sequence[str] | None = None,
-    ) -> Checkpoint:
+    ) -> CheckpointState:
         """From labels "b", probabilities "b k" and what cscore_by_class gave for each method.
 
         Images without `ids` are known by their place, which must be the same at every checkpoint.
@@ -75,7 +76,7 @@ class Checkpoint:
         y = as_tensor(labels).long()
         methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
-        return Checkpoint(
+        return CheckpointState(
             name, epoch, auc(y, probs).value, accuracy(y, probs).value, _lists(y, probs, tau), methods,
             _moves(names, y, probs),
         )  # fmt: skip
@@ -85,10 +86,10 @@ class Checkpoint:
 class Trajectory:
     """Checkpoints in the order of training. Names of classes are shown where they are known."""
 
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[CheckpointState, ...]
     class_names: tuple[str, ...] = ()
 
-    def __iter__(self) -> Iterator[Checkpoint]:
+    def __iter__(self) -> Iterator[CheckpointState]:
         return iter(self.checkpoints)
 
     def __len__(self) -> int:
@@ -130,7 +131,7 @@ class Trajectory:
                 )
                 for method, rows in values.items()
             }
-            checkpoints.append(Checkpoint(name, epochs[k], aucs[k], accuracies[k], states, methods))
+            checkpoints.append(CheckpointState(name, epochs[k], aucs[k], accuracies[k], states, methods))
         return Trajectory(tuple(checkpoints), tuple(class_names))
 
     @staticmethod
@@ -157,8 +158,7 @@ def ordered(folder: RunFolder, model: str) -> list[str]:
 
     By epoch; untrained and library weights before the first epoch, names without a number after the last.
     """
-    from heatproof.disk import valid_unicode
-    from heatproof.run.study import PRETRAINED, RANDOM, epoch_of  # needs msgspec
+    from heatproof.run.weights import PRETRAINED, RANDOM, epoch_of  # needs msgspec, a monitor does not
 
     query = "select distinct checkpoint from scores where model = ? order by 1"
     with_rows = [row["checkpoint"] for row in folder.scores().sql(query, [model])]
@@ -198,10 +198,10 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
     return found[0]
 
 
-def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkpoint | None:
+def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> CheckpointState | None:
     """One checkpoint's rows; None where it has no C-Score yet."""
     from heatproof.run.group import read_answers
-    from heatproof.run.study import epoch_of
+    from heatproof.run.weights import epoch_of
 
     rows = folder.scores().sql(
         "select method, label, metric, value, reason from scores where model = ? and checkpoint = ? "
@@ -236,7 +236,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     if ranked and ("", None, "auc") not in cells:  # the run was not asked for it
         ranking = auc(y, probs).value
     tau = parse_call(metric)[1].get("tau", 0.5)
-    return Checkpoint(
+    return CheckpointState(
         checkpoint, epoch_of(checkpoint), ranking, _accuracy(folder, model, checkpoint),
         _lists(y, probs, tau), states, _moves(ids, y, probs) if ranked else {},
     )  # fmt: skip

@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -33,7 +32,10 @@ from heatproof.monitor.measure import Answers, answers, measure, same_randomness
 from heatproof.monitor.outcome import Cost, Report, alarm_text
 from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
 from heatproof.monitor.trackers import Tracker
-from heatproof.monitor.trajectory import Checkpoint, Trajectory
+from heatproof.monitor.trajectory import CheckpointState, Trajectory
+
+if TYPE_CHECKING:
+    from heatproof.monitor.record import Recorder
 
 log = logging.getLogger("heatproof.monitor")
 SHOWN = 4  # classes in the picture
@@ -98,9 +100,12 @@ class Monitor:
         self._known: tuple[Any, Model] | None = None
         self._said: set[str] = set()
         self._spent, self._born = 0.0, time.perf_counter()
-        self._recorder: Any = None
+        self._recorder: Recorder | None = None
         if out is not None:
-            self._open(Path(out))
+            from heatproof.monitor.record import Recorder  # which needs duckdb and msgspec
+
+            self._recorder = Recorder(out, self._all, self.methods, batch_size, seed, tau, layer)
+            self.trajectory = self._recorder.trajectory() or self.trajectory
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -164,10 +169,11 @@ class Monitor:
                     self._say(f"epoch {epoch} is not stored: {error}", str(error))
             for method, count in numbers.unusable.items():
                 if count:
-                    self._say(f"{method} left {count} of {len(held)} images out: {_NOT_FINITE}")
+                    left = f"{method} left {count} of {len(held)} images out"
+                    self._say(f"{left}: their maps have NaN or infinite values")
             probs = found.probabilities
             alarms, new = self._alarms(
-                Checkpoint.measured(name, epoch, held.labels, probs, numbers.scores, self.tau, held.ids)
+                CheckpointState.measured(name, epoch, held.labels, probs, numbers.scores, self.tau, held.ids)
             )
             pictures, heat = _shown(held, found)
         except Exception as error:  # training goes on, whatever it is
@@ -182,7 +188,7 @@ class Monitor:
     def _answers(self, model: Model, held: HeldOut) -> Answers:
         return answers(model, held, self._requests, self.layer, self.batch_size, self.seed)
 
-    def _alarms(self, now: Checkpoint) -> tuple[tuple[Alarm, ...], tuple[Alarm, ...]]:
+    def _alarms(self, now: CheckpointState) -> tuple[tuple[Alarm, ...], tuple[Alarm, ...]]:
         """Add the checkpoint; its alarms, and those of them that the checkpoint before did not have.
 
         A training that was taken up from an earlier epoch rewinds.
@@ -253,18 +259,6 @@ class Monitor:
         if self._known is None or self._known[0] is not model:
             self._known = model, load_model(model)
         return self._known[1]
-
-    def _open(self, path: Path) -> None:
-        from heatproof.monitor.record import Recorder  # which needs duckdb and msgspec
-
-        self._recorder = Recorder(
-            path, self._all, self.methods, self.batch_size, self.seed, self.tau, self.layer
-        )
-        if (before := self._recorder.trajectory()) is not None:
-            self.trajectory = before
-
-
-_NOT_FINITE = "their maps have NaN or infinite values"
 
 
 def _about(alarm: Alarm) -> tuple[Any, ...]:
