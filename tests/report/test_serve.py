@@ -26,7 +26,7 @@ from heatproof.metrics.stats import mean_interval
 from heatproof.report.browse import PER_PAGE
 from heatproof.report.data import read_run
 from heatproof.report.gallery import packed_maps
-from heatproof.report.live import Live, Once, key_of
+from heatproof.report.live import Live, SharedCache, key_of
 from heatproof.report.serve import Server
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Score, Unit
@@ -234,19 +234,19 @@ def test_a_snapshot_does_not_change_while_it_is_read(tmp_path: Path) -> None:
 
 
 def test_many_who_ask_at_once_make_it_once() -> None:
-    once, made, got = Once(2), [], []
+    cache, made, got = SharedCache(2), [], []
 
     def make() -> int:
         time.sleep(0.05)
         made.append(1)
         return 7
 
-    threads = [threading.Thread(target=lambda: got.append(once.get("key", make))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: got.append(cache.get("key", make))) for _ in range(8)]
     [thread.start() for thread in threads], [thread.join() for thread in threads]
     assert got == [7] * 8 and len(made) == 1
     with pytest.raises(ZeroDivisionError):
-        once.get("broken", lambda: 1 // 0)
-    assert once.get("broken", lambda: 1) == 1, "a failure is not kept"
+        cache.get("broken", lambda: 1 // 0)
+    assert cache.get("broken", lambda: 1) == 1, "a failure is not kept"
 
 
 def test_intervals_are_those_of_plain_resampling() -> None:

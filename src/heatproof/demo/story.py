@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
 from heatproof.explain.floors import is_floor
 from heatproof.monitor.alarms import Alarm
-from heatproof.monitor.trajectory import Checkpoint, Trajectory
-from heatproof.report.charts import Line, Mark, line_panel
+from heatproof.monitor.trajectory import CheckpointState, Trajectory
+from heatproof.report.charts import Line, LinePanel, Mark
 from heatproof.report.data import RunData
 from heatproof.report.evidence import ENOUGH, floor_tests
-from heatproof.report.markup import Section, grid, name, number, panel, table
+from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
 from heatproof.report.verdict import FAILURE, Fact, Verdict
 from heatproof.studies.cose.found import Found
 
@@ -86,36 +87,28 @@ def which_maps(audit: RunData, verdict: Verdict) -> Section:
     rows = []
     for method in audit.real:
         answers = test_answers(audit, verdict, method).values()
-        cells = ["<strong>no</strong>" if answer == "no" else answer for answer in answers]
+        cells = [Markup("<strong>no</strong>") if answer == "no" else answer for answer in answers]
         count = len(caught[method])
-        result = f"{count} failure{'s' * (count != 1)}" if count else "no failure found"
-        rows.append([name(method), *cells, result])
-    heads = [f"better than its floors: {escape(of.short)}" for of in floor_tests(audit)]
-    body = (
-        "<p>A small CNN learned to tell QR codes from patterns that look like them. The pictures are made "
-        "up, so it is known where a code and its parts lie.</p>"
-        f"<p><strong>{escape(advice(audit, verdict))}</strong></p>"
-        "<p>Floors are maps made without the network: noise, the picture’s edges, its middle. A method that "
-        "is no better than they are tells you about the picture, not about the network; so does one whose "
-        f"maps stay as they were when the network’s weights become random. {_hard_floor(audit)}</p>"
-        + table(
-            ["Method", *heads, "changes with the weights", "in all"], rows, "Which method failed which test"
+        rows.append(
+            [named(method), *cells, f"{count} failure{'s' * (count != 1)}" if count else "no failure found"]
         )
-        + _same_maps(audit)
-    )
-    return Section("which", "Which maps to use", body)
+    heads = [f"better than its floors: {of.short}" for of in floor_tests(audit)]
+    content = {
+        "advice": advice(audit, verdict),
+        "hard": _hard_floor(audit),
+        "tests": Grid(
+            ["Method", *heads, "changes with the weights", "in all"], rows, "Which method failed which test"
+        ),
+        "same": [listed(group) for group in same_maps(audit)],
+    }
+    return Section("which", "Which maps to use", content, room="demo")
 
 
-def _hard_floor(audit: RunData) -> str:
+def _hard_floor(audit: RunData) -> float | None:
     """How well the edges alone find a code: these pictures make them a strong rival."""
     of = next((m for m in audit.measures if m.base == "inside"), None)
     cell = audit.cells.get((of.name, "edges")) if of else None
-    if cell is None or math.isnan(cell.value):
-        return ""
-    return (
-        f"Codes are full of edges: {cell.value:.0%} of the strongest edges lie on the code, which makes "
-        "them a hard floor on these pictures."
-    )
+    return None if cell is None or math.isnan(cell.value) else cell.value
 
 
 def _beats(audit: RunData, metric: str, method: str) -> str:
@@ -145,46 +138,35 @@ def same_maps(audit: RunData) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _same_maps(audit: RunData) -> str:
-    groups = same_maps(audit)
-    if not groups:
-        return ""
-    named = "; ".join(listed(group) for group in groups)
-    return (
-        f"<p>One and the same map on this network: {escape(named)}. It ends in a mean over all places, so "
-        "the gradient is the same everywhere and these methods cannot differ. Count them as one.</p>"
-    )
-
-
 def two_trainings(sizes: Sizes, twins: Mapping[str, RunData], verdicts: Mapping[str, Verdict]) -> Section:
     """What was done to the harmful twin, and who noticed."""
     paths = {kind: Trajectory.from_run(data.folder) for kind, data in twins.items()}
     rows = []
     for kind, data in twins.items():
         last = paths[kind].checkpoints[-1]
-        link = f'<a href="{kind}/report.html">{escape(verdicts[kind].title)}</a>'
-        alarms = f"{len(data.alarms)}, from {name(data.alarms[0].checkpoint)}" if data.alarms else "none"
+        link = Markup('<a href="{}/report.html">{}</a>').format(kind, verdicts[kind].title)
+        alarms = f"{len(data.alarms)}, from " + named(data.alarms[0].checkpoint) if data.alarms else "none"
         sure = f"{last.classes[CODE].gold} of {last.classes[CODE].total}"
         rows.append([kind, number(last.auc), f"{last.accuracy:.1%}", sure, alarms, link])
     heads = ["Training", "AUC", "accuracy", f"{CLASSES[CODE]}s it is sure of", "alarms", "its own report"]
-    body = (
-        f"<p>The network was trained twice. Epochs 1 to {sizes.first_epochs} are shared. The "
-        f"<strong>{HEALTHY}</strong> training then goes on; in the <strong>{HARMFUL}</strong> one, on "
-        f"purpose, a missed code counts {HARM[0] / HARM[CODE]:.0f} times less than a false alarm: class "
-        "weights given the wrong way round. Pictures, labels, learning rate and seed are the same. The "
-        "verdict above is about the healthy network.</p>"
-        + table(heads, rows, "The two trainings at their last checkpoint")
-        + grid([panel(f"{kind} training", _chart(kind, path, twins[kind])) for kind, path in paths.items()])
-        + '<p><span class="swatch one"></span> share of the codes that the network is sure of; dotted: AUC; '
-        "▲ an alarm. AUC looks only at the order of the answers: it does not move when a class is no longer "
-        "recognised. Accuracy does, where somebody looks at it.</p>"
-        + "".join(_alarms(kind, twins[kind]) for kind in (HARMFUL, HEALTHY))
-    )
-    return Section("trainings", "A training gone wrong", body)
+    raised = {kind: (first_alarms(twins[kind].alarms), twins[kind]) for kind in (HARMFUL, HEALTHY)}
+    content = {
+        "shared": sizes.first_epochs,
+        "healthy": HEALTHY,
+        "harmful": HARMFUL,
+        "harm": HARM[0] / HARM[CODE],
+        "numbers": Grid(heads, rows, "The two trainings at their last checkpoint"),
+        "panels": Panels([(f"{kind} training", _chart(kind, paths[kind], twins[kind])) for kind in paths]),
+        "alarms": [
+            (kind, first, len(data.alarms) - len(first), len(data.checkpoints))
+            for kind, (first, data) in raised.items()
+        ],
+    }
+    return Section("trainings", "A training gone wrong", content, room="demo")
 
 
-def _chart(kind: str, path: Trajectory, data: RunData) -> str:
-    def sure(checkpoint: Checkpoint) -> float:
+def _chart(kind: str, path: Trajectory, data: RunData) -> LinePanel:
+    def sure(checkpoint: CheckpointState) -> float:
         state = checkpoint.classes[CODE]
         return state.gold / state.total if state.total else math.nan
 
@@ -195,21 +177,7 @@ def _chart(kind: str, path: Trajectory, data: RunData) -> str:
     marks = [Mark(shares[names.index(at)], "", alarm.sentence) for at, alarm in first.items()]
     ends = [(0.0, names[0]), (float(len(names) - 1), names[-1])]
     lines = [Line("AUC", aucs, "faint"), Line("sure of", shares)]
-    return line_panel(f"AUC and codes the {kind} network is sure of", lines, ends, marks=marks)
-
-
-def _alarms(kind: str, data: RunData) -> str:
-    title = f"<h3>Alarms of the {kind} training</h3>"
-    if not data.alarms:
-        return f"{title}<p>None at {len(data.checkpoints)} checkpoints.</p>"
-    told = "".join(
-        f"<li><strong>{escape(alarm.name.capitalize())}</strong> ({escape(alarm.severity)}, "
-        f"{name(alarm.where)}). {escape(alarm.sentence)}</li>"
-        for alarm in first_alarms(data.alarms)
-    )
-    more = len(data.alarms) - len(first_alarms(data.alarms))
-    rest = f"<p>{more} more repeat these at other checkpoints.</p>" if more else ""
-    return f'{title}<ol class="alarms">{told}</ol>{rest}'
+    return LinePanel(f"AUC and codes the {kind} network is sure of", lines, ends, marks=marks)
 
 
 def first_alarms(alarms: Sequence[Alarm]) -> list[Alarm]:
@@ -225,25 +193,21 @@ def under_changes(found: Found) -> Section:
     rows = []
     for method in sorted(found.methods, key=is_floor):
         score = found.scores[method]
-        low, high = score.interval
-        between = f'<span class="sub">{number(low, ".1f")} to {number(high, ".1f")}</span>'
-        kind = '<span class="sub">floor</span>' if is_floor(method) else ""
+        low, high = (number(end, ".1f") for end in score.interval)
         rows.append(
             [
-                f"{name(method)}{kind}", f"{number(score.value, '.1f')}{between}", number(score.consistency),
-                number(score.sensitivity), str(score.n_same), str(score.n_changed),
+                with_sub(named(method), "floor") if is_floor(method) else named(method),
+                with_sub(number(score.value, ".1f"), f"{low} to {high}"),
+                number(score.consistency),
+                number(score.sensitivity),
+                str(score.n_same),
+                str(score.n_changed),
             ]
-        )  # fmt: skip
+        )
     heads = ["Method", "COSE ↑", "alike where the answer stays ↑", "different where it changes ↑",
              "pairs with the same answer", "pairs with another"]  # fmt: skip
-    body = (
-        f"<p>{found.images} pictures were moved, turned, mirrored and recoloured, and shown to the earlier "
-        "checkpoints and to the untrained network. A useful map stays when the answer stays and changes when "
-        "the answer changes; COSE is the harmonic mean of both, times 100.</p>"
-        + table(heads, rows, "COSE by method")
-        + '<p>All splits: <a href="cose/summary.md">cose/summary.md</a>.</p>'
-    )
-    return Section("cose", "When the picture or the network changes", body)
+    content = {"images": found.images, "numbers": Grid(heads, rows, "COSE by method")}
+    return Section("cose", "When the picture or the network changes", content, room="demo")
 
 
 def listed(words: Sequence[str], last: str = "and") -> str:

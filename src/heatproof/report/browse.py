@@ -23,7 +23,7 @@ import numpy as np
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.report.data import RunData
-from heatproof.report.gallery import _number, image_record
+from heatproof.report.gallery import image_record, json_number
 from heatproof.report.live import key_of
 from heatproof.store.scores import csv_cell
 
@@ -160,7 +160,7 @@ def _column(data: RunData, metric: str, method: str) -> np.ndarray:
 
 def _mean(values: np.ndarray) -> float | None:
     defined = values[np.isfinite(values)]
-    return _number(defined.mean()) if len(defined) else None
+    return json_number(defined.mean()) if len(defined) else None
 
 
 def _text(value: float) -> str:

@@ -63,7 +63,7 @@ def case_study(
 
 
 @dataclass(frozen=True)
-class Side:
+class ClassMap:
     """One method's map for one class of a confused picture."""
 
     method: str
@@ -74,7 +74,7 @@ class Side:
 def confusion(
     picture: Image.Image,
     boxes: Sequence[Sequence[float]],
-    sides: Sequence[tuple[Side, Side]],
+    sides: Sequence[Sequence[ClassMap]],
     classes: tuple[str, str],
     heading: str,
     budget: float,

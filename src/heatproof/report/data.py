@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,6 @@ class Cell:
     low: float = NAN
     high: float = NAN
     n: int | None = None  # images behind it; None for a number about a whole checkpoint
-    total: int | None = None  # with those for which it is not defined
     reason: str = ""
     margins: Mapping[str, Margin] = field(default_factory=dict)  # by floor, over the same images
 
@@ -94,7 +92,7 @@ class RunData:
     classes: Mapping[int, str]
     whole: Mapping[tuple[str, str], Cell]  # (metric, method) -> numbers about the whole checkpoint
     paths: Mapping[tuple[str, str], list[float]]  # (metric, method) -> mean at each checkpoint
-    by_class: Mapping[tuple[str, str, int], Cell]  # (metric, method, class), at the checkpoint
+    by_class: Mapping[tuple[str, str, int], Cell]  # (metric, method, class) -> numbers about that class
     agreement: Mapping[str, Mapping[tuple[str, str], float]]  # kind -> (method, method) -> mean
     curves: Mapping[str, Mapping[str, list[tuple[int, float]]]]  # method -> metric -> (percent, mean)
     alarms: list[Alarm]  # of methods that are not floors, at any checkpoint
@@ -145,16 +143,12 @@ class RunData:
             for word, of in (("true label", images.labels), ("prediction", images.predicted))
             if known and all(images.explained[i] == of[i] for i in known)
         ]
-        wrong = images.right.count(False)
         if not same:
             return "Each map explains the class named beside it." if known else ""
         told = f"Every map explains the {' and '.join(same)} of its picture"
-        asked = (
-            f"; for {wrong:,} of {len(known):,} the network says another class"
-            if same == ["true label"]
-            else ""
-        )
-        return f"{told}{asked}."
+        if same == ["true label"]:
+            told += f"; for {images.right.count(False):,} of {len(known):,} the network says another class"
+        return f"{told}."
 
     def classifier(self, base: str) -> list[float]:
         """AUC or accuracy at each checkpoint; empty where it was not computed."""
@@ -179,19 +173,19 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         "select distinct method from scores where model = ? and method <> '' and not contains(method, ?)",
         [model, PAIR],
     )
-    methods = order_methods([row["method"] for row in found], folder.manifest)
+    groups = _group_cells(folder, here)
     return RunData(
         folder=folder,
         model=model,
         models=models,
         checkpoint=checkpoint,
         checkpoints=checkpoints,
-        methods=methods,
+        methods=order_methods([row["method"] for row in found], folder.manifest),
         images=_images(folder, here),
         classes=dict(enumerate(class_names(folder))),
-        whole=_checkpoint_cells(folder, here),
+        whole={(name, m): c for (name, m, label), c in groups.items() if label is None},
         paths=_paths(folder, model, checkpoints),
-        by_class=_class_cells(folder, here),
+        by_class={(name, m, label): c for (name, m, label), c in groups.items() if label is not None},
         agreement=_agreement(folder, here),
         curves=_curves(folder, here),
         alarms=_alarms(folder, model),
@@ -241,13 +235,16 @@ def _images(folder: RunFolder, here: list[str]) -> Images:
     for group in groups:
         if stands_beside(group["metric"]):
             continue
-        column = np.full(len(ids), NAN)
+        arrays[group["metric"], group["method"]] = column = np.full(len(ids), NAN)
         column[[place[image] for image in group["images"]]] = group["found"]
-        arrays[group["metric"], group["method"]] = column
-    confidence = [NAN if row["confidence"] is None else row["confidence"] for row in rows]
-    guesses = [None if row["predicted"] is None else int(row["predicted"]) for row in rows]
-    labels, explained = ([row[name] for row in rows] for name in ("label", "explained"))
-    return Images(ids, labels, guesses, explained, confidence, arrays)
+    return Images(
+        ids=ids,
+        labels=[row["label"] for row in rows],
+        predicted=[None if row["predicted"] is None else int(row["predicted"]) for row in rows],
+        explained=[row["explained"] for row in rows],
+        confidence=[NAN if row["confidence"] is None else row["confidence"] for row in rows],
+        scores=arrays,
+    )
 
 
 def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str], Cell]:
@@ -262,35 +259,23 @@ def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str]
             margins = above_floors(judged, bool(of.higher_is_better), floors=floors)
         for method, column in columns.items():
             defined = column[np.isfinite(column)]
-            value = float(defined.mean()) if len(defined) else NAN
-            low, high = mean_interval(defined)
-            cells[name, method] = Cell(
-                value, low, high, len(defined), len(column), margins=margins.get(method, {})
-            )
+            value, interval = float(defined.mean()) if len(defined) else NAN, mean_interval(defined)
+            above = margins.get(method, {})
+            cells[name, method] = Cell(value, *interval, len(defined), margins=above)
     return cells
 
 
-def _checkpoint_cells(folder: RunFolder, here: list[str]) -> dict[tuple[str, str], Cell]:
-    rows = folder.scores().sql(
-        "select metric, method, value, reason from scores where model = ? and checkpoint = ? and image = '' "
-        "and label is null and not contains(method, ?)",
-        [*here, PAIR],
-    )
-    return {(name, method): cell for (name, method, _), cell in _beside(rows).items()}
+def _group_cells(folder: RunFolder, here: list[str]) -> dict[tuple[str, str, int | None], Cell]:
+    """Numbers about a class, or with label None about the whole checkpoint, by metric, method and label.
 
-
-def _class_cells(folder: RunFolder, here: list[str]) -> dict[tuple[str, str, int], Cell]:
+    Their counts and intervals are rows of their own and go into the same cell.
+    """
     rows = folder.scores().sql(
         "select metric, method, label, value, reason from scores where model = ? and checkpoint = ? "
-        "and image = '' and label is not null order by label",
-        here,
+        "and image = '' and not contains(method, ?) order by label",
+        [*here, PAIR],
     )
-    return _beside(rows)
-
-
-def _beside(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, Any], Cell]:
-    """Rows with their counts and intervals, which are rows of their own, in one cell."""
-    values = {(row["metric"], row["method"], row.get("label")): row for row in rows}
+    values = {(row["metric"], row["method"], row["label"]): row for row in rows}
     cells = {}
     for (name, method, label), row in values.items():
         if stands_beside(name):
@@ -300,7 +285,7 @@ def _beside(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, Any], Cel
             for each in ("low", "high", "n")
         )
         count = None if math.isnan(n) else int(n)
-        cells[name, method, label] = Cell(row["value"], low, high, count, count, row["reason"])
+        cells[name, method, label] = Cell(row["value"], low, high, count, row["reason"])
     return cells
 
 
@@ -355,7 +340,6 @@ def _curves(folder: RunFolder, here: list[str]) -> dict[str, dict[str, list[tupl
     found: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:
         if row["mean"] is not None:
-            found.setdefault(row["method"], {}).setdefault(row["kind"], []).append(
-                (row["percent"], row["mean"])
-            )
+            curve = found.setdefault(row["method"], {}).setdefault(row["kind"], [])
+            curve.append((row["percent"], row["mean"]))
     return found

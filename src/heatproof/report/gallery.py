@@ -52,20 +52,14 @@ def gallery(data: RunData, most: int = MOST, jet: bool = False) -> dict[str, Any
     chosen = list(dict.fromkeys(i for places in groups.values() for i in places))
     ids = [data.images.ids[i] for i in chosen]
     maps = {method: packed_maps(data, method, ids) for method in data.methods}
-    shown = [
-        m for m in data.measures if any((m.name, method) in data.images.scores for method in data.methods)
-    ]
     return {
-        "methods": [{"name": m, "floor": m in data.floors} for m in data.methods],
-        "metrics": [{"name": m.name, "plain": m.plain, "up": m.higher_is_better} for m in shown],
-        "headline": data.headline.name if data.headline else None,
+        **offered(data, jet),
         "groups": {key: GROUPS[key] for key, places in groups.items() if places},
-        "colours": colour_tables(jet),
         "images": [
             {
                 **image_record(data, i),
                 "groups": {key: places.index(i) for key, places in groups.items() if i in places},
-                "agreement": _number(dispute[i]),
+                "agreement": json_number(dispute[i]),
                 "picture": picture_address(data, data.images.ids[i]),
                 "maps": [maps[method].get(data.images.ids[i]) for method in data.methods],
             }
@@ -74,24 +68,35 @@ def gallery(data: RunData, most: int = MOST, jet: bool = False) -> dict[str, Any
     }
 
 
+def offered(data: RunData, jet: bool = False) -> dict[str, Any]:
+    """What a page lets people choose from: methods, metrics with a number for each image, colours."""
+    scored = {metric for metric, method in data.images.scores if method in data.methods}
+    shown = [of for of in data.measures if of.name in scored]
+    return {
+        "methods": [{"name": m, "floor": m in data.floors} for m in data.methods],
+        "metrics": [{"name": of.name, "plain": of.plain, "up": of.higher_is_better} for of in shown],
+        "headline": data.headline.name if data.headline else None,
+        "colours": colour_tables(jet),
+    }
+
+
 def image_record(data: RunData, place: int) -> dict[str, Any]:
     """An image's answers and scores: scores[metric][method] in the order of the data's methods."""
     images, explained = data.images, data.images.explained[place]
-    names = dict.fromkeys(metric for metric, _ in images.scores)
     return {
         "id": images.ids[place],
         "label": data.class_name(images.labels[place]),
         "predicted": data.class_name(images.predicted[place]),
-        "confidence": _number(images.confidence[place]),
+        "confidence": json_number(images.confidence[place]),
         "right": images.right[place],
         "explains": data.class_name(explained),
         "which": which_class(explained, images.labels[place], images.predicted[place]),
         "scores": {
             metric: [
-                _number(images.scores[metric, method][place]) if (metric, method) in images.scores else None
-                for method in data.methods
+                None if (column := images.scores.get((metric, m))) is None else json_number(column[place])
+                for m in data.methods
             ]
-            for metric in names
+            for metric in dict.fromkeys(metric for metric, _ in images.scores)
         },
     }
 
@@ -99,27 +104,23 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
 def choose(data: RunData, dispute: np.ndarray, most: int) -> dict[str, list[int]]:
     """Places of the images of each group, the most telling first."""
     each = max(1, most // len(GROUPS))
-    groups: dict[str, list[int]] = {"best": [], "worst": [], "disputed": []}
     merit = _merit(data)
     ranked = [int(i) for i in np.argsort(-merit, kind="stable") if math.isfinite(merit[i])]
     half = (len(ranked) + 1) // 2  # an image is not both
-    groups["best"], groups["worst"] = ranked[:half][:each], ranked[half:][::-1][:each]
     order = [int(i) for i in np.argsort(dispute, kind="stable") if math.isfinite(dispute[i])]
-    groups["disputed"] = order[:each]
-    if not any(groups.values()):
-        groups["best"] = list(range(min(each, len(data.images.ids))))
-    return groups
+    best, worst = ranked[:half], ranked[half:][::-1]
+    if not ranked and not order:
+        best = list(range(len(data.images.ids)))
+    return {"best": best[:each], "worst": worst[:each], "disputed": order[:each]}
 
 
 def _merit(data: RunData) -> np.ndarray:
     if data.headline is None:
         return np.full(len(data.images.ids), np.nan)
     name, sign = data.headline.name, -1.0 if data.headline.higher_is_better is False else 1.0
-    columns = [data.images.scores[name, m] for m in data.real if (name, m) in data.images.scores]
-    table = np.stack(columns)
+    table = np.stack([data.images.scores[name, m] for m in data.real if (name, m) in data.images.scores])
     defined = np.isfinite(table)
-    counts = defined.sum(0)
-    total = np.where(defined, table, 0).sum(0)
+    counts, total = defined.sum(0), np.where(defined, table, 0).sum(0)
     return np.where(counts > 0, sign * total / np.maximum(counts, 1), np.nan)
 
 
@@ -183,6 +184,6 @@ def _class(data: RunData, explained: int) -> str:
     return "" if explained < 0 else data.class_name(explained)
 
 
-def _number(value: float) -> float | None:
+def json_number(value: float) -> float | None:
     """JSON has no NaN."""
     return round(float(value), 6) if math.isfinite(value) else None

@@ -20,9 +20,9 @@ from typing import Any, TypeVar, cast
 
 from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError
 from heatproof.report.data import RunData, read_run
-from heatproof.report.gallery import colour_tables, packed_maps
-from heatproof.report.markup import Section
-from heatproof.report.page import pieces
+from heatproof.report.gallery import offered, packed_maps
+from heatproof.report.page import read_report
+from heatproof.report.pieces import Section
 from heatproof.report.verdict import judge
 from heatproof.store import RunFolder
 from heatproof.store.ledger import Seal
@@ -53,7 +53,7 @@ class Snapshot(RunFolder):
         return {unit: seal for unit, seal in super().units().items() if unit in self.parts}
 
 
-class Once:
+class SharedCache:
     """Values by key, each made once, also when many ask for it at the same time; the oldest are forgotten."""
 
     def __init__(self, most: int) -> None:
@@ -88,7 +88,7 @@ class Live:
         self._folder = RunFolder.open(path)
         self.path = self._folder.path
         self._store, self._store_lock = self._folder.maps(), threading.Lock()
-        self._once, self._lock = Once(KEPT), threading.Lock()
+        self._kept, self._lock = SharedCache(KEPT), threading.Lock()
         self._snapshot = Snapshot(self._folder, ())
         self._look_again, self._reading = 0.0, 0.0  # when, and the seconds that reading took
 
@@ -131,28 +131,20 @@ class Live:
     def choices(self, data: RunData) -> dict[str, Any]:
         """What can be chosen on the page."""
         present = sorted({label for label in data.images.labels if label is not None})
-        scored = {name for name, _ in data.images.scores}
         return {
             "model": data.model,
             "models": data.models,
             "checkpoint": data.checkpoint,
             "checkpoints": data.checkpoints,
-            "methods": [{"name": m, "floor": m in data.floors} for m in data.methods],
-            "metrics": [
-                {"name": m.name, "plain": m.plain, "up": m.higher_is_better}
-                for m in data.measures
-                if m.name in scored
-            ],
-            "headline": data.headline.name if data.headline else None,
             "classes": [{"label": label, "name": data.class_name(label)} for label in present],
-            "colours": colour_tables(),
+            **offered(data),
         }
 
     def report(self, data: RunData) -> dict[str, str]:
         """The parts of the report's page as HTML; the pictures' place is left to the live page."""
 
         def make() -> dict[str, str]:
-            return pieces(data, judge(data), Section("pictures", "Pictures", "live"))
+            return read_report(data, judge(data), Section("pictures", "Pictures", {})).fragments()
 
         return self._read(self._of(data), ("report", data.model, data.checkpoint), make)
 
@@ -188,7 +180,7 @@ class Live:
             finally:
                 self._reading += time.monotonic() - began
 
-        return self._once.get((of.version, *what), timed)
+        return self._kept.get((of.version, *what), timed)
 
     def _of(self, data: RunData) -> Snapshot:
         if not isinstance(data.folder, Snapshot):

@@ -18,26 +18,11 @@ FAMILIES = (  # in the order of the table; those of plug-ins follow
     "Maps", "Structure", "Localisation", "Faithfulness", "Consistency", "Consistency and sensitivity",
     "Sanity", "Robustness", "Causes", "Agreement", "Classifier",
 )  # fmt: skip
-BESIDE = re.compile(
-    r"_(n|low|high|degenerate|at_\d+)$"
-)  # parts that stand beside their metric, not for themselves
-
-
-EXTRAS = {  # rows that every run has, of no registered metric
-    extra.name: extra
-    for extra in (
-        Metric(
-            "degenerate", higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(),
-            about="The share of maps that are constant, so that nothing in them stands out.",
-            title="blank maps",
-        ),
-        Metric(
-            "ms_per_image", higher_is_better=False, family="Maps", floors=(),
-            about="Time of the explainer alone, warm, median over batches, on the machine named above.",
-            title="milliseconds per image",
-        ),
-    )
-}  # fmt: skip
+BESIDE = re.compile(r"_(n|low|high|degenerate|at_\d+)$")  # parts that only complete their metric
+BLANK = Metric(  # a row that every run has, of no registered metric
+    "degenerate", higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(), title="blank maps",
+    about="The share of maps that are constant, so that nothing in them stands out.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,7 +88,7 @@ def measure(name: str) -> Measure:
         base, _ = parse_call(name)
     except InputError:
         base = name
-    return Measure(name, base, EXTRAS.get(base) or _entry(base) or Metric(base))
+    return Measure(name, base, BLANK if base == BLANK.name else _entry(base) or Metric(base))
 
 
 def _entry(base: str) -> Metric | None:

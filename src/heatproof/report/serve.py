@@ -37,6 +37,7 @@ from heatproof.report.browse import PER_PAGE, as_csv, one_image, one_page, read_
 from heatproof.report.data import RunData
 from heatproof.report.live import Live
 from heatproof.report.page import asset
+from heatproof.report.pieces import fill
 
 ASSETS = {
     "page.css": "text/css", "live.css": "text/css",
@@ -123,7 +124,7 @@ class Server(ThreadingHTTPServer):
             _say_what_went_wrong()
 
 
-class Patient(io.RawIOBase):
+class TimedReader(io.RawIOBase):
     """What a connection sends, until its time is over: a byte now and then does not hold a thread."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -156,11 +157,11 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.rfile.close()
-        self.patient = Patient(self.connection)
-        self.rfile = io.BufferedReader(self.patient)
+        self.timed = TimedReader(self.connection)
+        self.rfile = io.BufferedReader(self.timed)
 
     def handle_one_request(self) -> None:
-        self.patient.expect()
+        self.timed.expect()
         super().handle_one_request()
 
     def do_GET(self) -> None:
@@ -231,7 +232,7 @@ class Handler(BaseHTTPRequestHandler):
 def answer(live: Live, path: str, query: Mapping[str, str]) -> Reply:
     """The reply to one question."""
     if path == "/":
-        return Reply(asset("live.html").encode(), "text/html")
+        return Reply(fill("live", {}).encode(), "text/html")
     if path.startswith("/assets/") and (name := path.removeprefix("/assets/")) in ASSETS:
         return Reply(asset(name).encode(), ASSETS[name])
     if path == "/state":

@@ -23,7 +23,7 @@ from heatproof.metrics import insertion_deletion
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.registry import parse_call
-from heatproof.report.case_study import Side, View, case_study, confusion
+from heatproof.report.case_study import ClassMap, View, case_study, confusion
 from heatproof.report.panels import explains
 from heatproof.show import pixels
 from heatproof.store import MapStore
@@ -74,7 +74,13 @@ class Studio:
         lots = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
         targets = next(iter(lots.values())).explained
         walked = insertion_deletion(
-            self.model, images, lots, targets, steps=self.steps, baseline=self.baseline, seed=self.seed
+            lots,
+            targets,
+            model=self.model,
+            images=images,
+            steps=self.steps,
+            baseline=self.baseline,
+            seed=self.seed,
         )
         views: dict[str, list[View]] = {name: [] for name in ids}
         for method, maps in lots.items():
@@ -112,10 +118,7 @@ class Studio:
             )
         written = []
         for i, (name, picture, boxes) in enumerate(self._pictures(batch)):
-            pairs = [
-                (Side(m, *(lot[i] for lot in sides[0][m])), Side(m, *(lot[i] for lot in sides[1][m])))
-                for m in self.methods
-            ]
+            pairs = [[ClassMap(m, *(lot[i] for lot in side[m])) for side in sides] for m in self.methods]
             chances = [scored.chances.get((name, c[i]), math.nan) for c in classes]
             titles = [f"{scored.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)]
             panel = confusion(
