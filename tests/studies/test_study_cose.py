@@ -22,14 +22,15 @@ from heatproof.errors import HeatproofError
 from heatproof.explain.api import explain
 from heatproof.images import Preprocess
 from heatproof.images.transforms import draw
-from heatproof.metrics import checkpoint_pairs
+from heatproof.metrics.checkpoint_pairs import checkpoint_pairs, comparable
 from heatproof.metrics.similarity import ssim
 from heatproof.metrics.stability import cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseResult, CoseSettings, cose_study, pairs
-from heatproof.studies.cose.page import PUBLISHED, PUBLISHED_METHODS
+from heatproof.studies.cose.page import PUBLISHED
+from heatproof.studies.cose.settings import PAPER_METHODS
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
 
@@ -197,9 +198,9 @@ def test_maps_as_cose_compares_them() -> None:
     gradients = torch.randn(2, 3, 8, 8)
     values, signed = gradients.abs().sum(1), gradients.sum(1)
     attribution = Maps("gradient", values, (8, 8), torch.zeros(2), signed_values=signed)
-    assert torch.equal(checkpoint_pairs.comparable(attribution), cose_map(gradients))
+    assert torch.equal(comparable(attribution), cose_map(gradients))
     cam = Maps("gradcam", values, (8, 8), torch.zeros(2))
-    assert torch.equal(checkpoint_pairs.comparable(cam), cam.upsample())
+    assert torch.equal(comparable(cam), cam.upsample())
     assert isinstance(Signed(values, signed), tuple)
 
 
@@ -209,20 +210,14 @@ def test_checkpoint_pairs() -> None:
         values[2] = 0
         return Maps("m", values, (18, 18), torch.tensor([0, 1, 0]), ids)
 
-    given = {"e1": maps(1), "e2": maps(2), "end": maps(2)}
-    found = checkpoint_pairs.checkpoint_pairs(
-        given, {"e1": [0, 0, 0], "e2": [0, 1, 0], "end": [0, 1, 0]}, "end"
-    )
-    assert list(found) == ["e1", "e2"]
-    assert found["e1"].same.tolist() == [True, False, True]
-    wanted = ssim(given["end"].upsample(), given["e1"].upsample())
-    assert torch.equal(found["e1"].ssim[:2], wanted[:2])
-    assert found["e2"].ssim[:2].tolist() == [1, 1]
-    assert math.isnan(found["e1"].ssim[2]) and "constant" in found["e1"].reasons()[2]
+    earlier, end = replace(maps(1), explained=torch.tensor([0, 0, 0])), maps(2)
+    found = checkpoint_pairs(earlier, end)
+    assert found.same.tolist() == [True, False, True]
+    assert torch.equal(found.ssim[:2], ssim(end.upsample(), earlier.upsample())[:2])
+    assert checkpoint_pairs(maps(2), end).ssim[:2].tolist() == [1, 1]
+    assert math.isnan(found.ssim[2]) and "constant" in found.reasons()[2]
     with pytest.raises(HeatproofError, match="same images"):
-        checkpoint_pairs.checkpoint_pairs({"e1": maps(1, ("b", "a", "c")), "end": maps(2)}, {}, "end")
-    with pytest.raises(HeatproofError, match="unknown checkpoint"):
-        checkpoint_pairs.checkpoint_pairs(given, {}, "e9")
+        checkpoint_pairs(maps(1, ("b", "a", "c")), end)
 
 
 @pytest.fixture
@@ -268,7 +263,7 @@ def test_a_study_writes_its_rows_tables_and_figures(study: CoseSettings, tmp_pat
     assert {p.name for p in (tmp_path / "out" / "tables").glob("*.csv")} == {
         "cose.csv", "table1.csv", "splits.csv", "transforms.csv", "to_final.csv",
     }  # fmt: skip
-    assert not math.isnan(found.accuracy["epoch02"].value)
+    assert not math.isnan(found.accuracy["epoch02"])
 
 
 def test_a_killed_study_goes_on_and_ends_the_same(
@@ -343,7 +338,7 @@ def test_bad_settings_are_one_sentence(
 def test_only_images_the_final_model_gets_right(study: CoseSettings, tmp_path: Path) -> None:
     everything = run(study, tmp_path / "out").found
     right = run(replace(study, require_correct=True), tmp_path / "out").found
-    share = everything.accuracy["epoch02"].value
+    share = everything.accuracy["epoch02"]
     assert 0 < share < 1 and len(right.pairs) == round(share * len(everything.pairs))
 
 
@@ -365,7 +360,7 @@ def test_a_transformer_goes_the_same_way(tmp_path: Path) -> None:
     found = run(settings, tmp_path / "out").found
     assert found.family == "transformer" and found.images == 2
     assert all(np.isfinite(found.of(m).ssim).any() for m in found.methods)
-    assert math.isnan(found.accuracy["vit"].value)  # no labels, so no accuracy, and still a COSE
+    assert math.isnan(found.accuracy["vit"])  # no labels, so no accuracy, and still a COSE
 
 
 def test_the_command_and_its_file(study: CoseSettings, tmp_path: Path) -> None:
@@ -386,7 +381,7 @@ def test_the_command_and_its_file(study: CoseSettings, tmp_path: Path) -> None:
 
 def test_the_published_values_are_the_papers(papers: dict[str, Any]) -> None:
     golden = papers["cose"]
-    assert len(PUBLISHED_METHODS) == len(golden["methods"])
+    assert len(PAPER_METHODS) == len(golden["methods"])
     for name, row in PUBLISHED.items():
         rows = [values for _, model, values in golden["rows"] if model == name] or [golden["overall_pub"]]
         assert row == pytest.approx(np.mean(rows, axis=0), abs=0.0051)

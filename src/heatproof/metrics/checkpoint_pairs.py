@@ -9,14 +9,13 @@ Cite: daroya2023cose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.kit import as_tensor, raw_maps
+from heatproof.errors import InputError
+from heatproof.metrics.kit import raw_maps
 from heatproof.metrics.similarity import REACH, REASONS, ssim
 from heatproof.metrics.stability import cose_map
 from heatproof.types import Maps, upsample
@@ -28,7 +27,7 @@ class Pairs(NamedTuple):
     """One entry per pair."""
 
     ssim: Tensor  # "n"; NaN where it is not defined
-    why: Tensor  # "n": which of `_ssim.REASONS`, 0 where it is defined
+    why: Tensor  # "n": which of `similarity.REASONS`, 0 where it is defined
     same: Tensor  # "n" bool: the prediction stayed
 
     def reasons(self) -> list[str]:
@@ -43,7 +42,7 @@ def comparable(maps: Maps) -> Tensor:
 
 
 def alike(first: Tensor, second: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """SSIM of maps "n H W" and, where it is NaN, which of `_ssim.REASONS`; all stays on the device."""
+    """SSIM of maps "n H W" and, where it is NaN, which of `similarity.REASONS`; all stays on the device."""
     value = ssim(first, second, mask=mask)
     unseen = torch.zeros_like(value, dtype=torch.bool)
     if mask is not None:
@@ -51,32 +50,17 @@ def alike(first: Tensor, second: Tensor, mask: Tensor | None = None) -> tuple[Te
     return value, torch.where(value.isnan(), torch.where(unseen, 2, 1), 0)
 
 
-def checkpoint_pairs(
-    maps: Mapping[str, Maps], predictions: Mapping[str, Any], final: str
-) -> dict[str, Pairs]:
-    """Each checkpoint's maps against those of the final one, image by image (eq. 7, the model's side).
+def checkpoint_pairs(earlier: Maps, final: Maps) -> Pairs:
+    """A method's maps at an earlier checkpoint against the final ones, image by image (eq. 7, the models).
 
-    maps: one method's maps by checkpoint, of the same images in the same order; each should explain what that
-    checkpoint predicts. predictions: the class each checkpoint predicts for each image, "b".
+    Both explain what their own checkpoint predicts, so the prediction stayed where they explain one class.
     """
-    if final not in maps:
-        raise UnknownNameError("checkpoint", final, maps)
-    end = maps[final]
-    found = {}
-    for name, other in maps.items():
-        if name == final:
-            continue
-        if other.ids != end.ids or len(other) != len(end) or other.image_size != end.image_size:
-            raise InputError(
-                f"the maps at {name!r} and {final!r} are not of the same images in the same order"
-            )
-        now, then = (as_tensor(predictions[key]).flatten() for key in (name, final))
-        if not len(now) == len(then) == len(end):
-            raise InputError(f"{len(end)} maps at {name!r} need as many predictions; got {len(now)}")
-        parts = [
-            alike(comparable(end.take(part)), comparable(other.take(part)).to(end.values.device))
-            for part in (slice(start, start + AT_ONCE) for start in range(0, len(end), AT_ONCE))
-        ]
-        values, why = (torch.cat(column) for column in zip(*parts, strict=True))
-        found[name] = Pairs(values, why, now.to(then.device) == then)
-    return found
+    if earlier.ids != final.ids or len(earlier) != len(final) or earlier.image_size != final.image_size:
+        raise InputError("the maps of the two checkpoints are not of the same images in the same order")
+    device = final.values.device
+    parts = [
+        alike(comparable(final.take(part)), comparable(earlier.take(part)).to(device))
+        for part in (slice(start, start + AT_ONCE) for start in range(0, len(final), AT_ONCE))
+    ]
+    values, why = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Pairs(values, why, earlier.explained.to(device) == final.explained)

@@ -109,25 +109,25 @@ class RowMaker:
 
     def broken(self, failures: Sequence[Failure], labels: Mapping[str, int | None]) -> Iterator[Score]:
         for failure in failures:
-            yield self._row(failure.id, labels.get(failure.id), None, "", "image", math.nan, failure.reason)
+            yield self.row(failure.id, labels.get(failure.id), None, "", "image", math.nan, failure.reason)
 
     def answers(self, batch: Batch, logits: Tensor) -> Iterator[Score]:
         chances, guesses = probabilities(logits).double().tolist(), predicted(logits).tolist()
-        for i, (name, label) in enumerate(zip(batch.ids, _labels(batch), strict=True)):
+        for i, (name, label) in enumerate(zip(batch.ids, labels_of(batch), strict=True)):
             guess = None if any(map(math.isnan, chances[i])) else int(guesses[i])
             every = range(len(chances[i]))
             named = sorted(c for c in {label, guess} if c is not None)
             for c in every if len(every) <= ALL_CLASSES_UP_TO else named:
                 reason = NO_ANSWER if math.isnan(chances[i][c]) else ""
-                yield self._row(name, label, c, "", "probability", chances[i][c], reason)
+                yield self.row(name, label, c, "", "probability", chances[i][c], reason)
             value, reason = (math.nan, NO_ANSWER) if guess is None else (float(guess), "")
-            yield self._row(name, label, guess, "", "predicted", value, reason)
+            yield self.row(name, label, guess, "", "predicted", value, reason)
 
     def scores(self, metrics: Sequence[str], scene: Scene) -> Iterator[Score]:
         """Metrics of the scene's maps, method by method; a map that is not finite is scored NaN."""
         bad = {method: (~finite(maps)).tolist() for method, maps in scene.maps.items()}
         scene = replace(scene, maps={method: blanked(maps) for method, maps in scene.maps.items()})
-        labels, explained = _labels(scene.batch), [c if c >= 0 else None for c in scene.targets.tolist()]
+        labels, explained = labels_of(scene.batch), [c if c >= 0 else None for c in scene.targets.tolist()]
         for method, metric, values, reasons in _values(metrics, scene):
             for i, value in enumerate(values.double().tolist()):
                 reason = reasons[i]
@@ -135,15 +135,15 @@ class RowMaker:
                     value, reason = math.nan, NO_MAP if explained[i] is None else NOT_FINITE
                 elif math.isnan(value):
                     reason = reason or NOT_DEFINED
-                yield self._row(scene.batch.ids[i], labels[i], explained[i], method, metric, value, reason)
+                yield self.row(scene.batch.ids[i], labels[i], explained[i], method, metric, value, reason)
 
     def about(self, method: str, label: int | None, metric: str, value: float, reason: str = "") -> Score:
         """A row about a class, or about all images where the label is None."""
-        return self._row("", label, label, method, metric, float(value), reason)
+        return self.row("", label, label, method, metric, float(value), reason)
 
-    def _row(
+    def row(
         self, image: str, label: int | None, explained: int | None, method: str, metric: str, value: float,
-        reason: str,
+        reason: str = "",
     ) -> Score:  # fmt: skip
         return Score(self.model, self.checkpoint, image, label, explained, method, metric, value, reason)
 
@@ -162,7 +162,7 @@ def _values(metrics: Sequence[str], scene: Scene) -> Iterator[tuple[str, str, Te
                 yield method, name, values, reasons
 
 
-def _labels(batch: Batch) -> list[int | None]:
+def labels_of(batch: Batch) -> list[int | None]:
     return [None] * len(batch.ids) if batch.labels is None else batch.labels.tolist()
 
 

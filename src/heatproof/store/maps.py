@@ -171,6 +171,12 @@ class MapStore:
             self._refresh()
         return [i in self._places.get(key, {}) for i in wanted]
 
+    def shared(self, places: Sequence[tuple[str, str]]) -> list[str]:
+        """The images with a map at every one of these (checkpoint, method), in order of their ids."""
+        self._refresh()
+        keys = [(valid_unicode(checkpoint), valid_unicode(method)) for checkpoint, method in places]
+        return sorted(set.intersection(*(set(self._places.get(key, ())) for key in keys)))
+
     def read(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> Maps:
         """The maps of these images in the order given, or of all images in order of their ids."""
         if not ids or not all(self.known(checkpoint, method, ids)):

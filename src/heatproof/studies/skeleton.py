@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from heatproof.disk import write_whole
+from heatproof.explain.floors import is_floor
+from heatproof.metrics.stats import mean_interval
 from heatproof.models.load import placed_spec
+from heatproof.report.tables import Value
 from heatproof.run.config import toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress
@@ -32,8 +38,10 @@ def run_config(
 
     settings: of a study whose runs have seed, batch_size, device and threads.
     """
-    own = ("seed", "batch_size", "device", "threads")
-    run = {"targets": targets} | {name: getattr(settings, name) for name in own}
+    run = {
+        "seed": settings.seed, "batch_size": settings.batch_size, "targets": targets,
+        "device": settings.device, "threads": settings.threads,
+    }  # fmt: skip
     tables = {"run": run, "model": model, "images": images, **more}
     return {"methods": list(methods), "metrics": list(metrics)} | {
         name: {key: value for key, value in table.items() if value is not None}
@@ -74,3 +82,16 @@ def whole_run(study: Path, out: Path, progress: Progress | None) -> Result:
     if result.done < result.units:
         raise KeyboardInterrupt
     return result
+
+
+def mean_value(values: Iterable[float], seed: int = 0) -> Value:
+    """The mean of what is defined, its 95 % interval, and how many that are."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return Value(math.nan, None, 0)
+    return Value(float(np.mean(known)), mean_interval(known, seed=seed), len(known))
+
+
+def floor_rows(methods: Iterable[str]) -> frozenset[int]:
+    """Which rows of a table of methods are floors, which do not compete."""
+    return frozenset(i for i, method in enumerate(methods) if is_floor(method))

@@ -29,13 +29,14 @@ authors repeat them for LIME and not for SmoothGrad).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError, UnknownNameError
 from heatproof.explain.api import explain, read_methods
@@ -48,6 +49,7 @@ from heatproof.models.load import best_device
 from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
+from heatproof.run.score import RowMaker, labels_of
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, check_classes, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
@@ -55,9 +57,8 @@ from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.pairs import input_pairs, model_ready
 from heatproof.studies.cose.settings import CoseSettings
+from heatproof.studies.skeleton import run_config
 from heatproof.types import Batch, Maps, Score, Unit
-
-NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     manifest = _manifest(settings, opened, hashes, final)
     folder = RunFolder.resume(settings.out, manifest, free=FREE)
     with folder.lock(), fixed_threads(settings.threads or torch.get_num_threads()):
-        _Worker(settings, opened, folder, final, progress).run(list(hashes))
+        Worker(settings, opened, folder, final, progress).run(hashes)
     found = read_pairs(folder, settings.require_correct)
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
     if found.images == 0:
@@ -101,27 +102,28 @@ FREE = ("images.path", "model.checkpoints", "batch_size", "name", "dataset")
 FAILED = "select distinct image, reason from scores where metric = 'cose' order by image"
 
 
-class _Worker:
+@dataclass(frozen=True)
+class Worker:
     """Computes the units that are not there yet."""
 
-    def __init__(
-        self, settings: CoseSettings, opened: Opened, folder: RunFolder, final: str, progress: Progress
-    ) -> None:
-        self.settings, self.opened, self.folder = settings, opened, folder
-        self.final, self.progress = final, progress
+    settings: CoseSettings
+    opened: Opened
+    folder: RunFolder
+    final: str
+    progress: Progress
 
-    def run(self, checkpoints: list[str]) -> None:
+    def run(self, checkpoints: Iterable[str]) -> None:
         done = self.folder.done()
         # The final model first: the others are compared with its maps.
         order = [self.final, *(c for c in checkpoints if c != self.final)]
         units = [unit for checkpoint in order for unit in self.units(checkpoint)]
         waiting = [unit for unit in units if unit.hash not in done]
-        images = sum(stop - start for start, stop in (unit.images for unit in waiting))
+        images = sum(len(range(*unit.images)) for unit in waiting)
         self.progress.start(images, len(units), len(units) - len(waiting))
         try:
             for unit in waiting:
                 self.compute(unit)
-                self.progress.advance(unit.images[1] - unit.images[0], 1)
+                self.progress.advance(len(range(*unit.images)), 1)
         finally:
             self.progress.finish()
 
@@ -134,89 +136,84 @@ class _Worker:
                 yield Unit(checkpoint, span, methods, metrics, self.settings.seed)
 
     def compute(self, unit: Unit) -> None:
-        model = self.opened.model(unit.checkpoint)
-        indices = range(*unit.images)
+        model, indices = self.opened.model(unit.checkpoint), range(*unit.images)
         (loaded,) = batches(self.opened.source, model.preprocess, len(indices), indices)
-        rows = [_row(self, unit, f.id, "cose", NAN, f.reason) for f in loaded.failures]
+        maker = RowMaker(self.opened.model_name, unit.checkpoint)
+        rows = [maker.row(f.id, None, None, "", "cose", math.nan, f.reason) for f in loaded.failures]
         maps: dict[str, Maps] = {}
-        if loaded.batch.ids:
-            first = unit.methods == method_groups(self.folder.manifest)[0]
-            more, maps = self.pairs(unit, model, loaded.batch, first)
-            rows += more
-        self.folder.write_unit(unit, rows, maps)
+        batch, is_final = loaded.batch, unit.checkpoint == self.final
+        if batch.ids:
+            pictures = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
+            # Why the others take the next seed is said in pairs.py.
+            seed = self.settings.seed + (not is_final and not self.settings.same_seed)
+            ready = model_ready(model, pictures)
+            maps = explain(model, ready, unit.methods, seed=seed, ids=batch.ids, **self.passes)
+            if unit.methods == method_groups(self.folder.manifest)[0]:
+                rows += correct_rows(maker, batch, maps[unit.methods[0]].explained.tolist())
+            for method, one in maps.items():
+                empty = zip(batch.ids, one.degenerate.tolist(), strict=True)
+                rows += [maker.row(name, None, None, method, "degenerate", float(was)) for name, was in empty]
+            if is_final:
+                rows += self.input_rows(maker, model, batch, pictures, maps)
+            else:
+                rows += self.model_rows(maker, batch, maps)
+        self.folder.write_unit(unit, rows, maps if is_final else {})
 
-    def pairs(
-        self, unit: Unit, model: Model, batch: Batch, first: bool
-    ) -> tuple[list[Score], dict[str, Maps]]:
-        is_final, options = unit.checkpoint == self.final, self.passes()
-        pictures = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
-        # Why the others take the next seed is said in pairs.py.
-        seed = self.settings.seed + (not is_final and not self.settings.same_seed)
-        maps = explain(model, model_ready(model, pictures), unit.methods, seed=seed, ids=batch.ids, **options)
-        predicted = maps[unit.methods[0]].explained
-        rows = list(self.correct(unit, batch, predicted.tolist())) if first else []
-        for method in unit.methods:
-            for image, empty in zip(batch.ids, maps[method].degenerate.tolist(), strict=True):
-                rows.append(_row(self, unit, image, "degenerate", float(empty), method=method))
-        if not is_final:
-            return rows + list(self.model_rows(unit, batch, maps)), {}
-        settings = self.settings
-        drawn = draw(settings.seed, batch.ids, settings.draws, settings.transforms)
-        compared = input_pairs(
-            model, pictures, maps, drawn, seed=settings.seed, same_seed=settings.same_seed, **options
+    def input_rows(
+        self, maker: RowMaker, model: Model, batch: Batch, pictures: Tensor, maps: Mapping[str, Maps]
+    ) -> Iterator[Score]:
+        """The final model's maps against those of transformed pictures."""
+        told, labels = self.settings, labels_of(batch)
+        drawn = draw(told.seed, batch.ids, told.draws, told.transforms)
+        found = input_pairs(
+            model, pictures, maps, drawn, seed=told.seed, same_seed=told.same_seed, **self.passes
         )
-        classes, before = compared.predicted.tolist(), predicted.tolist()
-        for method in unit.methods:
-            values, whys = compared.ssim[method].tolist(), compared.why[method].tolist()
+        classes = found.predicted.tolist()
+        for method, one in maps.items():
+            values, whys, before = (
+                c.tolist() for c in (found.ssim[method], found.why[method], one.explained)
+            )
             for i, image in enumerate(batch.ids):
                 for v, name in enumerate(drawn.names):
-                    kind = "same" if classes[i][v] == before[i] else "changed"
-                    what = f"cose_{kind}({name},{drawn.magnitudes[i, v]:+.4g})"
-                    reason = REASONS[whys[i][v]]
-                    label, explained = _label(batch, i), classes[i][v]
-                    rows.append(_row(self, unit, image, what, values[i][v], reason, method, label, explained))
-        return rows, maps
+                    what = f"{_kind(classes[i][v] == before[i])}({name},{drawn.magnitudes[i, v]:+.4g})"
+                    cell = method, what, values[i][v], REASONS[whys[i][v]]
+                    yield maker.row(image, labels[i], classes[i][v], *cell)
 
-    def model_rows(self, unit: Unit, batch: Batch, maps: Mapping[str, Maps]) -> Iterator[Score]:
-        store = self.folder.maps()
-        for method in unit.methods:
-            end = store.read(self.final, method, batch.ids).to(maps[method].values.device)
-            both = {self.final: end, unit.checkpoint: maps[method]}
-            predictions = {name: one.explained for name, one in both.items()}
-            pairs = checkpoint_pairs(both, predictions, self.final)[unit.checkpoint]
-            columns = (
-                pairs.ssim.tolist(),
-                pairs.same.tolist(),
-                pairs.reasons(),
-                maps[method].explained.tolist(),
-            )
-            for i, (value, same, reason, explained) in enumerate(zip(*columns, strict=True)):
-                what = f"cose_{'same' if same else 'changed'}(checkpoint,{self.final})"
-                yield _row(self, unit, batch.ids[i], what, value, reason, method, _label(batch, i), explained)
+    def model_rows(self, maker: RowMaker, batch: Batch, maps: Mapping[str, Maps]) -> Iterator[Score]:
+        """An earlier checkpoint's maps against the final ones, which are stored."""
+        store, labels = self.folder.maps(), labels_of(batch)
+        for method, one in maps.items():
+            pairs = checkpoint_pairs(one, store.read(self.final, method, batch.ids).to(one.values.device))
+            columns = (one.explained, pairs.ssim, pairs.same)
+            listed = zip(batch.ids, labels, *(c.tolist() for c in columns), pairs.reasons(), strict=True)
+            for image, label, explained, value, same, reason in listed:
+                what = f"{_kind(same)}(checkpoint,{self.final})"
+                yield maker.row(image, label, explained, method, what, value, reason)
 
-    def correct(self, unit: Unit, batch: Batch, predicted: list[int]) -> Iterator[Score]:
-        for i, (image, explained) in enumerate(zip(batch.ids, predicted, strict=True)):
-            label = _label(batch, i)
-            value, reason = (
-                (NAN, "the images have no labels") if label is None else (float(label == explained), "")
-            )
-            yield _row(self, unit, image, "correct", value, reason, "", label, explained)
-
+    @property
     def passes(self) -> dict[str, Any]:
         layer, batch_size = self.settings.layer, self.settings.batch_size
         return {"layer": layer, "batch_size": batch_size, "progress": self.progress.inputs}
 
 
+def correct_rows(maker: RowMaker, batch: Batch, predicted: Sequence[int]) -> Iterator[Score]:
+    for image, label, guess in zip(batch.ids, labels_of(batch), predicted, strict=True):
+        known = label is not None
+        value, reason = (float(label == guess), "") if known else (math.nan, "the images have no labels")
+        yield maker.row(image, label, guess, "", "correct", value, reason)
+
+
+def _kind(same: bool) -> str:
+    return "cose_same" if same else "cose_changed"
+
+
 def method_groups(manifest: Manifest) -> list[tuple[str, ...]]:
     """Methods that were asked for together, in the order in which the study grew."""
-    seen: list[str] = []
-    groups = []
+    groups: list[tuple[str, ...]] = []
     for config in [*(stage["config"] for stage in manifest.earlier), manifest.config]:
-        new = tuple(method for method in config["methods"] if method not in seen)
-        if new:
-            groups.append(new)
-            seen += new
-    return groups
+        seen = {method for group in groups for method in group}
+        groups.append(tuple(method for method in config["methods"] if method not in seen))
+    return [group for group in groups if group]
 
 
 def _open(settings: CoseSettings) -> Opened:
@@ -226,33 +223,24 @@ def _open(settings: CoseSettings) -> Opened:
     own_weights = settings.model.partition(":")[0] not in LIBRARIES_WITHOUT_WEIGHTS
     if not (settings.checkpoints or settings.pretrained or own_weights):
         raise InputError(f"{settings.model} has no trained weights; name checkpoints or set pretrained")
-    device = best_device(settings.device)
     names = {"class_names": list(settings.class_names)} if settings.class_names else {}
-    study = study_from(
-        {
-            "methods": list(settings.methods),
-            "run": {"seed": settings.seed, "device": device},
-            "model": {
-                "spec": settings.model,
-                "checkpoints": [str(path) for path in settings.checkpoints],
-                "random_init": settings.random_init and bool(settings.checkpoints or settings.pretrained),
-                "pretrained": settings.pretrained,
-                "num_classes": settings.num_classes,
-                "layer": settings.layer,
-                "name": settings.name,
-                "allow_pickle": settings.allow_pickle,
-                "options": dict(settings.model_options),
-            },
-            "images": {
-                "kind": settings.kind,
-                "path": str(settings.images),
-                "limit": settings.limit,
-                "seed": settings.seed,
-                "options": {**settings.image_options, **names},
-            },
-        }
-    )
-    opened = Opened(study, Path.cwd(), device)
+    model = {
+        "spec": settings.model,
+        "checkpoints": [str(path) for path in settings.checkpoints],
+        "random_init": settings.random_init and bool(settings.checkpoints or settings.pretrained),
+        "options": dict(settings.model_options),
+    } | {
+        key: getattr(settings, key) for key in ("pretrained", "num_classes", "layer", "name", "allow_pickle")
+    }
+    images = {
+        "kind": settings.kind,
+        "path": str(settings.images),
+        "limit": settings.limit,
+        "seed": settings.seed,
+        "options": {**settings.image_options, **names},
+    }
+    study = study_from(run_config(settings, settings.methods, (), model, images))
+    opened = Opened(study, Path.cwd(), best_device(settings.device))
     opened.source  # noqa: B018  (images that are not there are said before weights are read)
     return opened
 
@@ -306,15 +294,3 @@ def family(module: nn.Module) -> str:
     """transformer where something in the network attends, else CNN."""
     names = {type(part).__name__.lower() for part in module.modules()}
     return "transformer" if any("attention" in name for name in names) else "CNN"
-
-
-def _label(batch: Batch, i: int) -> int | None:
-    return None if batch.labels is None else int(batch.labels[i])
-
-
-def _row(
-    worker: _Worker, unit: Unit, image: str, what: str, value: float, reason: str = "", method: str = "",
-    label: int | None = None, explained: int | None = None,
-) -> Score:  # fmt: skip
-    name = worker.opened.model_name
-    return Score(name, unit.checkpoint, image, label, explained, method, what, value, reason)
