@@ -36,7 +36,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Box = tuple[float, float, float, float]
 
 
-class Axis(NamedTuple):
+class Side(NamedTuple):
     """One side of a picture on its way to the crop: n pixels become `scaled`, of which `size` are kept."""
 
     n: int
@@ -78,7 +78,7 @@ class Preprocess:
     def channels(self) -> int:
         return len(self.mean)
 
-    def axes(self, picture: Size) -> tuple[Axis, Axis]:
+    def axes(self, picture: Size) -> tuple[Side, Side]:
         """What happens to the columns and to the rows of a picture of this width and height."""
         if isinstance(self.resize, int):
             short = min(picture)
@@ -92,7 +92,7 @@ class Preprocess:
             )
         kept = (self.size[1], self.size[0])
         columns, rows = (
-            Axis(n, long, round((long - size) / 2), size)
+            Side(n, long, round((long - size) / 2), size)
             for n, long, size in zip(picture, scaled, kept, strict=True)
         )
         return columns, rows

@@ -245,7 +245,7 @@ TRANSFORMS: dict[str, Transform] = {
 }
 
 
-class Run(NamedTuple):
+class Variants(NamedTuple):
     """Neighbouring variants made by one transform."""
 
     transform: Transform
@@ -260,11 +260,11 @@ class Drawn:
     names: tuple[str, ...]  # "v": the transform of each variant, equal ones side by side
     magnitudes: np.ndarray  # "images v", 0 for fixed transforms
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[Variants]:
         """The variants transform by transform."""
         for name in dict.fromkeys(self.names):
             first = self.names.index(name)
-            yield Run(TRANSFORMS[name], first, first + self.names.count(name))
+            yield Variants(TRANSFORMS[name], first, first + self.names.count(name))
 
 
 def draw(seed: int, ids: Sequence[str], draws: int = DRAWS, names: Sequence[str] | None = None) -> Drawn:

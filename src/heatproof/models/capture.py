@@ -20,7 +20,6 @@ from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
 from heatproof.models.activated import Rectified, default_layer
 from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import (
-    Layout,
     find_module,
     first_tensor,
     known_scales,
@@ -77,9 +76,8 @@ def _choose_layers(
             find_module(model.module, name)
         if len(named) > 1 or "scales" not in needs:
             return Chosen(named[-1], named, named)
-        names = tuple(
-            dict.fromkeys((*(known_scales(model) or searched_scales(model, images, named[0])), *named))
-        )
+        scales = known_scales(model) or searched_scales(model, images, named[0])
+        names = tuple(dict.fromkeys((*scales, *named)))
         return Chosen(named[0], names, names)
     main = default_layer(model, images)
     if main is None:
@@ -127,11 +125,16 @@ def _capture(
             if name not in taken.outputs:
                 raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
         chosen = model.check_targets(targets, logits.detach()[:count])
-        layouts = {name: _layout(taken, name, inputs, model) for name in names}
+        layouts = {}
+        for name in names:
+            layout = layout_of(taken.outputs[name], inputs, model.module)
+            if layout is None:
+                raise _NotAPicture(name, taken.whole[name])
+            layouts[name] = layout
         gradients = _gradients(
             logits[:count], chosen, taken, inputs, wants_layer_gradients, wants_input_gradient
         )
-    order = tuple(taken.order)
+    order = tuple(taken.outputs)
 
     def pictures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {n: layouts[n].picture(t.detach()[:count]) for n, t in tensors.items() if n in layouts}
@@ -160,10 +163,6 @@ class Taken:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def order(self) -> list[str]:
-        return list(self.outputs)
-
 
 @contextmanager
 def tap(
@@ -186,9 +185,7 @@ def tap(
         taken.whole[name] = output
         if tensor is None:
             return None
-        leaf = tensor
-        if gradients and not tensor.requires_grad:
-            leaf = tensor.detach().requires_grad_()
+        leaf = tensor.detach().requires_grad_() if gradients and not tensor.requires_grad else tensor
         taken.outputs.pop(name, None)  # a module that runs twice counts where it ran last
         taken.outputs[name] = leaf
         # The rest of the network gets a copy: an in-place ReLU behind the layer must not change what we keep.
@@ -236,19 +233,10 @@ class _NotAPicture(Exception):
         self.name, self.output = name, output
 
 
-def _layout(taken: Taken, name: str, inputs: Tensor, model: Model) -> Layout:
-    layout = layout_of(taken.outputs[name], inputs, model.module)
-    if layout is None:
-        raise _NotAPicture(name, taken.whole[name])
-    return layout
-
-
 def _gradients(
     logits: Tensor, targets: Tensor, taken: Taken, inputs: Tensor, of_layers: bool, of_input: bool
 ) -> dict[str, Tensor]:
-    wanted = dict(taken.outputs) if of_layers else {}
-    if of_input:
-        wanted["input"] = inputs
+    wanted = (taken.outputs if of_layers else {}) | ({"input": inputs} if of_input else {})
     if not wanted:
         return {}
     score = class_scores(logits, targets).sum()

@@ -5,33 +5,26 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 
 from heatproof.errors import InputError, MissingExtraError, need
 
+ABSENT = (MissingExtraError, AttributeError, KeyError)  # a package, or its names in this version of it
 WORDNET_ID = re.compile(r"n\d{8}")
 
 
 @cache
 def imagenet_classes() -> tuple[str, ...] | None:
     """The 1,000 ImageNet names as torchvision or timm writes them, None where neither is installed."""
-    for read in (_from_torchvision, _from_timm):
-        try:
-            return read()
-        except (MissingExtraError, AttributeError, KeyError):  # absent, broken, or of a version without them
-            continue
+    with suppress(*ABSENT):
+        models = need("torchvision.models", "torchvision")
+        return tuple(models.get_model_weights("resnet18").DEFAULT.meta["categories"])
+    with suppress(*ABSENT):
+        info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
+        # The first of several synonyms: "tench, Tinca tinca" is a tench.
+        return tuple(info.index_to_description(i).split(",")[0] for i in range(info.num_classes()))
     return None
-
-
-def _from_torchvision() -> tuple[str, ...]:
-    models = need("torchvision.models", "torchvision")
-    return tuple(models.get_model_weights("resnet18").DEFAULT.meta["categories"])
-
-
-def _from_timm() -> tuple[str, ...]:
-    info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
-    # The first of several synonyms: "tench, Tinca tinca" is a tench.
-    return tuple(info.index_to_description(i).split(",")[0] for i in range(info.num_classes()))
 
 
 def _plain(name: str) -> str:
@@ -87,8 +80,7 @@ def _some(names: Iterable[str]) -> str:
 @cache
 def imagenet_wordnet_ids() -> dict[str, int]:
     """ImageNet's 1,000 classes by WordNet id, empty where timm, which knows them, is not installed."""
-    try:
+    with suppress(*ABSENT):
         info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
-    except (MissingExtraError, AttributeError, KeyError):
-        return {}
-    return {info.index_to_label_name(k): k for k in range(info.num_classes())}
+        return {info.index_to_label_name(k): k for k in range(info.num_classes())}
+    return {}

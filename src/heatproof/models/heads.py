@@ -14,7 +14,6 @@ Numbers alone cannot tell sigmoids from logits that happen to lie in [0, 1]; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -23,12 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import ModelError
 
-SOFTMAX, ONE_LOGIT, PROBABILITIES, ONE_PROBABILITY = (
-    "softmax",
-    "one logit",
-    "probabilities",
-    "one probability",
-)
+SOFTMAX, ONE_LOGIT = "softmax", "one logit"
+PROBABILITIES, ONE_PROBABILITY = "probabilities", "one probability"
 MEANING = {
     SOFTMAX: "logits, made probabilities by a softmax",
     ONE_LOGIT: "one logit, of class 1, made a probability by a sigmoid",
@@ -47,16 +42,10 @@ class LastStep(TorchFunctionMode):
         super().__init__()
         self.made: dict[int, str] = {}
 
-    def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and (place := _memory(result)) is not None:
-            name = getattr(function, "__name__", "")
+            name = getattr(func, "__name__", "")
             is_view = any(isinstance(a, Tensor) and _memory(a) == place for a in args)
             if name in SIGMOIDS or not is_view:
                 self.made[place] = name
@@ -114,7 +103,9 @@ def find_head(module: nn.Module, scores: Tensor, step: str) -> str:
     sigmoid = squashed and step in SIGMOIDS
     if classes == 1:
         return ONE_PROBABILITY if sigmoid else ONE_LOGIT
-    if sigmoid or _says_multi_label(module):
+    # Hugging Face's configuration says so, or the last activation of a Keras graph, left out of the pass.
+    told = getattr(getattr(module, "config", None), "problem_type", None) == "multi_label_classification"
+    if sigmoid or told or getattr(module, "final_activation", "") in ("sigmoid", "log_sigmoid"):
         raise ModelError(
             f"the network ends in {classes} sigmoids, one per finding; multi-label heads are not scored yet: "
             "wrap it to return the one logit of the finding you ask about"
@@ -122,13 +113,6 @@ def find_head(module: nn.Module, scores: Tensor, step: str) -> str:
     rounding = max(ROUNDING, 2 * torch.finfo(scores.dtype).eps)
     one = squashed and bool((scores.sum(1, dtype=torch.float64) - 1).abs().max() <= rounding)
     return PROBABILITIES if one and step not in LINEAR else SOFTMAX
-
-
-def _says_multi_label(module: nn.Module) -> bool:
-    """Hugging Face's configuration, or the last activation of a Keras graph, left out of the pass."""
-    told = getattr(getattr(module, "config", None), "problem_type", None)
-    squashing = getattr(module, "final_activation", "")
-    return told == "multi_label_classification" or squashing in ("sigmoid", "log_sigmoid")
 
 
 def as_logits(scores: Tensor, head: str) -> Tensor:

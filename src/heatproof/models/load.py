@@ -29,7 +29,7 @@ from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint
 from heatproof.models.layers import find_module
-from heatproof.models.libraries import LIBRARIES, Request, build_lite0, from_keras, sized
+from heatproof.models.libraries import LIBRARIES, NetworkRequest, build_lite0, from_keras, sized
 from heatproof.models.model import Model
 
 LITE = ("lite0", "efficientnet-lite0", "efficientnet_lite0")
@@ -67,7 +67,7 @@ def load_model(
     >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
     ('cat', 'dog')
     """
-    request = Request(
+    request = NetworkRequest(
         str(spec_or_module) if isinstance(spec_or_module, (str, PathLike)) else "",
         num_classes=num_classes,
         pretrained=pretrained,
@@ -78,20 +78,20 @@ def load_model(
     model = _build(spec_or_module, request)
     if checkpoint is not None:
         model = _with_weights(model, spec_or_module, request, Path(checkpoint))
-    changes: dict[str, Any] = {
-        "layer": layer,
-        "classes": _class_names(classes, num_classes),
-        "preprocess": preprocess,
-    }
+    names = _class_names(classes, num_classes)
+    changes: dict[str, Any] = {"layer": layer, "classes": names, "preprocess": preprocess}
     model = replace(model, **{name: value for name, value in changes.items() if value is not None})
     if model.layer is not None:
         find_module(model.module, model.layer)
     if device is not None:
-        _move(model, device)
+        try:
+            model.module.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
     return model
 
 
-def _build(spec: Any, request: Request) -> Model:
+def _build(spec: Any, request: NetworkRequest) -> Model:
     if isinstance(spec, (str, PathLike)):
         return _build_by_name(str(spec), request)
     if isinstance(spec, type):
@@ -102,12 +102,12 @@ def _build(spec: Any, request: Request) -> Model:
     return _as_model(spec)
 
 
-def _refuse_options(request: Request, what: str) -> None:
+def _refuse_options(request: NetworkRequest, what: str) -> None:
     if extra := ", ".join([*request.chosen_classes, *request.options]):
         raise InputError(f"{extra}: only for networks built by name; {what} is built already")
 
 
-def _build_by_name(spec: str, request: Request) -> Model:
+def _build_by_name(spec: str, request: NetworkRequest) -> Model:
     library, _, name = spec.partition(":")
     path, _, factory = spec.rpartition(":")
     if spec.lower() in LITE:
@@ -161,7 +161,7 @@ def _as_model(thing: Any) -> Model:
     return Model(thing, preprocess=sized(Preprocess(), thing))
 
 
-def _with_weights(model: Model, spec: Any, request: Request, path: Path) -> Model:
+def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path) -> Model:
     if isinstance(model.module, keras_graph.KerasClassifier) and path.suffix in keras_graph.FILES:
         model.module.load_keras_weights(path)
         return model
@@ -178,7 +178,7 @@ def _with_weights(model: Model, spec: Any, request: Request, path: Path) -> Mode
     return model
 
 
-def _factory(path: Path, request: Request) -> Model:
+def _factory(path: Path, request: NetworkRequest) -> Model:
     """What a function in a Python file makes."""
     if not path.is_file():
         raise ModelError(f"no such file: {path}")
@@ -248,10 +248,3 @@ def _class_names(classes: Sequence[str] | None, num_classes: int | None) -> tupl
     if num_classes is not None and len(names) != max(2, num_classes):
         raise InputError(f"there are {len(names)} class names for {num_classes} classes; they must match")
     return names
-
-
-def _move(model: Model, device: str | torch.device) -> None:
-    try:
-        model.module.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"cannot use the device {str(device)!r}: {first_line(error)}") from error
