@@ -17,11 +17,11 @@ from PIL import Image
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.metrics.consistency import CScore
-from heatproof.monitor.trajectory import Checkpoint, ClassState, MethodState, Trajectory
+from heatproof.monitor.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 from heatproof.store import RunFolder
-from heatproof.studies._cscore_page import candidates, recommend
-from heatproof.studies._cscore_reference import compare
-from heatproof.studies.cscore import CscoreSettings, check, cscore_study
+from heatproof.studies.cscore import CscoreSettings, compare, cscore_study
+from heatproof.studies.cscore.page import candidates, recommend
+from heatproof.studies.cscore.protocol import check
 
 NETWORK = """
 from heatproof.train import small_net
@@ -184,7 +184,7 @@ def run_of(*checkpoints: tuple[float, dict[str, tuple[CScore, CScore]]]) -> Traj
             m: MethodState(state((a.value + b.value) / 2, (a.interval[0] + b.interval[0]) / 2), {0: a, 1: b})
             for m, (a, b) in methods.items()
         }
-        made.append(Checkpoint(f"e{k}", k, auc, auc, dict.fromkeys((0, 1), ClassState(60, 50)), states))
+        made.append(CheckpointState(f"e{k}", k, auc, auc, dict.fromkeys((0, 1), ClassState(60, 50)), states))
     return Trajectory(tuple(made), ("healthy", "ill"))
 
 

@@ -11,7 +11,7 @@ from heatproof.cli._console import console, errors, steps
 from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
-from heatproof.studies.cscore_settings import CscoreSettings
+from heatproof.studies.cscore.settings import CscoreSettings
 
 REFERENCE = click.Option(
     ["--reference"],
@@ -71,7 +71,7 @@ def cscore_command(ctx: click.Context, reference: Path | None, given: dict[str, 
 
 def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> None:
     from heatproof.run.progress import Progress
-    from heatproof.studies._cscore_reference import compare
+    from heatproof.studies.cscore import compare
 
     if len(settings.checkpoints) != 1:
         raise InputError("--reference compares one weight file: name it with --checkpoints FILE")

@@ -8,7 +8,7 @@ import click
 
 from heatproof.cli._console import console, steps
 from heatproof.cli._study import StudyCommand, shown, tell
-from heatproof.studies.qr_settings import FULL, QrSettings
+from heatproof.studies.qr.settings import FULL, QrSettings
 
 SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
 FULL_SIZE = click.Option(

@@ -11,25 +11,23 @@ import numpy as np
 
 from heatproof.metrics.consistency import CScore
 from heatproof.monitor.alarms import Alarm
-from heatproof.monitor.trajectory import Checkpoint, Trajectory
+from heatproof.monitor.trajectory import CheckpointState, Trajectory
 from heatproof.report.figures import COLOURS, MARKERS, drawing
-
-Curve = Sequence[tuple[int, float]]  # epoch, value
 
 
 @contextmanager
 def trajectories(
-    run: Trajectory, alarms: Sequence[Alarm], auc: Curve, phase_end: float | None
+    run: Trajectory, alarms: Sequence[Alarm], auc: Sequence[tuple[int, float]], phase_end: float | None
 ) -> Iterator[Any]:
-    """Figure 1: the C-Score of every method beside AUC, with alarms where they are raised."""
+    """Figure 1: the C-Score of every method beside AUC by epoch, with alarms where they are raised."""
     with drawing(7.2, 3.8) as (figure, axes):
-        _auc(axes, auc)
+        epochs, values = zip(*auc, strict=True)
+        axes.plot(epochs, values, color="#555555", linestyle="--", linewidth=1.2, label="AUC")
         for k, method in enumerate(methods(run)):
-            points = [(place(run, c), c.methods[method].overall) for c in run if method in c.methods]
-            x, y = [p for p, _ in points], [s.value for _, s in points]
-            axes.plot(x, y, MARKERS[k % 9], linestyle="-", color=COLOURS[k % 9], markersize=4, label=method)
-        for name, raised in {(a.checkpoint, a.method): a.mechanism for a in alarms}.items():
-            _mark(axes, run, name[0], name[1], raised)
+            points = [(place(run, c), c.methods[method].overall.value) for c in run if method in c.methods]
+            _line(axes, k, method, points, 4)
+        for (name, about), raised in {(a.checkpoint, a.method): a.mechanism for a in alarms}.items():
+            _mark(axes, run, named(run, name), about, raised)
         _finish(axes, run, phase_end, "C-Score, all classes")
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
         yield figure
@@ -38,7 +36,7 @@ def trajectories(
 @contextmanager
 def ends(run: Trajectory, names: Sequence[str]) -> Iterator[Any]:
     """Figure 2: method x class at the end of each phase."""
-    chosen = [c for name in names for c in run if c.name == name]
+    chosen = [named(run, name) for name in names]
     with drawing(3.6 * len(chosen) + 0.8, 3.2, 1, len(chosen), squeeze=False, sharey=True) as (figure, grid):
         for axes, checkpoint in zip(grid[0], chosen, strict=True):
             table, columns = score_table(run, checkpoint)
@@ -58,9 +56,7 @@ def ends(run: Trajectory, names: Sequence[str]) -> Iterator[Any]:
 @contextmanager
 def net_change(run: Trajectory, names: tuple[str, str]) -> Iterator[Any]:
     """Figure 3: what the second phase did to each method, over all classes and for each."""
-    first, last = (next(c for c in run if c.name == name) for name in names)
-    before, columns = score_table(run, first)
-    after, _ = score_table(run, last)
+    (before, columns), (after, _) = (score_table(run, named(run, name)) for name in names)
     with drawing(6.4, 0.5 * len(methods(run)) + 1.4) as (figure, axes):
         high = 0.8 / len(columns)
         for j, column in enumerate(columns):
@@ -69,7 +65,7 @@ def net_change(run: Trajectory, names: tuple[str, str]) -> Iterator[Any]:
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_yticks(range(len(methods(run))), methods(run))
         axes.invert_yaxis()
-        axes.set_xlabel(f"change of the C-Score from {first.name} to {last.name}")
+        axes.set_xlabel(f"change of the C-Score from {names[0]} to {names[1]}")
         axes.legend(fontsize=8)
         yield figure
 
@@ -77,22 +73,18 @@ def net_change(run: Trajectory, names: tuple[str, str]) -> Iterator[Any]:
 @contextmanager
 def by_class(run: Trajectory, phase_end: float | None) -> Iterator[Any]:
     """Figure 4: a panel for each class, every method with its 95 % interval."""
-    labels = sorted({c for checkpoint in run for c in checkpoint.classes})
     shared = {"squeeze": False, "sharex": True, "sharey": True}  # also where a class has no score at the end
-    with drawing(3.4 * len(labels) + 1.4, 3.2, 1, len(labels), **shared) as (figure, grid):
-        for axes, label in zip(grid[0], labels, strict=True):
+    count = len(labels(run))
+    with drawing(3.4 * count + 1.4, 3.2, 1, count, **shared) as (figure, grid):
+        for axes, label in zip(grid[0], labels(run), strict=True):
             for k, method in enumerate(methods(run)):
-                points = [
-                    (place(run, c), c.methods[method].classes[label])
-                    for c in run
-                    if method in c.methods and label in c.methods[method].classes
-                ]
-                x, y = [p for p, _ in points], [defined(s) for _, s in points]
-                axes.plot(
-                    x, y, MARKERS[k % 9], linestyle="-", color=COLOURS[k % 9], markersize=3, label=method
+                states = [(place(run, c), c.methods[method].classes) for c in run if method in c.methods]
+                scores = [(x, classes[label]) for x, classes in states if label in classes]
+                _line(axes, k, method, [(x, defined(score)) for x, score in scores], 3)
+                low, high = ([score.interval[side] for _, score in scores] for side in (0, 1))
+                axes.fill_between(
+                    [x for x, _ in scores], low, high, color=COLOURS[k % 9], alpha=0.12, linewidth=0
                 )
-                low, high = ([s.interval[side] for _, s in points] for side in (0, 1))
-                axes.fill_between(x, low, high, color=COLOURS[k % 9], alpha=0.12, linewidth=0)
             _finish(axes, run, phase_end, "C-Score")
             axes.set_title(run.class_name(label), fontsize=9)
         grid[0][-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
@@ -103,25 +95,30 @@ def methods(run: Trajectory) -> list[str]:
     return list(dict.fromkeys(method for checkpoint in run for method in checkpoint.methods))
 
 
-def place(run: Trajectory, checkpoint: Checkpoint) -> float:
+def labels(run: Trajectory) -> list[int]:
+    return sorted({label for checkpoint in run for label in checkpoint.classes})
+
+
+def named(run: Trajectory, name: str) -> CheckpointState:
+    return next(checkpoint for checkpoint in run if checkpoint.name == name)
+
+
+def place(run: Trajectory, checkpoint: CheckpointState) -> float:
     """Where a checkpoint stands on the axis: its epoch, or its number where epochs are not known."""
     if all(c.epoch is not None for c in run):
         return float(checkpoint.epoch or 0)
     return float(run.checkpoints.index(checkpoint) + 1)
 
 
-def score_table(run: Trajectory, checkpoint: Checkpoint) -> tuple[np.ndarray, list[str]]:
+def score_table(run: Trajectory, checkpoint: CheckpointState) -> tuple[np.ndarray, list[str]]:
     """Methods x (all, each class), NaN where there is no score."""
-    labels = sorted(checkpoint.classes)
-    table = np.full((len(methods(run)), 1 + len(labels)), math.nan)
+    classes = sorted(checkpoint.classes)
+    table = np.full((len(methods(run)), 1 + len(classes)), math.nan)
     for i, method in enumerate(methods(run)):
-        state = checkpoint.methods.get(method)
-        if state is not None:
-            table[i, 0] = state.overall.value
-            for j, label in enumerate(labels, 1):
-                if label in state.classes:
-                    table[i, j] = defined(state.classes[label])
-    return table, ["all", *(run.class_name(label) for label in labels)]
+        if state := checkpoint.methods.get(method):
+            known = (defined(state.classes[c]) if c in state.classes else math.nan for c in classes)
+            table[i] = [state.overall.value, *known]
+    return table, ["all", *(run.class_name(label) for label in classes)]
 
 
 def defined(score: CScore) -> float:
@@ -129,22 +126,23 @@ def defined(score: CScore) -> float:
     return score.value if score.n else math.nan
 
 
-def _mark(axes: Any, run: Trajectory, name: str, method: str | None, mechanism: int) -> None:
+def _line(axes: Any, k: int, label: str, points: Sequence[tuple[float, float]], size: float) -> None:
+    style = {"linestyle": "-", "color": COLOURS[k % 9], "markersize": size}
+    axes.plot([x for x, _ in points], [y for _, y in points], MARKERS[k % 9], label=label, **style)
+
+
+def _mark(
+    axes: Any, run: Trajectory, checkpoint: CheckpointState, method: str | None, mechanism: int
+) -> None:
     """The number of an alarm above the method's point, or above AUC where it is about all methods."""
-    checkpoint = next(c for c in run if c.name == name)
-    known = method is not None and method in checkpoint.methods
-    height = checkpoint.methods[str(method)].overall.value if known else checkpoint.auc
+    state = checkpoint.methods.get(str(method))
+    height = state.overall.value if state else checkpoint.auc
     if not math.isnan(height):
         axes.annotate(
             str(mechanism), (place(run, checkpoint), height), xytext=(0, 9), textcoords="offset points",
             ha="center", fontsize=7, color="white",
             bbox={"boxstyle": "circle,pad=0.2", "facecolor": "#b00020", "edgecolor": "none"},
         )  # fmt: skip
-
-
-def _auc(axes: Any, auc: Curve) -> None:
-    epochs, values = [e for e, _ in auc], [v for _, v in auc]
-    axes.plot(epochs, values, color="#555555", linestyle="--", linewidth=1.2, label="AUC")
 
 
 def _finish(axes: Any, run: Trajectory, phase_end: float | None, what: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from heatproof.report.figures import COLOURS, MARKERS, drawing
 from heatproof.report.tables import Cell, Value, number
 
-OURS, PUBLISHED = "-", "--"
+FLOORS = "#999999"
 WIDE = 10  # slowest over fastest, from which on an axis of times is logarithmic
 
 
@@ -25,23 +25,18 @@ class Point(NamedTuple):
 
 @contextmanager
 def depth(
-    depths: Sequence[str],
-    ours: tuple[Sequence[Cell], Sequence[Cell]],
-    published: tuple[Sequence[float], Sequence[float]],
-    method: str,
+    depths: Sequence[str], lines: Mapping[str, tuple[Sequence[Cell], Sequence[float]]], method: str
 ) -> Iterator[Any]:
-    """Figure 4: FMR (left axis) and BL (right axis) against how much was trained."""
+    """Figure 4: FMR (left axis) and BL (right axis), ours and published, against how much was trained."""
     with drawing(6.0, 3.4) as (figure, left):
         right = left.twinx()
         right.spines["right"].set_visible(True)
         right.grid(False)
         places = range(len(depths))
-        for k, (axis, name) in enumerate(((left, "FMR"), (right, "BL"))):
+        for k, (axis, (name, (ours, published))) in enumerate(zip((left, right), lines.items(), strict=True)):
             style = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 4}
-            _line(axis, places, ours[k], f"{name}, {method}", style)
-            axis.plot(
-                places, published[k], linestyle=PUBLISHED, alpha=0.5, label=f"{name}, published", **style
-            )
+            _with_intervals(axis, places, ours, f"{name}, {method}", style)
+            axis.plot(places, published, linestyle="--", alpha=0.5, label=f"{name}, published", **style)
             axis.set_ylabel(name, color=COLOURS[k])
             axis.set_ylim(bottom=0)
         left.set_xticks(list(places), depths)
@@ -57,23 +52,20 @@ def pareto(panels: Mapping[str, Sequence[Point]], floors: Collection[str] = ()) 
     methods = list(dict.fromkeys(p.method for points in panels.values() for p in points))
     regimes = list(dict.fromkeys(p.regime for points in panels.values() for p in points))
     real = [method for method in methods if method not in floors]
+    colours = {method: COLOURS[k % len(COLOURS)] for k, method in enumerate(real)}
     with drawing(3.4 * len(panels) + 1.9, 3.6, columns=len(panels), squeeze=False) as (figure, grid):
         for axis, (title, points) in zip(grid[0], panels.items(), strict=True):
             for point in points:
-                colour = (
-                    "#999999" if point.method in floors else COLOURS[real.index(point.method) % len(COLOURS)]
-                )
-                marker = MARKERS[regimes.index(point.regime)]
+                marker, colour = MARKERS[regimes.index(point.regime)], colours.get(point.method, FLOORS)
                 axis.plot(point.time, point.score, marker=marker, color=colour, linestyle="", markersize=6)
             best = frontier([p for p in points if p.method not in floors])
-            axis.plot(
-                [p.time for p in best], [p.score for p in best], color="black", linewidth=0.8, alpha=0.5
-            )
+            line = {"color": "black", "linewidth": 0.8, "alpha": 0.5}
+            axis.plot([p.time for p in best], [p.score for p in best], **line)
             times = [p.time for p in points if not math.isnan(p.time)]
             wide = bool(times) and max(times) > WIDE * min(times)
             axis.set(title=title, xlabel="ms per picture", xscale="log" if wide else "linear")
         grid[0][0].set_ylabel("FMR + TMR - 3 BL - DtS")
-        _legend(figure, real, regimes, floors)
+        _legend(figure, colours | ({"floors": FLOORS} if floors else {}), regimes)
         yield figure
 
 
@@ -112,27 +104,27 @@ def distortions(
         yield figure
 
 
-def _line(axis: Any, places: Sequence[int], cells: Sequence[Cell], label: str, style: dict[str, Any]) -> None:
-    values = [number(cell) for cell in cells]
-    known = [
-        c.interval if isinstance(c, Value) and c.interval else (v, v)
-        for c, v in zip(cells, values, strict=True)
-    ]
-    below = [max(0.0, v - low) for v, (low, _) in zip(values, known, strict=True)]
-    above = [max(0.0, high - v) for v, (_, high) in zip(values, known, strict=True)]
-    axis.errorbar(places, values, yerr=[below, above], label=label, capsize=2, linestyle=OURS, **style)
+def _with_intervals(
+    axis: Any, places: Sequence[int], cells: Sequence[Cell], label: str, style: dict[str, Any]
+) -> None:
+    below, above = [], []
+    for cell in cells:
+        value = number(cell)
+        low, high = (cell.interval if isinstance(cell, Value) else None) or (value, value)
+        below.append(max(0.0, value - low))
+        above.append(max(0.0, high - value))
+    axis.errorbar(
+        places, [*map(number, cells)], [below, above], label=label, capsize=2, linestyle="-", **style
+    )
 
 
-def _legend(figure: Any, methods: Sequence[str], regimes: Sequence[str], floors: Collection[str]) -> None:
+def _legend(figure: Any, colours: Mapping[str, str], regimes: Sequence[str]) -> None:
     from matplotlib.lines import Line2D  # drawing() has seen that it is there
 
-    def mark(label: str, marker: str, colour: str, fill: str | None = None) -> Any:
-        return Line2D(
-            [], [], linestyle="", marker=marker, color=colour, label=label, markersize=5,
-            markerfacecolor=fill or colour,
-        )  # fmt: skip
+    def mark(label: str, marker: str, colour: str, fill: str) -> Any:
+        style: Any = {"linestyle": "", "markersize": 5, "markerfacecolor": fill}
+        return Line2D([], [], marker=marker, color=colour, label=label, **style)
 
-    handles = [mark(m, "o", COLOURS[k % len(COLOURS)]) for k, m in enumerate(methods)]
-    handles += [mark("floors", "o", "#999999")] if floors else []
+    handles = [mark(method, "o", colour, colour) for method, colour in colours.items()]
     handles += [mark(regime, MARKERS[k], "black", "white") for k, regime in enumerate(regimes)]
     figure.legend(handles=handles, loc="outside right upper", fontsize=7)

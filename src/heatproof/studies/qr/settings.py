@@ -15,25 +15,20 @@ from typing import Any
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import read_methods
+from heatproof.explain.floors import is_floor
 from heatproof.images.backgrounds import find_photos
 from heatproof.images.codes import versions_that_fit
 from heatproof.images.symbols import find_symbol
+from heatproof.models.load import best_device
 from heatproof.registry import explainers
 from heatproof.store.manifest import compare_configs
-from heatproof.studies.settings import (
-    DEVICE,
-    LAYER,
-    THREADS,
-    Settings,
-    calls,
-    chosen_device,
-    option,
-    with_floors,
-)
+from heatproof.studies import settings as shared
+from heatproof.studies.settings import Settings, calls, option
 from heatproof.train.recipe import SCHEDULES
 
 FLOORS = ("random", "edges")
 LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
+MAIN = "eigengradcam"  # what the paper's Tables 5 and 6 and its Figure 4 show
 HEAVY = ("ms-gradcam++", "gradient", "smoothgrad", "integrated-gradients", "scorecam", "lime")
 MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures")  # what is finished stays true
 MAY_GROW = ("methods", "heavy")
@@ -74,10 +69,10 @@ class QrSettings(Settings):
     depth_study: bool = option(True, "Table 5 and Figure 4.")
     ablation: bool = option(True, "Table 6.")
     figures: bool = option(True, "Draw them.")
-    layer: str | None = option(None, LAYER, short="l")
+    layer: str | None = option(None, shared.LAYER, short="l")
     batch_size: int = option(50, "Codes per unit of a run.", least=1)
-    device: str | None = option(None, DEVICE)
-    threads: int | None = option(None, THREADS, least=1)
+    device: str | None = option(None, shared.DEVICE)
+    threads: int | None = option(None, shared.THREADS, least=1)
     amp: bool = option(False, "Train in bfloat16 where it is safe; on with --full.", both=True)
     seed: int = option(0, "Everything follows from it.", least=0)
     seeds: int = option(1, "Repeat all behind the data so often, for intervals over seeds.", least=1)
@@ -86,7 +81,28 @@ class QrSettings(Settings):
     @property
     def every_method(self) -> tuple[str, ...]:
         """The light ones with the floors, as they are scored on all codes."""
-        return with_floors(self.methods, FLOORS)
+        return shared.with_floors(self.methods, FLOORS)
+
+    @property
+    def real(self) -> tuple[str, ...]:
+        """The light ones that look at the network."""
+        return tuple(method for method in self.methods if not is_floor(method))
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """As the tables list them: light, heavy, floors."""
+        return (*self.real, *self.heavy, *filter(is_floor, self.every_method))
+
+    @property
+    def light(self) -> tuple[str, ...]:
+        """Those that are scored on every code, floors last."""
+        return tuple(method for method in self.listed if method not in self.heavy)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Of the depth study and the ablation: the paper's method, and the one that the penalty is about."""
+        main = MAIN if MAIN in self.real else self.real[0]
+        return tuple(dict.fromkeys(method for method in (main, "gradcam") if method in self.real))
 
 
 FULL: dict[str, Any] = {
@@ -110,7 +126,7 @@ def check(settings: QrSettings) -> QrSettings:
     versions_that_fit(symbol, None, (settings.size, settings.size))
     find_photos(settings.photos)
     counts = {name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal")}
-    return replace(settings, device=chosen_device(settings.device), **counts)
+    return replace(settings, device=best_device(settings.device), **counts)
 
 
 def remember(settings: QrSettings) -> None:
@@ -128,5 +144,4 @@ def remember(settings: QrSettings) -> None:
             raise StoreError(
                 f"{settings.out} was begun otherwise: {said}; undo the change or choose another folder"
             )
-    text = json.dumps(now, indent=1) + "\n"
-    write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")})
+    write_whole({path: json.dumps(now, indent=1) + "\n"})

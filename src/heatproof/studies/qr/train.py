@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from heatproof.images.codes import MANIFEST, QRSet, make_codes, write_codes
 from heatproof.images.negatives import negatives_of
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
-from heatproof.studies.qr_settings import QrSettings
+from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.skeleton import local_spec
 from heatproof.train import (
     DEPTHS,
@@ -34,13 +35,13 @@ from heatproof.train import (
     History,
     Phase,
     Recipe,
+    TrainProgress,
     ablation_grid,
     fit,
     new_head,
     regime_recipe,
     trained_parts,
 )
-from heatproof.train import Progress as TrainProgress
 from heatproof.train.folder import weights_file
 from heatproof.train.leakmin import cam_layer
 from heatproof.train.networks import seeded
@@ -58,14 +59,7 @@ def build(num_classes=2):
     return small_net(num_classes, size={size}, width={width}, seed={seed})
 '''
 
-Told = Callable[[str, TrainProgress], object]
-
-
-class Pictures(NamedTuple):
-    """What is trained on and what is scored."""
-
-    train: QRSet
-    test: QRSet
+Told = Callable[[str, TrainProgress], object]  # the training's name, and how far it is
 
 
 class Trained(NamedTuple):
@@ -75,26 +69,23 @@ class Trained(NamedTuple):
     shares: dict[str, float]
 
 
-def make_pictures(settings: QrSettings) -> Pictures:
-    """Both sets from the seed; written to OUT/data, each whole or not at all."""
-    sets = []
-    for number, (name, count) in enumerate((("train", settings.train), ("test", settings.test))):
-        made = make_codes(
-            settings.symbol, count, count, settings.size, data_seed(settings, number), photos=settings.photos
-        )
+def make_pictures(settings: QrSettings) -> tuple[QRSet, QRSet]:
+    """What is trained on and what is scored; written to OUT/data, each whole or not at all."""
+    train, test = (draw(settings, k, count, count) for k, count in enumerate((settings.train, settings.test)))
+    for name, made in (("train", train), ("test", test)):
         folder = settings.out / "data" / name
         if not (folder / MANIFEST).exists():
-            partial = folder.with_name(f"{name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            write_codes(made, partial)
-            os.replace(partial, folder)
-        sets.append(made)
-    return Pictures(*sets)
+            unfinished = folder.with_name(f"{name}.partial")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            write_codes(made, unfinished)
+            os.replace(unfinished, folder)
+    return train, test
 
 
-def data_seed(settings: QrSettings, number: int) -> int:
-    """Seeds of the training, test, proxy and proxy validation pictures, never the same for two of them."""
-    return 4 * settings.seed + number
+def draw(settings: QrSettings, use: int, codes: int, negatives: int) -> QRSet:
+    """Pictures to train on (0), test (1), for the proxy task (2) and its validation (3): no two share any."""
+    seed = 4 * settings.seed + use
+    return make_codes(settings.symbol, codes, negatives, settings.size, seed, photos=settings.photos)
 
 
 def as_data(made: QRSet, labels: np.ndarray | None = None) -> Data:
@@ -114,33 +105,25 @@ def network_spec(settings: QrSettings, folder: Path, seed: int) -> str:
     if settings.model != SMALL:
         return local_spec(settings.model)
     text = NETWORK.format(size=settings.size, width=settings.width, seed=seed)
-    write_whole({folder / "network.py": lambda path: path.write_text(text, encoding="utf-8")})
+    write_whole({folder / "network.py": text})
     return "network.py:build"
 
 
 def build(settings: QrSettings, folder: Path, seed: int, classes: int) -> Model:
     """The network before anything is learnt here."""
     spec = network_spec(settings, folder, seed)
+    place = str(folder / spec) if settings.model == SMALL else spec
     with seeded(seed):
-        model = load_model(
-            str(folder / spec) if settings.model == SMALL else spec,
-            num_classes=classes,
-            pretrained=settings.pretrained,
-            device=settings.device,
-        )
-    size = (settings.size, settings.size)
-    return replace(
-        model, name=settings.model, preprocess=replace(model.preprocess, size=size, resize=settings.size)
-    )
+        model = load_model(place, num_classes=classes, pretrained=settings.pretrained, device=settings.device)
+    pictures = replace(model.preprocess, size=(settings.size, settings.size), resize=settings.size)
+    return replace(model, name=settings.model, preprocess=pictures)
 
 
 def recipes(settings: QrSettings) -> dict[str, Recipe]:
     """Every training of the study by the name of its weights: regimes, deeper ones, the ablation."""
     shared: dict[str, Any] = {
-        "batch_size": settings.train_batch,
-        "amp": settings.amp,
-        "schedule": settings.schedule,
-    }
+        "batch_size": settings.train_batch, "amp": settings.amp, "schedule": settings.schedule,
+    }  # fmt: skip
     tuned = shared | {"epochs": settings.epochs, "lr": settings.lr, "layer": settings.layer}
     found = {
         "zs": regime_recipe("zs", epochs=settings.head_epochs, lr=settings.head_lr, **shared),
@@ -179,8 +162,7 @@ def total_epochs(settings: QrSettings) -> int:
 
 def check_network(settings: QrSettings) -> None:
     """Refuse a network that cannot be trained as the study asks, before anything is made."""
-    folder = settings.out
-    model = build(settings, folder, settings.seed, len(CLASSES))
+    model = build(settings, settings.out, settings.seed, len(CLASSES))
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size, device=model.device)
     cam_layer(model, blank, settings.layer)
     for recipe in recipes(settings).values():
@@ -189,19 +171,16 @@ def check_network(settings: QrSettings) -> None:
 
 
 def train_all(
-    settings: QrSettings, folder: Path, seed: int, pictures: Pictures, told: Told | None = None
+    settings: QrSettings, folder: Path, seed: int, train: QRSet, test: QRSet, told: Told | None = None
 ) -> Trained:
     """Every training of one seed, from where it was left; accuracies are those on the test pictures."""
     model, histories = start(settings, folder, seed, told)
     beginning = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-    train, test = as_data(pictures.train), as_data(pictures.test)
-    wanted = recipes(settings)
-    for name, recipe in wanted.items():
+    data, valid = as_data(train), as_data(test)
+    for name, recipe in recipes(settings).items():
         model.module.load_state_dict(beginning)
-        where = folder / "training" / name
-        histories[name] = fit(model, train, test, recipe, where, seed, [recipe.epochs], _named(told, name))
-        keep_weights(weights_file(where, recipe.epochs), folder / "weights" / f"{name}.safetensors")
-    return Trained(histories, dict(_shares(model, train)) if settings.depth_study else {})
+        histories[name] = learn(model, data, valid, recipe, folder, name, seed, told)
+    return Trained(histories, trained_shares(model, data) if settings.depth_study else {})
 
 
 def start(
@@ -212,35 +191,32 @@ def start(
         return build(settings, folder, seed, len(CLASSES)), {}
     kinds = {kind: label for label, kind in enumerate(negatives_of(find_symbol(settings.symbol)))}
     model = build(settings, folder, seed, len(kinds))
-
-    def negatives(number: int, count: int) -> Data:
-        made = make_codes(
-            settings.symbol, 0, count, settings.size, data_seed(settings, number), photos=settings.photos
-        )
-        return as_data(made, np.array([kinds[kind] for kind in made.kinds.tolist()]))
-
-    train, valid = negatives(2, settings.proxy), negatives(3, max(settings.proxy // 5, 2 * len(kinds)))
+    counts = settings.proxy, max(settings.proxy // 5, 2 * len(kinds))
+    drawn = [draw(settings, use, 0, count) for use, count in enumerate(counts, 2)]
+    train, valid = (as_data(made, np.array([kinds[k] for k in made.kinds.tolist()])) for made in drawn)
     phase = Phase(settings.proxy_epochs, settings.proxy_lr, "all", name="proxy")
     recipe = Recipe((phase,), settings.train_batch, amp=settings.amp)
-    where = folder / "training" / BASE
-    history = fit(model, train, valid, recipe, where, seed, [recipe.epochs], _named(told, BASE))
-    keep_weights(weights_file(where, recipe.epochs), folder / "weights" / f"{BASE}.safetensors")
+    history = learn(model, train, valid, recipe, folder, BASE, seed, told)
     return new_head(model, len(CLASSES), seed=seed), {BASE: history}
 
 
-def keep_weights(source: Path, target: Path) -> None:
-    """A copy under the name that the run's rows will bear."""
+def learn(
+    model: Model, train: Data, valid: Data, recipe: Recipe, folder: Path, name: str, seed: int,
+    told: Told | None,
+) -> History:  # fmt: skip
+    """One training; its last weights are copied to the name that the run's rows will bear."""
+    where, target = folder / "training" / name, folder / "weights" / f"{name}.safetensors"
+    listen = None if told is None else partial(told, name)
+    history = fit(model, train, valid, recipe, where, seed, [recipe.epochs], listen)
+    source = weights_file(where, recipe.epochs)
     if not target.exists() or target.read_bytes() != source.read_bytes():
-        write_whole({target: lambda path: shutil.copyfile(source, path)})
+        write_whole({target: partial(shutil.copyfile, source)})
+    return history
 
 
-def _named(told: Told | None, name: str) -> Callable[[TrainProgress], object] | None:
-    return None if told is None else lambda state: told(name, state)
-
-
-def _shares(model: Model, data: Data) -> Iterator[tuple[str, float]]:
+def trained_shares(model: Model, data: Data) -> dict[str, float]:
+    """By depth: the share of the parameters that are trained."""
     image = model.preprocess.normalise(data.images[:1].float() / 255).to(model.device)
-    sizes: Mapping[str, int] = {name: p.numel() for name, p in model.module.named_parameters()}
-    for depth in DEPTHS:
-        chosen = trained_parts(model, image, depth).parameters
-        yield depth, sum(sizes[name] for name in chosen) / sum(sizes.values())
+    sizes = {name: p.numel() for name, p in model.module.named_parameters()}
+    chosen = {depth: trained_parts(model, image, depth).parameters for depth in DEPTHS}
+    return {d: sum(sizes[name] for name in names) / sum(sizes.values()) for d, names in chosen.items()}

@@ -63,3 +63,7 @@ class CscoreSettings(Settings):
     amp: bool = option(False, "Train in bfloat16 where it is safe.")
     seed: int = option(0, "Repeats the study exactly.")
     options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
+
+    @property
+    def last_epoch(self) -> int:
+        return self.head_epochs + self.full_epochs

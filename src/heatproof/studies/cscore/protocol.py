@@ -4,7 +4,7 @@
     train     two phases (train/two_phase.py), weights kept at seven epochs; or weights that exist are taken
     run       six CAMs at every checkpoint on the held-out pictures, C-Score per class: the engine
     sweep     Grad-CAM's C-Score at every depth of the network, at the end of each phase
-    report    tables, figures, alarms, and a recommendation with its evidence (_cscore_page.py)
+    report    tables, figures, alarms, and a recommendation with its evidence (page.py)
 
 The run is an ordinary run folder (OUT/run, from OUT/study.toml): it can be killed and taken up again, and so
 can the training (OUT/training). elangovan2026cscore.
@@ -15,11 +15,12 @@ metrics/gold.py). With weights that exist nothing is held out: all pictures give
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -29,18 +30,17 @@ from heatproof.images import Failure, Source, open_source
 from heatproof.models import Model, load_model
 from heatproof.models.activated import default_layer
 from heatproof.models.layers import known_scales, searched_scales
+from heatproof.models.load import best_device
 from heatproof.monitor.trajectory import Trajectory
 from heatproof.report.book import Book
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
-from heatproof.studies import _cscore_page as page
-from heatproof.studies.cscore_settings import CscoreSettings
-from heatproof.studies.settings import chosen_device
-from heatproof.studies.skeleton import local_spec, whole_run, write_rows, write_study
-from heatproof.train import Progress as TrainProgress
-from heatproof.train import read_data, stratified_split, two_phase
+from heatproof.studies.cscore import page
+from heatproof.studies.cscore.settings import CscoreSettings
+from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file, write_rows
+from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
 
 METRICS = ("accuracy", "recall", "auc", "cscore")
@@ -60,37 +60,27 @@ class CscoreOutcome:
     run: Result
 
 
-class Places(NamedTuple):
-    """Where the pictures of a list lie, and what their classes are called."""
-
-    root: Path
-    classes: tuple[str, ...]
-
-
 def cscore_study(
     settings: CscoreSettings, progress: Progress | None = None, training: Told | None = None
 ) -> CscoreOutcome:
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
     source = check(settings)
-    device = chosen_device(settings.device)
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
-    if weights:
-        indices = torch.arange(len(source))
-    else:
-        trained, indices = stratified_split(
-            [s.label for s in source.samples], settings.held_out, settings.seed
-        )
-        history, failures = train(settings, source, trained, indices, device, training)
+    scored = list(range(len(source)))
+    if not weights:
+        labels = [sample.label for sample in source.samples]
+        trained, held_out = stratified_split(labels, settings.held_out, settings.seed)
+        scored = held_out.tolist()
+        history, failures = train(settings, source, trained.tolist(), scored, training)
         weights = ["training/epoch*.safetensors"]
-    write_list(source, indices.tolist(), settings.out / "pictures.csv")
-    places = Places(common_root([Path(s.content).parent for s in source.samples]), source.classes)
+    write_list(source, scored, settings.out / "pictures.csv")
     layer = settings.layer or paper_layer(build(settings, len(source.classes)))
-    study = study_file(settings, "study.toml", places, weights, settings.methods, layer)
-    result = whole_run(study, settings.out / "run", progress)
+    config = config_of(settings, source, weights, settings.methods, layer)
+    result = named_run(settings.out, "run", config, progress)
     ends = phase_ends(result.folder, settings if history else None)
-    swept = sweep_depths(settings, places, ends, progress) if settings.sweep else {}
+    swept = sweep_depths(settings, source, ends, progress) if settings.sweep else {}
     book = Book(settings.out, f"C-Score of {settings.model} over training" if history else "C-Score")
     page.write(book, result.folder, history, ends, swept, settings.held_out if history else None, failures)
     return CscoreOutcome(book.write(), book, result)
@@ -106,7 +96,7 @@ def check(settings: CscoreSettings) -> Source:
         raise InputError(
             f"the pictures have one class only ({source.classes[0]}); a classifier needs at least two"
         )
-    last = settings.head_epochs + settings.full_epochs
+    last = settings.last_epoch
     if not settings.checkpoints and not any(1 <= epoch <= last for epoch in settings.keep):
         raise InputError(f"no checkpoint would be kept: there are {last} epochs and keep names none of them")
     return source
@@ -119,12 +109,9 @@ def pooled(settings: CscoreSettings) -> Source:
         source = open_source(settings.kind, path)
         if not source.labelled:
             raise InputError(f"the pictures of {path} have no labels; put them in one folder for each class")
-        rows += [
-            (Path(s.content).resolve(), source.classes[s.label])
-            for s in source.samples
-            if s.label is not None
-        ]
-    root = common_root([path.parent for path, _ in rows])
+        known = [(s.content, s.label) for s in source.samples if s.label is not None]
+        rows += [(Path(content).resolve(), source.classes[label]) for content, label in known]
+    root = common_root([path for path, _ in rows])
     listed = settings.out / "all-pictures.csv"
     write_rows(listed, LISTED, [(path.relative_to(root).as_posix(), name) for path, name in rows])
     classes = sorted({name for _, name in rows})
@@ -133,22 +120,19 @@ def pooled(settings: CscoreSettings) -> Source:
     )
 
 
-def common_root(paths: Sequence[Path]) -> Path:
-    shared = paths[0]
-    while not all(path.is_relative_to(shared) for path in paths):
-        shared = shared.parent
-    return shared
+def common_root(pictures: Sequence[Path]) -> Path:
+    return Path(os.path.commonpath([path.parent for path in pictures]))
 
 
 def train(
-    settings: CscoreSettings, source: Source, trained: Any, held_out: Any, device: str, told: Told | None
+    settings: CscoreSettings, source: Source, trained: list[int], held_out: list[int], told: Told | None
 ) -> tuple[History, list[Failure]]:
     """The two phases, from where they were left, and the pictures that could not be read."""
     model = build(settings, len(source.classes))
-    model.module.to(device)
-    data, failed = read_data(source, model.preprocess, trained.tolist())
-    valid, _ = read_data(source, model.preprocess, held_out.tolist())
-    last = settings.head_epochs + settings.full_epochs
+    model.module.to(best_device(settings.device))
+    data, failed = read_data(source, model.preprocess, trained)
+    valid, _ = read_data(source, model.preprocess, held_out)
+    last = settings.last_epoch
     history = two_phase(
         model, data, valid, settings.out / "training", settings.seed,
         sorted({e for e in settings.keep if e <= last} | {last}), told,
@@ -182,33 +166,23 @@ def write_list(source: Source, indices: Sequence[int], path: Path) -> None:
     write_rows(path, LISTED, [(s.id, source.classes[s.label or 0]) for s in samples])
 
 
-def study_file(
+def config_of(
     settings: CscoreSettings,
-    name: str,
-    places: Places,
+    source: Source,
     weights: Sequence[str],
     methods: Sequence[str],
     layer: str | None,
-) -> Path:
-    """The study of the run as a TOML file, which `heatproof run` takes as well."""
-    config: dict[str, Any] = {
-        "methods": list(methods),
-        "metrics": list(METRICS),
-        "run": {
-            "seed": settings.seed, "batch_size": settings.batch_size, "targets": "label",
-            "device": settings.device, "threads": settings.threads,
-        },
-        "model": {
-            "spec": local_spec(settings.model), "num_classes": len(places.classes),
-            "checkpoints": list(weights),
-            "layer": layer, "name": settings.model, "options": dict(settings.options),
-        },
-        "images": {
-            "kind": "csv", "path": "pictures.csv",
-            "options": {"root": str(places.root), "class_names": list(places.classes)},
-        },
+) -> dict[str, Any]:
+    """A run over the pictures that are scored."""
+    classes = list(source.classes)
+    model = {
+        "spec": local_spec(settings.model), "num_classes": len(classes), "checkpoints": list(weights),
+        "layer": layer, "name": settings.model, "options": dict(settings.options),
     }  # fmt: skip
-    return write_study(settings.out / name, config)
+    root = common_root([Path(sample.content) for sample in source.samples])
+    options = {"root": str(root), "class_names": classes}
+    images = {"kind": "csv", "path": "pictures.csv", "options": options}
+    return run_config(settings, methods, METRICS, model, images)
 
 
 def phase_ends(folder: RunFolder, settings: CscoreSettings | None) -> tuple[str, str]:
@@ -222,20 +196,16 @@ def phase_ends(folder: RunFolder, settings: CscoreSettings | None) -> tuple[str,
 
 
 def sweep_depths(
-    settings: CscoreSettings,
-    places: Places,
-    ends: tuple[str, str],
-    progress: Progress | None,
+    settings: CscoreSettings, source: Source, ends: tuple[str, str], progress: Progress | None
 ) -> dict[str, RunFolder]:
     """Grad-CAM's C-Score at every depth, one run folder each."""
-    opened = open_study(settings.out / "study.toml")
+    opened = open_study(study_file(settings.out))
     files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
     model = opened.model(ends[-1])
     found: dict[str, RunFolder] = {}
-    main = settings.layer or paper_layer(model)
-    for number, layer in enumerate(depths(model, main)):
-        study = study_file(settings, f"depth-{number}.toml", places, files, [SWEPT], layer)
-        found[layer] = whole_run(study, settings.out / f"depth-{number}", progress).folder
+    for number, layer in enumerate(depths(model, settings.layer or paper_layer(model))):
+        config = config_of(settings, source, files, [SWEPT], layer)
+        found[layer] = named_run(settings.out, f"depth-{number}", config, progress).folder
     return found
 
 

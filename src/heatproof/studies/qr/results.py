@@ -13,28 +13,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from scipy.stats import rankdata
 
-from heatproof.explain.api import read_methods
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import aurc, bl_slope, rank_correlation
-from heatproof.metrics.stats import mean_interval, percentile_interval, resample
+from heatproof.metrics.stats import percentile_interval, resample
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
-from heatproof.studies._qr_measure import CLEAN, at
-from heatproof.studies._qr_train import Trained
-from heatproof.studies.qr_settings import FLOORS, QrSettings
+from heatproof.studies.qr.settings import QrSettings
+from heatproof.studies.qr.train import Trained
+from heatproof.studies.skeleton import mean_value
 from heatproof.train import REGIMES
 
-RESAMPLES = 1000
 TWINS = 2e-3  # of BL: what half precision of the stored maps may change
-MAIN = "eigengradcam"  # what the paper's Tables 5 and 6 and its Figure 4 show
+CLEAN = "clean"
+ALL_BEFORE_SUBSET = ("run", "depth", "ablation", "subset")
 
-Column = Mapping[str, float]  # image -> value
-Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric
+ByImage = Mapping[str, float]
+Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric -> image -> value
+
+
+def at(mass: str, kind: str, level: float) -> str:
+    """How rows name a mass on a code under a distortion.
+
+    >>> at("bl", "rotation", 0.25)
+    'bl(rotation=0.25)'
+    """
+    return f"{mass}({kind}={level:g})"
 
 
 def read_columns(folder: RunFolder) -> Columns:
@@ -42,10 +49,8 @@ def read_columns(folder: RunFolder) -> Columns:
     names = ("checkpoint", "method", "metric", "image", "value")
     rows = folder.scores().columns(f"select {', '.join(names)} from scores order by image")
     found: Columns = {}
-    for checkpoint, method, metric, image, value in zip(
-        *(rows[name].tolist() for name in names), strict=True
-    ):
-        found.setdefault((checkpoint, method, metric), {})[image] = value
+    for *key, image, value in zip(*(rows[name].tolist() for name in names), strict=True):
+        found.setdefault((key[0], key[1], key[2]), {})[image] = value
     return found
 
 
@@ -59,33 +64,20 @@ class Results:
     runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation where they were asked for
     device: str = "cpu"
 
-    @cached_property
-    def methods(self) -> tuple[str, ...]:
-        """As the tables list them: light, heavy, floors."""
-        light, floors = self.settings.methods, [m for m in self.settings.every_method if is_floor(m)]
-        return (*(m for m in light if not is_floor(m)), *self.settings.heavy, *floors)
+    def column(
+        self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = ALL_BEFORE_SUBSET
+    ) -> ByImage:
+        """From the first of these runs that has it."""
+        key = checkpoint, method, metric
+        return next((self.runs[run][key] for run in runs if key in self.runs.get(run, {})), {})
 
-    @property
-    def light(self) -> tuple[str, ...]:
-        """Methods that were scored on every code, floors last."""
-        return tuple(method for method in self.methods if method not in self.settings.heavy)
+    def mean(
+        self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = ALL_BEFORE_SUBSET
+    ) -> Value:
+        return mean_value(self.column(checkpoint, method, metric, runs).values(), self.seed)
 
-    @property
-    def real(self) -> tuple[str, ...]:
-        return tuple(method for method in self.light if not is_floor(method))
-
-    @property
-    def main(self) -> str:
-        """The method of Tables 5 and 6 and Figure 4."""
-        return MAIN if MAIN in self.real else self.real[0]
-
-    def column(self, checkpoint: str, method: str, metric: str) -> Column:
-        """From the first run that has it: all codes before the subset."""
-        runs = (self.runs[name] for name in ("run", "depth", "ablation", "subset") if name in self.runs)
-        return next((run[key] for run in runs if (key := (checkpoint, method, metric)) in run), {})
-
-    def mean(self, checkpoint: str, method: str, metric: str) -> Value:
-        return mean_value(list(self.column(checkpoint, method, metric).values()), self.seed)
+    def measured(self, regime: str, method: str, metric: str) -> ByImage:
+        return self.column(regime, method, metric, ["measured"])
 
     def accuracy(self, name: str) -> float:
         """On the test codes and negatives, at the end of a training."""
@@ -94,10 +86,13 @@ class Results:
     def twins(self) -> list[list[str]]:
         """Light methods whose leakage is the same on every code under every regime: so are their maps."""
         lots: list[list[str]] = []
-        for method in self.real:
-            mine = np.array([list(self.column(r, method, "bl").values()) for r in REGIMES])
+        leaks = {
+            method: np.array([list(self.column(regime, method, "bl").values()) for regime in REGIMES])
+            for method in self.settings.real
+        }
+        for method, mine in leaks.items():
             for lot in lots:
-                theirs = np.array([list(self.column(r, lot[0], "bl").values()) for r in REGIMES])
+                theirs = leaks[lot[0]]
                 if mine.shape == theirs.shape and np.allclose(mine, theirs, atol=TWINS, equal_nan=True):
                     lot.append(method)
                     break
@@ -106,14 +101,13 @@ class Results:
         return [lot for lot in lots if len(lot) > 1]
 
     def milliseconds(self, regime: str, method: str) -> float:
-        return self.runs["measured"].get((regime, method, "ms"), {}).get("", math.nan)
+        return self.measured(regime, method, "ms").get("", math.nan)
 
     def curves(self, regime: str, method: str, mass: str) -> np.ndarray:
         """ "n d s" of every distorted code."""
-        measured = self.runs["measured"]
 
         def values(kind: str, level: float) -> list[float]:
-            return list(measured.get((regime, method, at(mass, kind, level)), {}).values())
+            return list(self.measured(regime, method, at(mass, kind, level)).values())
 
         clean = values(CLEAN, 0)
         lines = [[clean, *(values(kind, level) for level in SEVERITIES[1:])] for kind in DISTORTIONS]
@@ -127,41 +121,24 @@ class Results:
         """Share of all-zero maps of distorted codes."""
         return float(np.isnan(self.curves(regime, method, "bl")[..., 1:]).mean())
 
-    def slopes(self, regime: str, method: str) -> dict[str, float]:
+    def slopes(self, regime: str, method: str) -> list[float]:
         """BL's slope under each distortion."""
         lines = mean_curves(self.curves(regime, method, "bl"))
-        return {
-            kind: float(bl_slope(line[None], SEVERITIES)["bl_slope"])
-            for kind, line in zip(DISTORTIONS, lines, strict=True)
-        }
+        return [float(bl_slope(line[None], SEVERITIES)["bl_slope"]) for line in lines]
 
     def causality(self, regime: str, method: str, part: str) -> Value:
         """Spearman's rho of the mass on a part with the fall of the logit without it."""
-        drops = self.runs["measured"].get((regime, "", f"drop_{part}"), {})
         mass = self.column(regime, method, {"finder": "fmr", "timing": "tmr"}[part])
-        return self._rho(mass, drops)
+        return self._rho(mass, self.measured(regime, "", f"drop_{part}"))
 
     def agreement(self, regime: str, method: str, metric: str) -> Value:
         """Spearman's rho of the StructureScore with insertion or deletion, over the subset."""
-        subset = self.runs["subset"]
-        score = subset.get((regime, method, "structure_score"), {})
-        return self._rho(score, subset.get((regime, method, metric), {}))
+        pair = (self.column(regime, method, name, ["subset"]) for name in ("structure_score", metric))
+        return self._rho(*pair)
 
-    def _rho(self, first: Column, second: Column) -> Value:
+    def _rho(self, first: ByImage, second: ByImage) -> Value:
         shared = [image for image in first if image in second]
         return rho_value([first[i] for i in shared], [second[i] for i in shared], self.seed)
-
-
-def is_floor(method: str) -> bool:
-    return read_methods([method])[0].entry.name in FLOORS
-
-
-def mean_value(values: Sequence[float], seed: int = 0) -> Value:
-    """The mean of what is defined, its interval, and how many that are."""
-    defined = [value for value in values if not math.isnan(value)]
-    if not defined:
-        return Value(math.nan, None, 0)
-    return Value(float(np.mean(defined)), mean_interval(defined, RESAMPLES, seed), len(defined))
 
 
 def mean_curves(curves: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -178,7 +155,7 @@ def curve_value(curves: np.ndarray, mass: str, seed: int = 0) -> Value:
     """Slope (bl) or AURC (others) of mean curves, with the interval of redrawn codes."""
     if not curves.size:
         return Value(math.nan, None, 0)
-    drawn = resample(len(curves), RESAMPLES, seed)
+    drawn = resample(len(curves), seed=seed)
     weights = np.stack([np.bincount(row, minlength=len(curves)) for row in drawn]).astype(float)
     lines = np.concatenate([mean_curves(curves)[None], mean_curves(curves, weights)])
     name, measure = ("bl_slope", bl_slope) if mass == "bl" else ("aurc", aurc)
@@ -192,7 +169,7 @@ def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) ->
     if len(pairs) < 3:
         return Value(math.nan, None, len(pairs))
     rho = rank_correlation(pairs[:, 0], pairs[:, 1]).rho
-    drawn = resample(len(pairs), RESAMPLES, seed)
+    drawn = resample(len(pairs), seed=seed)
     ranks = [rankdata(pairs[drawn, k], axis=1) for k in (0, 1)]
     centred = [r - r.mean(1, keepdims=True) for r in ranks]
     lengths = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))

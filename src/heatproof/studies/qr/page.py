@@ -7,18 +7,24 @@ several seeds the intervals are those over seeds, else those over codes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from PIL import Image
+
+from heatproof.explain.floors import is_floor
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import rank_correlation
 from heatproof.report.book import Book
 from heatproof.report.figures import qr as figures
+from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Cell, Table, Value, cell_text, number
-from heatproof.studies import _qr_published as published
-from heatproof.studies._qr_examples import examples
-from heatproof.studies._qr_results import Results, is_floor, mean_curves
-from heatproof.studies._qr_tables import apart, flips, ours, over_seeds, tables
-from heatproof.studies._qr_train import BASE, uses_proxy
+from heatproof.show import overlay
+from heatproof.store import RunFolder
+from heatproof.studies.qr import tables as paper
+from heatproof.studies.qr.results import Results, mean_curves
+from heatproof.studies.qr.tables import apart, backbone_of, flips, ours, over_seeds, tables
+from heatproof.studies.qr.train import BASE, depth_name, uses_proxy
 from heatproof.train import DEPTHS, REGIMES
 
 HEADLINES = {
@@ -27,6 +33,9 @@ HEADLINES = {
 }  # fmt: skip
 LEAST_POINTS = 0.01  # of accuracy that FT-LeakMin may cost
 EMPTIED = 0.01  # more all-zero maps than this are said
+TUNED = REGIMES[1:]  # FT-Struct and FT-LeakMin
+SHOWN = 3  # codes of the sheet of examples
+METHODS = ("gradcam", "layercam", "eigengradcam")  # in it, where they were asked for
 
 Tables = Mapping[str, Table]
 
@@ -45,7 +54,7 @@ def write(book: Book, results: Sequence[Results]) -> None:
     book.text(f"**Against the floors.** {floor_text(main['table-2'])}")
     book.text(
         "Published numbers stand below ours for reference. They are not the truth: the paper contradicts "
-        f"itself in places, namely {'; '.join(published.CONTRADICTIONS)}."
+        f"itself in places, namely {'; '.join(paper.CONTRADICTIONS)}."
     )
     if len(results) > 1:
         book.heading(f"Over {len(results)} seeds")
@@ -64,12 +73,11 @@ def write(book: Book, results: Sequence[Results]) -> None:
 def introduction(results: Results, seeds: int) -> str:
     given = results.settings
     if uses_proxy(given):
-        proxy = results.trained.histories[BASE].epochs[-1].accuracy
         weights = (
             f"**The backbone has no ImageNet weights.** It first learnt a proxy task on {given.proxy} "
             "pictures of another seed, among them no code: telling the kinds of negatives apart "
-            f"({proxy:.1%} right on fresh ones). ZS, FT-Struct and FT-LeakMin all start from there, with the "
-            "same new head."
+            f"({results.accuracy(BASE):.1%} right on fresh ones). ZS, FT-Struct and FT-LeakMin all start "
+            "from there, with the same new head."
         )
     elif given.pretrained or given.proxy > 0:
         weights = "The backbone has the weights that its library brings."
@@ -89,39 +97,31 @@ def introduction(results: Results, seeds: int) -> str:
 def answers(results: Results, main: Tables) -> dict[str, str]:
     """The paper's research questions in our words, each with what the numbers say."""
     return {
-        "RQ1: do structure scores agree with causal tests?": agreement_answer(results, main),
-        "RQ2: what does the depth of fine-tuning do?": depth_answer(results, main),
+        "RQ1: do structure scores agree with causal tests?": agreement_answer(main),
+        "RQ2: what does the depth of fine-tuning do?": depth_answer(results.settings.shown[0], main),
         "RQ3: does a light penalty lower leakage without emptying the code?": leakage_answer(main["table-2"]),
         "RQ4: do explanations hold under distortion?": robustness_answer(main),
     }
 
 
-def agreement_answer(results: Results, main: Tables) -> str:
-    table = main["table-4"]
-    parts = []
-    for column, what in (
-        ("rho(FMR, drop without finder)", "FMR with the drop without finders"),
-        ("rho(TMR, drop without timing)", "TMR with the drop without timing"),
-    ):
-        cells = [cell for regime in REGIMES for cell in real(table, regime, column).values()]
-        values = [number(cell) for cell in cells if not math.isnan(number(cell))]
+def agreement_answer(main: Tables) -> str:
+    table, parts, orders = main["table-4"], [], []
+    for mass, part, what in (("FMR", "finder", "finders"), ("TMR", "timing", "timing")):
+        column, what = f"rho({mass}, drop without {part})", f"{mass} with the drop without {what}"
+        blind = {regime: ours(table, regime, column)["random"] for regime in REGIMES}
+        cells = [(cell, blind[regime]) for regime in REGIMES for cell in real(table, regime, column).values()]
+        values = [number(cell) for cell, _ in cells if not math.isnan(number(cell))]
         if not values:
             parts.append(f"{what} is not defined here.")
             continue
-        above, below = (sum(apart(cell, Value(0, (0, 0))) == side for cell in cells) for side in (1, -1))
-        blind = {regime: ours(table, regime, column)["random"] for regime in REGIMES}
-        beyond = sum(
-            apart(cell, blind[regime]) > 0
-            for regime in REGIMES
-            for cell in real(table, regime, column).values()
-        )
+        above, below = (sum(apart(cell, Value(0, (0, 0))) == side for cell, _ in cells) for side in (1, -1))
+        beyond = sum(apart(cell, random) > 0 for cell, random in cells)
         parts.append(
             f"{what}: rho from {min(values):+.2f} to {max(values):+.2f}, surely positive for {above} and "
             f"surely negative for {below} of {len(cells)} pairs of regime and method; random maps get "
             f"{', '.join(cell_text(cell, '+.2f', interval=False) for cell in blind.values())}, and {beyond} "
             "pairs lie beyond theirs."
         )
-    orders = []
     for regime in REGIMES:
         score = ours(main["coverage"], regime, "StructureScore")
         for column in ("insertion", "deletion"):
@@ -129,33 +129,31 @@ def agreement_answer(results: Results, main: Tables) -> str:
             found = rank_correlation([number(score[m]) for m in score], [number(area[m]) for m in score])
             orders.append(f"{found.rho:+.2f} ({column}, {regime})")
     return (
-        " ".join(parts)
-        + " Large codes have large parts and lose more without them, so that even a random map may correlate."
-        + f" Across the {len(score)} methods and floors, rho of the mean StructureScore with the "
-        f"mean area: {', '.join(orders)}; agreement is positive for insertion and negative for deletion."
+        f"{' '.join(parts)} Large codes have large parts and lose more without them, so that even a random "
+        f"map may correlate. Across the {len(score)} methods and floors, rho of the mean StructureScore with "
+        f"the mean area: {', '.join(orders)}; agreement is positive for insertion and negative for deletion."
     )
 
 
-def depth_answer(results: Results, main: Tables) -> str:
-    method, depths = results.main, DEPTHS if "table-5" in main else DEPTHS[:2]
+def depth_answer(method: str, main: Tables) -> str:
+    """From Table 5, or from the two of its rows that are regimes."""
+    groups = {depth: (main["table-2"], depth_name(depth)) for depth in DEPTHS[:2]}
     if "table-5" in main:
-        rows = {
-            depth: {c: ours(main["table-5"], depth, c)[method] for c in ("FMR", "BL", "DtS")}
-            for depth in depths
-        }
-    else:
-        names = dict(zip(depths, REGIMES[:2], strict=True))
-        rows = {
-            d: {c: ours(main["table-2"], names[d], c)[method] for c in ("FMR", "BL", "DtS")} for d in depths
-        }
+        groups = {depth: (main["table-5"], depth) for depth in DEPTHS}
+    rows = {
+        depth: {column: ours(table, group, column)[method] for column in ("FMR", "BL", "DtS")}
+        for depth, (table, group) in groups.items()
+    }
+    depths = tuple(rows)
     said = [
-        f"{name} {' → '.join(cell_text(rows[d][name], interval=False) for d in depths)}"
+        f"{name} {' → '.join(cell_text(rows[depth][name], interval=False) for depth in depths)}"
         for name in ("FMR", "BL", "DtS")
     ]
+    words = {-1: "lower", 0: "no clear change", 1: "higher"}
     start = rows[depths[0]]
     moved = [
-        f"{d}: " + ", ".join(f"{c} {_word(apart(rows[d][c], start[c]))}" for c in ("FMR", "BL"))
-        for d in depths[1:]
+        f"{depth}: " + ", ".join(f"{c} {words[apart(rows[depth][c], start[c])]}" for c in ("FMR", "BL"))
+        for depth in depths[1:]
     ]
     only = "" if len(depths) > 2 else " Deeper ones were not asked for."
     return (
@@ -164,83 +162,77 @@ def depth_answer(results: Results, main: Tables) -> str:
     )
 
 
-def _word(side: int) -> str:
-    return {-1: "lower", 0: "no clear change", 1: "higher"}[side]
-
-
 def leakage_answer(table: Table) -> str:
     """FT-LeakMin beside FT-Struct, method by method."""
-    before, after = (real(table, regime, "BL") for regime in REGIMES[1:])
-    lower = [m for m in before if apart(after[m], before[m]) < 0]
-    higher = [m for m in before if apart(after[m], before[m]) > 0]
-    accuracies = [number(next(iter(real(table, regime, "accuracy").values()))) for regime in REGIMES[1:]]
-    cost = accuracies[0] - accuracies[1]
+
+    def moved(column: str, way: int) -> list[str]:
+        """Methods whose cells lie apart, this way."""
+        old, new = (real(table, regime, column) for regime in TUNED)
+        return [method for method in old if apart(new[method], old[method]) == way]
+
+    before, after = (real(table, regime, "BL") for regime in TUNED)
     said = ", ".join(
         f"{m} {cell_text(before[m], interval=False)} → {cell_text(after[m], interval=False)}" for m in before
     )
-    masses = []
-    for name in ("FMR", "TMR"):
-        old, new = (real(table, regime, name) for regime in REGIMES[1:])
-        fell = [m for m in old if apart(new[m], old[m]) < 0]
-        masses.append(f"{name} falls for {len(fell)}" + (f" ({', '.join(fell)})" if fell else ""))
-    blank = [{m: number(c) for m, c in real(table, r, "empty maps").items()} for r in REGIMES[1:]]
-    emptied = [
-        f"{m} {blank[0][m]:.0%} → {blank[1][m]:.0%}" for m in blank[0] if blank[1][m] > blank[0][m] + EMPTIED
+    fallen = {name: moved(name, -1) for name in ("FMR", "TMR")}
+    masses = [
+        f"{name} falls for {len(fell)}" + (f" ({', '.join(fell)})" if fell else "")
+        for name, fell in fallen.items()
     ]
+    old, new = ({m: number(c) for m, c in real(table, r, "empty maps").items()} for r in TUNED)
+    emptied = [f"{m} {old[m]:.0%} → {new[m]:.0%}" for m in old if new[m] > old[m] + EMPTIED]
     gone = (
         f"**Maps go empty**, and an empty map counts for no leakage at all: {', '.join(emptied)}."
         if emptied
         else "No method's maps go empty."
     )
-    within = "not more" if cost <= LEAST_POINTS + 1e-9 else "more"
+    struct, leakmin = (number(next(iter(real(table, r, "accuracy").values()))) for r in TUNED)
+    within = "not more" if struct - leakmin <= LEAST_POINTS + 1e-9 else "more"
     return (
-        f"BL from FT-Struct to FT-LeakMin: {said}. It is lower beyond both intervals for {len(lower)} of "
-        f"{len(before)} methods, higher for {len(higher)}. Mass on the parts: {', '.join(masses)} of them. "
-        f"{gone} Accuracy {accuracies[0]:.1%} → {accuracies[1]:.1%}, {within} than one point lost."
+        f"BL from FT-Struct to FT-LeakMin: {said}. It is lower beyond both intervals for "
+        f"{len(moved('BL', -1))} of {len(before)} methods, higher for {len(moved('BL', 1))}. Mass on the "
+        f"parts: {', '.join(masses)} of them. {gone} Accuracy {struct:.1%} → {leakmin:.1%}, {within} than "
+        "one point lost."
     )
 
 
 def robustness_answer(main: Tables) -> str:
     table, kinds = main["table-3"], main["distortions"]
+
+    def mean(table: Table, regimes: Iterable[str], column: str) -> float:
+        cells = (number(cell) for r in regimes for cell in real(table, r, column).values())
+        known = [value for value in cells if not math.isnan(value)]
+        return sum(known) / len(known) if known else math.nan
+
     parts = []
     for regime in REGIMES:
-        slopes = {m: number(cell) for m, cell in real(table, regime, "BL slope").items()}
-        means = [
-            _mean([number(c) for c in real(table, regime, f"{mass}-AURC").values()])
-            for mass in ("FMR", "TMR")
-        ]
+        slope, finder, timing = (mean(table, [regime], c) for c in ("BL slope", "FMR-AURC", "TMR-AURC"))
         empty = {m: number(cell) for m, cell in real(table, regime, "empty maps").items()}
-        most = max(empty, key=lambda m, empty=empty: empty[m])  # type: ignore[misc]
+        most = max(empty, key=empty.__getitem__)
         parts.append(
-            f"{regime}: mean BL slope {_mean(list(slopes.values())):+.3f}, FMR-AURC {means[0]:.2f}, TMR-AURC "
-            f"{means[1]:.2f}, up to {empty[most]:.0%} empty maps ({most})"
+            f"{regime}: mean BL slope {slope:+.3f}, FMR-AURC {finder:.2f}, TMR-AURC {timing:.2f}, up to "
+            f"{empty[most]:.0%} empty maps ({most})"
         )
-    worst = {
-        kind: _mean([number(c) for r in REGIMES for c in real(kinds, r, kind.replace("_", " ")).values()])
-        for kind in DISTORTIONS
-    }
-    order = sorted((k for k in worst if not math.isnan(worst[k])), key=lambda kind: -worst[kind])
     said = f"{'; '.join(parts)} (means over methods)."
+    growth = {kind: mean(kinds, REGIMES, kind) for kind in (name.replace("_", " ") for name in DISTORTIONS)}
+    order = sorted((kind for kind in growth if not math.isnan(growth[kind])), key=lambda kind: -growth[kind])
     if not order:
         return f"{said} Under no distortion is BL defined."
-    growing, flat = (f"{kind.replace('_', ' ')} ({worst[kind]:+.3f})" for kind in (order[0], order[-1]))
-    return f"{said} Growth of BL from severity 0 to 1: most under {growing}, least under {flat}."
+    most, least = (f"{kind} ({growth[kind]:+.3f})" for kind in (order[0], order[-1]))
+    return f"{said} Growth of BL from severity 0 to 1: most under {most}, least under {least}."
 
 
 def floor_text(table: Table) -> str:
     """How many methods do better than maps that know nothing of the network."""
     said = []
     for column, better in (("BL", -1), ("FMR", 1), ("TMR", 1), ("DtS", -1)):
-        beaten = {floor: 0 for floor in ours(table, REGIMES[0], column) if is_floor(floor)}
-        pairs = 0
-        for regime in REGIMES:
-            cells = ours(table, regime, column)
-            for cell in real(table, regime, column).values():
-                pairs += 1
-                for floor in beaten:
-                    beaten[floor] += apart(cell, cells[floor]) == better
-        counts = ", ".join(f"{floor} by {count}" for floor, count in beaten.items())
-        said.append(f"{column}: {counts} of {pairs}")
+        of = {regime: ours(table, regime, column) for regime in REGIMES}
+        pairs = [(r, cell) for r in REGIMES for cell in real(table, r, column).values()]
+        counts = [
+            f"{floor} by {sum(apart(cell, of[regime][floor]) == better for regime, cell in pairs)}"
+            for floor in filter(is_floor, of[REGIMES[0]])
+        ]
+        said.append(f"{column}: {', '.join(counts)} of {len(pairs)}")
     return f"Beaten beyond both intervals, of pairs of regime and method: {'; '.join(said)}."
 
 
@@ -264,34 +256,31 @@ def real(table: Table, group: str, column: str) -> dict[str, Cell]:
     return {m: cell for m, cell in ours(table, group, column).items() if not is_floor(m)}
 
 
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
-
-
 def draw(book: Book, name: str, results: Results, made: Tables) -> None:
     """The figures that belong to a table."""
+    method = results.settings.shown[0]
     if name == "coverage":
-        backbone = published.backbone_of(results.settings.model)
-        with figures.pareto(
-            pareto_panels(made, backbone), {m for m in results.methods if is_floor(m)}
-        ) as figure:
+        panels = pareto_panels(made, backbone_of(results.settings.model))
+        with figures.pareto(panels, set(filter(is_floor, results.settings.listed))) as figure:
             book.figure(
                 figure, "figure-5",
                 "Figure 5: structure against speed. The line joins what nothing beats in both; grey: floors.",
             )  # fmt: skip
         book.text(examples(results, book.folder))
     if name == "table-3":
-        curves = {
-            kind: {r: mean_curves(results.curves(r, results.main, "bl"))[k].tolist() for r in REGIMES}
-            for k, kind in enumerate(DISTORTIONS)
-        }
-        with figures.distortions(SEVERITIES, curves, results.main) as figure:
+        lines = {regime: mean_curves(results.curves(regime, method, "bl")) for regime in REGIMES}
+        curves = {kind: {r: lines[r][k].tolist() for r in REGIMES} for k, kind in enumerate(DISTORTIONS)}
+        with figures.distortions(SEVERITIES, curves, method) as figure:
             book.figure(figure, "distortions", "Leakage as distortions grow; masks move with the picture.")
     if name == "table-5":
-        lines = [[ours(made[name], depth, c)[results.main] for depth in DEPTHS] for c in ("FMR", "BL")]
-        theirs = [[published.TABLE_5[depth][k] for depth in DEPTHS] for k in (1, 0)]
-        with figures.depth(DEPTHS, (lines[0], lines[1]), (theirs[0], theirs[1]), results.main) as figure:
+        pairs = {
+            column: (
+                [ours(made[name], depth, column)[method] for depth in DEPTHS],
+                [paper.TABLE_5[depth][place] for depth in DEPTHS],
+            )
+            for column, place in (("FMR", 1), ("BL", 0))
+        }
+        with figures.depth(DEPTHS, pairs, method) as figure:
             book.figure(figure, "figure-4", "Figure 4: mass on finders and leakage by depth of fine-tuning.")
 
 
@@ -303,8 +292,34 @@ def pareto_panels(made: Tables, backbone: str) -> dict[str, list[figures.Point]]
         for m, score in ours(made["coverage"], regime, "mass score").items()
     ]
     theirs = [
-        figures.Point(m, regime, numbers[-1], published.mass_score(backbone, regime, m))
+        figures.Point(m, regime, numbers[-1], paper.mass_score(backbone, regime, m))
         for regime in REGIMES
-        for m, numbers in published.TABLE_2[backbone][regime].items()
+        for m, numbers in paper.TABLE_2[backbone][regime].items()
     ]
     return {"measured here": mine, f"published, {backbone}": theirs}
+
+
+def examples(results: Results, out: Path) -> str:
+    """Writes OUT/figures/examples.png, so that the numbers can be looked at; the Markdown that shows it."""
+    maps = RunFolder.open(out / "run").maps()
+    methods = [m for m in METHODS if m in results.settings.real] or list(results.settings.real[:2])
+    rows = []
+    for image in sorted(results.column("zs", methods[0], "bl"))[:SHOWN]:
+        with Image.open(out / "data" / "test" / image) as file:
+            picture = file.convert("RGB")
+        row = [Tile(picture, "code")]
+        for method in methods:
+            for regime in REGIMES:
+                found = maps.read(regime, method, [image])
+                heat = found.upsample((picture.height, picture.width))[0]
+                leak = results.column(regime, method, "bl")[image]
+                said = results.column(regime, "", "predicted")[image]
+                wrong = "" if said == int(found.explained[0]) else " (says: no code)"
+                known = "empty map" if math.isnan(leak) else f"BL {leak:.2f}"
+                row.append(Tile(overlay(picture, heat), f"{method}{wrong}", f"{regime}, {known}"))
+        rows.append(row)
+    path = out / "figures" / "examples.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet(rows, heading="explains: code (true label)", cmap="inferno", side=160).save(path)
+    shown = "The first codes and their maps, which explain the class code (the true label)."
+    return f"![codes and their maps](figures/examples.png)\n\n*{shown}*"

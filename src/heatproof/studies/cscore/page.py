@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 from heatproof.images import Failure
 from heatproof.metrics.consistency import CScore
 from heatproof.monitor.alarms import Alarm, Thresholds, difference_error, find_alarms
-from heatproof.monitor.trajectory import Checkpoint, Trajectory
+from heatproof.monitor.trajectory import CheckpointState, Trajectory
 from heatproof.report.book import Book
 from heatproof.report.figures import cscore as figures
 from heatproof.report.tables import Cell, Column, Table, Value
@@ -22,6 +24,7 @@ from heatproof.store import RunFolder
 from heatproof.train.recipe import History
 
 Z95 = 1.96
+better = partial(Column, higher_is_better=True)
 
 
 def write(
@@ -49,15 +52,12 @@ def write(
         book.text("No mechanism of failure was found at any checkpoint.")
     book.heading("The classifier")
     book.table(classifier_table(run))
+    auc, phase_end = [(int(figures.place(run, c)), c.auc) for c in run], None
     if history is not None:
         book.table(history_table(history))
+        auc = [(epoch.epoch, epoch.auc) for epoch in history.epochs]
+        phase_end = figures.place(run, figures.named(run, ends[0]))
     book.heading("Consistency")
-    phase_end = next((figures.place(run, c) for c in run if c.name == ends[0]), None) if history else None
-    auc = (
-        [(epoch.epoch, epoch.auc) for epoch in history.epochs]
-        if history is not None
-        else [(int(figures.place(run, c)), c.auc) for c in run]
-    )
     with figures.trajectories(run, alarms, auc, phase_end) as figure:
         book.figure(figure, "trajectories", "C-Score over training beside AUC; red numbers are alarms.")
     book.table(overall_table(run))
@@ -88,7 +88,7 @@ def introduction(run: Trajectory, held_out: float | None) -> str:
 class Candidate(NamedTuple):
     """A checkpoint with a method, and the class where it is worst."""
 
-    checkpoint: Checkpoint
+    checkpoint: CheckpointState
     method: str
     label: int
     score: CScore
@@ -101,8 +101,7 @@ class Candidate(NamedTuple):
 
 def candidates(run: Trajectory, alarms: Sequence[Alarm]) -> list[Candidate]:
     """What may be recommended, best first."""
-    best = max((c for c in run), key=lambda c: -1 if math.isnan(c.auc) else c.auc)
-    found = []
+    best, found = best_auc(run), []
     for checkpoint in run:
         slack = Z95 * difference_error(checkpoint, best)
         if math.isnan(checkpoint.auc) or checkpoint.auc < best.auc - slack:
@@ -118,28 +117,27 @@ def candidates(run: Trajectory, alarms: Sequence[Alarm]) -> list[Candidate]:
     return sorted(found, key=lambda one: -one.floor)
 
 
+def best_auc(run: Trajectory) -> CheckpointState:
+    return max(run, key=lambda c: -1 if math.isnan(c.auc) else c.auc)
+
+
 def recommend(run: Trajectory, alarms: Sequence[Alarm]) -> str:
     """One paragraph that names a checkpoint and a method, or says why there is none."""
-    found = candidates(run, alarms)
-    best_auc = max((c for c in run), key=lambda c: -1 if math.isnan(c.auc) else c.auc)
+    found, best = candidates(run, alarms), best_auc(run)
     if not found:
         return (
             f"No checkpoint can be recommended: wherever AUC is within sampling error of its best "
-            f"({best_auc.auc:.3f} at {best_auc.name}), every method has an alarm or a class without a score. "
+            f"({best.auc:.3f} at {best.name}), every method has an alarm or a class without a score. "
             "See the alarms for what to do."
         )
     one = found[0]
     low, high = one.score.interval
     interval = "" if math.isnan(low) else f" (95 % {low:.3f} to {high:.3f})"
-    second = next((c for c in found if c.method != one.method), None)
-    beside = (
-        f" Next comes {second.method} at {second.checkpoint.name}: {second.score.value:.3f}."
-        if second is not None
-        else " No other method passes."
-    )
-    gain = "" if one.checkpoint is best_auc else (
-        f" AUC is best at {best_auc.name} ({best_auc.auc:.3f}), not by more than sampling error."
-    )  # fmt: skip
+    beside, gain = " No other method passes.", ""
+    if second := next((c for c in found if c.method != one.method), None):
+        beside = f" Next comes {second.method} at {second.checkpoint.name}: {second.score.value:.3f}."
+    if one.checkpoint is not best:
+        gain = f" AUC is best at {best.name} ({best.auc:.3f}), not by more than sampling error."
     return (
         f"Take the weights of **{one.checkpoint.name}** and explain them with **{one.method}**: AUC "
         f"{one.checkpoint.auc:.3f}, no alarm, and in its worst class ({run.class_name(one.label)}, "
@@ -150,33 +148,25 @@ def recommend(run: Trajectory, alarms: Sequence[Alarm]) -> str:
 
 
 def alarm_table(alarms: Sequence[Alarm]) -> Table:
-    columns = tuple(
-        map(Column, ("checkpoint", "mechanism", "where", "severity", "what and what to do", "AUC tells at"))
-    )
+    heads = ("checkpoint", "mechanism", "where", "severity", "what and what to do", "AUC tells at")
     rows = tuple(
         (a.checkpoint, f"{a.mechanism} {a.name}", a.where, a.severity, a.sentence, a.auc_tells_at or "never")
         for a in alarms
     )
     note = f"Thresholds and their reasons: docs/alarms.md. {Thresholds()}"
-    return Table("alarms", "Alarms, in the order of training", columns, rows, note)
+    return Table("alarms", "Alarms, in the order of training", tuple(map(Column, heads)), rows, note)
 
 
 def classifier_table(run: Trajectory) -> Table:
-    labels = sorted({c for checkpoint in run for c in checkpoint.classes})
-    columns = (
-        Column("checkpoint"),
-        Column("AUC", higher_is_better=True),
-        Column("accuracy", higher_is_better=True),
-        *(Column(f"gold list, {run.class_name(c)}") for c in labels),
-    )
-    rows: list[tuple[Cell, ...]] = [
+    labels = figures.labels(run)
+    lists = (Column(f"gold list, {run.class_name(c)}") for c in labels)
+    columns = Column("checkpoint"), better("AUC"), better("accuracy"), *lists
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
         (c.name, c.auc, c.accuracy, *(f"{c.classes[k].gold} of {c.classes[k].total}" for k in labels))
         for c in run
-    ]
-    return Table(
-        "classifier", "The classifier at every checkpoint, and whom its maps are compared for",
-        columns, tuple(rows),
-    )  # fmt: skip
+    )
+    title = "The classifier at every checkpoint, and whom its maps are compared for"
+    return Table("classifier", title, columns, rows)
 
 
 def history_table(history: History) -> Table:
@@ -189,58 +179,47 @@ def history_table(history: History) -> Table:
 
 
 def overall_table(run: Trajectory) -> Table:
-    columns = (Column("method"), *(Column(c.name, higher_is_better=True) for c in run))
-    rows: list[tuple[Cell, ...]] = [
+    rows = tuple(
         (m, *(c.methods[m].overall.value if m in c.methods else None for c in run))
         for m in figures.methods(run)
-    ]
-    return Table("overall", "C-Score over all classes, weighted by their gold lists", columns, tuple(rows))
+    )
+    columns = Column("method"), *(better(c.name) for c in run)
+    return Table("overall", "C-Score over all classes, weighted by their gold lists", columns, rows)
 
 
 def class_table(run: Trajectory, ends: tuple[str, str]) -> Table:
-    first, last = (next(c for c in run if c.name == name) for name in ends)
+    first, last = (figures.named(run, name) for name in ends)
     columns = (
-        Column("method"), Column("class"), Column(ends[0], higher_is_better=True), Column("n", "d"),
-        Column(ends[1], higher_is_better=True), Column("n at the end", "d"), Column("change", "+.3f"),
+        Column("method"), Column("class"), better(ends[0]), Column("n", "d"),
+        better(ends[1]), Column("n at the end", "d"), Column("change", "+.3f"),
     )  # fmt: skip
     rows = []
     for method in figures.methods(run):
         for label in sorted(last.classes):
-            pair = [c.methods[method].classes[label] for c in (first, last)]
-            before, after = (Value(s.value, s.interval, s.n) for s in pair)
-            rows.append(
-                (
-                    method,
-                    run.class_name(label),
-                    before,
-                    pair[0].n,
-                    after,
-                    pair[1].n,
-                    after.value - before.value,
-                )
-            )
+            old, new = (c.methods[method].classes[label] for c in (first, last))
+            cells = as_value(old), old.n, as_value(new), new.n, new.value - old.value
+            rows.append((method, run.class_name(label), *cells))
     note = "n: pictures of the class that are recognised with a probability of at least one half."
     return Table("by-class", f"C-Score by class at {ends[0]} and {ends[1]}", columns, tuple(rows), note)
 
 
 def depth_table(swept: Mapping[str, RunFolder]) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for layer, folder in swept.items():
         for checkpoint in (run := Trajectory.from_run(folder)):
             (state,) = checkpoint.methods.values()
-            score = state.overall
-            known = {c: one.value for c, one in state.classes.items() if not math.isnan(one.value)}
-            worst = min(known, key=lambda c, known=known: known[c]) if known else None  # type: ignore[misc]
-            rows.append(
-                (
-                    layer, checkpoint.name, Value(score.value, score.interval, score.n),
-                    None if worst is None else known[worst], "" if worst is None else run.class_name(worst),
-                    score.degenerate,
-                )
-            )  # fmt: skip
+            known = [
+                (s.value, run.class_name(c)) for c, s in state.classes.items() if not math.isnan(s.value)
+            ]
+            worst = min(known, key=itemgetter(0), default=(None, ""))
+            rows.append((layer, checkpoint.name, as_value(state.overall), *worst, state.overall.degenerate))
     columns = (
-        Column("layer"), Column("checkpoint"), Column("C-Score, all classes", higher_is_better=True),
-        Column("worst class"), Column("which"), Column("empty maps"),
+        Column("layer"), Column("checkpoint"), better("C-Score, all classes"), Column("worst class"),
+        Column("which"), Column("empty maps"),
     )  # fmt: skip
     note = "From early to late layers; the last one is where the other tables look."
     return Table("depth", "Grad-CAM's C-Score at every depth of the network", columns, tuple(rows), note)
+
+
+def as_value(score: CScore) -> Value:
+    return Value(score.value, score.interval, score.n)
