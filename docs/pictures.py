@@ -34,10 +34,10 @@ from torch import Tensor
 import heatproof as hp
 from heatproof.cli import main as command_line
 from heatproof.cli.listing import better, bounds, cost
+from heatproof.explain.baselines import baseline_images
 from heatproof.images.codes import QRSet, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
-from heatproof.metrics.faithfulness import baseline_images
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models.model import as_model
 from heatproof.monitor.alarms import find_alarms
@@ -166,7 +166,7 @@ def insertion_deletion() -> Image.Image:
     """Both curves of three methods on one photograph."""
     images = ready(data.coffee())
     maps = hp.explain(network(), images, ["gradcam", "edges", "random"])
-    found = hp.metrics.insertion_deletion(network(), images, maps)
+    found = hp.metrics.insertion_deletion(maps, model=network(), images=images)
     with drawing(7.6, 2.9, columns=2, sharey=True) as (figure, axes):
         for method, one in found.items():
             for axis, kind in zip(axes, ("insertion", "deletion"), strict=True):
@@ -211,7 +211,7 @@ def sanity() -> Image.Image:
     """How alike maps stay while the network loses what it learned."""
     images = ready(data.chelsea(), data.coffee(), data.astronaut())
     methods = ["gradcam", "eigencam", "gradient", "edges"]
-    found = hp.metrics.parameter_randomisation(network(), images, methods, depths=8)
+    found = hp.metrics.parameter_randomisation(methods, model=network(), images=images, depths=8)
     with drawing(7.0, 3.0) as (figure, axis):
         for method in methods:
             means = [float(depth.similarity[method]["ssim"].nanmean()) for depth in found.depths]

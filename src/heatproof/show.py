@@ -91,6 +91,19 @@ def pixels(images: Tensor, preprocess: Preprocess | None = None) -> np.ndarray:
     return np.asarray(eight_bit(shown).permute(0, 2, 3, 1).contiguous().numpy())
 
 
+def as_pictures(
+    images: Tensor | Image.Image | Sequence[Image.Image], preprocess: Preprocess | None
+) -> list[Image.Image]:
+    """What a model saw of images "b c H W" or of pictures, as Pillow pictures."""
+    if isinstance(images, Image.Image):
+        images = [images]
+    if not isinstance(images, Sequence):
+        return [Image.fromarray(one) for one in pixels(images, preprocess)]
+    if not all(isinstance(one, Image.Image) for one in images):
+        raise InputError("images are a tensor 'b c H W' or Pillow pictures; open files with hp.open_image")
+    return [preprocess.crop(one) if preprocess else one for one in images]
+
+
 class Strip(list[Image.Image]):
     """Pictures that a notebook shows side by side, each above its title."""
 

@@ -11,22 +11,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.show import Strip, colours, overlay, pixels, text
+from heatproof.show import Strip, as_pictures, colours, overlay, text
 
 if TYPE_CHECKING:
     from heatproof.images.preprocess import Preprocess
     from heatproof.models.model import Model
     from heatproof.models.queue import Queue
+
+ArrayLike = Tensor | numpy.typing.ArrayLike
+Picture = str | PathLike[str] | Image.Image
+Images = ArrayLike | Picture | Sequence[Picture]  # model-ready "b c H W", or what goes through preprocessing
 
 
 @dataclass(frozen=True)
@@ -40,30 +46,47 @@ class Truth:
 
 @dataclass(frozen=True)
 class Batch:
-    """Model-ready images with their names, labels and, where it exists, the truth."""
+    """Model-ready images with what is known about them.
+
+    Args:
+        ids, images: Their names, and "b c H W".
+        labels: "b" classes.
+        truth: Boxes or masks of the evidence.
+    """
 
     ids: tuple[str, ...]
-    images: Tensor  # "b c H W"
-    labels: Tensor | None = None  # "b"
+    images: Tensor
+    labels: Tensor | None = None
     truth: Truth | None = None
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one shared pass over a batch yields. Only what the methods declared is filled."""
+    """What one shared pass over a batch yields. Only what the methods declared is filled.
+
+    Args:
+        model, images: The network, and "b c H W" as given.
+        targets, logits: "b", the explained class, and "b k".
+        layer: The layer most CAMs read.
+        layers, scales: Every captured layer, in order of execution; those that multi-scale CAMs average.
+        activations, gradients: By layer, each "b c h w", float32.
+        input_gradient: "b c H W".
+        blank_logits: "k", of the all-zero image.
+        queue, seed: For methods that perturb the input, and for those that draw.
+    """
 
     model: Model
-    images: Tensor  # "b c H W", as given
-    targets: Tensor  # "b", the explained class
-    logits: Tensor  # "b k"
-    layer: str | None = None  # the layer most CAMs read
-    layers: tuple[str, ...] = ()  # every captured layer, in order of execution
-    scales: tuple[str, ...] = ()  # those of them that multi-scale CAMs average
-    activations: Mapping[str, Tensor] = field(default_factory=dict)  # each "b c h w", float32
-    gradients: Mapping[str, Tensor] = field(default_factory=dict)  # each "b c h w", float32
-    input_gradient: Tensor | None = None  # "b c H W"
-    blank_logits: Tensor | None = None  # "k": the all-zero image
-    queue: Queue = None  # type: ignore[assignment]  # for methods that perturb the input
+    images: Tensor
+    targets: Tensor
+    logits: Tensor
+    layer: str | None = None
+    layers: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
+    activations: Mapping[str, Tensor] = field(default_factory=dict)
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    input_gradient: Tensor | None = None
+    blank_logits: Tensor | None = None
+    queue: Queue = None  # type: ignore[assignment]
     seed: int = 0
 
     @property
@@ -95,12 +118,21 @@ class Signed(NamedTuple):
 
 @dataclass(frozen=True)
 class Maps:
-    """One method's maps of one batch, at the method's own size."""
+    """One method's maps of one batch, at the method's own size.
+
+    Args:
+        method: Its name, with its options.
+        values: "b h w", float32, as the method defines it (not normalised).
+        image_size: Height and width of the images.
+        explained: "b", the class that each map explains.
+        ids: Names of the images.
+        signed_values: "b h w", where the sign means something that `values` loses.
+    """
 
     method: str
-    values: Tensor  # "b h w", float32, as the method defines it (not normalised)
+    values: Tensor
     image_size: tuple[int, int]
-    explained: Tensor  # "b"
+    explained: Tensor
     ids: tuple[str, ...] = ()
     signed_values: Tensor | None = None
 
@@ -122,17 +154,30 @@ class Maps:
         return normalise(self.values)
 
     def upsample(self, size: tuple[int, int] | None = None) -> Tensor:
-        """ "b H W" in [0, 1]: bilinear to the image's size, then normalised there."""
+        """ "b H W" in [0, 1]: bilinear to the image's size, then normalised there.
+
+        Args:
+            size: Another height and width than the image's.
+        """
         return normalise(upsample(self.values, size or self.image_size))
 
     def to(self, device: str | torch.device) -> Maps:
+        """The maps on a device.
+
+        Args:
+            device: Such as "cpu" or "cuda".
+        """
         signed = None if self.signed_values is None else self.signed_values.to(device)
         return replace(
             self, values=self.values.to(device), explained=self.explained.to(device), signed_values=signed
         )
 
     def take(self, rows: Tensor | Sequence[int] | slice) -> Maps:
-        """The maps of some images: places, a "b" bool that says of each whether it stays, or a slice."""
+        """The maps of some images, with their names, classes and signs.
+
+        Args:
+            rows: Places, a "b" bool that says of each whether it stays, or a slice.
+        """
         index = rows if isinstance(rows, Tensor | slice) else list(rows)
 
         def of(one: Tensor) -> Tensor:
@@ -158,23 +203,15 @@ class Maps:
     ) -> Strip:
         """Each map in colour over its image: a list of Pillow pictures that a notebook shows.
 
-        images: what was explained, as a tensor "b c H W" or as pictures.
-        preprocess: the model's own, model.preprocess: crops pictures to what the model saw, and gives a
-            tensor its colours back. A tensor is stretched to the whole range without it.
-        cmap, alpha: a colour map (inferno, magma, viridis, grey), and the weight of its colours.
+        Args:
+            images: What was explained, as a tensor "b c H W" or as pictures.
+            preprocess: The model's own, model.preprocess: crops pictures to what the model saw, and gives a
+                tensor its colours back. A tensor is stretched to the whole range without it.
+            cmap, alpha: A colour map (inferno, magma, viridis, grey), and the weight of its colours.
         """
-        if isinstance(images, Image.Image):
-            images = [images]
-        if len(images) != len(self):
-            raise InputError(f"there are {len(self)} maps but {len(images)} images; give those explained")
-        if not isinstance(images, Sequence):
-            pictures = [Image.fromarray(one) for one in pixels(torch.as_tensor(images), preprocess)]
-        elif all(isinstance(one, Image.Image) for one in images):
-            pictures = [preprocess.crop(one) if preprocess else one for one in images]
-        else:
-            raise InputError(
-                "images are a tensor 'b c H W' or Pillow pictures; open files with hp.open_image"
-            )
+        pictures = as_pictures(images, preprocess)
+        if len(pictures) != len(self):
+            raise InputError(f"there are {len(self)} maps but {len(pictures)} images; give those explained")
         if pictures[0].size != self.image_size[::-1]:
             raise InputError(
                 f"the picture is {pictures[0].height} x {pictures[0].width} but the model saw "
@@ -184,7 +221,11 @@ class Maps:
         return Strip([overlay(picture, one, cmap, alpha) for picture, one in heat], self.ids)
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file: values, explained, ids, method, image_size, and signed where there is one."""
+        """Write values, explained, ids, method, image_size, and signed where there is one.
+
+        Args:
+            path: A file whose name ends in .npz, which numpy.load opens.
+        """
         if Path(path).suffix != ".npz":
             raise InputError(f"maps are saved as .npz; name {Path(path).stem}.npz instead of {path}")
         content: dict[str, Any] = {"values": self.numpy(), "explained": self.explained.cpu().numpy()}
@@ -204,7 +245,11 @@ class Maps:
 
     @staticmethod
     def concatenate(parts: Sequence[Maps]) -> Maps:
-        """Batches of one method, one after the other."""
+        """Batches of one method, one after the other.
+
+        Args:
+            parts: At least one, of equal sizes.
+        """
         if len(parts) == 1:
             return parts[0]
         signed = [p.signed_values for p in parts if p.signed_values is not None]
@@ -254,11 +299,19 @@ def _wide(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Score:
-    """One row of results. A value that is not defined is NaN and says why in `reason`."""
+    """One row of results. A value that is not defined is NaN and says why in `reason`.
+
+    Args:
+        model, checkpoint: Their names.
+        image: Its name; "" for a row about a whole class or checkpoint.
+        label, explained: The true class, and the one that was explained.
+        method, metric: Their names, with their options.
+        value, reason: The number, and one sentence where it is NaN.
+    """
 
     model: str
     checkpoint: str
-    image: str  # "" for a row about a whole class or checkpoint
+    image: str
     label: int | None
     explained: int | None
     method: str
@@ -273,14 +326,21 @@ class Score:
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest piece of a run: it is done when the seal named after its hash stands."""
+    """The smallest piece of a run: it is done when the seal named after its hash stands.
+
+    Args:
+        checkpoint, images: Its name; the first image, and the last + 1.
+        methods, metrics: What is made of them.
+        seed: Of everything that is drawn.
+        origin: Hash of the weights, pictures, code and settings behind it, where they are known.
+    """
 
     checkpoint: str
-    images: tuple[int, int]  # first, last + 1
+    images: tuple[int, int]
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
     seed: int = 0
-    origin: str = ""  # hash of the weights, pictures, code and settings behind it, where they are known
+    origin: str = ""
 
     @property
     def hash(self) -> str:

@@ -160,7 +160,7 @@ def test_every_metric_sees_the_contrast_that_float32_would_lose(low: float, high
     mask = values[0] == high
     assert map_similarity(values, values)["ssim"].tolist() == pytest.approx([1.0])
     assert structure(values, mask, ~mask, mask)["fmr"].tolist() == pytest.approx([1.0], abs=1e-5)
-    found = insertion_deletion(small_cnn(), torch.rand(1, 3, 6, 6), values)
-    assert not constant(values).any() and found.reasons == ("",)
+    found = insertion_deletion(values, model=small_cnn(), images=torch.rand(1, 3, 6, 6))
+    assert not constant(values).any() and found.scores.reasons("insertion") == [""]
     assert localise(values, masks=mask, budget=0.05)["inside"].tolist() == [1.0]
     assert cose_map(values)[0, 2, 3] == 1

@@ -66,7 +66,9 @@ PERFECT = {
 
 @pytest.mark.parametrize("rule", PERFECT)
 def test_a_perfect_map_has_the_area_found_by_hand(rule: str) -> None:
-    found = insertion_deletion(key_model(rule), torch.ones(1, 1, 10, 10), key_map(), 1, baseline="black")
+    found = insertion_deletion(
+        key_map(), 1, model=key_model(rule), images=torch.ones(1, 1, 10, 10), baseline="black"
+    )
     insertion, deletion = PERFECT[rule]
     assert found.insertion_auc.item() == pytest.approx(insertion, abs=1e-6)
     assert found.deletion_auc.item() == pytest.approx(deletion, abs=1e-6)
@@ -74,7 +76,9 @@ def test_a_perfect_map_has_the_area_found_by_hand(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", PERFECT)
 def test_a_reversed_map_has_the_areas_swapped(rule: str) -> None:
-    found = insertion_deletion(key_model(rule), torch.ones(1, 1, 10, 10), key_map(False), 1, baseline="black")
+    found = insertion_deletion(
+        key_map(False), 1, model=key_model(rule), images=torch.ones(1, 1, 10, 10), baseline="black"
+    )
     insertion, deletion = PERFECT[{"share": "share", "all": "any", "any": "all"}[rule]]
     assert found.insertion_auc.item() == pytest.approx(1 - insertion, abs=1e-6)
     assert found.deletion_auc.item() == pytest.approx(1 - deletion, abs=1e-6)
@@ -88,13 +92,13 @@ def test_one_key_pixel_gives_deletion_0_and_insertion_1_up_to_half_a_step() -> N
     values = torch.zeros(1, 10, 10)
     values[0, 4, 7] = 1
     model = Model(OnePixel(), preprocess=PLAIN)
-    found = insertion_deletion(model, torch.ones(1, 1, 10, 10), values, 1, baseline="black")
+    found = insertion_deletion(values, 1, model=model, images=torch.ones(1, 1, 10, 10), baseline="black")
     assert found.deletion[0].tolist() == [1.0] + [0.0] * 100
     assert found.insertion[0].tolist() == [0.0] + [1.0] * 100
     assert found.deletion_auc.item() == pytest.approx(0.005) and found.insertion_auc.item() == pytest.approx(
         0.995
     )
-    other = insertion_deletion(model, torch.ones(1, 1, 10, 10), values, 0, baseline="black")
+    other = insertion_deletion(values, 0, model=model, images=torch.ones(1, 1, 10, 10), baseline="black")
     assert torch.allclose(other.insertion, 1 - found.insertion)
 
 
@@ -133,7 +137,9 @@ def test_equals_the_slow_twin(kind: str) -> None:
     rng = np.random.default_rng(0)
     images = rng.normal(size=(2, 3, 9, 11))
     values = rng.integers(-2, 4, size=(2, 9, 11)).astype(np.float32)  # ties and negatives
-    found = insertion_deletion(net, torch.from_numpy(images), values, [1, 4], baseline=kind, steps=14, seed=5)
+    found = insertion_deletion(
+        values, [1, 4], model=net, images=torch.from_numpy(images), baseline=kind, steps=14, seed=5
+    )
     assert found.insertion.shape == found.deletion.shape == (2, 15) and found.baseline == kind
     for i, target in enumerate((1, 4)):
         expected = twin(net, images[i], values[i], target, twin_baseline(kind, images[i], 5), 14)
@@ -171,26 +177,30 @@ def test_passes_are_counted() -> None:
     needed = 3 * 3 * 2 * 99 + 2 * 3
     for batch in (7, 64):
         with counting(net) as passes:
-            found = insertion_deletion(net, images, maps, batch_size=batch)
+            found = insertion_deletion(maps, model=net, images=images, batch_size=batch)
         assert passes.forward == math.ceil(needed / batch) and sum(passes.batches) == needed
         assert max(passes.batches) == batch and passes.backward == 0
         assert all(one.passes == 3 * 200 and not one.adaptive for one in found.values())
     with counting(net) as passes:
-        found = insertion_deletion(net, images, maps, adaptive=True, batch_size=64)
+        found = insertion_deletion(maps, model=net, images=images, adaptive=True, batch_size=64)
     assert sum(passes.batches) == 3 * 3 * 64 + 2 * 3 <= needed / 3
     assert all(one.passes == 3 * 66 and one.adaptive for one in found.values())
 
 
 def test_progress_counts_every_input() -> None:
     seen: list[int] = []
-    found = insertion_deletion(tiny(), torch.randn(2, 3, 16, 16), torch.rand(2, 4, 4), progress=seen.append)
+    found = insertion_deletion(
+        torch.rand(2, 4, 4), model=tiny(), images=torch.randn(2, 3, 16, 16), progress=seen.append
+    )
     assert sum(seen) == found.passes == 400
 
 
 def test_end_points_are_the_image_and_the_baseline(cnn: nn.Sequential) -> None:
     images = torch.randn(4, 3, 32, 32)
     maps = hp.explain(cnn, images, ["gradcam", "random"])
-    found = insertion_deletion(cnn, images, maps, torch.tensor([0, 1, 2, 3]), baseline="mean", steps=10)
+    found = insertion_deletion(
+        maps, torch.tensor([0, 1, 2, 3]), model=cnn, images=images, baseline="mean", steps=10
+    )
     ends = [images, baseline_images(Model(cnn), images, "mean")]
     whole, empty = (cnn(end).softmax(1)[torch.arange(4), torch.arange(4)] for end in ends)
     for one in found.values():
@@ -205,10 +215,10 @@ def test_batch_size_order_and_company_do_not_matter(adaptive: bool) -> None:
     images = torch.randn(5, 3, 16, 16, dtype=torch.float64)
     maps = hp.explain(net, images, ["gradient", "edges"])
     options: dict[str, Any] = {"adaptive": adaptive, "targets": 2, "steps": 40}
-    whole = insertion_deletion(net, images, maps, **options, batch_size=200)["edges"]
-    small = insertion_deletion(net, images, maps, **options, batch_size=3)["edges"]
-    alone = insertion_deletion(net, images, maps["edges"], **options)
-    turned = insertion_deletion(net, images.flip(0), maps["edges"].values.flip(0), **options)
+    whole = insertion_deletion(maps, **options, model=net, images=images, batch_size=200)["edges"]
+    small = insertion_deletion(maps, **options, model=net, images=images, batch_size=3)["edges"]
+    alone = insertion_deletion(maps["edges"], **options, model=net, images=images)
+    turned = insertion_deletion(maps["edges"].values.flip(0), **options, model=net, images=images.flip(0))
     for other in (small, alone):
         assert torch.allclose(whole.insertion, other.insertion, atol=1e-9)
         assert torch.allclose(whole.deletion_auc, other.deletion_auc, atol=1e-7)
@@ -217,15 +227,17 @@ def test_batch_size_order_and_company_do_not_matter(adaptive: bool) -> None:
 
 def test_rescaling_a_map_changes_nothing(cnn: nn.Sequential) -> None:
     images, values = torch.randn(2, 3, 32, 32), torch.randn(2, 8, 8)
-    first, second = (insertion_deletion(cnn, images, v, 0, steps=20) for v in (values, 4 * values))
+    first, second = (
+        insertion_deletion(v, 0, model=cnn, images=images, steps=20) for v in (values, 4 * values)
+    )
     assert torch.equal(first.insertion, second.insertion)
 
 
 def test_targets_default_to_the_prediction(cnn: nn.Sequential) -> None:
     images, values = torch.randn(6, 3, 32, 32), torch.rand(6, 8, 8)
     predicted = cnn(images).argmax(1)
-    found = insertion_deletion(cnn, images, values, steps=5, batch_size=4)
-    named = insertion_deletion(cnn, images, values, predicted, steps=5)
+    found = insertion_deletion(values, model=cnn, images=images, steps=5, batch_size=4)
+    named = insertion_deletion(values, predicted, model=cnn, images=images, steps=5)
     assert torch.equal(found.targets, predicted) and torch.allclose(
         found.insertion, named.insertion, atol=1e-6
     )
@@ -236,14 +248,14 @@ def test_a_constant_map_is_not_scored_and_costs_nothing(cnn: nn.Sequential) -> N
     values[1] = -0.3
     for adaptive in (False, True):
         with counting(cnn) as passes:
-            found = insertion_deletion(cnn, images, values, 0, adaptive=adaptive)
+            found = insertion_deletion(values, 0, model=cnn, images=images, adaptive=adaptive)
         assert (
             found.insertion_auc.isnan().tolist()
             == found.deletion_auc.isnan().tolist()
             == [False, True, False]
         )
         assert found.insertion[1].isnan().all() and not found.deletion[[0, 2]].isnan().any()
-        assert [bool(reason) for reason in found.reasons] == [False, True, False]
+        assert [bool(reason) for reason in found.scores.reasons("insertion")] == [False, True, False]
         assert found.degenerate_fraction == pytest.approx(1 / 3)
         assert sum(passes.batches) == found.passes == 2 * 2 * (32 if adaptive else 99) + 6
 
@@ -253,10 +265,10 @@ def test_the_model_is_left_as_it_was() -> None:
     net[4].weight.requires_grad_(False)
     images, values = torch.randn(2, 3, 32, 32), torch.rand(2, 4, 4)
     before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    insertion_deletion(net, images, values, baseline="noise", steps=4)
-    part_occlusion(net, images, torch.ones(32, 32))
+    insertion_deletion(values, model=net, images=images, baseline="noise", steps=4)
+    part_occlusion(torch.ones(32, 32), model=net, images=images)
     with pytest.raises(TargetError):
-        insertion_deletion(net, images, values, 9, steps=4)
+        insertion_deletion(values, 9, model=net, images=images, steps=4)
     assert torch.equal(state, torch.get_rng_state())
     assert all(part.training for part in net.modules())
     assert [weight.requires_grad for weight in net.parameters()].count(False) == 1
@@ -328,7 +340,7 @@ def test_straight_lines_keep_what_is_known() -> None:
 def test_bad_input_is_one_sentence(cnn: nn.Sequential, change: dict[str, Any], sentence: str) -> None:
     arguments = {"images": torch.randn(2, 3, 32, 32), "maps": torch.rand(2, 4, 4), **change}
     with pytest.raises(InputError, match=sentence):
-        insertion_deletion(cnn, **arguments)
+        insertion_deletion(model=cnn, **arguments)
 
 
 def test_black_needs_the_models_preprocessing() -> None:
@@ -359,7 +371,7 @@ def test_occlusion_of_a_linear_model_is_exact(classes: int) -> None:
     masks = {"finder": torch.rand(4, 8, 8) < 0.3, "timing": torch.rand(8, 8) < 0.5}
     targets = torch.tensor([0, 1, 0, 1])
     with counting(net) as passes:
-        drops = part_occlusion(net, images, masks, targets, fill="mean", batch_size=5)
+        drops = part_occlusion(masks, targets, model=net, images=images, fill="mean", batch_size=5)
     assert sum(passes.batches) == 12 and passes.forward == 3
     weight = torch.cat([-net.weight, net.weight]) if classes == 1 else net.weight
     gap = images - images.mean((2, 3), keepdim=True)
@@ -371,13 +383,13 @@ def test_occlusion_of_a_linear_model_is_exact(classes: int) -> None:
 def test_a_mask_without_pixels_has_no_drop(cnn: nn.Sequential) -> None:
     masks = torch.zeros(2, 32, 32)
     masks[0, :9] = 1
-    drops = part_occlusion(cnn, torch.randn(2, 3, 32, 32), masks, 1)
+    drops = part_occlusion(masks, 1, model=cnn, images=torch.randn(2, 3, 32, 32))
     assert drops["drop"].isnan().tolist() == [False, True]
     assert drops.reasons("drop")[0] == "" and "no pixel" in drops.reasons("drop")[1]
     with pytest.raises(InputError, match="empty dict"):
-        part_occlusion(cnn, torch.randn(2, 3, 32, 32), {})
+        part_occlusion({}, model=cnn, images=torch.randn(2, 3, 32, 32))
     with pytest.raises(InputError, match="one mask 'H W' or one per map"):
-        part_occlusion(cnn, torch.randn(2, 3, 32, 32), torch.ones(3, 32, 32))
+        part_occlusion(torch.ones(3, 32, 32), model=cnn, images=torch.randn(2, 3, 32, 32))
 
 
 @SETTINGS

@@ -35,7 +35,7 @@ def images() -> Tensor:
 
 
 def test_edges_stay_and_gradcam_falls_when_weights_are_random(cnn: nn.Sequential, images: Tensor) -> None:
-    found = parameter_randomisation(cnn, images, ["gradcam", "gradient", "edges"])
+    found = parameter_randomisation(["gradcam", "gradient", "edges"], model=cnn, images=images)
     assert [depth.module for depth in found.depths] == HEAD_FIRST
     assert [depth.randomised for depth in found.depths] == [1, 2, 3, 4, 5]
     for depth in found.depths:
@@ -50,7 +50,7 @@ def test_edges_stay_and_gradcam_falls_when_weights_are_random(cnn: nn.Sequential
 
 def test_the_cascade_equals_its_slow_twin(cnn: nn.Sequential, images: Tensor) -> None:
     """Modules are reset one after the other on a copy, and each map is compared by other people's code."""
-    found = parameter_randomisation(cnn, images, "gradient", 2, seed=7)
+    found = parameter_randomisation("gradient", 2, model=cnn, images=images, seed=7)
     before = hp.explain(cnn, images, "gradient", 2)["gradient"].upsample().double().numpy()
     random = copy.deepcopy(cnn)
     with torch.random.fork_rng():
@@ -69,14 +69,16 @@ def test_one_shared_pass_per_depth_and_the_model_stays(images: Tensor) -> None:
     net = small_cnn().train()
     before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
     with counting(net) as passes:  # the copies take the counter along
-        found = parameter_randomisation(net, images, ["gradcam", "layercam", "edges"], depths=3, batch_size=2)
+        found = parameter_randomisation(
+            ["gradcam", "layercam", "edges"], model=net, images=images, depths=3, batch_size=2
+        )
     assert [depth.randomised for depth in found.depths] == [1, 3, 5]
     assert (
         passes.batches == [2, 1] + [1] + 3 * [2, 1] and passes.backward == 4 * 2
     )  # [1]: the order of modules
     with counting(net) as passes:
-        input_shift(net, images, ["gradcam", "gradient"])
-        fragility(net, images, ["gradcam", "gradient"], draws=2)
+        input_shift(["gradcam", "gradient"], model=net, images=images)
+        fragility(["gradcam", "gradient"], model=net, images=images, draws=2)
     assert torch.equal(state, torch.get_rng_state()) and all(part.training for part in net.modules())
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not net._forward_hooks and all(weight.requires_grad for weight in net.parameters())
@@ -84,7 +86,7 @@ def test_one_shared_pass_per_depth_and_the_model_stays(images: Tensor) -> None:
 
 def test_the_seed_decides(cnn: nn.Sequential, images: Tensor) -> None:
     first, again, other = (
-        parameter_randomisation(cnn, images, "gradcam", depths=1, seed=seed)
+        parameter_randomisation("gradcam", model=cnn, images=images, depths=1, seed=seed)
         .depths[0]
         .similarity["gradcam"]["ssim"]
         for seed in (0, 0, 1)
@@ -112,7 +114,7 @@ class Tokens(nn.Module):
 def test_every_weight_becomes_random_in_the_order_modules_run(images: Tensor) -> None:
     torch.manual_seed(0)
     net = Tokens().eval()
-    found = parameter_randomisation(net, images, "gradient", depths=None)
+    found = parameter_randomisation("gradient", model=net, images=images, depths=None)
     names = [depth.module for depth in found.depths]
     assert names[:3] == ["head", "attention", "attention.out_proj"] and names[3] == "patch"
     assert set(names[4:]) == {"(top)", "spare"}
@@ -121,9 +123,9 @@ def test_every_weight_becomes_random_in_the_order_modules_run(images: Tensor) ->
 
 def test_a_model_that_cannot_be_randomised_says_so(cnn: nn.Sequential, images: Tensor) -> None:
     with pytest.raises(ModelError, match="no parameters"):
-        parameter_randomisation(nn.Sequential(nn.AvgPool2d(8), nn.Flatten()), images, "edges")
+        parameter_randomisation("edges", model=nn.Sequential(nn.AvgPool2d(8), nn.Flatten()), images=images)
     with pytest.raises(InputError, match="depths must be"):
-        parameter_randomisation(cnn, images, depths=0)
+        parameter_randomisation(model=cnn, images=images, depths=0)
     with pytest.raises(ModelError, match="leads to the original weights"):
         copy_of(Model(cnn, call=lambda batch: cnn(batch)))
     cnn.cached = cnn[0].weight * 2
@@ -133,7 +135,7 @@ def test_a_model_that_cannot_be_randomised_says_so(cnn: nn.Sequential, images: T
 
 def test_gradients_do_not_see_a_shift_that_is_taken_back(cnn: nn.Sequential, images: Tensor) -> None:
     methods = ["gradcam", "gradient", "edges", "ig(baseline='black')", "ig"]
-    found = input_shift(cnn, images, methods, shift=0.7)
+    found = input_shift(methods, model=cnn, images=images, shift=0.7)
     for method in methods[:4]:
         assert all(torch.allclose(score, torch.ones(3), atol=1e-3) for score in found[method].values()), (
             method
@@ -168,13 +170,13 @@ class Squared(nn.Module):
 
 
 def test_a_shift_that_no_bias_can_undo_is_not_scored(images: Tensor) -> None:
-    found = input_shift(Squared(small_cnn().eval()), images, ["gradient"])["gradient"]
+    found = input_shift(["gradient"], model=Squared(small_cnn().eval()), images=images)["gradient"]
     assert found["ssim"].isnan().all() and "no bias" in found.reasons("spearman")[0]
 
 
 def test_fragility_is_1_without_and_less_with_noise(cnn: nn.Sequential, images: Tensor) -> None:
-    calm = fragility(cnn, images, ["gradcam", "gradient"], epsilon=1e-7)
-    loud = fragility(cnn, images, ["gradcam", "gradient"], epsilon=0.05)
+    calm = fragility(["gradcam", "gradient"], model=cnn, images=images, epsilon=1e-7)
+    loud = fragility(["gradcam", "gradient"], model=cnn, images=images, epsilon=0.05)
     for method in calm:
         assert (calm[method]["ssim"] > 0.999).all() and (calm[method]["kept"] == 1).all()
         defined = ~loud[method]["ssim"].isnan()
@@ -193,11 +195,11 @@ def test_a_changed_prediction_is_not_scored(images: Tensor) -> None:
             gap = (batch[:, None] - self.known).abs().flatten(2).sum(2).amin(1)
             return torch.stack([gap - 1e-3, 1e-3 - gap], 1)
 
-    found = fragility(Fickle(), images, ["gradient"], draws=2)["gradient"]
+    found = fragility(["gradient"], model=Fickle(), images=images, draws=2)["gradient"]
     assert found["spearman"].isnan().all() and (found["kept"] == 0).all()
     assert "changed the prediction" in found.reasons("ssim")[0] and found.reasons("kept") == [""] * 3
     with pytest.raises(InputError, match="epsilon > 0"):
-        fragility(Fickle(), images, epsilon=0.0)
+        fragility(model=Fickle(), images=images, epsilon=0.0)
 
 
 def test_noise_moves_every_pixel_by_epsilon(images: Tensor) -> None:
@@ -205,7 +207,7 @@ def test_noise_moves_every_pixel_by_epsilon(images: Tensor) -> None:
     net = small_cnn().eval()
     net.register_forward_pre_hook(lambda _module, args: seen.append(args[0].detach().clone()))
     model = hp.load_model(net)
-    fragility(model, images, ["gradcam"], epsilon=0.1, draws=1)
+    fragility(["gradcam"], model=model, images=images, epsilon=0.1, draws=1)
     moved = (seen[1] - seen[0]) * torch.tensor(model.preprocess.std)[:, None, None]
     assert (
         torch.allclose(moved.abs(), torch.full_like(moved, 0.1), atol=1e-5)
@@ -217,7 +219,7 @@ def test_noise_moves_every_pixel_by_epsilon(images: Tensor) -> None:
 @pytest.mark.parametrize("check", [parameter_randomisation, input_shift, fragility])
 def test_batch_size_and_order_do_not_matter(cnn: nn.Sequential, images: Tensor, check: Any) -> None:
     def scores(batch: Tensor, batch_size: int) -> Tensor:
-        found = check(cnn, batch, "gradcam", batch_size=batch_size)
+        found = check("gradcam", model=cnn, images=batch, batch_size=batch_size)
         return (found.mean() if check is parameter_randomisation else found)["gradcam"]["ssim"]
 
     whole = scores(images, 3)

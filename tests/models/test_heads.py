@@ -81,7 +81,7 @@ def test_a_softmax_at_the_end_changes_no_answer_and_no_insertion_curve() -> None
     maps = {name: hp.explain(net, images(), "gradcam") for name, net in (("a", plain), ("b", ended))}
     assert torch.equal(maps["a"]["gradcam"].explained, maps["b"]["gradcam"].explained)
     scores = [
-        hp.metrics.insertion_deletion(net, images(), maps["a"]["gradcam"], steps=4).insertion
+        hp.metrics.insertion_deletion(maps["a"]["gradcam"], model=net, images=images(), steps=4).insertion
         for net in (plain, ended)
     ]
     torch.testing.assert_close(*scores, atol=1e-5, rtol=1e-5)

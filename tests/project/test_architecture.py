@@ -8,7 +8,7 @@ from pathlib import Path
 import heatproof
 
 ROOT = Path(heatproof.__file__).parent
-COMMON = {"disk", "types", "registry", "errors", "show"}
+COMMON = {"disk", "types", "moved", "registry", "errors", "show"}
 PATH = ["images", "models", "explain", "metrics", "train", "store", "run", "monitor", "report", "studies"]
 ENDS = {"bench", "cli", "demo", "surface", "__init__", "__main__"}  # may use everything
 

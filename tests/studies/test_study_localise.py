@@ -165,7 +165,7 @@ def test_faithfulness_and_recall_equal_the_library(place: Path, finished: Any, s
     labels = torch.tensor([label for label, _, _ in SQUARES])
     ids = [f"{i:02d}.png" for i in range(7)]
     maps = finished[1].run.folder.maps().read("own", TINY, ids)
-    walked = hp.metrics.insertion_deletion(model, images, maps, labels, steps=10)
+    walked = hp.metrics.insertion_deletion(maps, labels, model=model, images=images, steps=10)
     table = finished[1].book.tables["faithfulness"]
     row = [cells[0] for cells in table.rows].index(TINY)
     for column, found in ((3, walked.insertion_auc), (4, walked.deletion_auc)):

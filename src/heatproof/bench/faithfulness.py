@@ -49,7 +49,7 @@ def _beside_bare(model: Model, count: int, repeat: int, device: str) -> list[Row
             if len(rest):
                 model.module(rest)
 
-    ours = partial(insertion_deletion, model, images, maps, 0)
+    ours = partial(insertion_deletion, maps, 0, model=model, images=images)
     ms = side_by_side({"ours": ours, "bare": bare}, repeat, device)
     what = f"insertion and deletion, {STEPS} steps, images {count}, {model.name}"
     other = f"{passes} bare forward passes, batch {batch}"
@@ -60,12 +60,11 @@ def _growth(model: Model, count: int, repeat: int, device: str) -> list[Row]:
     """Time with twice as many images, and with twice as many methods, over time with one lot."""
     images, maps = _inputs(2 * count, device)
     half = {"a": maps[:count]}
+    walk = partial(insertion_deletion, targets=0, model=model, steps=FEW_STEPS)
     contenders: dict[str, Callable[[], object]] = {
-        "one": partial(insertion_deletion, model, images[:count], half, 0, steps=FEW_STEPS),
-        "images": partial(insertion_deletion, model, images, {"a": maps}, 0, steps=FEW_STEPS),
-        "methods": partial(
-            insertion_deletion, model, images[:count], half | {"b": maps[count:]}, 0, steps=FEW_STEPS
-        ),
+        "one": partial(walk, half, images=images[:count]),
+        "images": partial(walk, {"a": maps}, images=images),
+        "methods": partial(walk, half | {"b": maps[count:]}, images=images[:count]),
     }
     ms = side_by_side(contenders, repeat, device)
     return [
@@ -88,7 +87,7 @@ def _adaptive(model: Model, count: int, device: str) -> list[Row]:
 
     def run(adaptive: bool) -> None:
         found["adaptive" if adaptive else "full"] = insertion_deletion(
-            model, images, maps, 0, adaptive=adaptive
+            maps, 0, model=model, images=images, adaptive=adaptive
         )
 
     ms = side_by_side({"adaptive": partial(run, True), "full": partial(run, False)}, 1, device, warmup=0)

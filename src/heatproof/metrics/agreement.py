@@ -26,11 +26,11 @@ from scipy.stats import kendalltau, spearmanr
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.kit import Cause, PerImage, as_tensor, chunks, raw_maps, same_length
+from heatproof.metrics.kit import Cause, PerImage, as_numbers, chunks, same_length, sized_maps
 from heatproof.metrics.localisation import budget_masks, kept_pixels
 from heatproof.metrics.similarity import ssim
 from heatproof.registry import metric, metrics
-from heatproof.types import Maps, constant, normalise, upsample
+from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
 NAN = float("nan")
 KINDS = ("spearman", "ssim", "overlap")
@@ -102,8 +102,15 @@ def _standard_ranks(values: Tensor) -> Tensor:
     return ranks / length  # 0 / 0 = NaN for a constant row
 
 
-def map_similarity(before: Maps | Any, after: Maps | Any) -> PerImage:
-    """How alike two lots of maps of the same images are: ssim and spearman, each "b", at image size."""
+def map_similarity(before: Maps | ArrayLike, after: Maps | ArrayLike) -> PerImage:
+    """How alike two lots of maps of the same images are, at image size.
+
+    Args:
+        before, after: Maps of any size of the same images, or tensors "b h w" of one size.
+
+    Returns:
+        ssim and spearman, each "b".
+    """
     values, size, _ = _checked({"before": before, "after": after})
     table = torch.cat([_compare(part, size, [(0, 1)]) for part in _parts(values, size)], 1)
     undefined = torch.stack([constant(one) for one in values]).any(0)
@@ -112,10 +119,12 @@ def map_similarity(before: Maps | Any, after: Maps | Any) -> PerImage:
     )
 
 
-def method_agreement(maps: Mapping[str, Maps | Any], *, budget: float = 0.2) -> MethodAgreement:
+def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.2) -> MethodAgreement:
     """Rank correlation, SSIM and top-K overlap of every pair of methods on the same images.
 
-    maps: by method; Maps of any size of the same images, or tensors of one size.
+    Args:
+        maps: By method; Maps of any size of the same images, or tensors "b h w" of one size.
+        budget: Share of the pixels that overlap compares, the largest of each map.
     """
     if len(maps) < 2:
         raise InputError("agreement needs the maps of at least two methods")
@@ -136,25 +145,23 @@ def method_agreement(maps: Mapping[str, Maps | Any], *, budget: float = 0.2) -> 
     return MethodAgreement(**matrices, images=PerImage(images, [Cause(ONE_MAP, undefined.all(1))]))
 
 
-def _checked(maps: Mapping[str, Maps | Any]) -> tuple[list[Tensor], tuple[int, int], tuple[str, ...]]:
+def _checked(
+    maps: Mapping[str, Maps | ArrayLike],
+) -> tuple[list[Tensor], tuple[int, int], tuple[str, ...]]:
     """Raw maps beside each other, the size of the images and the names."""
-    first, *others = (raw_maps(one).detach() for one in maps.values())
-    values = [first, *(one.to(first.device) for one in others)]
+    found = {name: sized_maps(one) for name, one in maps.items()}
+    name, (first, size) = next(iter(found.items()))
+    values = [one.detach().to(first.device) for one, _ in found.values()]
     same_length(**dict(zip(maps, values, strict=True)))
     if not len(first):
         raise InputError("there are no maps to compare")
-    sizes = {
-        name: tuple(one.image_size) if isinstance(one, Maps) else tuple(as_tensor(one).shape[1:])
-        for name, one in maps.items()
-    }
-    name, size = next(iter(sizes.items()))
-    for other, theirs in sizes.items():
-        if theirs != size:
+    for other, (_, theirs) in found.items():
+        if tuple(theirs) != tuple(size):
             raise InputError(
                 f"{other} is for images of {theirs[0]}x{theirs[1]} but {name} for {size[0]}x{size[1]}; "
                 "compare maps of the same images (Maps know their images' size, tensors must share one)"
             )
-    return values, (int(size[0]), int(size[1])), tuple(maps)
+    return values, size, tuple(maps)
 
 
 def _parts(values: Sequence[Tensor], size: tuple[int, int]) -> Iterator[list[Tensor]]:
@@ -178,13 +185,14 @@ def _compare(
 
 
 def metric_agreement(
-    scores: Mapping[str, Mapping[str, Any]], higher_is_better: Mapping[str, bool] | None = None
+    scores: Mapping[str, Mapping[str, ArrayLike]], higher_is_better: Mapping[str, bool] | None = None
 ) -> MetricAgreement:
     """Rank correlations between metrics over the methods they score.
 
-    scores: {metric: {method: value}}; values per image are averaged, NaN left out. A method counts for a pair
-        of metrics where both score it.
-    higher_is_better: for metrics that are not registered; the others' direction is known.
+    Args:
+        scores: {metric: {method: value}}; values per image are averaged, NaN left out. A method counts for a
+            pair of metrics where both score it.
+        higher_is_better: For metrics that are not registered; the others' direction is known.
 
     >>> table = {"insertion": {"a": 0.9, "b": 0.5, "c": 0.4}, "deletion": {"a": 0.1, "b": 0.2, "c": 0.3}}
     >>> metric_agreement(table).spearman["insertion", "deletion"]
@@ -205,8 +213,8 @@ def metric_agreement(
     return MetricAgreement(**matrices)
 
 
-def _mean(values: Any) -> float:
-    numbers = as_tensor(values).detach().cpu().double().numpy().reshape(-1)
+def _mean(values: ArrayLike) -> float:
+    numbers = as_numbers(values)
     numbers = numbers[~np.isnan(numbers)]
     return float(numbers.mean()) if len(numbers) else NAN
 
@@ -238,11 +246,16 @@ def _correlate(
     return Correlation(float(found.statistic), float(found.pvalue), len(x))
 
 
-def rank_correlation(x: Any, y: Any, names: tuple[str, str] = ("x", "y")) -> Correlation:
-    """Spearman's rho of two lists of numbers, scipy's, with its p; pairs with a NaN are left out of n."""
-    sides = [as_tensor(side).detach().cpu().double().numpy().reshape(-1) for side in (x, y)]
-    same_length(**dict(zip(names, sides, strict=True)))
-    return _correlate(spearmanr, sides[0], sides[1], names)
+def rank_correlation(x: ArrayLike, y: ArrayLike, names: tuple[str, str] = ("x", "y")) -> Correlation:
+    """Spearman's rho of two lists of numbers, scipy's, with its p.
+
+    Args:
+        x, y: Numbers in pairs; pairs with a NaN are left out of n.
+        names: What reasons and errors call them.
+    """
+    first, second = as_numbers(x), as_numbers(y)
+    same_length(**dict(zip(names, (first, second), strict=True)))
+    return _correlate(spearmanr, first, second, names)
 
 
 def _matrix(

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from heatproof.errors import InputError
 from heatproof.metrics.gold import class_labels, class_probabilities
 from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.registry import metric
+from heatproof.types import ArrayLike
 
 NAN = float("nan")
 
@@ -54,8 +54,13 @@ _metric = partial(
 
 
 @_metric("accuracy", title="accuracy", own_class=True)
-def accuracy(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
+def accuracy(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> ClassifierScore:
     """Share of images whose own class is the predicted one.
+
+    Args:
+        labels: "b", the true classes.
+        probs: "b k", or "b" of class 1: probabilities, or what `logits` says.
+        logits: Whether probs are the raw outputs of the model.
 
     >>> accuracy([0, 1, 1], [0.2, 0.9, 0.4]).value
     0.6666666666666666
@@ -67,8 +72,12 @@ def accuracy(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScor
 
 
 @_metric("recall", title="recall", own_class=True)
-def recall(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
-    """Share of each class that is recognised; the value is the plain mean over classes that occur."""
+def recall(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> ClassifierScore:
+    """Share of each class that is recognised; the value is the plain mean over classes that occur.
+
+    Args:
+        labels, probs, logits: As for accuracy.
+    """
     y, scores = _checked(labels, probs, logits)
     k = scores.shape[1]
     size = torch.bincount(y, minlength=k)
@@ -77,8 +86,11 @@ def recall(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
 
 
 @_metric("auc", title="AUC")
-def auc(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
+def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> ClassifierScore:
     """Area under the ROC curve by ranks; for more than two classes the mean of one against the rest.
+
+    Args:
+        labels, probs, logits: As for accuracy.
 
     >>> auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).value
     0.75
@@ -89,7 +101,7 @@ def auc(labels: Any, probs: Any, *, logits: bool = False) -> ClassifierScore:
     return _macro(values * both, len(y), "has no image to rank or none to rank it against")
 
 
-def auc_errors(labels: Any, probs: Any, *, logits: bool = False) -> Tensor:
+def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Tensor:
     """ "b": how far each image moves AUC; see the top. NaN where a class with one image has no spread.
 
     >>> first, second = (auc_errors([0, 0, 1, 1], p) for p in ([0.1, 0.4, 0.3, 0.8], [0.1, 0.2, 0.3, 0.8]))
@@ -109,7 +121,7 @@ def auc_errors(labels: Any, probs: Any, *, logits: bool = False) -> Tensor:
     return (moves - means[y]) * (size / (size - 1)).sqrt()[y]
 
 
-def _ranked(labels: Any, probs: Any, logits: bool) -> tuple[Tensor, dict[int, Tensor]]:
+def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[Tensor, dict[int, Tensor]]:
     """Labels "b", and by class what its images are ranked by; of two classes, class 1 alone."""
     y, scores = _checked(labels, probs, logits)
     if not logits and (scores >= 1).any():
@@ -120,7 +132,7 @@ def _ranked(labels: Any, probs: Any, logits: bool) -> tuple[Tensor, dict[int, Te
     return y, dict(enumerate((_log_odds(scores) if logits else scores).unbind(1)))
 
 
-def _checked(labels: Any, probs: Any, logits: bool) -> tuple[Tensor, Tensor]:
+def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[Tensor, Tensor]:
     """Labels "b" and scores "b k", of which the highest is the prediction."""
     if not logits:
         scores = class_probabilities(probs)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from heatproof.metrics.gold import (
     temperature,
     thresholds,
 )
-from heatproof.metrics.kit import as_tensor, pixel_maps, raw_maps, same_length
+from heatproof.metrics.kit import as_tensor, pixel_maps, same_length, sized_maps
 from heatproof.metrics.map_pairs import (
     EXACT_UP_TO,
     HALF_WIDTH,
@@ -52,7 +52,7 @@ from heatproof.metrics.map_pairs import (
 from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.registry import metric
 from heatproof.show import plain_table
-from heatproof.types import Maps, constant, normalise, upsample
+from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
 NAN = float("nan")
 
@@ -118,29 +118,31 @@ class _EmphasisedRows:
         return float(constant(self.values).double().mean())
 
 
-def soft_iou(a: Any, b: Any) -> Tensor:
+def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
     """Soft IoU of maps "h w" -> scalar, or of pairs "b h w" -> "b".
 
-    Maps are normalised at image size first; plain tensors are taken as they are and must not be negative.
+    Args:
+        a, b: Maps, which are normalised at image size first, or tensors, which are taken as they are and must
+            not be negative.
 
     >>> soft_iou([[1.0, 0.5], [0.0, 0.0]], [[1.0, 0.0], [0.5, 0.0]]).item()
     0.5
     """
-    a, b = (pixel_maps(m) if isinstance(m, Maps) else as_tensor(m) for m in (a, b))
-    if a.shape != b.shape or a.ndim not in (2, 3):
-        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+    x, y = (pixel_maps(m) if isinstance(m, Maps) else as_tensor(m) for m in (a, b))
+    if x.shape != y.shape or x.ndim not in (2, 3):
+        shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise InputError(f"soft_iou needs two maps 'h w' or 'b h w' of one shape; got {shapes}")
-    if not all(((m >= 0) & (m < math.inf)).all() for m in (a, b)):
+    if not all(((m >= 0) & (m < math.inf)).all() for m in (x, y)):
         raise InputError("soft_iou needs finite maps without negative values; clip or normalise them first")
-    single = a.ndim == 2
-    rows = [m.double().reshape(1 if single else len(m), -1) for m in (a, b)]
+    single = x.ndim == 2
+    rows = [m.double().reshape(1 if single else len(m), -1) for m in (x, y)]
     scores = soft_iou_rows(*rows)
     return scores[0] if single else scores
 
 
 def cscore(
-    maps: Maps | Any,
-    confidence: Any,
+    maps: Maps | ArrayLike,
+    confidence: ArrayLike,
     alpha: float = 2.0,
     *,
     exact_up_to: int = EXACT_UP_TO,
@@ -148,7 +150,15 @@ def cscore(
     resamples: int = 1000,
     seed: int = 0,
 ) -> CScore:
-    """The C-Score of the maps of one gold list, weighted by the confidence "b" of each image.
+    """The C-Score of the maps of one gold list, weighted by the confidence in each image.
+
+    Args:
+        maps: Of images of one class; Maps, or "b h w".
+        confidence: "b" probabilities of that class.
+        alpha: The power that emphasises what stands out.
+        exact_up_to: Beyond so many maps pairs are sampled.
+        half_width: Of the 95 % interval that the sample aims at.
+        resamples, seed: Of the bootstrap behind the interval, and of the sample.
 
     >>> same = torch.tensor([[0.0, 1.0], [0.5, 0.0]]).expand(3, 2, 2)
     >>> cscore(same, [0.9, 0.6, 0.75]).value
@@ -178,13 +188,13 @@ def cscore(
     floors=(),  # a map that ignores the network is perfectly alike
 )
 def cscore_by_class(
-    maps: Maps | Any,
-    labels: Any,
-    probs: Any,
+    maps: Maps | ArrayLike,
+    labels: ArrayLike,
+    probs: ArrayLike,
     tau: float | Literal["adaptive"] = 0.5,
     alpha: float = 2.0,
     *,
-    anchor: Any = None,
+    anchor: ArrayLike | None = None,
     weights: Literal["confidence", "calibrated", "uniform"] = "confidence",
     exact_up_to: int = EXACT_UP_TO,
     half_width: float = HALF_WIDTH,
@@ -193,8 +203,12 @@ def cscore_by_class(
 ) -> CScores:
     """C-Score per class and overall: how alike the maps of correctly classified images of a class are.
 
-    Row i of `maps` explains the own label of image i. `anchor` (a mask "b" or indices) replaces the gold
-    lists by those of another checkpoint: pass that checkpoint's gold_list(labels, probs).
+    Args:
+        maps: Of all images; map i explains the own label of image i.
+        labels, probs, tau: What gold lists are made of, see gold_list.
+        anchor: A mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
+        weights: What the confidence in an image is: its probability, that after calibration, or 1.
+        alpha, exact_up_to, half_width, resamples, seed: As for cscore.
     """
     rows = _rows(maps, alpha)
     p = class_probabilities(probs).to(rows.values.device)
@@ -215,8 +229,12 @@ def cscore_by_class(
     return CScores(classes, _overall(classes, replicates), dict(enumerate(used.tolist())))
 
 
-def global_cscore(values: Any, sizes: Any) -> float:
-    """The mean of class scores weighted by gold-list size. NaNs are left out; NaN where nothing is left.
+def global_cscore(values: ArrayLike, sizes: ArrayLike) -> float:
+    """The mean of class scores weighted by gold-list size; NaN where nothing is left.
+
+    Args:
+        values: A score per class; NaNs are left out.
+        sizes: Of the gold lists.
 
     >>> round(global_cscore([0.664, 0.014], [313, 798]), 3)
     0.197
@@ -229,15 +247,13 @@ def global_cscore(values: Any, sizes: Any) -> float:
     return float(np.nansum(scores * weights) / weights.sum()) if weights.sum() > 0 else NAN
 
 
-def _rows(maps: Maps | Any, alpha: float) -> _EmphasisedRows:
+def _rows(maps: Maps | ArrayLike, alpha: float) -> _EmphasisedRows:
     if not (alpha > 0 and math.isfinite(alpha)):
         raise InputError(f"alpha must be a positive number; got {alpha}")
-    values = raw_maps(maps)
-    size = maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
-    return _EmphasisedRows(values, size, alpha)
+    return _EmphasisedRows(*sized_maps(maps), alpha)
 
 
-def _anchored(anchor: Any, n: int) -> Tensor:
+def _anchored(anchor: ArrayLike, n: int) -> Tensor:
     chosen = as_tensor(anchor)
     if chosen.dtype == torch.bool:
         same_length(labels=range(n), anchor=chosen)

@@ -26,9 +26,11 @@ device when its batch is up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -40,16 +42,18 @@ from heatproof.metrics.kit import CONSTANT, Cause, PerImage, raw_maps, same_leng
 from heatproof.metrics.scene import Scene
 from heatproof.models.model import Model, as_model, at_least_float, predicted, probabilities, untouched
 from heatproof.models.queue import Queue
+from heatproof.moved import model_first
 from heatproof.registry import metric
-from heatproof.types import constant
+from heatproof.types import ArrayLike, Images, Maps, constant
 
 INSERTION, DELETION = 0, 1
 CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
+Name = TypeVar("Name", bound=Hashable)  # of a method
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """Both curves of one method's maps; NaN where `reasons` says why."""
+    """Both curves of one method's maps; NaN where `scores` say why."""
 
     insertion: Tensor  # "b n+1", probability of the target
     deletion: Tensor  # "b n+1"
@@ -59,9 +63,10 @@ class Faithfulness:
     baseline: str
     adaptive: bool
     passes: int  # inputs behind these curves; the two end points of an image are shared by all methods
-    reasons: tuple[str, ...]  # one per image, "" where its curves are defined
+    flat: Tensor  # "b" bool: maps that order nothing
 
-    def per_image(self) -> PerImage:
+    @cached_property
+    def scores(self) -> PerImage:
         """Both areas, and both curves at every tenth of the pixels, for pictures of them."""
         found = {}
         for name in ("insertion", "deletion"):
@@ -71,45 +76,89 @@ class Faithfulness:
                 place = percent / 100 * (curve.shape[1] - 1)
                 low = min(int(place), curve.shape[1] - 2)
                 found[f"{name}_at_{percent}"] = torch.lerp(curve[:, low], curve[:, low + 1], place - low)
-        return PerImage(found, [Cause(CONSTANT, torch.tensor([bool(why) for why in self.reasons]))])
+        return PerImage(found, [Cause(CONSTANT, self.flat.cpu())])
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """One per image: what 0.1 had for scores.reasons("insertion")."""
+        warnings.warn("reasons is now scores.reasons('insertion')", DeprecationWarning, stacklevel=2)
+        return tuple(self.scores.reasons("insertion"))
 
     @property
     def degenerate_fraction(self) -> float:
         """Share of maps that order nothing."""
-        return sum(map(bool, self.reasons)) / len(self.reasons)
+        return float(self.flat.double().mean())
 
 
+@overload
 def insertion_deletion(
-    model: Model | nn.Module,
-    images: Any,
-    maps: Any,
-    targets: Any = None,
+    maps: Maps | ArrayLike,
+    targets: ArrayLike | None = None,
     *,
+    model: Model | nn.Module,
+    images: Images,
     steps: int = 100,
     baseline: str = "blur",
     adaptive: bool = False,
     batch_size: int | None = None,
-    progress: Callable[[int], Any] | None = None,
+    progress: Callable[[int], object] | None = None,
     seed: int = 0,
-) -> Any:
-    """Insertion and deletion curves of maps of model-ready images "b c H W", and the areas under them.
+) -> Faithfulness: ...
 
-    maps: one method's Maps or "b h w" (any size; brought to the image's), or a dict of them by method, which
-        gives a dict: all methods go through one queue and share each image's end points.
-    targets: the class whose probability counts, one or one per image: the true label, or where None the
-        class predicted on the whole image.
-    baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation), "mean"
-        (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every image).
-    adaptive: visit a third of the points, where the curves bend.
+
+@overload
+def insertion_deletion(
+    maps: Mapping[Name, Maps | ArrayLike],
+    targets: ArrayLike | None = None,
+    *,
+    model: Model | nn.Module,
+    images: Images,
+    steps: int = 100,
+    baseline: str = "blur",
+    adaptive: bool = False,
+    batch_size: int | None = None,
+    progress: Callable[[int], object] | None = None,
+    seed: int = 0,
+) -> dict[Name, Faithfulness]: ...
+
+
+@model_first
+def insertion_deletion(
+    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike],
+    targets: ArrayLike | None = None,
+    *,
+    model: Model | nn.Module,
+    images: Images,
+    steps: int = 100,
+    baseline: str = "blur",
+    adaptive: bool = False,
+    batch_size: int | None = None,
+    progress: Callable[[int], object] | None = None,
+    seed: int = 0,
+) -> Faithfulness | dict[Name, Faithfulness]:
+    """Insertion and deletion curves of maps, and the areas under them.
+
+    Args:
+        maps: One method's Maps or "b h w" (any size; brought to the image's), or a dict of them by method,
+            which gives a dict: all methods go through one queue and share each image's end points.
+        targets: The class whose probability counts, one or one per image: the true label, or where None the
+            class predicted on the whole image.
+        model, images: The network, and what was explained, as for hp.explain.
+        steps: Points of a curve, without its start.
+        baseline: What deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
+            "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
+            image).
+        adaptive: Visit a third of the points, where the curves bend.
+        batch_size, progress, seed: As for hp.explain.
     """
     model = as_model(model)
-    images = model.check_images(images).to(model.device)
+    pictures = model.check_images(images).to(model.device)
     if not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
-    methods = maps if isinstance(maps, Mapping) else {"": maps}
-    if not methods:
+    if isinstance(maps, Mapping) and not maps:
         raise InputError("maps is an empty dict; give the maps of at least one method")
-    walk = _Walk(model, images, methods, steps, baseline, seed)
+    methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
+    walk = _Walk(model, pictures, methods, steps, baseline, seed)
     with untouched(model.module):
         walk.run(Queue(model, walk.size, batch_size, progress), targets, adaptive)
     found = walk.results(baseline, adaptive)
@@ -124,7 +173,13 @@ class _Walk:
     """
 
     def __init__(
-        self, model: Model, images: Tensor, methods: Mapping[str, Any], steps: int, baseline: str, seed: int
+        self,
+        model: Model,
+        images: Tensor,
+        methods: Mapping[str, Maps | ArrayLike],
+        steps: int,
+        baseline: str,
+        seed: int,
     ) -> None:
         self.model, self.steps, self.count = model, steps, len(images)
         self.size = int(images.shape[-2]), int(images.shape[-1])
@@ -143,7 +198,7 @@ class _Walk:
         self.curves = torch.full(shape, torch.nan, dtype=self.images.dtype, device=images.device)
         self.targets = torch.zeros(self.count, dtype=torch.long, device=images.device)
 
-    def run(self, queue: Queue, targets: Any, adaptive: bool) -> None:
+    def run(self, queue: Queue, targets: ArrayLike | None, adaptive: bool) -> None:
         numbers = torch.arange(self.curves.numel(), device=self.curves.device).view(self.curves.shape)
         ends = numbers[DELETION, : self.count, [0, self.steps]].T
         inner = torch.arange(1, self.steps, device=self.curves.device)
@@ -157,7 +212,9 @@ class _Walk:
         for more in plan.rounds:
             self._visit(queue, numbers[next_points(self.curves, more)])
 
-    def _visit(self, queue: Queue, jobs: Tensor, targets: Any = None, first: bool = False) -> None:
+    def _visit(
+        self, queue: Queue, jobs: Tensor, targets: ArrayLike | None = None, first: bool = False
+    ) -> None:
         """Fill the points `jobs`. The first visit starts with the whole images, which settle the targets."""
 
         def make(start: int, stop: int) -> Tensor:
@@ -180,10 +237,10 @@ class _Walk:
         if len(jobs):
             self.curves.view(-1)[jobs] = queue.predict(len(jobs), make, read).to(self.curves.dtype)
 
-    def results(self, baseline: str, adaptive: bool) -> dict[str, Faithfulness]:
+    def results(self, baseline: str, adaptive: bool) -> dict[Any, Faithfulness]:
         visited = (~self.curves[..., 1:-1].isnan()).sum((0, 2)).view(-1, self.count).sum(1) + 2 * self.count
         insertion, deletion = straight_lines(self.curves).unflatten(1, (-1, self.count))
-        flat = self.flat.view(-1, self.count).tolist()
+        flat = self.flat.view(-1, self.count)
         return {
             name: Faithfulness(
                 insertion[i],
@@ -194,7 +251,7 @@ class _Walk:
                 baseline=baseline,
                 adaptive=adaptive,
                 passes=int(visited[i]),
-                reasons=tuple(CONSTANT if constant else "" for constant in flat[i]),
+                flat=flat[i],
             )
             for i, name in enumerate(self.methods)
         }
@@ -205,10 +262,9 @@ def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
-    found = function(
-        scene.model, scene.batch.images, dict(scene.maps), scene.classes, **scene.passes, **options
-    )
-    return {method: one.per_image() for method, one in found.items()}
+    images = {"model": scene.model, "images": scene.batch.images, **scene.passes}
+    found = function(dict(scene.maps), scene.classes, **images, **options)
+    return {method: one.scores for method, one in found.items()}
 
 
 for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, "removed")):

@@ -17,7 +17,7 @@ Beyond the paper, which names both as open:
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -25,11 +25,12 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.types import ArrayLike
 
 TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
 
 
-def class_probabilities(probs: Any) -> Tensor:
+def class_probabilities(probs: ArrayLike) -> Tensor:
     """ "b k" as given, or "b" or "b 1" (the probability of class 1) as "b 2"; float64, checked."""
     p = as_tensor(probs).double()
     if p.ndim == 1:
@@ -42,7 +43,7 @@ def class_probabilities(probs: Any) -> Tensor:
     return torch.cat([1 - p, p], dim=1) if p.shape[1] == 1 else p
 
 
-def class_labels(labels: Any, classes: int) -> Tensor:
+def class_labels(labels: ArrayLike, classes: int) -> Tensor:
     """ "b" whole numbers in 0 .. classes - 1, checked."""
     y = as_tensor(labels)
     if y.ndim != 1 or (y.is_floating_point() and not (y == y.round()).all()):
@@ -57,8 +58,13 @@ def class_labels(labels: Any, classes: int) -> Tensor:
     return y
 
 
-def gold_list(labels: Any, probs: Any, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
+def gold_list(labels: ArrayLike, probs: ArrayLike, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
     """ "b" bool: images whose own class has a probability of at least tau.
+
+    Args:
+        labels: "b", the true classes.
+        probs: "b k", or "b" of class 1.
+        tau: A probability, or "adaptive": each class is predicted as often as it occurs.
 
     >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
     [True, False, True, False]
@@ -68,7 +74,7 @@ def gold_list(labels: Any, probs: Any, tau: float | Literal["adaptive"] = 0.5) -
     return own >= thresholds(y, p, tau)[y]
 
 
-def thresholds(labels: Any, probs: Any, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
+def thresholds(labels: ArrayLike, probs: ArrayLike, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
     """ "k": the threshold each class's gold list is made with."""
     p, y = _checked(labels, probs)
     if tau != "adaptive":
@@ -82,7 +88,7 @@ def thresholds(labels: Any, probs: Any, tau: float | Literal["adaptive"] = 0.5) 
     return ranked.gather(0, (size - 1).clamp(min=0)[None])[0]
 
 
-def temperature(labels: Any, probs: Any) -> float:
+def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
     """The temperature that makes the probabilities fit the labels best; above 1 where they are too sure."""
     p, y = _checked(labels, probs)
     if len(y) == 0:
@@ -97,13 +103,13 @@ def temperature(labels: Any, probs: Any) -> float:
     return float(math.exp(minimize_scalar(loss, bounds=(low, high), method="bounded").x))
 
 
-def calibrate(probs: Any, t: float) -> Tensor:
+def calibrate(probs: ArrayLike, t: float) -> Tensor:
     """ "b k": probabilities at temperature t."""
     p = class_probabilities(probs).clamp(min=torch.finfo(torch.float32).tiny)
     return (p.log() / t).softmax(1)
 
 
-def _checked(labels: Any, probs: Any) -> tuple[Tensor, Tensor]:
+def _checked(labels: ArrayLike, probs: ArrayLike) -> tuple[Tensor, Tensor]:
     p = class_probabilities(probs)
     same_length(labels=labels, probs=p)
     return p, class_labels(labels, p.shape[1]).to(p.device)

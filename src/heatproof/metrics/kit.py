@@ -5,8 +5,8 @@ For metrics of other packages too; docs/extend.md shows one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.types import Maps, normalise, upsample
+from heatproof.types import ArrayLike, Maps, normalise, upsample
 
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
@@ -56,12 +56,17 @@ class PerImage(dict[str, Tensor]):
         return [c for c in self.causes if not c.names or name in c.names]
 
 
-def as_tensor(values: Any) -> Tensor:
+def as_tensor(values: ArrayLike) -> Tensor:
     """A tensor, array or nested list as a tensor, where it already is."""
     return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
 
 
-def raw_maps(maps: Maps | Any) -> Tensor:
+def as_numbers(values: ArrayLike) -> np.ndarray:
+    """ "n" float64: numbers of any shape, one after the other."""
+    return np.asarray(as_tensor(values).detach().cpu().double().numpy().reshape(-1))
+
+
+def raw_maps(maps: Maps | ArrayLike) -> Tensor:
     """ "b h w" as given: Maps, tensor or array, checked but not normalised."""
     values = maps.values if isinstance(maps, Maps) else as_tensor(maps)
     if values.ndim != 3 or 0 in values.shape[1:]:
@@ -71,17 +76,21 @@ def raw_maps(maps: Maps | Any) -> Tensor:
     return values
 
 
-def pixel_maps(maps: Maps | Any, size: tuple[int, int] | None = None) -> Tensor:
-    """ "b H W" in [0, 1], normalised at image size (the Maps' own, or `size` where given)."""
+def sized_maps(maps: Maps | ArrayLike) -> tuple[Tensor, tuple[int, int]]:
+    """ "b h w" as given, and the size of the images: what Maps know, or the size of the maps."""
     values = raw_maps(maps)
-    if size is None:
-        size = maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
-    return normalise(upsample(values, size))
+    return values, maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
 
 
-def same_length(**arrays: Any) -> int:
+def pixel_maps(maps: Maps | ArrayLike, size: tuple[int, int] | None = None) -> Tensor:
+    """ "b H W" in [0, 1], normalised at image size (the Maps' own, or `size` where given)."""
+    values, own = sized_maps(maps)
+    return normalise(upsample(values, size or own))
+
+
+def same_length(**arrays: ArrayLike | Sized | None) -> int:
     """The common length of the named arguments, or a sentence that names the two that differ."""
-    lengths = {name: len(values) for name, values in arrays.items() if values is not None}
+    lengths = {name: len(cast("Sized", values)) for name, values in arrays.items() if values is not None}
     first, n = next(iter(lengths.items()))
     for name, length in lengths.items():
         if length != n:
@@ -96,7 +105,7 @@ def ascending(pixels: Tensor) -> Tensor:
     return pixels.sort(dim=1).values
 
 
-def align(mask: Any, size: tuple[int, int], maps: Tensor, name: str) -> Tensor:
+def align(mask: ArrayLike, size: tuple[int, int], maps: Tensor, name: str) -> Tensor:
     """A mask "H W" or "b H W" of any size -> bool, "1 H W" or "b H W", beside the maps."""
     values = as_tensor(mask).to(maps.device)
     values = values[None] if values.ndim == 2 else values

@@ -32,21 +32,42 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import Cause, PerImage, align, as_tensor, ascending, chunks, raw_maps, same_length
+from heatproof.metrics.kit import (
+    Cause,
+    PerImage,
+    align,
+    as_numbers,
+    as_tensor,
+    ascending,
+    chunks,
+    same_length,
+    sized_maps,
+)
 from heatproof.metrics.scene import Scene
 from heatproof.registry import metric
-from heatproof.types import Maps, upsample
+from heatproof.types import ArrayLike, Maps, upsample
 
 BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
 KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
 NO_TRUTH = "the image has no box and no mask pixel"
 
 
-def localise(maps: Maps | Any, boxes: Any = None, masks: Any = None, budget: float = 0.2) -> PerImage:
+def localise(
+    maps: Maps | ArrayLike,
+    boxes: ArrayLike | None = None,
+    masks: ArrayLike | None = None,
+    budget: float = 0.2,
+) -> PerImage:
     """Budgeted overlap of maps with boxes or masks, and the pointing game.
 
-    Boxes: one (x0, y0, x1, y1) or a list of them for each image. Masks: "b H W" or "H W", of any size.
-    Keys: mask_iou box_iou inside pointing reachable filled.
+    Args:
+        maps: Maps, or "b h w".
+        boxes: One (x0, y0, x1, y1) or a list of them for each image.
+        masks: "b H W" or "H W", of any size.
+        budget: Share of the pixels that a map may mark.
+
+    Returns:
+        mask_iou, box_iou, inside, pointing, reachable and filled, each "b".
     """
     curves, pointing, causes = _localise(maps, boxes, masks, (budget,))
     scores = {name: curve[:, 0] for name, curve in curves.items()}
@@ -66,20 +87,29 @@ def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
 
 
 def localise_curve(
-    maps: Maps | Any, boxes: Any = None, masks: Any = None, budgets: Sequence[float] = BUDGETS
+    maps: Maps | ArrayLike,
+    boxes: ArrayLike | None = None,
+    masks: ArrayLike | None = None,
+    budgets: Sequence[float] = BUDGETS,
 ) -> PerImage:
-    """The same at several budgets, each "b k"; a map is sorted once for all of them."""
+    """The same at several budgets, each "b k"; a map is sorted once for all of them.
+
+    Args:
+        maps, boxes, masks: As for localise.
+        budgets: Shares of the pixels.
+    """
     curves, _, causes = _localise(maps, boxes, masks, budgets)
     return PerImage(curves, causes)
 
 
-def budget_masks(maps: Maps | Any, budget: float = 0.2) -> Tensor:
+def budget_masks(maps: Maps | ArrayLike, budget: float = 0.2) -> Tensor:
     """The pixels each map keeps, "b H W" bool: exactly floor(budget H W) of them.
 
     >>> budget_masks(torch.tensor([[[0.0, 2.0], [2.0, 1.0]]]), 0.25).int().tolist()
     [[[0, 1], [0, 0]]]
     """
-    values, size = _pixels(maps)
+    values, size = sized_maps(maps)
+    values = values.detach()
     count = kept_pixels(budget, size)
     parts = []
     for part in chunks(values, size):
@@ -105,15 +135,11 @@ def kept_pixels(budget: float, size: tuple[int, int]) -> int:
     return count
 
 
-def _pixels(maps: Maps | Any) -> tuple[Tensor, tuple[int, int]]:
-    values = raw_maps(maps).detach()
-    return values, maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
-
-
 def _localise(
-    maps: Maps | Any, boxes: Any, masks: Any, budgets: Sequence[float]
+    maps: Maps | ArrayLike, boxes: ArrayLike | None, masks: ArrayLike | None, budgets: Sequence[float]
 ) -> tuple[dict[str, Tensor], Tensor, list[Cause]]:
-    values, size = _pixels(maps)
+    values, size = sized_maps(maps)
+    values = values.detach()
     counts = [kept_pixels(budget, size) for budget in budgets]
     if boxes is None and masks is None:
         raise InputError("localise needs boxes or masks to compare the maps with")
@@ -195,12 +221,11 @@ def _tight(mask: Tensor) -> Tensor:
     return box.masked_fill(torch.isinf(box), torch.nan)
 
 
-def _corners(boxes: Any, n: int, size: tuple[int, int]) -> Tensor:
+def _corners(boxes: ArrayLike, n: int, size: tuple[int, int]) -> Tensor:
     """Boxes in any accepted form -> "b m 4" whole pixels, both corners inside, NaN for no box."""
-    if isinstance(boxes, Tensor):
-        boxes = boxes.detach().cpu().numpy()
-    same_length(boxes=boxes, maps=range(n))
-    lists = [_box_list(entry, i) for i, entry in enumerate(boxes)]
+    entries: Any = boxes.detach().cpu().numpy() if isinstance(boxes, Tensor) else boxes
+    same_length(boxes=entries, maps=range(n))
+    lists = [_box_list(entry, i) for i, entry in enumerate(entries)]
     table = np.full((n, max([1, *map(len, lists)]), 4), np.nan)
     for i, entry in enumerate(lists):
         table[i, : len(entry)] = entry
@@ -250,14 +275,19 @@ class MacroMean:
     undefined: int = 0
 
 
-def macro_mean(values: Any, classes: Any) -> MacroMean:
+def macro_mean(values: ArrayLike, classes: ArrayLike | Sequence[Hashable]) -> MacroMean:
     """Every class counts the same, however many images it has; NaN where no value is defined.
+
+    Args:
+        values: One per image; NaNs are left out and counted.
+        classes: Of the images, numbers or names.
 
     >>> macro_mean([1.0, 1.0, 1.0, 0.0], ["cat", "cat", "cat", "dog"]).value
     0.5
     """
-    scores = as_tensor(values).detach().cpu().double().numpy().reshape(-1)
-    labels = as_tensor(classes).tolist() if isinstance(classes, Tensor | np.ndarray) else list(classes)
+    scores = as_numbers(values)
+    given: Any = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
+    labels: list[Hashable] = list(given)
     same_length(values=scores, classes=labels)
     groups: dict[Hashable, list[float]] = {label: [] for label in dict.fromkeys(labels)}
     for label, score in zip(labels, scores.tolist(), strict=True):

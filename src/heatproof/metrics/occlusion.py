@@ -14,7 +14,6 @@ A mask without a pixel occludes nothing: NaN, with a reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,31 +24,40 @@ from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import Cause, PerImage, align
 from heatproof.models.model import Model, as_model, at_least_float, class_scores, untouched
 from heatproof.models.queue import Queue
+from heatproof.moved import model_first
 from heatproof.registry import metric
+from heatproof.types import ArrayLike, Images
 
 NO_PIXEL = "the mask has no pixel, so nothing is occluded"
 
 
+@model_first
 def part_occlusion(
-    model: Model | nn.Module,
-    images: Any,
-    masks: Any,
-    targets: Any = None,
+    masks: ArrayLike | Mapping[str, ArrayLike],
+    targets: ArrayLike | None = None,
     *,
+    model: Model | nn.Module,
+    images: Images,
     fill: str = "blur",
     batch_size: int | None = None,
-    progress: Callable[[int], Any] | None = None,
+    progress: Callable[[int], object] | None = None,
     seed: int = 0,
 ) -> PerImage:
-    """Fall of the target's logit when a part of model-ready images "b c H W" is occluded.
+    """Fall of the target's logit when a part of the images is occluded.
 
-    masks: "b H W" or one "H W" (any size; resized to the nearest pixel): key drop; or a dict of them by part:
-        keys drop_<part>. Each image is run once whole and once per part, all in one queue.
-    targets: the class, one or one per image; the prediction where None.
-    fill: "blur", "black", "mean" or "noise", as for insertion_deletion.
+    Args:
+        masks: "b H W" or one "H W" (any size; resized to the nearest pixel), or a dict of them by part. Each
+            image is run once whole and once per part, all in one queue.
+        targets: The class, one or one per image; the prediction where None.
+        model, images: The network, and its images, as for hp.explain.
+        fill: "blur", "black", "mean" or "noise", as baseline of insertion_deletion.
+        batch_size, progress, seed: As for hp.explain.
+
+    Returns:
+        drop, or drop_<part> of each part.
     """
     model = as_model(model)
-    images = at_least_float(model.check_images(images).to(model.device))
+    whole = at_least_float(model.check_images(images).to(model.device))
     parts = (
         {f"drop_{name}": mask for name, mask in masks.items()}
         if isinstance(masks, Mapping)
@@ -57,17 +65,17 @@ def part_occlusion(
     )
     if not parts:
         raise InputError("masks is an empty dict; give at least one part, such as {'finder': mask}")
-    size, count = (int(images.shape[-2]), int(images.shape[-1])), len(images)
+    size, count = (int(whole.shape[-2]), int(whole.shape[-1])), len(whole)
     hidden = torch.stack(
-        [align(mask, size, images, name).expand(count, *size) for name, mask in parts.items()]
+        [align(mask, size, whole, name).expand(count, *size) for name, mask in parts.items()]
     )
-    filled = baseline_images(model, images, fill, seed)
+    filled = baseline_images(model, whole, fill, seed)
 
     def make(start: int, stop: int) -> Tensor:
-        jobs = torch.arange(start, stop, device=images.device)
+        jobs = torch.arange(start, stop, device=whole.device)
         rows, part = jobs % count, jobs // count - 1  # -1: the whole image
         covered = hidden[part.clamp(min=0), rows] & (part >= 0)[:, None, None]
-        return torch.where(covered[:, None], filled[rows], images[rows])
+        return torch.where(covered[:, None], filled[rows], whole[rows])
 
     with untouched(model.module):
         queue = Queue(model, size, batch_size, progress)
@@ -79,10 +87,11 @@ def part_occlusion(
     return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
 
 
-def occlusion_correlation(mass: Any, drop: Any) -> Correlation:
+def occlusion_correlation(mass: ArrayLike, drop: ArrayLike) -> Correlation:
     """Spearman's rho, p and n of a part's mass (FMR, TMR) with the drop of the logit, over images.
 
-    Images for which either is NaN are left out of n.
+    Args:
+        mass, drop: One per image; images for which either is NaN are left out of n.
 
     >>> occlusion_correlation([0.1, 0.4, 0.2], [1.0, 3.0, 2.0])[::2]
     (1.0, 3)

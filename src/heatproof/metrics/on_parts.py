@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,21 +35,30 @@ from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.metrics.distance import distance_to
-from heatproof.metrics.kit import CONSTANT, Cause, PerImage, align, ascending, chunks, pixel_maps, raw_maps
+from heatproof.metrics.kit import CONSTANT, Cause, PerImage, align, ascending, chunks, pixel_maps, sized_maps
 from heatproof.metrics.scene import Scene
 from heatproof.registry import metric
-from heatproof.types import Maps, constant
+from heatproof.types import ArrayLike, Maps, constant
 
 EPSILON = 1e-6
 THRESHOLDS = 31
 NO_CODE = "the picture has no code, so there is no structure to find"
 NO_PART = "no pixel belongs to a part, so there is no distance to one"
+Number = TypeVar("Number", float, Tensor)
 
 
-def structure(maps: Maps | Any, finder: Any, timing: Any, box: Any, variant: str = "auc") -> PerImage:
+def structure(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc"
+) -> PerImage:
     """Mass, coverage, leakage and distance of maps on the parts of a QR code, and their sum.
 
-    Masks are "b H W" or one "H W" for all. Keys: fmr tmr bl auc_f auc_t auc_bg dts score.
+    Args:
+        maps: Maps, or "b h w".
+        finder, timing, box: Masks of both patterns and of the code, "b H W" or one "H W" for all.
+        variant: What the score sums up: coverages, "auc", or masses, "mass".
+
+    Returns:
+        fmr, tmr, bl, auc_f, auc_t, auc_bg, dts and score, each "b".
     """
     terms = {"auc": ("auc_f", "auc_t", "auc_bg"), "mass": ("fmr", "tmr", "bl")}
     if variant not in terms:
@@ -64,16 +73,28 @@ def structure(maps: Maps | Any, finder: Any, timing: Any, box: Any, variant: str
     return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
 
 
-def structure_score(finder: Any, timing: Any, background: Any, distance: Any) -> Any:
-    """Eq. 10 over coverages, or Fig. 5 over masses: leakage counts three times."""
+def structure_score(finder: Number, timing: Number, background: Number, distance: Number) -> Number:
+    """Eq. 10 over coverages, or Fig. 5 over masses: leakage counts three times.
+
+    Args:
+        finder, timing, background: Coverages (auc_f, auc_t, auc_bg) or masses (fmr, tmr, bl).
+        distance: dts.
+    """
     return finder + timing - 3 * background - distance
 
 
-def structure_parts(maps: Maps | Any, parts: Mapping[str, Any], region: Any = None) -> PerImage:
+def structure_parts(
+    maps: Maps | ArrayLike, parts: Mapping[str, ArrayLike], region: ArrayLike | None = None
+) -> PerImage:
     """The same for any named parts, such as lung fields or the blocks of a document.
 
-    `region` is what holds the parts (their union where it is not given); mass outside it has leaked. Keys:
-    mass_<part> and coverage_<part> of each, leakage, coverage_outside, distance.
+    Args:
+        maps: Maps, or "b h w".
+        parts: Masks by name, "b H W" or one "H W" for all.
+        region: A mask of what holds the parts (their union where None); mass outside it has leaked.
+
+    Returns:
+        mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b".
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")
@@ -87,10 +108,10 @@ def _keys(parts: Sequence[str]) -> list[str]:
 
 
 def _score(
-    maps: Maps | Any, parts: Mapping[str, Any], region: Any, region_name: str
+    maps: Maps | ArrayLike, parts: Mapping[str, ArrayLike], region: ArrayLike | None, region_name: str
 ) -> tuple[dict[str, Tensor], list[Cause]]:
-    values = raw_maps(maps).detach()
-    size = maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
+    values, size = sized_maps(maps)
+    values = values.detach()
     masks = [align(mask, size, values, name) for name, mask in parts.items()]
     union = reduce(torch.logical_or, masks)
     inside = union if region is None else align(region, size, values, region_name)

@@ -13,14 +13,13 @@ is left out and `n` counts the rest; m(0) = 0 leaves nothing to compare with.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics.kit import Cause, PerImage, as_tensor
 from heatproof.registry import metric
+from heatproof.types import ArrayLike
 
 GAP = "every distortion has a severity at which the metric is not defined"
 NO_START = "the metric is 0 or not defined at severity 0 (or later) under every distortion"
@@ -31,10 +30,15 @@ NO_START = "the metric is 0 or not defined at severity 0 (or later) under every 
     aliases=("slope",), family="Robustness", floors=(),
     about="Growth of a metric per unit of a distortion's severity, mean over distortions.",
 )  # fmt: skip
-def bl_slope(values: Any, severities: Any) -> PerImage:
-    """Growth of a metric per unit of severity: values "b d s" (or "d s") over d distortions -> "b".
+def bl_slope(values: ArrayLike, severities: ArrayLike) -> PerImage:
+    """Growth of a metric per unit of severity, mean over distortions.
 
-    Keys: bl_slope, and n, the distortions that counted.
+    Args:
+        values: A metric of b images under d distortions at s severities, "b d s" or "d s".
+        severities: "s" numbers.
+
+    Returns:
+        bl_slope, and n, the distortions that counted, each "b".
     """
     curves, levels = _curves(values, severities)
     centred = levels - levels.mean()
@@ -47,10 +51,14 @@ def bl_slope(values: Any, severities: Any) -> PerImage:
     cite="chakraborty2025cambench", family="Robustness", floors=(),
     about="How much of a metric is left under distortion: area under its curve, as a share of the start.",
 )  # fmt: skip
-def aurc(values: Any, severities: Any) -> PerImage:
-    """Area under m(s) / m(0): values "b d s" (or "d s") over d distortions -> "b".
+def aurc(values: ArrayLike, severities: ArrayLike) -> PerImage:
+    """Area under m(s) / m(0), mean over distortions.
 
-    Keys: aurc, and n, the distortions that counted.
+    Args:
+        values, severities: As for bl_slope; one severity is 0.
+
+    Returns:
+        aurc, and n, the distortions that counted, each "b".
     """
     curves, levels = _curves(values, severities)
     if levels[0] != 0:
@@ -60,7 +68,7 @@ def aurc(values: Any, severities: Any) -> PerImage:
     return _averaged("aurc", torch.trapezoid(kept, levels, dim=-1), NO_START)
 
 
-def _curves(values: Any, severities: Any) -> tuple[Tensor, Tensor]:
+def _curves(values: ArrayLike, severities: ArrayLike) -> tuple[Tensor, Tensor]:
     """ "... d s" and "s", in order of severity, float64."""
     curves = as_tensor(values).detach().double()
     levels = as_tensor(severities).detach().double().to(curves.device)

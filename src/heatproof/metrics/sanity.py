@@ -36,13 +36,15 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.api import explain
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, PerImage, as_tensor, same_length
+from heatproof.metrics.kit import Cause, PerImage, as_numbers, same_length
 from heatproof.metrics.scene import Scene
 from heatproof.metrics.stats import mean_interval
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
+from heatproof.moved import model_first
 from heatproof.registry import metric
+from heatproof.types import ArrayLike, Images
 
 Methods = str | Sequence[str]
 KINDS = ("ssim", "spearman")
@@ -78,22 +80,28 @@ class Cascade:
         return found
 
 
+@model_first
 def parameter_randomisation(
-    model: Model | nn.Module,
-    images: Any,
     methods: Methods = "gradcam",
-    targets: Any = None,
+    targets: ArrayLike | None = None,
     *,
+    model: Model | nn.Module,
+    images: Images,
     depths: int | None = 10,
     layer: str | Sequence[str] | None = None,
     batch_size: int | None = None,
-    progress: Callable[[int], Any] | None = None,
+    progress: Callable[[int], object] | None = None,
     seed: int = 0,
 ) -> Cascade:
     """Similarity of maps to the original's as modules become random from the head down.
 
-    depths: at how many depths to look, from the head alone to the whole network, evenly spread over its
-        modules; every module where None. Each depth is one shared pass for all methods.
+    Args:
+        methods: Whose maps; names, with options where they have some.
+        targets: The class that is explained, one or one per image; the prediction where None.
+        model, images: As for hp.explain.
+        depths: At how many depths to look, from the head alone to the whole network, evenly spread over its
+            modules; every module where None. Each depth is one shared pass for all methods.
+        layer, batch_size, progress, seed: As for hp.explain; the seed draws the weights too.
     """
     if depths is not None and (not isinstance(depths, int) or depths < 1):
         raise InputError(
@@ -101,10 +109,11 @@ def parameter_randomisation(
         )
     model = as_model(model)
     options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
-    before = explain(model, images, methods, targets, **options)
+    pictures = model.check_images(images)
+    before = explain(model, pictures, methods, targets, **options)
     explained = next(iter(before.values())).explained
     changing, random = copy_of(model), copy_of(model)
-    names = from_the_head(changing, as_tensor(images)[:1])
+    names = from_the_head(changing, pictures[:1])
     if not names:
         raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
     reinitialise(random.module.cpu(), names, seed)
@@ -113,7 +122,7 @@ def parameter_randomisation(
         for name in names[done:stop]:
             take_over(changing.module.get_submodule(name), random.module.get_submodule(name))
         done = stop
-        after = explain(changing, images, methods, explained, **options)
+        after = explain(changing, pictures, methods, explained, **options)
         similarity = {method: map_similarity(before[method], maps) for method, maps in after.items()}
         found.append(Depth(names[stop - 1] or "(top)", stop, similarity))
     return Cascade(tuple(found))
@@ -126,28 +135,35 @@ def _stops(count: int, depths: int | None) -> list[int]:
     return sorted({int(stop) for stop in np.linspace(1, count, depths).round()}) if depths > 1 else [count]
 
 
+@model_first
 def input_shift(
-    model: Model | nn.Module,
-    images: Any,
     methods: Methods = "gradcam",
-    targets: Any = None,
+    targets: ArrayLike | None = None,
     *,
+    model: Model | nn.Module,
+    images: Images,
     shift: float = 1.0,
     layer: str | Sequence[str] | None = None,
     batch_size: int | None = None,
-    progress: Callable[[int], Any] | None = None,
+    progress: Callable[[int], object] | None = None,
     seed: int = 0,
 ) -> dict[str, PerImage]:
     """Similarity of maps before and after a constant shift that the first layer takes back; 1 is right.
 
-    shift: added to every value of the model-ready images. Keys by method: ssim, spearman.
+    Args:
+        methods, targets, model, images: As for parameter_randomisation.
+        shift: Added to every value of the model-ready images.
+        layer, batch_size, progress, seed: As for hp.explain.
+
+    Returns:
+        ssim and spearman, each "b", by method.
     """
     model = as_model(model)
-    images = model.check_images(images).to(model.device)
+    pictures = model.check_images(images).to(model.device)
     options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
-    before = explain(model, images, methods, targets, **options)
-    shifted, twin = images + shift, _shifted_copy(model, images, shift)
-    logits = [_logits(m, x, batch_size) for m, x in ((model, images), (twin, shifted))]
+    before = explain(model, pictures, methods, targets, **options)
+    shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
+    logits = [_logits(m, x, batch_size) for m, x in ((model, pictures), (twin, shifted))]
     gap = (logits[0] - logits[1]).abs().amax(1)
     undone = gap <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
     after = explain(twin, shifted, methods, next(iter(before.values())).explained, **options)
@@ -182,35 +198,41 @@ def _logits(model: Model, images: Tensor, batch_size: int | None) -> Tensor:
         return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
 
 
+@model_first
 def fragility(
-    model: Model | nn.Module,
-    images: Any,
     methods: Methods = "gradcam",
     *,
+    model: Model | nn.Module,
+    images: Images,
     epsilon: float = 2 / 255,
     draws: int = 3,
     layer: str | Sequence[str] | None = None,
     batch_size: int | None = None,
-    progress: Callable[[int], Any] | None = None,
+    progress: Callable[[int], object] | None = None,
     seed: int = 0,
 ) -> dict[str, PerImage]:
     """Similarity of maps of the predicted class under noise that leaves the prediction as it is.
 
-    epsilon: how far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
-    Keys by method: ssim and spearman, means over the draws that keep the prediction, and kept, their share.
-    The noise of a draw follows the seed and is the same for every image.
+    Args:
+        methods, model, images: As for parameter_randomisation.
+        epsilon: How far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
+        draws: How often; the noise of a draw follows the seed and is the same for every image.
+        layer, batch_size, progress, seed: As for hp.explain.
+
+    Returns:
+        ssim and spearman, means over the draws that keep the prediction, and kept, their share, by method.
     """
     if not epsilon > 0 or not isinstance(draws, int) or draws < 1:
         raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
     model = as_model(model)
-    images = model.check_images(images).to(model.device)
+    pictures = model.check_images(images).to(model.device)
     options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
-    before = explain(model, images, methods, **options)
-    reach = _picture_range(model, images)
+    before = explain(model, pictures, methods, **options)
+    reach = _picture_range(model, pictures)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
     for draw in range(draws):
-        signs = np.random.default_rng((seed, draw)).integers(0, 2, images.shape[1:]) * 2 - 1
-        noisy = images + epsilon * reach * torch.from_numpy(signs).to(images)
+        signs = np.random.default_rng((seed, draw)).integers(0, 2, pictures.shape[1:]) * 2 - 1
+        noisy = pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
         for method, maps in explain(model, noisy, methods, **options).items():
             same = maps.explained == before[method].explained
             found = map_similarity(before[method], maps)
@@ -250,7 +272,7 @@ class Margin(NamedTuple):
 
 
 def above_floors(
-    scores: Mapping[str, Any],
+    scores: Mapping[str, ArrayLike],
     higher_is_better: bool = True,
     *,
     floors: Sequence[str] = ("random", "edges"),
@@ -259,12 +281,14 @@ def above_floors(
 ) -> dict[str, dict[str, Margin]]:
     """How far each method is above each floor on the same images: {method: {floor: Margin}}.
 
-    scores: one metric's values per image "b" by method, the floors among them. Images on which either is NaN
-    are left out of n.
+    Args:
+        scores: One metric's values per image "b" by method, the floors among them. Images on which either is
+            NaN are left out of n.
+        higher_is_better: Which way a method is above a floor.
+        floors: Their names.
+        resamples, seed: Of the bootstrap behind the interval.
     """
-    values = {
-        name: as_tensor(one).detach().cpu().double().numpy().reshape(-1) for name, one in scores.items()
-    }
+    values = {name: as_numbers(one) for name, one in scores.items()}
     same_length(**values)
     present = [floor for floor in floors if floor in values]
     if not present:
@@ -287,9 +311,10 @@ def _margin(differences: np.ndarray, resamples: int, seed: int) -> Margin:
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
-    named = {} if function is fragility else {"targets": scene.classes}  # that explains the predicted class
-    named |= {"layer": scene.layer, **scene.passes}
-    found = function(scene.model, scene.batch.images, list(scene.maps), **named, **options)
+    named: dict[str, Any] = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer}
+    if function is not fragility:  # which explains the predicted class
+        named["targets"] = scene.classes
+    found = function(list(scene.maps), **named, **scene.passes, **options)
     return found.mean() if isinstance(found, Cascade) else found
 
 

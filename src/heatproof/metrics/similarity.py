@@ -31,7 +31,7 @@ from torch import Tensor
 from heatproof.errors import InputError, did_you_mean
 from heatproof.metrics.kit import align, as_tensor, chunks, pixel_maps
 from heatproof.registry import metric
-from heatproof.types import Maps
+from heatproof.types import ArrayLike, Maps
 
 K1, K2 = 0.01, 0.03
 C1, C2 = 0.01, 0.03
@@ -47,11 +47,24 @@ STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of flo
     not_in_a_run="it compares two lots of maps; method_agreement does that for the methods of a run",
 )  # fmt: skip
 def ssim(
-    a: Any, b: Any, mode: str = "local5", mask: Any = None, *, data_range: float | None = None
+    a: Maps | ArrayLike,
+    b: Maps | ArrayLike,
+    mode: str = "local5",
+    mask: ArrayLike | None = None,
+    *,
+    data_range: float | None = None,
 ) -> Tensor:
     """Structural similarity of maps, pair by pair: "b h w" -> "b", "h w" -> a single number.
 
-    One "h w" map may stand against many. NaN where it is not defined; `ssim_reasons` says why.
+    Args:
+        a, b: Maps, which are normalised at image size first, or tensors as they are. One "h w" map may stand
+            against many.
+        mode: "local5", in windows, or "eq2", over the whole map.
+        mask: "b H W" or "H W": the pixels that count.
+        data_range: R, where it is not the larger range of the two maps.
+
+    Returns:
+        NaN where it is not defined; `ssim_reasons` says why.
     """
     pair = _pair(a, b, mode, mask, data_range)
     score = _local5(pair) if mode == "local5" else _eq2(pair)
@@ -60,9 +73,18 @@ def ssim(
 
 
 def ssim_reasons(
-    a: Any, b: Any, mode: str = "local5", mask: Any = None, *, data_range: float | None = None
+    a: Maps | ArrayLike,
+    b: Maps | ArrayLike,
+    mode: str = "local5",
+    mask: ArrayLike | None = None,
+    *,
+    data_range: float | None = None,
 ) -> list[str]:
-    """Why `ssim` of the same arguments is NaN, pair by pair; "" where it is defined."""
+    """Why `ssim` of the same arguments is NaN, pair by pair; "" where it is defined.
+
+    Args:
+        a, b, mode, mask, data_range: As for ssim.
+    """
     pair = _pair(a, b, mode, mask, data_range)
     kinds = torch.where(pair.unseen, 2, pair.constant.int())
     return [REASONS[kind] for kind in kinds.tolist()]
@@ -78,7 +100,9 @@ class _Pair(NamedTuple):
     single: bool
 
 
-def _pair(a: Any, b: Any, mode: str, mask: Any, data_range: float | None) -> _Pair:
+def _pair(
+    a: Maps | ArrayLike, b: Maps | ArrayLike, mode: str, mask: ArrayLike | None, data_range: float | None
+) -> _Pair:
     modes = ("local5", "eq2")
     if mode not in modes:
         raise InputError(f"unknown mode {mode!r} of ssim; {did_you_mean(mode, modes)}")
@@ -109,7 +133,7 @@ def _pair(a: Any, b: Any, mode: str, mask: Any, data_range: float | None) -> _Pa
     return _Pair(x, y, torch.where(reach > 0, reach, 1.0), weight, constant, unseen, single)
 
 
-def _values(maps: Any) -> Tensor:
+def _values(maps: Maps | ArrayLike) -> Tensor:
     values = (pixel_maps(maps) if isinstance(maps, Maps) else as_tensor(maps)).detach()
     if values.ndim not in (2, 3) or 0 in values.shape[-2:]:
         raise InputError(f"ssim takes maps 'h w' or 'b h w'; got shape {tuple(values.shape)}")
