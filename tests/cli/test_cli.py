@@ -18,7 +18,7 @@ from heatproof.bench.common import Row
 from heatproof.cli import _models, main
 from heatproof.cli import bench as bench_command
 from heatproof.cli._files import find_images, unique_names
-from heatproof.errors import InputError, MissingExtraError, ModelError, UnknownNameError
+from heatproof.errors import InputError, MissingExtraError, ModelError
 from heatproof.images.preprocess import Preprocess
 from heatproof.registry import explainers, metrics
 from heatproof.run.metrics import read_metrics
@@ -157,7 +157,9 @@ def test_a_mistake_is_answered_with_one_sentence(folder: Path, arguments: list[s
 
 def test_debug_shows_where_it_happened(folder: Path) -> None:
     result = heatproof("--debug", "explain", "net.py:tiny", "a.png", "-m", "gradcm")
-    assert isinstance(result.exception, UnknownNameError)
+    assert result.exit_code == 2  # as without it
+    assert "Traceback" in result.stderr and "UnknownNameError" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: unknown method")
 
 
 def test_weights_that_cannot_be_fetched_lead_to_the_two_options(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from heatproof.store import Manifest, RunFolder
-from heatproof.store.pictures import _stem, encode
+from heatproof.store.pictures import encode, file_stem
 from heatproof.types import Maps, Score, Unit
 
 METHODS = ("gradcam", "layercam", "random")
@@ -64,7 +64,7 @@ def keep_pictures(run: RunFolder, ids: tuple[str, ...], start: int) -> None:
     kept = run.pictures()
     kept.root.mkdir(exist_ok=True)
     for number, name in enumerate(ids, start):
-        first, path = kept.root / f"drawing-{number % DRAWINGS}", kept.root / f"{_stem(name)}.png"
+        first, path = kept.root / f"drawing-{number % DRAWINGS}", kept.root / f"{file_stem(name)}.png"
         if not first.exists():
             first.write_bytes(encode(drawing(number % DRAWINGS))[0])
         if not path.exists():

@@ -54,7 +54,7 @@ class Commands(click.Group):
                 errors.print("a bug in heatproof or in the model's code; please report it", soft_wrap=True)
                 ctx.exit(CRASHED)
             if ctx.params.get("debug"):
-                raise
+                errors.print(traceback.format_exc(), soft_wrap=True)
             errors.print(f"error: {sentence}", style="red", soft_wrap=True)
             ctx.exit(2)
 

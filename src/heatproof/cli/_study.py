@@ -22,7 +22,7 @@ from heatproof.cli._console import console, new_table
 from heatproof.errors import InputError, did_you_mean
 from heatproof.report.tables import Table
 from heatproof.run.config import ModelTable
-from heatproof.run.trust import foreign_code
+from heatproof.run.weights import foreign_code
 from heatproof.studies.settings import KEY, Option, Settings
 
 

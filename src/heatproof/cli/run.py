@@ -51,11 +51,11 @@ def run_command(
     on; the exit code is then 1. Ctrl-C finishes the unit in hand and leaves with 130.
     """
     from heatproof.run.engine import prepare, run_study  # needs msgspec
-    from heatproof.run.estimate import estimate
+    from heatproof.run.estimate import estimate, outline
     from heatproof.run.plan import read_shard
     from heatproof.run.progress import Progress
     from heatproof.run.study import open_study
-    from heatproof.run.trust import foreign_code, outline
+    from heatproof.run.weights import foreign_code
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)

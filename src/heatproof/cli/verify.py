@@ -30,8 +30,9 @@ def verify_command(ctx: click.Context, run: Path, repair: bool, upgrade: bool) -
     The exit code is 1 where a file is damaged, missing or foreign, also where --repair took care of it.
     """
     from heatproof.store import verify
+    from heatproof.store.folder import run_in
 
-    path = run / "run" if not (run / "run.json").exists() and (run / "run" / "run.json").exists() else run
+    path = run_in(run)
     if upgrade:
         _upgrade(RunFolder.open(path))
     findings = verify.inspect(path)

@@ -26,6 +26,7 @@ from heatproof.run.plan import ANSWERS, PER_MAP, Task, make_plan
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import spell
 from heatproof.run.provenance import FREE, GROWING, filled
+from heatproof.run.study import Opened
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 
@@ -59,6 +60,17 @@ def estimate(
     yield "to do", f"{len(pending)} units in this shard, then {len(groups)} about whole checkpoints"
     if pending:
         yield from _timed(Worker(prepared.opened, RunFolder(prepared.path, manifest)), pending, say)
+
+
+def outline(opened: Opened) -> Iterator[tuple[str, str]]:
+    """What can be said of a study without loading its model: what there is, and how much."""
+    checkpoints = [checkpoint.name for checkpoint in opened.checkpoints]
+    plan = make_plan(Manifest(opened.config, models=dict.fromkeys(checkpoints, "")), len(opened.source))
+    yield "images", f"{len(opened.source):,}"
+    yield "checkpoints", f"{len(checkpoints)}: {', '.join(checkpoints)}"
+    yield "methods", ", ".join(opened.study.methods)
+    yield "metrics", ", ".join(opened.study.metrics)
+    yield "units", f"{len(plan.units):,} of up to {opened.study.run.batch_size} images"
 
 
 def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:

@@ -4,6 +4,12 @@ A checkpoint is named after its file; its epoch is the last number in that name,
 checkpoint "random" is the network as its builder draws it. Whether a builder draws or brings its weights (a
 file, a package, a factory's own download) is seen by building twice from different seeds: what comes out
 equal was not drawn. Then all weights are drawn anew, and none that was trained may be left.
+
+A study file is code: loading its network may run what is neither heatproof nor an installed package.
+
+model.spec = "net.py:make"               the file, and whatever it imports
+model.allow_pickle = true                what is pickled in the checkpoints, or the layers of a .keras file
+model.options.trust_remote_code = true   the Python files beside the weights of a Hugging Face model
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError, ModelError
 from heatproof.models import Model, load_model
-from heatproof.models.keras_graph import KerasClassifier
+from heatproof.models.keras_graph import FILES, KerasClassifier
 from heatproof.models.load import placed_spec
 from heatproof.models.random_weights import reinitialise
 from heatproof.run.config import ModelTable, Study
@@ -43,9 +49,8 @@ class Checkpoint:
 def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
     """The untrained network first, then files in the order given, those of a pattern by epoch."""
     table = study.model
-    given = [table.checkpoints] if isinstance(table.checkpoints, str) else list(table.checkpoints)
     files: list[Path] = []
-    for text in given:
+    for text in _listed(table.checkpoints):
         path = folder / Path(text).expanduser()
         if path.exists() or not glob.has_magic(text):
             matches = [path]
@@ -68,6 +73,29 @@ def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
             )
         found.append(Checkpoint(OWN))
     return found
+
+
+def foreign_code(table: ModelTable) -> str:
+    """Half a sentence: what loading this model runs; '' where that is nothing of the study's own.
+
+    >>> foreign_code(ModelTable("net.py:make", checkpoints="best.pt", allow_pickle=True))
+    'runs net.py and unpickles best.pt'
+    """
+    path = table.spec.rpartition(":")[0]
+    inside = table.allow_pickle and table.spec.endswith(FILES)
+    pickled = _listed(table.checkpoints) if table.allow_pickle else []
+    remote = table.options.get("trust_remote_code")
+    phrases = [
+        f"runs {path}" if path.endswith(".py") else "",
+        f"runs the code inside {table.spec}" if inside else "",
+        f"unpickles {', '.join(map(str, pickled))}" if pickled else "",
+        f"runs the code that {table.spec} brings" if remote else "",
+    ]
+    return " and ".join(filter(None, phrases))
+
+
+def _listed(checkpoints: str | list[str]) -> list[str]:
+    return [checkpoints] if isinstance(checkpoints, str) else checkpoints
 
 
 def epoch_of(name: str) -> int | None:

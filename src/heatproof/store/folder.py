@@ -40,7 +40,7 @@ from heatproof.store.ledger import (
 )
 from heatproof.store.manifest import GROWING, Manifest, maker
 from heatproof.store.maps import MapStore, shard_files
-from heatproof.store.pictures import Pictures
+from heatproof.store.pictures import PictureStore
 from heatproof.store.scores import Scores, write_part
 from heatproof.store.status import Status, read_status
 from heatproof.types import Maps, Score, Unit
@@ -74,10 +74,7 @@ class RunFolder:
 
         The folder of a study serves too: its run lies inside, in run/.
         """
-        path = Path(path)
-        inside = path / "run"
-        if not (path / "run.json").exists() and (inside / "run.json").exists() and not inside.is_symlink():
-            path = inside
+        path = run_in(path)
         _refuse_links(path)
         return cls(path, Manifest.read(path / "run.json"))
 
@@ -282,8 +279,8 @@ class RunFolder:
     def maps(self) -> MapStore:
         return MapStore(self.path / "maps", self.units)
 
-    def pictures(self) -> Pictures:
-        return Pictures(self.path / "pictures")
+    def pictures(self) -> PictureStore:
+        return PictureStore(self.path / "pictures")
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -307,6 +304,14 @@ class RunFolder:
     def _last_words(self, shard: str, state: str, reason: str = "") -> None:
         with suppress(StoreError), _turn(self.path):  # on a full disk nothing more can be said
             self._say(shard, state, reason)
+
+
+def run_in(path: str | Path) -> Path:
+    """The folder itself, or that of the run inside a study's folder."""
+    path = Path(path)
+    inside = path / "run"
+    whole = not (path / "run.json").exists() and (inside / "run.json").exists() and not inside.is_symlink()
+    return inside if whole else path
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
     pictures/NAME.png or .jpg     NAME from the image's id, so that any id makes a valid file name
 
-Pictures with few colours (codes, drawings) stay exact as PNG; the others are JPEG of high quality.
+PictureStore with few colours (codes, drawings) stay exact as PNG; the others are JPEG of high quality.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_BYTES, MOST_PIXELS = 1 << 26, 1 << 26
 SUFFIXES = (".png", ".jpg")
 
 
-class Pictures:
+class PictureStore:
     """A run's pictures by image id."""
 
     def __init__(self, root: Path) -> None:
@@ -33,7 +33,7 @@ class Pictures:
 
     def path(self, name: str) -> Path | None:
         """The file of an image, where it was kept."""
-        stem = _stem(name)
+        stem = file_stem(name)
         return next((file for s in SUFFIXES if (file := self.root / f"{stem}{s}").exists()), None)
 
     def read(self, name: str) -> bytes | None:
@@ -44,7 +44,7 @@ class Pictures:
     def files(self, name: str, pixels: np.ndarray) -> dict[Path, Content]:
         """The file of one picture, "H W 3" uint8, and how to write it."""
         content, suffix = encode(pixels)
-        return {self.root / f"{_stem(name)}{suffix}": content}
+        return {self.root / f"{file_stem(name)}{suffix}": content}
 
 
 def encode(pixels: np.ndarray) -> tuple[bytes, str]:
@@ -72,5 +72,6 @@ def _checked(path: Path) -> bytes:
     raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
 
 
-def _stem(name: str) -> str:
+def file_stem(name: str) -> str:
+    """A name for an image's file that is valid whatever its id."""
     return hashlib.sha256(valid_unicode(name).encode()).hexdigest()[:24]
