@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-import torch
-
 from heatproof.errors import InputError, did_you_mean
 from heatproof.explain.api import read_methods
 from heatproof.registry import split_calls
@@ -65,10 +63,6 @@ def with_floors(methods: Sequence[str], floors: Sequence[str]) -> tuple[str, ...
     """The methods, then the floors that are not among them."""
     names = {request.entry.name for request in read_methods(methods)}
     return (*methods, *(floor for floor in floors if floor not in names))
-
-
-def chosen_device(named: str | None) -> str:
-    return named or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def calls(text: str) -> tuple[str, ...]:
