@@ -57,12 +57,7 @@ def bars(rows: np.ndarray, columns: np.ndarray, random: Random) -> np.ndarray:
 
 
 BACKGROUNDS: dict[str, Callable[[np.ndarray, np.ndarray, Random], np.ndarray]] = {
-    "flat": flat,
-    "gradient": gradient,
-    "clouds": clouds,
-    "grain": grain,
-    "blocks": blocks,
-    "bars": bars,
+    kind.__name__: kind for kind in (flat, gradient, clouds, grain, blocks, bars)
 }
 
 
@@ -70,8 +65,7 @@ def background(height: int, width: int, random: Random, photos: Photos = ()) -> 
     """ "H W 3" in [0, 255]: a blend of two random colours, or a photograph."""
     if photos and random.random() < PHOTO_SHARE:
         return photograph(photos[int(random.integers(len(photos)))], height, width, random)
-    kinds = list(BACKGROUNDS.values())
-    kind = kinds[int(random.integers(len(kinds)))]
+    kind = list(BACKGROUNDS.values())[int(random.integers(len(BACKGROUNDS)))]
     rows, columns = np.indices((height, width)) / max(height, width)
     blend = np.clip(kind(rows, columns, random), 0, 1)[..., None]
     first, second = random.uniform(0, 255, (2, 3))

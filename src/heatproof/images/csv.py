@@ -120,12 +120,11 @@ def read_box(texts: Sequence[str], where: str, first_pixel: int = 0) -> Box | No
     if not any(texts):
         return None
     try:
-        x0, y0, x1, y1 = check_box(float(text) - first_pixel for text in texts)
+        return check_box(float(text) - first_pixel for text in texts)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
     except ValueError:
         raise InputError(f"{where}: a box is four numbers; got {', '.join(texts)}") from None
-    return x0, y0, x1, y1
 
 
 def read_frame(row: dict[str, str], where: str) -> Size | None:
@@ -164,13 +163,11 @@ def number_labels(
     else:
         classes = [str(k) for k in range(max(n for n in numbers if n is not None) + 1)]
     index = {name: k for k, name in enumerate(classes)}
-    labels: list[int | None] = []
-    for text, number in zip(texts, numbers, strict=True):
-        label = index.get(text, number)
+    labels = [index.get(text, number) for text, number in zip(texts, numbers, strict=True)]
+    for text, label in zip(texts, labels, strict=True):
         if label is None or label >= len(classes):
             hint = did_you_mean(text, classes)
             raise InputError(f"{path}: the label {text!r} is none of the {len(classes)} classes; {hint}")
-        labels.append(label)
     return labels, classes
 
 

@@ -29,7 +29,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,21 +108,13 @@ def to_bytes(values: np.ndarray) -> Picture:
     return values.round().clip(0, 255).astype(np.uint8)
 
 
-class Distortion(NamedTuple):
-    """Either moves points, or changes one picture's values in place."""
-
-    geometry: Callable[[float, int, int, Random], np.ndarray] | None = None
-    values: Callable[[Picture, float, Random], Picture] | None = None
-
-
-DISTORTIONS: dict[str, Distortion] = {
-    "rotation": Distortion(geometry=rotation),
-    "perspective": Distortion(geometry=perspective),
-    "blur": Distortion(values=blur),
-    "jpeg": Distortion(values=jpeg),
-    "low_light": Distortion(values=low_light),
-    "occlusion": Distortion(values=occlusion),
+MOVING: dict[str, Callable[[float, int, int, Random], np.ndarray]] = {
+    move.__name__: move for move in (rotation, perspective)
 }
+RECOLOURING: dict[str, Callable[[Picture, float, Random], Picture]] = {
+    change.__name__: change for change in (blur, jpeg, low_light, occlusion)
+}
+DISTORTIONS = (*MOVING, *RECOLOURING)
 
 
 def distort(
@@ -138,36 +130,34 @@ def distort(
     indices: the pictures' numbers where they are some of a larger set; else 0, 1, ... The same number gives
     the same distortion, in any batch.
     """
-    moved, severity, numbers = check(pictures, kind, severity, masks, indices)
+    numbers = check(pictures, kind, severity, masks, indices)
     kept = None if masks is None else {part: _binary(mask) for part, mask in masks.items()}
+    severity = float(severity)
     if severity == 0 or not len(pictures):
         return pictures.copy(), kept
-    randoms = [_random(seed, number, kind) for number in numbers]
-    if moved.values is not None:
-        change = moved.values
-        with ThreadPoolExecutor() as threads:
-            changed = threads.map(
-                lambda pair: change(pair[0], severity, pair[1]), zip(pictures, randoms, strict=True)
-            )
-            return np.stack(list(changed)), kept
-    height, width = pictures.shape[1:3]
-    assert moved.geometry is not None
-    maps = np.stack([moved.geometry(severity, height, width, random) for random in randoms])
-    return _warp(pictures, kept, maps)
+    if kind in MOVING:
+        return _warp(pictures, kept, geometry(kind, severity, pictures.shape[1:3], seed, numbers))
+    with ThreadPoolExecutor() as threads:
+        changed = threads.map(
+            lambda picture, number: RECOLOURING[kind](picture, severity, _random(seed, number, kind)),
+            pictures,
+            numbers,
+        )
+        return np.stack(list(changed)), kept
 
 
 def geometry(
-    kind: str, severity: float, size: tuple[int, int], seed: int = 0, indices: Sequence[int] = (0,)
+    kind: str, severity: float, size: Sequence[int], seed: int = 0, indices: Sequence[int] = (0,)
 ) -> np.ndarray:
     """ "n 3 3": where `distort` moves points (x, y, 1) of pictures of height and width `size`.
 
     The corner of the first pixel is 0, its centre 0.5. The identity where a distortion moves nothing.
     """
     check(np.empty((len(indices), *size, 3), np.uint8), kind, severity, None, indices)
-    move = DISTORTIONS[kind].geometry
-    if move is None or severity == 0:
+    if kind not in MOVING or severity == 0:
         return np.repeat(np.eye(3)[None], len(indices), 0)
-    return np.stack([move(severity, *size, _random(seed, number, kind)) for number in indices])
+    height, width = size
+    return np.stack([MOVING[kind](severity, height, width, _random(seed, i, kind)) for i in indices])
 
 
 def _random(seed: int, number: int, kind: str) -> Random:
@@ -211,8 +201,8 @@ def check(
     severity: float,
     masks: Mapping[str, Any] | None,
     indices: Sequence[int] | None,
-) -> tuple[Distortion, float, Sequence[int]]:
-    """What was asked for, in usable form."""
+) -> Sequence[int]:
+    """The pictures' numbers; refuses what cannot be distorted."""
     if kind not in DISTORTIONS:
         raise UnknownNameError("distortion", kind, DISTORTIONS)
     if not isinstance(severity, int | float | np.number) or not 0 <= float(severity) <= 1:
@@ -226,4 +216,4 @@ def check(
     numbers = range(shape[0]) if indices is None else indices
     if len(numbers) != shape[0]:
         raise InputError(f"{shape[0]} pictures need as many indices; got {len(numbers)}")
-    return DISTORTIONS[kind], float(severity), numbers
+    return numbers

@@ -37,8 +37,6 @@ def open_hf(
     read = picture_reader(bits)
     datasets = need("datasets", "datasets")
     table = _load(datasets, str(path), split, name)
-    if hasattr(table, "keys"):
-        table = _one_split(table, split, str(path))
     for column in filter(None, (image_column, label_column)):
         if column not in table.column_names:
             raise InputError(f"{path} has no column {column!r}; {did_you_mean(column, table.column_names)}")
@@ -46,22 +44,18 @@ def open_hf(
     pictures = table.select_columns([image_column]).cast_column(image_column, datasets.Image(decode=False))
     samples = tuple(Sample(f"{i:06d}", label, content=i) for i, label in enumerate(labels))
     mark = str(table._fingerprint)  # the library's own hash of the data and what was done to it
-    return Source(
-        samples, classes, lambda sample: read(_file(pictures, sample, image_column)), lambda _: mark
-    )
+    return Source(samples, classes, lambda row: read(_file(pictures, row, image_column)), lambda _: mark)
 
 
 def _load(datasets: Any, path: str, split: str | None, name: str | None) -> Any:
     try:
-        if any((Path(path) / file).exists() for file in SAVED):
-            return datasets.load_from_disk(path)
-        return datasets.load_dataset(path, name, split=split)
+        saved = any((Path(path) / file).exists() for file in SAVED)
+        tables = datasets.load_from_disk(path) if saved else datasets.load_dataset(path, name, split=split)
     except Exception as error:  # the library fails in many ways: no network, no such split, no such folder
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"cannot load the dataset {path}: {reason}") from error
-
-
-def _one_split(tables: Any, split: str | None, path: str) -> Any:
+    if not hasattr(tables, "keys"):
+        return tables
     names = list(tables.keys())
     if split is None and len(names) == 1:
         return tables[names[0]]

@@ -82,10 +82,10 @@ def identify(source: Source, hashes: Hashes) -> list[tuple[str, str]]:
 
 
 def _identity(source: Source, sample: Sample, marks: Mapping[Path, str | None]) -> str:
-    def mark(content: Any) -> Any:
-        return marks[content] if isinstance(content, Path) else content_stamp(content)
-
-    masks = [[name, mark(mask)] for name, mask in sorted(sample.masks.items())]
+    masks = [
+        [name, marks[mask] if isinstance(mask, Path) else content_stamp(mask)]
+        for name, mask in sorted(sample.masks.items())
+    ]
     content = marks[sample.content] if isinstance(sample.content, Path) else source.stamp(sample)
     row = [sample.id, sample.label, sample.boxes, sample.frame, sample.objects, masks, content]
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:32]

@@ -44,8 +44,10 @@ def open_imagenet(
     root = Path(path)
     if not root.is_dir():
         raise InputError(f"there is no folder {root}")
-    pictures = Path(images) if images is not None else _first(root / "images", root)
-    drawn = Path(boxes) if boxes is not None else _first(root / "boxes.csv", root)
+    pictures, drawn = (
+        Path(given) if given is not None else root / usual if (root / usual).exists() else root
+        for given, usual in ((images, "images"), (boxes, "boxes.csv"))
+    )
     index_file = Path(class_index) if class_index is not None else root / "class_index.json"
     index = read_class_index(index_file) if class_index is not None or index_file.exists() else {}
     if drawn.is_dir():
@@ -75,10 +77,6 @@ def by_stem(root: Path) -> dict[str, Path]:
     return files
 
 
-def _first(wanted: Path, otherwise: Path) -> Path:
-    return wanted if wanted.exists() else otherwise
-
-
 def _from_csv(path: Path, root: Path, first_pixel: int) -> tuple[list[Sample], dict[int, str]]:
     names: dict[int, str] = {}
     for line, row in read_rows(path, "file", "class_index"):
@@ -87,16 +85,11 @@ def _from_csv(path: Path, root: Path, first_pixel: int) -> tuple[list[Sample], d
         names[int(row["class_index"])] = row.get("class_name") or row["class_index"]
     entries = read_entries(path, "file", "class_index", first_pixel)
     nested = {} if all((root / name).exists() for name in entries) else by_stem(root)
-    samples = [
-        Sample(
-            name,
-            int(entry.label),
-            tuple(entry.boxes),
-            frame=entry.frame,
-            content=root / name if (root / name).exists() else nested.get(Path(name).stem, root / name),
-        )
-        for name, entry in entries.items()
-    ]
+    samples = []
+    for name, entry in entries.items():
+        file = root / name if (root / name).exists() else nested.get(Path(name).stem, root / name)
+        boxes = tuple(entry.boxes)
+        samples.append(Sample(name, int(entry.label), boxes, frame=entry.frame, content=file))
     return samples, names
 
 

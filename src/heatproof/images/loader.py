@@ -169,24 +169,21 @@ def _collate(
     failures = [result for result in results if isinstance(result, Failure)]
     if failures and fail_fast:
         raise InputError(f"cannot use {failures[0].id}: {failures[0].reason}")
-    good = [k for k, result in enumerate(results) if isinstance(result, Known)]
-    known = [result for result in results if isinstance(result, Known)]
-    samples = [source.sample(chunk[k]) for k in good]
+    known = {k: result for k, result in enumerate(results) if isinstance(result, Known)}
+    samples = [source.sample(chunk[k]) for k in known]
     if failures:
-        images = images[good]
+        images = images[list(known)]
     labels = torch.tensor([s.label for s in samples], dtype=torch.int64) if source.labelled else None
-    truth = _truth(source, known, images) if source.boxed or source.parts else None
+    truth = _truth(source, list(known.values()), images) if source.boxed or source.parts else None
     return Loaded(Batch(tuple(s.id for s in samples), images, labels, truth), failures)
 
 
 def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:
     """Boxes and masks of a batch; a part that a picture lacks is an empty mask."""
-    masks = {}
-    for part in source.parts:
-        masks[part] = torch.zeros(len(known), *images.shape[2:], dtype=torch.bool)
-        for row, one in zip(masks[part], known, strict=True):
-            if part in one.masks:
-                row.copy_(one.masks[part])
+    empty = torch.zeros(images.shape[2:], dtype=torch.bool)
+    none = empty.expand(0, *empty.shape)
+    rows = {part: [one.masks.get(part, empty) for one in known] for part in source.parts}
+    masks = {part: torch.stack(found) if found else none for part, found in rows.items()}
     if not source.boxed:
         return Truth(None, masks)
     return Truth(tuple(one.boxes.boxes for one in known), masks, tuple(one.boxes.lost for one in known))

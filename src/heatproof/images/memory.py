@@ -42,12 +42,8 @@ def open_memory(
     if not pictures:
         raise InputError("there is no picture in memory to open")
     n = len(pictures)
-    given = {
-        "labels": labels,
-        "boxes": boxes,
-        "ids": ids,
-        **{f"masks[{k!r}]": m for k, m in (masks or {}).items()},
-    }
+    given = {"labels": labels, "boxes": boxes, "ids": ids}
+    given |= {f"masks[{part!r}]": mask for part, mask in (masks or {}).items()}
     for name, values in given.items():
         if values is not None and len(values) != n:
             raise InputError(f"{name} has {len(values)} entries, but there are {n} pictures")
@@ -81,10 +77,8 @@ def open_npz(
         check_file(Path(path))
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             if f"{prefix}images" not in arrays:
-                splits = [
-                    key.removesuffix("images").removesuffix("_") for key in arrays if key.endswith("images")
-                ]
-                hint = did_you_mean(split or "", splits)
+                found = [key.removesuffix("images") for key in arrays if key.endswith("images")]
+                hint = did_you_mean(split or "", [key.removesuffix("_") for key in found])
                 raise InputError(f"{path} has no array {prefix}images; set split to one it has ({hint})")
             images, labels = arrays[f"{prefix}images"], arrays.get(f"{prefix}labels")
             mark = arrays.zip.getinfo(f"{prefix}images.npy").CRC  # a checksum that the file already holds

@@ -76,12 +76,7 @@ def shuffled(random: Random, symbol: Symbol, version: int) -> Modules:
 
 
 NEGATIVES: dict[str, Callable[[Random, Symbol, int], Modules]] = {
-    "checkerboard": checkerboard,
-    "clutter": clutter,
-    "barcode": barcode,
-    "stripes": stripes,
-    "finderless": finderless,
-    "shuffled": shuffled,
+    kind.__name__: kind for kind in (checkerboard, clutter, barcode, stripes, finderless, shuffled)
 }
 
 

@@ -81,8 +81,7 @@ class Preprocess:
     def axes(self, picture: Size) -> tuple[Side, Side]:
         """What happens to the columns and to the rows of a picture of this width and height."""
         if isinstance(self.resize, int):
-            short = min(picture)
-            scaled = [max(1, int(side * self.resize / short)) for side in picture]
+            scaled = [max(1, int(side * self.resize / min(picture))) for side in picture]
         else:
             scaled = [self.resize[1], self.resize[0]]
         if math.prod(scaled) > MAX_PIXELS:
@@ -90,11 +89,8 @@ class Preprocess:
                 f"resized to {scaled[0]}x{scaled[1]} it would have more than {MAX_PIXELS:,} pixels; "
                 f"its sides, {picture[0]} and {picture[1]}, differ too much"
             )
-        kept = (self.size[1], self.size[0])
-        columns, rows = (
-            Side(n, long, round((long - size) / 2), size)
-            for n, long, size in zip(picture, scaled, kept, strict=True)
-        )
+        sides = zip(picture, scaled, self.size[::-1], strict=True)
+        columns, rows = (Side(n, long, round((long - size) / 2), size) for n, long, size in sides)
         return columns, rows
 
     def crop(self, picture: Image.Image) -> Image.Image:
@@ -144,15 +140,18 @@ class Preprocess:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """ "... c H W" in [0, 1] -> model-ready."""
-        mean = torch.tensor(self.mean, device=pixels.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=pixels.device).view(-1, 1, 1)
+        mean, std = self._scale(pixels)
         return (pixels - mean) / std
 
     def restore(self, images: Tensor) -> Tensor:
         """The inverse of normalise, clipped to [0, 1]."""
-        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
+        mean, std = self._scale(images)
         return (images * std + mean).clamp(0, 1)
+
+    def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation, each "c 1 1"."""
+        scale = torch.tensor((self.mean, self.std), device=like.device)[..., None, None]
+        return scale[0], scale[1]
 
     def __call__(self, picture: Image.Image) -> Tensor:
         return self.normalise(to_tensor(self.crop(picture)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -74,10 +75,8 @@ class Source:
             drawn, found = ("x".join(map(str, size)) for size in (sample.frame, picture))
             raise InputError(f"its boxes were drawn on a {drawn} picture, but the file has {found} pixels")
         boxes = preprocess.carry_boxes(sample.boxes, picture, sample.frame)
-        masks = {
-            name: preprocess.carry_mask(read_mask(name, mask), picture) for name, mask in sample.masks.items()
-        }
-        return boxes, masks
+        masks = {name: read_mask(name, mask) for name, mask in sample.masks.items()}
+        return boxes, {name: preprocess.carry_mask(mask, picture) for name, mask in masks.items()}
 
     @property
     def labelled(self) -> bool:
@@ -117,10 +116,7 @@ def file_source(
 ) -> Source:
     """A source whose samples' contents are files."""
     return Source(
-        tuple(samples),
-        tuple(classes),
-        lambda sample: read(sample.content),
-        lambda s: content_stamp(s.content),
+        tuple(samples), tuple(classes), lambda s: read(s.content), lambda s: content_stamp(s.content)
     )
 
 
@@ -228,9 +224,8 @@ def covered(boxes: Sequence[Box], size: Size) -> float:
     >>> covered([(0, 0, 4, 9), (3, 0, 4, 9)], (10, 10))
     0.5
     """
-    frames = [
-        (max(x0, 0), max(y0, 0), min(x1 + 1, size[0]), min(y1 + 1, size[1])) for x0, y0, x1, y1 in boxes
-    ]
+    wide, high = size
+    frames = [(max(x0, 0), max(y0, 0), min(x1 + 1, wide), min(y1 + 1, high)) for x0, y0, x1, y1 in boxes]
     xs, ys = (sorted({f[k] for f in frames} | {f[k + 2] for f in frames}) for k in (0, 1))
     area = sum(
         (right - left) * (bottom - top)
@@ -238,7 +233,7 @@ def covered(boxes: Sequence[Box], size: Size) -> float:
         for top, bottom in pairwise(ys)
         if any(f[0] <= left and right <= f[2] and f[1] <= top and bottom <= f[3] for f in frames)
     )
-    return area / (size[0] * size[1])
+    return area / (wide * high)
 
 
 def _share_within(source: Source, i: int, low: float, high: float) -> bool:
@@ -246,21 +241,15 @@ def _share_within(source: Source, i: int, low: float, high: float) -> bool:
     sample = source.samples[i]
     if not sample.boxes:
         return False
+    size = sample.frame
+    if size is None and isinstance(sample.content, Path):
+        with suppress(InputError):  # a DICOM file, or a broken one: reading it will tell
+            size = picture_size(sample.content)
     try:
-        size = sample.frame or _size(source, sample)
+        size = size or source.read(sample).size
     except InputError:
         return True
     return low <= covered(sample.boxes, size) <= high
-
-
-def _size(source: Source, sample: Sample) -> Size:
-    """Width and height, from the header where there is one."""
-    if isinstance(sample.content, Path):
-        try:
-            return picture_size(sample.content)
-        except InputError:  # a DICOM file, or a broken one: reading it will tell
-            pass
-    return source.read(sample).size
 
 
 def _same_shape(a: Size, b: Size) -> bool:

@@ -141,24 +141,24 @@ def _flip(pixels: Tensor, _magnitudes: Tensor, *, dim: int) -> Tensor:
     return pixels.flip(dim)
 
 
-def _brightness(pictures: Tensor, magnitudes: Tensor) -> Tensor:
+def brightness(pictures: Tensor, magnitudes: Tensor) -> Tensor:
     return _between(torch.zeros_like(pictures), pictures, magnitudes)
 
 
-def _colour(pictures: Tensor, magnitudes: Tensor) -> Tensor:
+def colour(pictures: Tensor, magnitudes: Tensor) -> Tensor:
     return _between(_grey(pictures).expand_as(pictures), pictures, magnitudes)
 
 
-def _contrast(pictures: Tensor, magnitudes: Tensor) -> Tensor:
+def contrast(pictures: Tensor, magnitudes: Tensor) -> Tensor:
     mean = (_grey(pictures).double().mean((1, 2, 3), keepdim=True) + 0.5).floor()
     return _between(mean, pictures, magnitudes)
 
 
-def _sharpness(pictures: Tensor, magnitudes: Tensor) -> Tensor:
-    return _between(_smooth(pictures), pictures, magnitudes)
+def sharpness(pictures: Tensor, magnitudes: Tensor) -> Tensor:
+    return _between(smooth(pictures), pictures, magnitudes)
 
 
-def _autocontrast(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+def autocontrast(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """The darkest value of each channel to 0, the lightest to 255; a flat channel stays."""
     low, high = (extreme(pictures, dim=(2, 3)).double() for extreme in (torch.amin, torch.amax))
     levels = torch.arange(256, device=pictures.device, dtype=torch.float64)
@@ -167,7 +167,7 @@ def _autocontrast(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor
     return _look_up(torch.where((high > low)[..., None], table, levels), pictures)
 
 
-def _equalize(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+def equalize(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """Each channel's values spread so that all occur about equally often."""
     values = pictures.flatten(2).long()
     empty = torch.zeros(*values.shape[:2], 256, dtype=torch.long, device=values.device)
@@ -180,13 +180,13 @@ def _equalize(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     return _look_up(torch.where(step > 0, table, levels), pictures)
 
 
-def _blur(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+def blur(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """The mean of the 16 pixels two steps away."""
     x = pictures.to(torch.int32)
     return _inner(pictures, (_square(x, 5) - _square(x, 3)[..., 1:-1, 1:-1]).float() / 16, 2)
 
 
-def _smooth(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+def smooth(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """The mean of the 3x3 around each pixel, itself counted five times."""
     x = pictures.to(torch.int32)
     return _inner(pictures, (_square(x, 3) + 4 * x[..., 1:-1, 1:-1]).float() / 13, 1)
@@ -225,24 +225,16 @@ def _inner(pictures: Tensor, values: Tensor, border: int) -> Tensor:
     return result
 
 
-TRANSFORMS: dict[str, Transform] = {
-    transform.name: transform
-    for transform in (
-        Transform("translate-x", 32.0, partial(_translate, dim=3)),
-        Transform("translate-y", 32.0, partial(_translate, dim=2)),
-        Transform("rotate", 135.0, _rotate),
-        Transform("flip-x", 0.0, partial(_flip, dim=3)),
-        Transform("flip-y", 0.0, partial(_flip, dim=2)),
-        Transform("brightness", 0.99, recolour=_brightness),
-        Transform("colour", 0.99, recolour=_colour),
-        Transform("contrast", 0.99, recolour=_contrast),
-        Transform("sharpness", 0.99, recolour=_sharpness),
-        Transform("autocontrast", 0.0, recolour=_autocontrast),
-        Transform("equalize", 0.0, recolour=_equalize),
-        Transform("blur", 0.0, recolour=_blur),
-        Transform("smooth", 0.0, recolour=_smooth),
-    )
-}
+_ALL = (
+    Transform("translate-x", 32.0, partial(_translate, dim=3)),
+    Transform("translate-y", 32.0, partial(_translate, dim=2)),
+    Transform("rotate", 135.0, _rotate),
+    Transform("flip-x", 0.0, partial(_flip, dim=3)),
+    Transform("flip-y", 0.0, partial(_flip, dim=2)),
+    *(Transform(f.__name__, 0.99, recolour=f) for f in (brightness, colour, contrast, sharpness)),
+    *(Transform(f.__name__, 0.0, recolour=f) for f in (autocontrast, equalize, blur, smooth)),
+)
+TRANSFORMS: dict[str, Transform] = {transform.name: transform for transform in _ALL}
 
 
 class Variants(NamedTuple):

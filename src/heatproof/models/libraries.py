@@ -21,6 +21,8 @@ from heatproof.models.checkpoints import first_line, load_checkpoint, write_weig
 from heatproof.models.classes import imagenet_classes
 from heatproof.models.model import Model, input_channels
 
+ELSEWHERE = "get the weights elsewhere and pass checkpoint="
+
 
 @dataclass(frozen=True)
 class NetworkRequest:
@@ -100,13 +102,8 @@ def build_hf(request: NetworkRequest) -> Model:
             config = transformers.AutoConfig.from_pretrained(where, **local, **labels, **request.options)
             module, missing = classifier.from_config(config), set()
         else:
-            options = {
-                "output_loading_info": True,
-                "ignore_mismatched_sizes": bool(labels),
-                **local,
-                **labels,
-            }
-            module, info = classifier.from_pretrained(where, **options, **request.options)
+            told = {"output_loading_info": True, "ignore_mismatched_sizes": bool(labels)}
+            module, info = classifier.from_pretrained(where, **told, **local, **labels, **request.options)
             missing = set(info["missing_keys"])
         try:  # saved beside the model, or not
             processor = transformers.AutoImageProcessor.from_pretrained(where, **local)
@@ -194,11 +191,7 @@ def build_lite0(request: NetworkRequest) -> Model:
 
 
 @contextmanager
-def _download(
-    request: NetworkRequest,
-    happens: bool = True,
-    instead: str = "get the weights elsewhere and pass checkpoint=",
-) -> Iterator[None]:
+def _download(request: NetworkRequest, happens: bool = True, instead: str = ELSEWHERE) -> Iterator[None]:
     """Networks and servers fail in as many ways as there are libraries; here in one sentence."""
     try:
         yield
