@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import console, steps, stopped
+from heatproof.cli._console import console, steps
 
 if TYPE_CHECKING:
     from heatproof.demo import Audit
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Everything follows from it."
 )
-@click.pass_context
-def demo_command(ctx: click.Context, out: Path, quick: bool, seed: int) -> None:
+def demo_command(out: Path, quick: bool, seed: int) -> None:
     """Make QR pictures, train a small network on them twice, once harmfully, and audit its heatmaps.
 
     Needs no data, no download and no GPU. Every number is computed while you watch; a second call computes
@@ -35,14 +34,10 @@ def demo_command(ctx: click.Context, out: Path, quick: bool, seed: int) -> None:
       heatproof demo --quick --out first-look
     """
     from heatproof import demo  # needs duckdb and msgspec
-    from heatproof.demo.audit import Stopped
 
     started = time.perf_counter()
     sizes = demo.QUICK if quick else demo.FULL
-    try:
-        found = demo.run(out, sizes, seed, steps, console, lambda text: console.print(text, soft_wrap=True))
-    except Stopped:
-        stopped(ctx)
+    found = demo.run(out, sizes, seed, steps, console, lambda text: console.print(text, soft_wrap=True))
     show(found, time.perf_counter() - started)
 
 

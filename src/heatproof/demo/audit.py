@@ -15,15 +15,12 @@ from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.report.data import RunData, read_run
 from heatproof.report.page import write_page
 from heatproof.report.verdict import Verdict, judge
-from heatproof.run.engine import fixed_threads, run_study
+from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress as RunProgress
 from heatproof.studies import cose
 from heatproof.studies.cose.found import Found
+from heatproof.studies.skeleton import named_run
 from heatproof.train import Epoch, History
-
-
-class Stopped(Exception):
-    """Somebody asked to stop; what is finished is kept, and the same call goes on."""
 
 
 class Counter(Protocol):
@@ -70,24 +67,18 @@ def run(
         runs = Runs(out, seed, console, say)
         weights = {name: gather_weights(out, name, sizes) for name in (HEALTHY, HARMFUL)}
         audit = runs.study(
-            "audit",
-            weights[HEALTHY][-1:],
-            settings.audit_methods(sizes),
-            settings.audit_metrics(sizes),
+            "audit", weights[HEALTHY][-1:], settings.audit_methods(sizes), settings.audit_metrics(sizes),
             "the healthy network, in depth: every method, every family of metrics",
-        )
+        )  # fmt: skip
         twins = {
             name: runs.study(
-                name,
-                paths,
-                settings.FOLLOWED_METHODS,
-                settings.FOLLOWED,
+                name, paths, settings.FOLLOWED_METHODS, settings.FOLLOWED,
                 f"the {name} training: {len(paths)} checkpoints",
             )
             for name, paths in weights.items()
-        }
+        }  # fmt: skip
         found = runs.cose(weights[HEALTHY], sizes)
-    verdicts = {name: _page(out / name / "report.html", data) for name, data in twins.items()}
+    verdicts = {name: write_page(of, out / name / "report.html", most=24) for name, of in twins.items()}
     report = out / "report.html"
     verdict = write_page(audit, report, more=story(sizes, audit, judge(audit), twins, verdicts, found))
     return Audit(report, audit, verdict, twins, verdicts, found, histories, runs.computed + epochs)
@@ -111,10 +102,6 @@ def _train(out: Path, sizes: Sizes, seed: int, steps: Steps | None) -> tuple[dic
     return histories, finished
 
 
-def _page(path: Path, data: RunData) -> Verdict:
-    return write_page(data, path, most=24)
-
-
 @dataclass
 class Runs:
     """The studies over the test pictures, and how many pictures they took this time."""
@@ -129,14 +116,9 @@ class Runs:
         self, name: str, weights: list[str], methods: tuple[str, ...], metrics: tuple[str, ...], about: str
     ) -> RunData:
         self.say(about)
-        path = settings.write(
-            self.out / f"{name}.toml", settings.study(name, weights, methods, metrics, self.seed)
-        )
-        progress = RunProgress(self.console)
-        result = run_study(path, self.out / name, progress=progress)
+        config = settings.study(name, weights, methods, metrics, self.seed)
+        result = named_run(self.out, name, config, RunProgress(self.console))
         self.computed += result.computed
-        if result.stopped:
-            raise Stopped
         return read_run(result.folder)
 
     def cose(self, weights: list[str], sizes: Sizes) -> Found:

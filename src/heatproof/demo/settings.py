@@ -7,6 +7,7 @@ labels, learning rate, seed and starting weights are those of the healthy traini
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,17 +76,16 @@ def audit_metrics(sizes: Sizes) -> tuple[str, ...]:
 
 def study(
     name: str, checkpoints: list[str], methods: tuple[str, ...], metrics: tuple[str, ...], seed: int
-) -> str:
-    """A study over the test pictures, as TOML beside them."""
+) -> dict[str, Any]:
+    """A study over the test pictures, beside them, in the form of run/config.py."""
     network = f"small CNN, {name} training" if name in (HEALTHY, HARMFUL) else "small CNN"
-    content = {
+    return {
         "methods": list(methods),
         "metrics": list(metrics),
         "run": {"seed": seed, "out": name, "targets": "label", "device": "cpu", "threads": 1},
         "model": {"spec": "network.py:build", "checkpoints": checkpoints, "name": network},
         "images": {"kind": "csv", "path": "pictures/manifest.csv", "options": {"class_names": list(CLASSES)}},
     }
-    return toml(content)
 
 
 def settle(out: Path, sizes: Sizes, seed: int) -> None:
@@ -104,23 +104,11 @@ def settle(out: Path, sizes: Sizes, seed: int) -> None:
         return
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise InputError(f"{out} holds other things; name a new folder with --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write(path, toml(ours))
-    except OSError as error:
-        raise InputError(f"cannot write into {out}: {error.strerror or error}") from error
+    write_whole({path: toml(ours)})
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    import tomllib
-
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}; remove the folder to start anew") from error
-
-
-def write(path: Path, text: str) -> Path:
-    """Whole or not at all."""
-    write_whole({path: lambda temporary: temporary.write_text(text, encoding="utf-8")})
-    return path

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from heatproof.demo.settings import HARM, HARMFUL, HEALTHY, Sizes, write
+from heatproof.demo.settings import HARM, HARMFUL, HEALTHY, Sizes
 from heatproof.disk import write_whole
 from heatproof.images.codes import make_codes, write_codes
 from heatproof.models.checkpoints import load_checkpoint
@@ -64,7 +64,8 @@ def train_twins(out: Path, sizes: Sizes, seed: int, told: Told) -> dict[str, His
 
     told: after every epoch of this call, with the training's name (first, healthy, harmful).
     """
-    write(out / "network.py", NETWORK.format(size=sizes.pixels, width=sizes.width, seed=seed))
+    network = NETWORK.format(size=sizes.pixels, width=sizes.width, seed=seed)
+    write_whole({out / "network.py": network})
     train, valid = (
         as_data(make_codes("qr", n, n, sizes.pixels, _seed(seed, use)))
         for n, use in ((sizes.train, "train"), (sizes.test, "valid"))
