@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -88,7 +86,7 @@ def test_a_wrong_answer_stands_beside_the_class_that_is_explained() -> None:
 def test_a_case_study_says_which_class_it_explains() -> None:
     scored = Scored("last", (), ("normal", "pneumonia"), 0.2, ("insertion", "deletion"), {"a.png": 1},
                     {"a.png": 1}, {"a.png": 0}, {("a.png", 0): 0.93})  # fmt: skip
-    heading = Studio(scored, *[None] * 3, Path())._heading("a.png")  # type: ignore[list-item]
+    heading = Studio(scored, *[None] * 4)._heading("a.png")  # type: ignore[list-item]
     assert heading == "a.png: explains: pneumonia (true label); the network says: normal; 93% sure"
 
 

@@ -28,12 +28,13 @@ from heatproof.report.tables import Column, number
 from heatproof.run import engine, worker
 from heatproof.run.config import toml
 from heatproof.store import RunFolder
-from heatproof.studies.localise import LocaliseSettings, flags, localise_study, thesis
+from heatproof.studies.localise import FlagThresholds, LocaliseSettings, localise_study, tables
+from heatproof.studies.localise import scored as rules
 from heatproof.studies.localise.panels import pick_cases, pick_confused
 from heatproof.studies.localise.pictures import sift
 from heatproof.studies.localise.protocol import write_report
-from heatproof.studies.localise.scored import FLOORS, Scored, macro_value, read_scores
-from heatproof.studies.localise.tables import class_table
+from heatproof.studies.localise.scored import Scored, macro_value, read_scores
+from heatproof.studies.localise.settings import FLOORS
 from heatproof.types import Maps
 from tiny_study import make_study
 
@@ -190,13 +191,13 @@ def test_floors_stand_beside_the_methods_and_do_not_compete(finished: Any) -> No
 def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: Scored) -> None:
     page = finished[1].page.read_text()
     assert "7 whose box covers 10% to 80% of the picture" in page
-    assert thesis.order_text(thesis.orders(scored)) in page
+    assert tables.order_text(tables.orders(scored)) in page
     assert "faithfulness.png" in page and (finished[0].out / "figures" / "budgets.svg").exists()
     assert (finished[0].out / "tables" / "classes.csv").read_text().count("\n") == 1 + 3 * 5
 
 
 def test_the_order_of_two_methods_is_judged_image_by_image(scored: Scored) -> None:
-    for order in thesis.orders(scored):
+    for order in tables.orders(scored):
         ahead = []
         for label in range(3):
             ours, theirs = (scored.column(method, order.metric) for method in ("gradcam", TINY))
@@ -219,13 +220,13 @@ def test_published_classes_give_all_published_means(papers: dict[str, Any]) -> N
             columns.append((Column(f"{key} {k}"), {int(c): [v[2][k]] for c, v in thesis[key].items()}))
     classes = {int(c): v[0] for c, v in thesis["t2"].items()}
     sizes = {int(c): v[1] for c, v in thesis["t2"].items()}
-    table = class_table("golden", "golden", classes, sizes, columns)
+    table = tables.class_table("golden", "golden", classes, sizes, columns)
     means = [number(cell) for cell in table.rows[-1][3:]]
     assert means == pytest.approx([*thesis["t2_mean"], *thesis["t3_mean"]], abs=1e-12)
     box, mask, pointing = means[0:2], means[2:4], means[4:6]
     ours = [*box, *mask, *pointing, *means[7:11]]
-    shown = [value for name in thesis.MEANS for value in thesis.MEANS[name]]
-    assert shown == [round(value, 4) for value in ours] and round(means[6], 4) == thesis.RECALL
+    shown = [value for name in tables.THESIS for value in tables.THESIS[name]]
+    assert shown == [round(value, 4) for value in ours] and round(means[6], 4) == tables.THESIS_RECALL
     assert table.rows[-1][2] == 1122 and len(table.rows) == 44
 
 
@@ -264,20 +265,20 @@ def one_image(**values: float) -> Scored:
     ("values", "overlap", "kinds"),
     [
         ({}, 0.6, set()),
-        ({"insertion": 0.29}, 0.6, {flags.HIT}),
+        ({"insertion": 0.29}, 0.6, {rules.HIT}),
         ({"insertion": 0.29, "pointing": 0.0}, 0.6, set()),
         ({"insertion": 0.3}, 0.6, set()),
-        ({"inside": 0.49}, 0.6, {flags.OFF}),
+        ({"inside": 0.49}, 0.6, {rules.OFF}),
         ({"inside": 0.51}, 0.6, set()),
         ({"inside": 0.49, "insertion": 0.59}, 0.6, set()),
         # A box of 5 % leaves room for a quarter of the budget: half of that is enough.
         ({"inside": 0.2, "reachable(budget=0.05)": 1.0, "reachable(budget=0.1)": 0.5}, 0.6, set()),
-        ({"inside": 0.1, "reachable(budget=0.05)": 1.0, "reachable(budget=0.1)": 0.5}, 0.6, {flags.OFF}),
-        ({"guess": 1}, 0.6, {flags.WRONG}),
+        ({"inside": 0.1, "reachable(budget=0.05)": 1.0, "reachable(budget=0.1)": 0.5}, 0.6, {rules.OFF}),
+        ({"guess": 1}, 0.6, {rules.WRONG}),
         ({"guess": 1, "chance": 0.45}, 0.6, set()),
-        ({"deletion_at_30": 1.01}, 0.6, {flags.RISING}),
+        ({"deletion_at_30": 1.01}, 0.6, {rules.RISING}),
         ({"deletion_at_30": 0.99}, 0.6, set()),
-        ({}, 0.2, {flags.DISAGREE}),
+        ({}, 0.2, {rules.DISAGREE}),
         ({}, 0.21, set()),
         ({}, math.nan, set()),
         ({"insertion": math.nan, "inside": math.nan, "deletion_at_0": math.nan}, 0.6, set()),
@@ -286,15 +287,15 @@ def one_image(**values: float) -> Scored:
 def test_flags_are_raised_where_the_rule_says(
     values: dict[str, float], overlap: float, kinds: set[str]
 ) -> None:
-    found = flags.raise_flags(one_image(**values), {"a": overlap}, flags.Thresholds())
+    found = rules.raise_flags(one_image(**values), {"a": overlap}, FlagThresholds())
     assert {flag.kind for flag in found} == kinds
     assert all(flag.image == "a" and flag.method in ("", "gradcam") for flag in found)
 
 
 def test_thresholds_are_settings() -> None:
-    loose = flags.Thresholds(low_insertion=0.1, confident=0.95, overlap=0.5)
-    assert not flags.raise_flags(one_image(insertion=0.2, guess=1), {"a": 0.51}, loose)
-    assert "below 0.1" in flags.count_table([], one_image(), loose).markdown()
+    loose = FlagThresholds(low_insertion=0.1, confident=0.95, overlap=0.5)
+    assert not rules.raise_flags(one_image(insertion=0.2, guess=1), {"a": 0.51}, loose)
+    assert "below 0.1" in tables.count_table([], one_image(), loose).markdown()
 
 
 def test_overlap_equals_sets_of_pixels() -> None:
@@ -304,7 +305,7 @@ def test_overlap_equals_sets_of_pixels() -> None:
         for name in "xyz"
     }
     maps["z"].values[1] = 0  # constant: says nothing
-    found = flags.overlap_of_methods(maps, 0.25)
+    found = rules.overlap_of_methods(maps, 0.25)
     kept = {name: budget_masks(one, 0.25) for name, one in maps.items()}
     pairs = [(kept[a][0] & kept[b][0]).sum().item() / 16 for a, b in combinations("xyz", 2)]
     assert found["a"] == pytest.approx(sum(pairs) / 3)
@@ -315,12 +316,12 @@ def test_a_wrongly_labelled_square_is_flagged_and_shown(finished: Any, scored: S
     """02.png is green but labelled red: the network is sure that it is green."""
     table = finished[0].out / "tables" / "flagged_images.csv"
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    wrong = [row for row in rows if row["Flag"] == flags.WRONG]
+    wrong = [row for row in rows if row["Flag"] == rules.WRONG]
     assert [(row["image"], row["true class"], row["predicted"]) for row in wrong] == [
         ("02.png", "red", "green")
     ]
     assert [image for image, _ in pick_confused(scored, 5)] == ["02.png"]
-    found = [flags.Flag(row["Flag"], row["image"], row["method"], 1.0, "") for row in rows]
+    found = [rules.Flag(row["Flag"], row["image"], row["method"], 1.0, "") for row in rows]
     picked = pick_cases(scored, found, 4)
     assert len(picked) == 4 and "02.png" in dict(picked)
 

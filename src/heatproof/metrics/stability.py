@@ -117,7 +117,7 @@ def overall(values: Any, variants: Any) -> float:
     return float(np.average(scores[defined], weights=weights[defined])) if weights[defined].sum() else NAN
 
 
-class Correlation(NamedTuple):
+class Pearson(NamedTuple):
     """Pearson's r with its two-sided p over n points; NaN has its cause in `reason`."""
 
     r: float
@@ -126,20 +126,20 @@ class Correlation(NamedTuple):
     reason: str = ""
 
 
-def ssim_to_final(ssims: Any, accuracies: Any) -> Correlation:
+def ssim_to_final(ssims: Any, accuracies: Any) -> Pearson:
     """Do maps near those of the final model as accuracy grows? One SSIM, one accuracy per checkpoint."""
     x, y = _flat(ssims), _flat(accuracies)
     same_length(ssims=x, accuracies=y)
     defined = np.isfinite(x) & np.isfinite(y)
     x, y = x[defined], y[defined]
     if len(x) < 3:
-        return Correlation(NAN, NAN, len(x), "fewer than three checkpoints have both values")
+        return Pearson(NAN, NAN, len(x), "fewer than three checkpoints have both values")
     for name, side in (("SSIM", x), ("accuracy", y)):
         # scipy warns of values that differ by rounding alone; their correlation would be noise.
         if np.ptp(side) <= 1e-12 * np.abs(side).max():
-            return Correlation(NAN, NAN, len(x), f"{name} is the same at every checkpoint")
+            return Pearson(NAN, NAN, len(x), f"{name} is the same at every checkpoint")
     found = pearsonr(x, y)
-    return Correlation(float(found.statistic), float(found.pvalue), len(x))
+    return Pearson(float(found.statistic), float(found.pvalue), len(x))
 
 
 def cose_map(signed: Any) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.metrics.stability import Correlation, Cose
+from heatproof.metrics.stability import Cose, Pearson
 from heatproof.report.figures import COLOURS, MARKERS, drawing
 
 Spread = Mapping[str, Mapping[str, np.ndarray]]  # group -> method -> one value per image (or per study)
@@ -66,7 +66,7 @@ def magnitudes(curves: Mapping[str, Mapping[str, Mapping[float, Cose]]]) -> Iter
 
 @contextmanager
 def to_final(
-    points: Mapping[str, Mapping[str, tuple[float, float]]], fits: Mapping[str, Correlation]
+    points: Mapping[str, Mapping[str, tuple[float, float]]], fits: Mapping[str, Pearson]
 ) -> Iterator[Any]:
     """One panel per method: accuracy of each checkpoint across, SSIM of its maps to the final ones up."""
     columns = min(4, len(points))

@@ -12,7 +12,7 @@ import numpy as np
 
 from heatproof.errors import InputError
 from heatproof.images.transforms import STEPS, TRANSFORMS
-from heatproof.metrics.stability import Correlation, Cose, cose, cose_split, ssim_to_final
+from heatproof.metrics.stability import Cose, Pearson, cose, cose_split, ssim_to_final
 from heatproof.store import RunFolder
 from heatproof.studies.skeleton import mean_value
 
@@ -129,7 +129,7 @@ class Found:
         earlier = (c for c in self.checkpoints if c != self.final)
         return {c: mean_value(pairs.ssim[pairs.checkpoint == c]).value for c in earlier}
 
-    def correlation(self, method: str) -> Correlation:
+    def correlation(self, method: str) -> Pearson:
         """Of SSIM to the final maps with accuracy, over checkpoints."""
         near = self.to_final(method)
         return ssim_to_final(list(near.values()), [self.accuracy[c] for c in near])

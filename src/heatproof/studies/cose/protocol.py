@@ -85,7 +85,7 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     manifest = _manifest(settings, opened, hashes, final)
     folder = RunFolder.resume(settings.out, manifest, free=FREE)
     with folder.lock(), fixed_threads(settings.threads or torch.get_num_threads()):
-        Worker(settings, opened, folder, final, progress).run(hashes)
+        CoseWorker(settings, opened, folder, final, progress).run(hashes)
     found = read_pairs(folder, settings.require_correct)
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
     if found.images == 0:
@@ -103,7 +103,7 @@ FAILED = "select distinct image, reason from scores where metric = 'cose' order 
 
 
 @dataclass(frozen=True)
-class Worker:
+class CoseWorker:
     """Computes the units that are not there yet."""
 
     settings: CoseSettings

@@ -7,6 +7,7 @@ explained once more for the class they were taken for. That is all the model doe
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,8 @@ from heatproof.report.case_study import ClassMap, View, case_study, confusion
 from heatproof.report.panels import explains
 from heatproof.show import pixels
 from heatproof.store import MapStore
-from heatproof.studies.localise.flags import KINDS, Flag
-from heatproof.studies.localise.scored import Scored
+from heatproof.studies.localise.scored import KINDS, Flag, Scored
+from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, upsample
 
 METHODS_SHOWN = 4  # rows of a panel
@@ -44,11 +45,7 @@ class Studio:
     maps: MapStore
     model: Model
     source: Source
-    folder: Path
-    layer: str | None = None
-    seed: int = 0
-    steps: int = 100  # of insertion and deletion
-    baseline: str = "blur"
+    settings: LocaliseSettings
 
     @property
     def methods(self) -> list[str]:
@@ -73,29 +70,18 @@ class Studio:
         images = batch.images.to(self.model.device)
         lots = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
         targets = next(iter(lots.values())).explained
-        walked = insertion_deletion(
-            lots,
-            targets,
-            model=self.model,
-            images=images,
-            steps=self.steps,
-            baseline=self.baseline,
-            seed=self.seed,
-        )
+        options = {name: getattr(self.settings, name) for name in ("steps", "baseline", "seed")}
+        walked = insertion_deletion(lots, targets, model=self.model, images=images, **options)
         views: dict[str, list[View]] = {name: [] for name in ids}
         for method, maps in lots.items():
             cut = self._segments(method, images)
-            signed = upsample(maps.signed, maps.image_size)
+            signed, walk = upsample(maps.signed, maps.image_size), walked[method]
             heat, kept = maps.upsample().cpu(), budget_masks(maps, self.scored.budget).cpu()
             first, both = top_segments(signed, cut, 5).cpu(), top_segments(signed, cut, 10, signed=True).cpu()
             for i, name in enumerate(ids):
-                deletion, insertion = (
-                    getattr(walked[method], k)[i].tolist() for k in ("deletion", "insertion")
-                )
-                notes = self._notes(method, name)
-                views[name].append(
-                    View(method, heat[i], first[i], both[i], kept[i], deletion, insertion, notes)
-                )
+                deletion, insertion = (c[i].tolist() for c in (walk.deletion, walk.insertion))
+                tiles = heat[i], first[i], both[i], kept[i]
+                views[name].append(View(method, *tiles, deletion, insertion, self._notes(method, name)))
         written = []
         for name, picture, boxes in self._pictures(batch):
             heading = f"{self._heading(name)}; {why[name]}"
@@ -112,7 +98,8 @@ class Studio:
             if all(scored.explained[name] == target for name, target in zip(ids, targets, strict=True)):
                 lots = {m: self._stored(m, ids) for m in self.methods}
             else:
-                lots = explain(self.model, images, self.methods, targets, self.layer, self.seed)
+                told = self.settings
+                lots = explain(self.model, images, self.methods, targets, told.layer, told.seed)
             sides.append(
                 {m: (one.upsample().cpu(), budget_masks(one, scored.budget).cpu()) for m, one in lots.items()}
             )
@@ -121,14 +108,8 @@ class Studio:
             pairs = [[ClassMap(m, *(lot[i] for lot in side[m])) for side in sides] for m in self.methods]
             chances = [scored.chances.get((name, c[i]), math.nan) for c in classes]
             titles = [f"{scored.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)]
-            panel = confusion(
-                picture,
-                boxes,
-                pairs,
-                (titles[0], titles[1]),
-                f"{name}: the true label is {titles[0]}; the network says {titles[1]}; {why[name]}",
-                scored.budget,
-            )
+            heading = f"{name}: the true label is {titles[0]}; the network says {titles[1]}; {why[name]}"
+            panel = confusion(picture, boxes, pairs, (titles[0], titles[1]), heading, scored.budget)
             written.append(self._save(panel, name, "confused"))
         return written
 
@@ -141,7 +122,7 @@ class Studio:
         given = options if name.lower() == "lime" else {}
         return segments_of(
             self.model, images, given.get("segments", "slic"), given.get("segment_count", 100),
-            given.get("compactness", 10.0), self.seed,
+            given.get("compactness", 10.0), self.settings.seed,
         )  # fmt: skip
 
     def _pictures(self, batch: Batch) -> list[tuple[str, Image.Image, Sequence[Sequence[float]]]]:
@@ -167,8 +148,9 @@ class Studio:
         return f"{image}: {told}; {chance:.0%} sure"
 
     def _save(self, panel: Image.Image, image: str, kind: str) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"{kind}-{Path(image).with_suffix('').as_posix().replace('/', '_')}.png"
+        folder = self.settings.out / "panels"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{kind}-{Path(image).with_suffix('').as_posix().replace('/', '_')}.png"
         panel.save(path)
         return path
 
@@ -186,19 +168,13 @@ def pick_cases(scored: Scored, flags: Sequence[Flag], count: int) -> list[Picked
                 flag = queue.pop(0)
                 chosen[flag.image] = f"{flag.kind}{f' ({flag.method})' if flag.method else ''}"
     flagged = {flag.image for flag in flags}
-    plain = [image for image in usable if image not in flagged]
-    seen: dict[int, int] = {}
-    order = []
-    for image in plain:
-        label = scored.labels[image]
-        order.append((seen.setdefault(label, 0), image))
-        seen[label] += 1
-    rest = [image for _, image in sorted(order)] + [image for image in usable if image in flagged]
-    for image in rest:
-        if len(chosen) >= count:
-            break
-        chosen.setdefault(image, "no flag" if image in plain else "flagged")
-    return list(chosen.items())[:count]
+    seen: Counter[int] = Counter()
+    plain = []
+    for image in (i for i in usable if i not in flagged):
+        plain.append((seen[scored.labels[image]], image))
+        seen[scored.labels[image]] += 1
+    rest = {image: "no flag" for _, image in sorted(plain)} | {i: "flagged" for i in usable if i in flagged}
+    return list((chosen | {image: why for image, why in rest.items() if image not in chosen}).items())[:count]
 
 
 def pick_confused(scored: Scored, count: int) -> list[Picked]:

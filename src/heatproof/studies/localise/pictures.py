@@ -10,7 +10,7 @@ wrong too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class Aside(NamedTuple):
 
 
 @dataclass
-class Entry:
+class Picture:
     """What the lists say about one picture."""
 
     image: str
@@ -49,7 +49,7 @@ class Sifted:
     """Where the pictures lie, which are used, which are not."""
 
     root: Path
-    entries: tuple[tuple[Entry, int], ...]  # with the class's number
+    entries: tuple[tuple[Picture, int], ...]  # with the class's number
     classes: tuple[str, ...]
     aside: tuple[Aside, ...]
 
@@ -59,13 +59,16 @@ def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | N
 
     class_count: how many classes the model has. class_names: their names, where the folder has none.
     """
-    index = _class_index(path) if kind == "imagenet" else {}
-    root, entries, named = _imagenet(path) if kind == "imagenet" else _manifest(path)
+    file = path / "class_index.json"
+    index = imagenet.read_class_index(file) if kind == "imagenet" and file.exists() else {}
+    root, entries, named = (
+        _imagenet(path) if kind == "imagenet" else _rows(path, "path", "label", path.parent)
+    )
     numbers = {wnid: k for k, (wnid, _) in index.items()}
     names = dict(enumerate(class_names or ())) | named | {k: name for k, (_, name) in index.items()}
     by_name = {name: k for k, name in reversed(names.items())}
     _refuse_other_order(entries)
-    kept: list[tuple[Entry, int]] = []
+    kept: list[tuple[Picture, int]] = []
     aside: list[Aside] = []
     for entry in entries:
         label = int(entry.label) if entry.label.isdecimal() else numbers.get(entry.label)
@@ -81,8 +84,7 @@ def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | N
         else:
             kept.append((entry, label))
     if not kept:
-        reason, count = Counter(one.reason for one in aside).most_common(1)[0]
-        example = next(one.image for one in aside if one.reason == reason)
+        reason, count, example = reasons(aside)[0]
         raise InputError(
             f"none of the {len(aside)} pictures in {path} can be used; {count} like {example}: {reason}"
         )
@@ -103,18 +105,13 @@ def write_list(sifted: Sifted, path: Path) -> Path:
     return write_rows(path, header, rows)
 
 
-def _class_index(path: Path) -> dict[int, tuple[str, str]]:
-    file = path / "class_index.json"
-    return imagenet.read_class_index(file) if file.exists() else {}
-
-
-def _imagenet(path: Path) -> tuple[Path, list[Entry], dict[int, str]]:
+def _imagenet(path: Path) -> tuple[Path, list[Picture], dict[int, str]]:
     """The folder as images/imagenet.py describes it."""
     if not path.is_dir():
         raise InputError(f"there is no folder {path}")
     root = path / "images" if (path / "images").exists() else path
     if (path / "boxes.csv").exists():
-        entries, named = _rows(path / "boxes.csv", "file", "class_index")
+        _, entries, named = _rows(path / "boxes.csv", "file", "class_index", root)
         if any(not (root / entry.image).exists() for entry in entries):
             nested = imagenet.by_stem(root)
             for entry in entries:
@@ -122,28 +119,30 @@ def _imagenet(path: Path) -> tuple[Path, list[Entry], dict[int, str]]:
                 entry.image = file.relative_to(root).as_posix() if file else entry.image
         listed = {entry.image for entry in entries}
         others = (f.relative_to(root).as_posix() for f in imagenet.walk(root) if imagenet.is_picture(f))
-        return root, entries + [Entry(name, "") for name in sorted(others) if name not in listed], named
+        return (
+            root,
+            entries + [Picture(name, "") for name in sorted(others) if name not in listed],
+            named,
+        )
     files = imagenet.by_stem(root)
     found = sorted(file for file in imagenet.walk(path) if file.suffix.lower() == ".xml")
     if not found:
         raise InputError(f"{path} has neither boxes.csv nor XML box files; localisation needs boxes")
     entries = [_xml(file, files, root) for file in found]
     boxed = {Path(entry.image).stem for entry in entries}
-    entries += [Entry(f.relative_to(root).as_posix(), "") for stem, f in files.items() if stem not in boxed]
+    entries += [Picture(f.relative_to(root).as_posix(), "") for stem, f in files.items() if stem not in boxed]
     return root, entries, {}
 
 
-def _manifest(path: Path) -> tuple[Path, list[Entry], dict[int, str]]:
-    entries, named = _rows(path, "path", "label")
-    return path.parent, entries, named
-
-
-def _rows(path: Path, file_column: str, label_column: str) -> tuple[list[Entry], dict[int, str]]:
-    entries: dict[str, Entry] = {}
+def _rows(
+    path: Path, file_column: str, label_column: str, root: Path
+) -> tuple[Path, list[Picture], dict[int, str]]:
+    """A CSV file with a row per box, as images/csv.py describes it."""
+    entries: dict[str, Picture] = {}
     named: dict[int, str] = {}
     for line, row in csv.read_rows(path, file_column, label_column):
         where, name = f"{path.name}, line {line}", row[file_column]
-        entry = entries.setdefault(name, Entry(name, row[label_column]))
+        entry = entries.setdefault(name, Picture(name, row[label_column]))
         entry.masks |= {key: cell for key, cell in row.items() if key.startswith(csv.MASK) and cell}
         if row.get("class_name") and row[label_column].isdecimal():
             named[int(row[label_column])] = row["class_name"]
@@ -158,47 +157,42 @@ def _rows(path: Path, file_column: str, label_column: str) -> tuple[list[Entry],
             entry.wrong = f"{where}: it has the class {row[label_column]!r} here and {entry.label!r} before"
     if not entries:
         raise InputError(f"{path} lists no picture")
-    return list(entries.values()), named
+    return root, list(entries.values()), named
 
 
-def _xml(file: Path, files: dict[str, Path], root: Path) -> Entry:
+def _xml(file: Path, files: dict[str, Path], root: Path) -> Picture:
     picture = files.get(file.stem, root / f"{file.stem}.JPEG").relative_to(root).as_posix()
     try:
         annotation = imagenet.read_xml(file, 0)
         label = imagenet.label_of(file, annotation, files)
     except InputError as error:
-        return Entry(picture, "", wrong=str(error))
+        return Picture(picture, "", wrong=str(error))
     frame, objects = annotation
     others = sorted({name for name, _ in objects} - {label})
     wrong = f"it has boxes of other classes too ({', '.join(others)}), so it shows more than one object"
     boxes = [box for name, box in objects if name == label]
-    return Entry(picture, label, boxes, frame, wrong=wrong if others else "")
+    return Picture(picture, label, boxes, frame, wrong=wrong if others else "")
 
 
-def _wrong(entry: Entry, root: Path) -> str:
+def _wrong(entry: Picture, root: Path) -> str:
     if not entry.boxes:
         return "it has no box"
-    size = entry.frame or _size(root / entry.image)
-    for box in entry.boxes if size else ():
+    try:
+        width, height = entry.frame or picture_size(root / entry.image)
+    except InputError:
+        return ""  # the loader will say why
+    for box in entry.boxes:
         # x1 = width is what tools write that count edges instead of pixels.
-        if box[0] < 0 or box[1] < 0 or box[2] > size[0] or box[3] > size[1]:  # type: ignore[index]
+        if box[0] < 0 or box[1] < 0 or box[2] > width or box[3] > height:
             shown = ", ".join(f"{v:g}" for v in box)
             return (
-                f"the box ({shown}) reaches outside the {size[0]}x{size[1]} picture; "  # type: ignore[index]
+                f"the box ({shown}) reaches outside the {width}x{height} picture; "
                 "write x0, y0, x1, y1, not x, y, width, height"
             )
     return ""
 
 
-def _size(file: Path) -> Size | None:
-    """None where the loader will say why."""
-    try:
-        return picture_size(file)
-    except InputError:
-        return None
-
-
-def _refuse_other_order(entries: Sequence[Entry]) -> None:
+def _refuse_other_order(entries: Sequence[Picture]) -> None:
     backwards = [entry for entry in entries if BACKWARDS in entry.wrong]
     boxed = sum(bool(entry.boxes or entry.wrong) for entry in entries)
     if len(backwards) > BACKWARDS_AT_MOST * boxed:
@@ -208,8 +202,7 @@ def _refuse_other_order(entries: Sequence[Entry]) -> None:
         )
 
 
-def reasons(aside: Sequence[Aside]) -> Iterator[tuple[str, int, str]]:
-    """Each reason with how many pictures it set aside and one of them, the commonest first."""
-    kinds = Counter(one.reason for one in aside)
-    for reason, count in kinds.most_common():
-        yield reason, count, next(one.image for one in aside if one.reason == reason)
+def reasons(aside: Sequence[Aside]) -> list[tuple[str, int, str]]:
+    """Each reason with how many pictures it set aside and the first of them, the commonest first."""
+    first = {one.reason: one.image for one in reversed(aside)}
+    return [(reason, n, first[reason]) for reason, n in Counter(one.reason for one in aside).most_common()]

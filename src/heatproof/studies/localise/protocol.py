@@ -23,6 +23,7 @@ import torch
 
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
+from heatproof.explain.floors import is_floor
 from heatproof.images import open_source, select
 from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
@@ -35,14 +36,23 @@ from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, open_study
 from heatproof.store import RunFolder
-from heatproof.studies.localise import tables, thesis
-from heatproof.studies.localise.flags import KINDS, count_table, flag_table, overlap_of_methods, raise_flags
+from heatproof.studies.localise import tables
 from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
 from heatproof.studies.localise.pictures import Sifted, reasons, sift, write_list
-from heatproof.studies.localise.scored import FLOORS, Scored, at_budget, budgets_of, read_scores
-from heatproof.studies.localise.settings import PREPROCESS, LocaliseSettings, Thresholds
+from heatproof.studies.localise.scored import (
+    KINDS,
+    Flag,
+    Scored,
+    at_budget,
+    budgets_of,
+    macro_value,
+    raise_flags,
+    read_scores,
+    stored_overlaps,
+)
+from heatproof.studies.localise.settings import FLOORS, PREPROCESS, FlagThresholds, LocaliseSettings
 from heatproof.studies.settings import with_floors
-from heatproof.studies.skeleton import local_spec, whole_run, write_study
+from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file
 
 ON_THE_PAGE = 8  # flagged images of each kind; the rest is in the table's files
 
@@ -62,41 +72,36 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
     read_methods(settings.methods)
     kept_pixels(settings.budget, (224, 224))  # refuses a budget before anything is loaded
-    opened = Opened(study_from(_config(settings)), settings.out)
-    opened.device = best_device(settings.device)
+    opened = Opened(study_from(_config(settings)), settings.out, best_device(settings.device))
     model = opened.model(opened.checkpoints[0].name)
-    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
-    count = max(2, model.logits(blank).shape[1])
-    if settings.class_names and len(settings.class_names) != count:
-        raise InputError(
-            f"class_names lists {len(settings.class_names)} names, but {model.name} has {count} classes"
-        )
-    sifted = sift(settings.kind, settings.images, count, settings.class_names or model.classes)
-    if model.classes and not settings.class_names:
-        sifted = with_model_classes(sifted, model, count)
+    sifted = known_pictures(settings, model)
     write_list(sifted, settings.out / "pictures.csv")
     steps = filter_steps(sifted, settings)
     images = {"root": str(sifted.root.resolve()), "class_names": list(sifted.classes)}
-    study = write_study(settings.out / "study.toml", _config(settings, images))
-    result = whole_run(study, settings.out / "run", progress)
-    scored = read_scores(result.folder, settings.budget)
+    result = named_run(settings.out, "run", _config(settings, images), progress)
+    scored = read_scores(result.folder, settings.budget, settings.seed)
     if not scored.images:
         raise InputError(f"no picture could be used; see the rows 'image' in {settings.out / 'run'}")
     book = Book(settings.out, f"Localisation and faithfulness of {model.name}")
     _write_filter(book, sifted, steps, scored)
-    write_report(book, scored, result.folder, settings)
+    flags = write_report(book, scored, result.folder, settings)
     panels: list[Path] = []
     if settings.panels:
-        studio = Studio(
-            scored, result.folder.maps(), model, open_study(study).source, settings.out / "panels",
-            settings.layer, settings.seed, settings.steps, settings.baseline,
-        )  # fmt: skip
-        panels = _write_panels(book, studio, scored, settings)
+        source = open_study(study_file(settings.out)).source
+        studio = Studio(scored, result.folder.maps(), model, source, settings)
+        panels = _write_panels(book, studio, flags)
     return LocaliseOutcome(book.write(), book, result, sifted, tuple(panels))
 
 
-def with_model_classes(sifted: Sifted, model: Model, count: int) -> Sifted:
-    """The pictures' classes as the model numbers them, or a sentence where they are not the model's."""
+def known_pictures(settings: LocaliseSettings, model: Model) -> Sifted:
+    """The pictures, their classes numbered as the model does; a sentence where they are not the model's."""
+    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+    count, names = max(2, model.logits(blank).shape[1]), settings.class_names
+    if names and len(names) != count:
+        raise InputError(f"class_names lists {len(names)} names, but {model.name} has {count} classes")
+    sifted = sift(settings.kind, settings.images, count, names or model.classes)
+    if names or not model.classes:
+        return sifted
     used = {label: sifted.classes[label] for _, label in sifted.entries}
     numbers = model_classes(used, set(used), model.classes, count, model.name)
     return replace(sifted, entries=tuple((entry, numbers[label]) for entry, label in sifted.entries))
@@ -104,23 +109,15 @@ def with_model_classes(sifted: Sifted, model: Model, count: int) -> Sifted:
 
 def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The run that the protocol asks for, in the form of run/config.py."""
-    budgets = budgets_of(settings.budget)
-    options = "".join(
-        f", {name}={value!r}"
-        for name, value, usual in (("steps", settings.steps, 100), ("baseline", settings.baseline, "blur"))
-        if value != usual
-    )
-    curve = f"({options[2:]})" if options else ""
-    measured = [at_budget(m, b) for b in budgets for m in ("mask_iou", "box_iou", "inside", "reachable")]
-    measured += [at_budget("pointing", settings.budget), at_budget("filled", settings.budget)]
-    run = {
-        "seed": settings.seed, "batch_size": settings.batch_size, "targets": settings.target,
-        "device": settings.device, "threads": settings.threads,
-    }  # fmt: skip
+    unusual = (("steps", settings.steps, 100), ("baseline", settings.baseline, "blur"))
+    options = ", ".join(f"{name}={value!r}" for name, value, usual in unusual if value != usual)
+    curve, chosen = f"({options})" if options else "", settings.budget
+    areas = ("mask_iou", "box_iou", "inside", "reachable")
+    measured = [at_budget(metric, budget) for budget in budgets_of(chosen) for metric in areas]
+    measured += [at_budget("pointing", chosen), at_budget("filled", chosen)]
     library = settings.model.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS
     model = {
-        "spec": local_spec(settings.model), "name": Path(settings.model).name,
-        "layer": settings.layer,
+        "spec": local_spec(settings.model), "name": Path(settings.model).name, "layer": settings.layer,
         "checkpoints": [str(settings.checkpoint.resolve())] if settings.checkpoint else None,
         "pretrained": True if library and not settings.checkpoint else None,
     }  # fmt: skip
@@ -128,17 +125,15 @@ def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None)
         "kind": "csv", "path": "pictures.csv", "limit": settings.limit, "single_object": True,
         "box_share": list(settings.box_share), "seed": settings.seed, "options": dict(images or {}),
     }  # fmt: skip
-    config: dict[str, Any] = {
-        "methods": list(with_floors(settings.methods, FLOORS)),
-        "metrics": ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"],
-    }
-    parts: dict[str, dict[str, Any]] = {
-        "run": run,
-        "model": model,
-        "images": pictures,
-        "preprocess": PREPROCESS[settings.preprocess],
-    }
-    return config | {name: {k: v for k, v in part.items() if v is not None} for name, part in parts.items()}
+    return run_config(
+        settings,
+        with_floors(settings.methods, FLOORS),
+        ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"],
+        model,
+        pictures,
+        settings.target,
+        preprocess=PREPROCESS[settings.preprocess],
+    )
 
 
 def filter_steps(sifted: Sifted, settings: LocaliseSettings) -> list[tuple[str, int]]:
@@ -165,98 +160,81 @@ def _write_filter(book: Book, sifted: Sifted, steps: Sequence[tuple[str, int]], 
     book.text("\n".join(f"- {count:,} {what}" for what, count in steps))
     classes = len(set(scored.labels.values()))
     book.text(f"Scored: {len(scored.images):,} pictures of {classes} classes.")
-    if sifted.aside:
-        listed = [f"- {count}, such as {image}: {reason}" for reason, count, image in reasons(sifted.aside)]
-        book.text(f"Set aside ({len(sifted.aside)}):\n\n" + "\n".join(listed[:20]))
-    if scored.broken:
-        listed = [f"- {image}: {reason}" for image, reason in scored.broken.items()]
-        book.text(f"Could not be read ({len(scored.broken)}):\n\n" + "\n".join(listed[:20]))
+    aside = [f"- {count}, such as {image}: {reason}" for reason, count, image in reasons(sifted.aside)]
+    broken = [f"- {image}: {reason}" for image, reason in scored.broken.items()]
+    for what, count, listed in (
+        ("Set aside", len(sifted.aside), aside),
+        ("Could not be read", len(broken), broken),
+    ):
+        if listed:
+            book.text(f"{what} ({count}):\n\n" + "\n".join(listed[:20]))
 
 
-def write_report(book: Book, scored: Scored, folder: RunFolder, settings: LocaliseSettings) -> None:
-    """Tables, figures and flags, from the run folder alone."""
-    seed, budgets = settings.seed, budgets_of(settings.budget)
-    recall = tables.recall_value(scored, seed)
+def write_report(book: Book, scored: Scored, folder: RunFolder, settings: LocaliseSettings) -> list[Flag]:
+    """Tables, figures and flags, from the run folder alone; the flags."""
+    budgets = budgets_of(settings.budget)
+    recall = macro_value(scored.recall(), scored.seed).value
     book.heading("Results")
     book.text(
         f"Explained class: the {'true' if settings.target == 'label' else 'predicted'} one. Budget: "
-        f"{scored.budget:.0%} of the pixels. Mean recall over classes: {recall.value:.3f} "
-        f"(thesis, ResNet-18: {thesis.RECALL:.3f})."
+        f"{scored.budget:.0%} of the pixels. Mean recall over classes: {recall:.3f} "
+        f"(thesis, ResNet-18: {tables.THESIS_RECALL:.3f})."
     )
-    book.table(tables.method_table(scored, "localisation", "Localisation", tables.LOCALISATION, seed))
-    book.table(tables.method_table(scored, "faithfulness", "Faithfulness", tables.FAITHFULNESS, seed))
+    book.table(tables.method_table(scored, "localisation", "Localisation", tables.LOCALISATION))
+    book.table(tables.method_table(scored, "faithfulness", "Faithfulness", tables.FAITHFULNESS))
     book.heading("Against the thesis")
-    found = thesis.orders(scored, seed)
-    book.text(thesis.order_text(found))
+    found = tables.orders(scored)
+    book.text(tables.order_text(found))
     if found:
-        book.table(thesis.order_table(found))
+        book.table(tables.order_table(found))
     book.heading("Other budgets")
     book.table(tables.budget_table(scored, budgets))
-    floors = {method for method in scored.methods if method not in scored.real_methods}
-    curves = {
-        thesis.NAMES[m]: {one: [scored.macro(one, m, b).value for b in budgets] for one in scored.methods}
-        for m in ("mask_iou", "box_iou", "inside")
+    floors = set(filter(is_floor, scored.methods))
+    located = {
+        tables.NAMES[metric]: {m: [scored.macro(m, metric, b).value for b in budgets] for m in scored.methods}
+        for metric in ("mask_iou", "box_iou", "inside")
     }
     reach = [scored.macro(scored.methods[0], "reachable", b).value for b in budgets]
-    with budget_figure(budgets, curves, reach, floors, scored.budget) as figure:
+    with budget_figure(budgets, located, reach, floors, scored.budget) as figure:
         book.figure(figure, "budgets", "Localisation against the budget, means over classes; grey: floors")
     book.heading("Deletion and insertion")
-    means = {
-        kind: {
-            one: [scored.macro(one, f"{kind}_at_{p}").value for p in range(0, 101, 10)]
-            for one in scored.methods
-        }
+    tenths = range(0, 101, 10)
+    walked = {
+        kind: {m: [scored.macro(m, f"{kind}_at_{p}").value for p in tenths] for m in scored.methods}
         for kind in ("deletion", "insertion")
     }
-    with faithfulness_figure(means, floors, "probability of the class") as figure:
-        book.figure(
-            figure, "faithfulness",
-            "Mean curves over classes: pixels taken away (deletion) or shown (insertion), the best first",
-        )  # fmt: skip
+    caption = "Mean curves over classes: pixels taken away (deletion) or shown (insertion), the best first"
+    with faithfulness_figure(walked, floors, "probability of the class") as figure:
+        book.figure(figure, "faithfulness", caption)
     book.heading("By class")
-    for table in tables.class_tables(scored, seed):
+    for table in tables.class_tables(scored):
         book.table(table)
-    tables.long_table(scored, seed).write(book.folder / "tables")
-    _write_flags(book, scored, folder, settings.thresholds)
+    tables.long_table(scored).write(book.folder / "tables")
+    flags = raise_flags(scored, stored_overlaps(scored, folder), settings.thresholds)
+    _write_flags(book, scored, flags, settings.thresholds)
+    return flags
 
 
-def _write_flags(book: Book, scored: Scored, folder: RunFolder, limits: Thresholds) -> None:
-    flags = raise_flags(scored, stored_overlaps(scored, folder), limits)
+def _write_flags(book: Book, scored: Scored, flags: list[Flag], limits: FlagThresholds) -> None:
     book.heading("Shortcut flags")
     book.text(
         "Rules for what the thesis finds by eye. A flag asks for a look at the picture; it proves nothing. "
         f"Settings: {', '.join(f'{k} = {v}' for k, v in asdict(limits).items() if v is not None)}."
     )
-    book.table(count_table(flags, scored, limits))
+    book.table(tables.count_table(flags, scored, limits))
     if flags:
-        flag_table(flags, scored).write(book.folder / "tables")
+        tables.flag_table(flags, scored).write(book.folder / "tables")
         every = "[tables/flagged_images.csv](tables/flagged_images.csv)"
         book.text(f"Every flag with its image: {every}. Here are the worst of each kind.")
         kinds = [[flag for flag in flags if flag.kind == kind] for kind in KINDS]
-        book.text(flag_table([flag for lot in kinds for flag in lot[:ON_THE_PAGE]], scored).markdown())
+        worst = [flag for lot in kinds for flag in lot[:ON_THE_PAGE]]
+        book.text(tables.flag_table(worst, scored).markdown())
 
 
-def stored_overlaps(scored: Scored, folder: RunFolder) -> dict[str, float]:
-    """How much the methods' kept pixels overlap on each image; nothing where there is one method."""
-    store, methods = folder.maps(), scored.real_methods
-    if len(methods) < 2:
-        return {}
-    shared = [set(store.ids(scored.checkpoint, method)) for method in methods]
-    ids = sorted(set.intersection(*shared))
-    overlaps: dict[str, float] = {}
-    for start in range(0, len(ids), 64):
-        some = ids[start : start + 64]
-        maps = {method: store.read(scored.checkpoint, method, some) for method in methods}
-        overlaps |= overlap_of_methods(maps, scored.budget)
-    return overlaps
-
-
-def _write_panels(book: Book, studio: Studio, scored: Scored, settings: LocaliseSettings) -> list[Path]:
-    flags = raise_flags(
-        scored, stored_overlaps(scored, RunFolder.open(settings.out / "run")), settings.thresholds
-    )
-    cases = studio.cases(pick_cases(scored, flags, settings.panels))
-    confused = studio.confused(pick_confused(scored, settings.panels))
+def _write_panels(book: Book, studio: Studio, flags: list[Flag]) -> list[Path]:
+    scored, count = studio.scored, studio.settings.panels
+    cases = studio.cases(pick_cases(scored, flags, count))
+    confused = studio.confused(pick_confused(scored, count))
     book.heading("Case studies")
     book.text(
         "Original with its box, heatmap, the five segments that speak most for the class, the ten that weigh "

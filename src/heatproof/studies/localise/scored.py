@@ -1,28 +1,47 @@
-"""The rows of a localisation run, by method and metric, and the means a table shows of them.
+"""The rows of a localisation run by method and metric, the means a table shows of them, the flags they raise.
 
 A class mean is the mean over its images; the mean of a table is the mean of class means (macro mean), so that
 every class counts the same. Its 95 % interval is a bootstrap over images (1,000 resamples, seeded): images
 are drawn with replacement from all of them, and the macro mean is taken over the classes that were drawn.
+
+A flag is what the thesis finds by eye in its case studies, found by rule. It asks for a look and proves
+nothing.
+
+hit but unfaithful        the map's maximum lies in the box, but showing its pixels first does not bring the
+                          class back: the map sits on the object for another reason than the model's
+faithful but off-object   showing its pixels first brings the class back, but they lie beside the object: the
+                          model reads the surroundings (the thesis's flames, containers, V-shaped horizons)
+confident and wrong       another class gets more than half of the probability
+rising deletion           taking the map's best pixels away makes the class more likely: they spoke against it
+methods disagree          the methods' best pixels overlap no more than random ones would
+
+keak2026budget describes these by words and pictures; the thresholds are ours (REASONS in tables.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
-from heatproof.explain.api import read_methods
+from heatproof.explain.floors import is_floor
 from heatproof.metrics import macro_mean
-from heatproof.metrics.localisation import BUDGETS
+from heatproof.metrics.localisation import BUDGETS, budget_masks, kept_pixels
 from heatproof.metrics.stats import percentile_interval, resample
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
+from heatproof.studies.localise.settings import FlagThresholds
+from heatproof.types import Maps
 
-FLOORS = ("random", "edges", "centre")
 READ = ("image", "label", "explained", "method", "metric", "value", "reason")
 DEFAULT_BUDGET = 0.2  # its rows bear the metric's plain name
+HIT, OFF = "hit but unfaithful", "faithful but off-object"
+WRONG, RISING, DISAGREE = "confident and wrong", "rising deletion", "methods disagree"
+KINDS = (HIT, OFF, WRONG, RISING, DISAGREE)
 ByClass = Mapping[int, Sequence[float]]  # the values of a class's images, NaN where not defined
 
 
@@ -39,10 +58,10 @@ class Scored:
     explained: dict[str, int] = field(default_factory=dict)
     predicted: dict[str, int] = field(default_factory=dict)
     chances: dict[tuple[str, int], float] = field(default_factory=dict)  # (image, class) -> probability
-    values: dict[tuple[str, str], dict[str, float]] = field(
-        default_factory=dict
-    )  # (method, metric) -> image ->
+    # (method, metric) -> image ->
+    values: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)  # image -> reason
+    seed: int = 0  # of the intervals
 
     @property
     def images(self) -> list[str]:
@@ -51,7 +70,7 @@ class Scored:
     @property
     def real_methods(self) -> list[str]:
         """Those that look at the model."""
-        return [method for method in self.methods if entry_name(method) not in FLOORS]
+        return [method for method in self.methods if not is_floor(method)]
 
     def column(self, method: str, metric: str, budget: float | None = None) -> dict[str, float]:
         """A metric of every image; localisation at the study's budget unless another is named."""
@@ -74,8 +93,8 @@ class Scored:
         """1 for each image whose own class is predicted, else 0."""
         return self.by_class({i: float(c == self.labels[i]) for i, c in self.predicted.items()})
 
-    def macro(self, method: str, metric: str, budget: float | None = None, seed: int = 0) -> Value:
-        return macro_value(self.by_class(self.column(method, metric, budget)), seed)
+    def macro(self, method: str, metric: str, budget: float | None = None) -> Value:
+        return macro_value(self.by_class(self.column(method, metric, budget)), self.seed)
 
     def class_name(self, label: int) -> str:
         return self.classes[label] if label < len(self.classes) else f"class {label}"
@@ -98,16 +117,7 @@ def budgets_of(budget: float) -> list[float]:
     return sorted({*BUDGETS, budget})
 
 
-def entry_name(method: str) -> str:
-    """The registered name of a method written with options.
-
-    >>> entry_name("lime(samples=200)")
-    'lime'
-    """
-    return read_methods([method])[0].entry.name
-
-
-def read_scores(folder: RunFolder, budget: float) -> Scored:
+def read_scores(folder: RunFolder, budget: float, seed: int = 0) -> Scored:
     """The scores of a run's only checkpoint."""
     config = folder.manifest.config
     named = {m.partition("(")[0]: m for m in config["metrics"]}
@@ -117,6 +127,7 @@ def read_scores(folder: RunFolder, budget: float) -> Scored:
         classes=tuple(folder.manifest.classes),
         budget=budget,
         faithfulness=(named["insertion"], named["deletion"]),
+        seed=seed,
     )
     rows = folder.scores().columns(f"select {', '.join(READ)} from scores where image <> '' order by image")
     columns = (rows[name].tolist() for name in READ)
@@ -165,3 +176,98 @@ def _interval(known: Sequence[tuple[float, int]], seed: int, resamples: int) -> 
     sizes = np.bincount(places, minlength=resamples * classes).reshape(resamples, classes)
     means = np.divide(sums, sizes, out=np.zeros_like(sums), where=sizes > 0)
     return percentile_interval(means.sum(1) / (sizes > 0).sum(1))
+
+
+class Flag(NamedTuple):
+    """One rule that one image broke; severity is how far, to show the worst first."""
+
+    kind: str
+    image: str
+    method: str  # "" for what concerns the image alone
+    severity: float
+    why: str
+
+
+def raise_flags(scored: Scored, overlaps: Mapping[str, float], limits: FlagThresholds) -> list[Flag]:
+    """Every flag of a run, by kind, the worst first. Floors raise none: they do not look at the model."""
+    chance = scored.budget if limits.overlap is None else limits.overlap
+    found: list[Flag] = []
+    for image in scored.images:
+        found += _confident_and_wrong(scored, image, limits)
+        for method in scored.real_methods:
+            found += _of_method(scored, image, method, limits)
+        overlap = overlaps.get(image, math.nan)
+        if overlap <= chance:
+            why = f"methods share {overlap:.0%} of their pixels"
+            found.append(Flag(DISAGREE, image, "", chance - overlap, why))
+    return sorted(found, key=lambda f: (KINDS.index(f.kind), -f.severity, f.image, f.method))
+
+
+def _confident_and_wrong(scored: Scored, image: str, limits: FlagThresholds) -> Iterator[Flag]:
+    guess, label = scored.predicted[image], scored.labels[image]
+    chance = scored.chances.get((image, guess), math.nan)
+    if guess != label and chance > limits.confident:
+        own = scored.chances.get((image, label), math.nan)
+        why = f"{scored.class_name(guess)} with {chance:.0%}, true class {own:.0%}"
+        yield Flag(WRONG, image, "", chance, why)
+
+
+def _of_method(scored: Scored, image: str, method: str, limits: FlagThresholds) -> Iterator[Flag]:
+    def value(metric: str) -> float:
+        return scored.column(method, metric).get(image, math.nan)
+
+    insertion, inside = value("insertion"), value("inside")
+    if value("pointing") == 1 and insertion < limits.low_insertion:
+        why = f"pointing hit, insertion {insertion:.2f}"
+        yield Flag(HIT, image, method, limits.low_insertion - insertion, why)
+    fits = min(1.0, box_share(scored, method, image) / scored.budget)
+    if insertion >= limits.high_insertion and inside < limits.off_object * fits:
+        why = f"insertion {insertion:.2f}, {inside:.0%} of the budget in the box where {fits:.0%} would fit"
+        yield Flag(OFF, image, method, limits.off_object * fits - inside, why)
+    curve = scored.curve(method, "deletion", image)
+    rise = max(curve) - curve[0]
+    if rise >= limits.rise:
+        yield Flag(RISING, image, method, rise, f"deletion rises from {curve[0]:.2f} to {max(curve):.2f}")
+
+
+def box_share(scored: Scored, method: str, image: str) -> float:
+    """The box's share of the crop, from the reachable mask IoU min(a, K) / max(a, K) at two budgets.
+
+    Where it rises with K, a lies above the smaller one. Boxes in the crop may cover other shares than in the
+    whole picture, which is what the filter looked at.
+    """
+    small, next_one = budgets_of(scored.budget)[:2]
+    at_small, at_next = (
+        scored.column(method, "reachable", k).get(image, math.nan) for k in (small, next_one)
+    )
+    return small / at_small if at_next > at_small else at_small * small
+
+
+def stored_overlaps(scored: Scored, folder: RunFolder) -> dict[str, float]:
+    """How much the methods' kept pixels overlap on each image; nothing where there is one method."""
+    store, methods = folder.maps(), scored.real_methods
+    if len(methods) < 2:
+        return {}
+    ids = store.shared([(scored.checkpoint, method) for method in methods])
+    overlaps: dict[str, float] = {}
+    for start in range(0, len(ids), 64):
+        some = ids[start : start + 64]
+        maps = {method: store.read(scored.checkpoint, method, some) for method in methods}
+        overlaps |= overlap_of_methods(maps, scored.budget)
+    return overlaps
+
+
+def overlap_of_methods(maps: Mapping[str, Maps], budget: float) -> dict[str, float]:
+    """Per image, the mean over pairs of methods of the share of kept pixels they have in common.
+
+    Constant maps keep no pixel that means anything and are left out; NaN where fewer than two are left.
+    """
+    kept = {method: budget_masks(one, budget).flatten(1) for method, one in maps.items()}
+    shares: dict[str, list[float]] = {}
+    for a, b in combinations(maps, 2):
+        count = kept_pixels(budget, maps[a].image_size)
+        usable = ~(maps[a].degenerate | maps[b].degenerate)
+        common = (kept[a] & kept[b]).sum(1) / count
+        for image, share, use in zip(maps[a].ids, common.tolist(), usable.tolist(), strict=True):
+            shares.setdefault(image, []).extend([share] if use else [])
+    return {image: sum(lot) / len(lot) if lot else math.nan for image, lot in shares.items()}

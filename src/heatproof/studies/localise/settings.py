@@ -9,12 +9,13 @@ from typing import Any
 from heatproof.explain.baselines import BASELINES
 from heatproof.studies.settings import DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option, words
 
+FLOORS = ("random", "edges", "centre")  # always beside the methods
 PREPROCESS: dict[str, dict[str, Any]] = {"own": {}, "thesis": {"size": [224, 224], "resize": 256}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thresholds(Settings):
-    """When a flag is raised; REASONS in flags.py says why these."""
+class FlagThresholds(Settings):
+    """When a flag is raised; REASONS in tables.py says why these."""
 
     low_insertion: float = option(0.3, "Flag: unfaithful below.")
     high_insertion: float = option(0.6, "Flag: faithful from here.")
@@ -54,7 +55,7 @@ class LocaliseSettings(Settings):
     steps: int = option(100, "Steps of insertion and deletion.", least=1)
     baseline: str = option("blur", "What deleted pixels become.", choices=BASELINES)
     layer: str | None = option(None, LAYER, short="l")
-    thresholds: Thresholds = field(default_factory=Thresholds)
+    thresholds: FlagThresholds = field(default_factory=FlagThresholds)
     out: Path = option(Path("runs/localise"), "Folder.", short="o")
     batch_size: int = option(16, "Pictures per unit.", least=1)
     device: str | None = option(None, DEVICE)
