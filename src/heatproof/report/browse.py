@@ -30,6 +30,9 @@ from heatproof.store.scores import csv_cell
 PER_PAGE = 60
 ANSWERS = ("", "right", "wrong")
 ORDERS = ("down", "up")
+ANSWER_COLUMNS = (
+    "model", "checkpoint", "image", "class", "predicted", "confidence", "right", "explained", "method",
+)  # fmt: skip
 OWN = ("name", "confidence")  # what images can be sorted by besides metrics
 
 
@@ -76,8 +79,9 @@ def places(data: RunData, wanted: Wanted) -> np.ndarray:
     found = np.flatnonzero(keep)
     if wanted.sort == "name":  # the order they are in
         return found if wanted.order == "up" else found[::-1]
-    column = images.confidence if wanted.sort == "confidence" else _column(data, wanted.sort, wanted.method)
-    values = np.asarray(column, dtype=float)[found]
+    missing = np.full(len(images.ids), np.nan)
+    scored = images.scores.get((wanted.sort, wanted.method), missing)
+    values = np.asarray(images.confidence if wanted.sort == "confidence" else scored, dtype=float)[found]
     values = values if wanted.order == "up" else -values
     return found[np.argsort(values, kind="stable")]  # NaN is last
 
@@ -90,8 +94,8 @@ def one_page(data: RunData, wanted: Wanted, beside: RunData | None = None) -> di
     found = places(data, wanted)
     pages = max(1, -(-len(found) // PER_PAGE))
     page = min(wanted.page, pages)
-    names = dict.fromkeys(name for name, method in data.images.scores if method == wanted.method)
-    columns = {name: data.images.scores[name, wanted.method] for name in names}
+    shown = found[(page - 1) * PER_PAGE : page * PER_PAGE]
+    columns = {name: column for (name, m), column in data.images.scores.items() if m == wanted.method}
     return {
         "total": len(found),
         "of": len(data.images.ids),
@@ -99,11 +103,15 @@ def one_page(data: RunData, wanted: Wanted, beside: RunData | None = None) -> di
         "pages": pages,
         "first": (page - 1) * PER_PAGE + 1,
         "means": {name: [_mean(column[found]), _mean(column)] for name, column in columns.items()},
-        "images": [
-            record(data, int(i)) | ({} if beside is None else {"beside": _scores(beside, data.images.ids[i])})
-            for i in found[(page - 1) * PER_PAGE : page * PER_PAGE]
-        ],
+        "images": [_compared(record(data, int(i)), beside) for i in shown],
     }
+
+
+def _compared(found: dict[str, Any], beside: RunData | None) -> dict[str, Any]:
+    if beside is None:
+        return found
+    other = one_image(beside, found["id"])
+    return {**found, "beside": None if other is None else other["scores"]}
 
 
 def record(data: RunData, place: int) -> dict[str, Any]:
@@ -117,45 +125,27 @@ def record(data: RunData, place: int) -> dict[str, Any]:
     return {**image_record(data, place), "key": key, "picture": f"/picture/{key}?run={run}" if kept else None}
 
 
-def _scores(data: RunData, name: str) -> dict[str, Any] | None:
-    place = _place(data, name)
-    return None if place is None else image_record(data, place)["scores"]
-
-
-def _place(data: RunData, name: str) -> int | None:
-    place = bisect_left(data.images.ids, name)
-    return place if place < len(data.images.ids) and data.images.ids[place] == name else None
-
-
 def one_image(data: RunData, name: str) -> dict[str, Any] | None:
     """The record of one image, None where this checkpoint has not seen it."""
-    place = _place(data, name)
-    return None if place is None else record(data, place)
+    place = bisect_left(data.images.ids, name)
+    return record(data, place) if data.images.ids[place : place + 1] == [name] else None
 
 
 def as_csv(data: RunData, wanted: Wanted) -> str:
     """All wanted images, not one page of them: answers, and every metric of the method."""
     names = [m.name for m in data.measures if (m.name, wanted.method) in data.images.scores]
-    out = io.StringIO()
+    images, out = data.images, io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")
-    answers_of = "model checkpoint image class predicted confidence right explained method"
-    writer.writerow([*answers_of.split(), *names])
-    images, right = data.images, data.images.right
-    where = [csv_cell(data.model), csv_cell(data.checkpoint)]
+    writer.writerow([*ANSWER_COLUMNS, *names])
     for i in places(data, wanted).tolist():
-        answers = [data.class_name(images.labels[i]), data.class_name(images.predicted[i])]
-        told = "" if right[i] is None else str(right[i]).lower()
+        label, guess, explained = (
+            data.class_name(column[i]) for column in (images.labels, images.predicted, images.explained)
+        )
+        right = "" if images.right[i] is None else str(images.right[i]).lower()
+        told = [data.model, data.checkpoint, images.ids[i], label, guess, _text(images.confidence[i]), right]
         numbers = [_text(images.scores[name, wanted.method][i]) for name in names]
-        writer.writerow(
-            [*where, csv_cell(images.ids[i]), *map(csv_cell, answers), _text(images.confidence[i]), told,
-             csv_cell(data.class_name(images.explained[i])), csv_cell(wanted.method), *numbers]
-        )  # fmt: skip
+        writer.writerow([*map(csv_cell, [*told, explained, wanted.method]), *numbers])
     return out.getvalue()
-
-
-def _column(data: RunData, metric: str, method: str) -> np.ndarray:
-    missing = np.full(len(data.images.ids), np.nan)
-    return data.images.scores.get((metric, method), missing)
 
 
 def _mean(values: np.ndarray) -> float | None:

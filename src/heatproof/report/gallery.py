@@ -151,7 +151,8 @@ def packed_maps(
     if not wanted:
         return {}
     maps = store.read(data.checkpoint, method, wanted)
-    return {name: pack(maps, i, _class(data, int(maps.explained[i]))) for i, name in enumerate(wanted)}
+    classes = [data.class_name(c if c >= 0 else None) for c in maps.explained.tolist()]
+    return {name: pack(maps, i, classes[i]) for i, name in enumerate(wanted)}
 
 
 def pack(maps: Maps, place: int, explained: str) -> dict[str, Any]:
@@ -169,8 +170,12 @@ def picture_address(data: RunData, name: str) -> str | None:
     content = data.folder.pictures().read(name)
     if content is None:
         return None
-    kind = "png" if content.startswith(b"\x89PNG") else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:{media_type(content)};base64,{base64.b64encode(content).decode()}"
+
+
+def media_type(content: bytes) -> str:
+    """Of a kept picture, which is PNG or JPEG."""
+    return "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
 
 
 def _stored(data: RunData, method: str) -> set[str]:
@@ -178,10 +183,6 @@ def _stored(data: RunData, method: str) -> set[str]:
         return set(data.folder.maps().ids(data.checkpoint, method))
     except HeatproofError:
         return set()
-
-
-def _class(data: RunData, explained: int) -> str:
-    return "" if explained < 0 else data.class_name(explained)
 
 
 def json_number(value: float) -> float | None:

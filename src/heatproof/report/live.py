@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError
+from heatproof.errors import HeatproofError, StoreError, UnknownNameError
 from heatproof.report.data import RunData, read_run
 from heatproof.report.gallery import offered, packed_maps
 from heatproof.report.page import read_report
@@ -63,14 +63,11 @@ class SharedCache:
 
     def get(self, key: Any, make: Callable[[], T]) -> T:
         with self._lock:
-            waiting = self._made.get(key)
-            mine = waiting is None
-            if waiting is None:
-                waiting = self._made[key] = Future()
-                while len(self._made) > self.most:
-                    self._made.popitem(last=False)
-            else:
-                self._made.move_to_end(key)
+            mine = key not in self._made
+            waiting = self._made.setdefault(key, Future())
+            self._made.move_to_end(key)
+            while len(self._made) > self.most:
+                self._made.popitem(last=False)
         if mine:
             try:
                 waiting.set_result(make())
@@ -112,9 +109,10 @@ class Live:
     def state(self) -> dict[str, Any]:
         """How much there is, and a name for it that changes when it grows."""
         now = self.snapshot()
-        rows = self._read(now, ("rows",), lambda: _count(now)) if now.parts else 0
-        found: dict[str, Any] = {"version": now.version, "units": len(now.parts), "rows": rows}
+        found: dict[str, Any] = {"version": now.version, "units": len(now.parts), "rows": 0}
         if now.parts:
+            count = "select count(*) as n from scores"
+            found["rows"] = self._read(now, ("rows",), lambda: int(now.scores().sql(count)[0]["n"]))
             found["idle"] = max(0, round(time.time() - (now.path / "scores").stat().st_mtime))
         return found
 
@@ -146,7 +144,8 @@ class Live:
         def make() -> dict[str, str]:
             return read_report(data, judge(data), Section("pictures", "Pictures", {})).fragments()
 
-        return self._read(self._of(data), ("report", data.model, data.checkpoint), make)
+        assert isinstance(data.folder, Snapshot), "take the data from Live.data()"
+        return self._read(data.folder, ("report", data.model, data.checkpoint), make)
 
     def picture(self, key: str) -> bytes:
         """PNG or JPEG of the image with this key."""
@@ -157,8 +156,12 @@ class Live:
 
     def image(self, key: str) -> str:
         """The image with this key, at any checkpoint."""
-        now = self.snapshot()
-        names = self._read(now, ("names",), lambda: _names(now)) if now.parts else {}
+        now, names = self.snapshot(), dict[str, str]()
+        if now.parts:
+            every = "select distinct image from scores where image <> ''"
+            names = self._read(
+                now, ("names",), lambda: {key_of(r["image"]): r["image"] for r in now.scores().sql(every)}
+            )
         if key not in names:
             raise UnknownNameError("image", key, ())
         return names[key]
@@ -182,11 +185,6 @@ class Live:
 
         return self._kept.get((of.version, *what), timed)
 
-    def _of(self, data: RunData) -> Snapshot:
-        if not isinstance(data.folder, Snapshot):
-            raise InputError("this data was not read by the live page; take it from Live.data()")
-        return data.folder
-
 
 def key_of(image: str) -> str:
     """What an image is called in an address: any name becomes 24 harmless letters.
@@ -195,12 +193,3 @@ def key_of(image: str) -> str:
     '3754d6cb3a38e1185e5b382d'
     """
     return hashlib.sha256(image.encode("utf-8", "backslashreplace")).hexdigest()[:24]
-
-
-def _names(now: Snapshot) -> dict[str, str]:
-    rows = now.scores().sql("select distinct image from scores where image <> ''")
-    return {key_of(row["image"]): row["image"] for row in rows}
-
-
-def _count(now: Snapshot) -> int:
-    return int(now.scores().sql("select count(*) as n from scores")[0]["n"])

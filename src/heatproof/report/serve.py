@@ -35,6 +35,7 @@ from urllib.parse import parse_qsl, urlsplit
 from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError, visible
 from heatproof.report.browse import PER_PAGE, as_csv, one_image, one_page, read_wanted
 from heatproof.report.data import RunData
+from heatproof.report.gallery import media_type
 from heatproof.report.live import Live
 from heatproof.report.page import asset
 from heatproof.report.pieces import fill
@@ -58,9 +59,7 @@ HEADERS = {
 NO_TOKEN = "This page needs its token: open the address that heatproof serve printed."
 TRIED = 50  # ports after the wanted one
 CONNECTIONS = 64  # at a time, each in its thread; more are sent away
-PATIENCE = (
-    20.0  # seconds in which a request must have come, whole, and again in which an answer must be taken
-)
+PATIENCE = 20.0  # seconds for a request to come, whole, and again for its answer to be taken
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 5\r\n\r\n"
 
 
@@ -318,8 +317,8 @@ def _say_what_went_wrong() -> None:
 
 def _picture(content: bytes) -> Reply:
     """Pictures never change within a run, so the browser may keep them."""
-    kind = "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
-    return Reply(content, kind, headers={"Cache-Control": "private, max-age=86400, immutable"})
+    keep = {"Cache-Control": "private, max-age=86400, immutable"}
+    return Reply(content, media_type(content), headers=keep)
 
 
 def _json(content: Any, status: int = 200) -> Reply:

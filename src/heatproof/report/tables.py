@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,16 +78,10 @@ class Table:
 
     def markdown(self) -> str:
         """As GitHub shows it."""
-        marks, around = self.marks(), {1: "**", 2: "*"}
         head = [f"{c.name} {ARROWS[c.higher_is_better]}".strip() for c in self.columns]
-        lines = [head, ["---" if self._left(j) else "---:" for j in range(len(head))]]
-        for i in range(len(self.rows)):
-            cells = [self.text(i, j).replace("|", "\\|") for j in range(len(head))]
-            lines.append(
-                [f"{around.get(marks.get((i, j), 0), '')}{c}{around.get(marks.get((i, j), 0), '')}"
-                 for j, c in enumerate(cells)]
-            )  # fmt: skip
-        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        rule = ["---" if self._left(j) else "---:" for j in range(len(head))]
+        rows = self._texts(("%s", "**%s**", "*%s*"), lambda text: text.replace("|", "\\|"))
+        body = "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *rows))
         return f"**{self.title}**\n\n{body}\n" + (f"\n{self.note}\n" if self.note else "")
 
     def csv(self) -> str:
@@ -100,23 +94,15 @@ class Table:
             heads += [column.name, *(f"{column.name} {part}" for part in ("low", "high", "n") if has)]
         writer.writerow(map(csv_cell, heads))
         for row in self.rows:
-            writer.writerow(
-                csv_cell(x) for cell, has in zip(row, wide, strict=True) for x in _flat(cell, has)
-            )
+            cells = zip(row, wide, strict=True)
+            writer.writerow(csv_cell(x) for cell, has in cells for x in _flat(cell, has))
         return out.getvalue()
 
     def latex(self) -> str:
         """A booktabs table."""
-        marks, around = self.marks(), {1: r"\textbf{%s}", 2: r"\underline{%s}", 0: "%s"}
         spec = "".join("l" if self._left(j) else "r" for j in range(len(self.columns)))
         head = " & ".join(latex_text(c.name) + LATEX_ARROWS[c.higher_is_better] for c in self.columns)
-        rows = [
-            " & ".join(
-                around[marks.get((i, j), 0)] % latex_text(self.text(i, j, interval=False))
-                for j in range(len(self.columns))
-            )
-            for i in range(len(self.rows))
-        ]
+        rows = map(" & ".join, self._texts(("%s", r"\textbf{%s}", r"\underline{%s}"), latex_text, False))
         lines = [
             r"\begin{table}", rf"\caption{{{latex_text(self.title)}}}",
             rf"\begin{{tabular}}{{{spec}}}", r"\toprule",
@@ -129,12 +115,21 @@ class Table:
         """NAME.md, NAME.csv and NAME.tex in this folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        written = []
-        for suffix, text in (("md", self.markdown()), ("csv", self.csv()), ("tex", self.latex())):
-            path = folder / f"{self.name}.{suffix}"
+        texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex()}
+        files = {folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()}
+        for path, text in files.items():
             path.write_text(text, encoding="utf-8")
-            written.append(path)
-        return written
+        return list(files)
+
+    def _texts(
+        self, styles: tuple[str, str, str], escape: Callable[[str], str], interval: bool = True
+    ) -> list[list[str]]:
+        """Every cell, escaped and in the style of its mark: none, best, second best."""
+        marks, columns = self.marks(), range(len(self.columns))
+        return [
+            [styles[marks.get((i, j), 0)] % escape(self.text(i, j, interval)) for j in columns]
+            for i in range(len(self.rows))
+        ]
 
     def _left(self, j: int) -> bool:
         return all(isinstance(row[j], str) for row in self.rows)
@@ -166,9 +161,6 @@ def cell_text(cell: Cell, form: str = ".3f", interval: bool = True) -> str:
 
 
 def _flat(cell: Cell, wide: bool) -> Sequence[object]:
-    if not wide:
-        return ["" if cell is None else cell]
     if isinstance(cell, Value):
-        low, high = cell.interval or ("", "")
-        return [cell.value, low, high, "" if cell.n is None else cell.n]
-    return ["" if cell is None else cell, "", "", ""]
+        return [cell.value, *(cell.interval or ("", "")), "" if cell.n is None else cell.n]
+    return ["" if cell is None else cell, *[""] * 3 * wide]
