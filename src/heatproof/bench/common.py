@@ -1,4 +1,8 @@
-"""How `heatproof bench` measures: contenders take turns in one process, medians are compared as ratios."""
+"""How `heatproof bench` measures: contenders take turns in one process, medians are compared as ratios.
+
+A row is ours beside something else. `cost` rows say what we take of the other's time, the less the better;
+`speed` rows how many times as fast we are. Where a ratio is neither, the row says what it is.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
+from heatproof.errors import need
+from heatproof.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,16 @@ class Row:
     ratio: float  # what the limit speaks of; its meaning is in `what`
     limit: str = ""  # such as "<= 1.25"
     note: str = ""
+
+
+def cost(what: str, ours: float, other: str, other_ms: float, limit: str = "", note: str = "") -> Row:
+    """Our time as a multiple of the other's."""
+    return Row(what, ours, other, other_ms, ours / other_ms, limit, note)
+
+
+def speed(what: str, ours: float, other: str, other_ms: float, limit: str = "", note: str = "") -> Row:
+    """How many times as fast as the other we are."""
+    return Row(what, ours, other, other_ms, other_ms / ours, limit, note)
 
 
 def side_by_side(
@@ -49,3 +67,17 @@ def _once(function: Callable[[], object], device: str) -> float:
     begin = time.perf_counter()
     function()
     return (time.perf_counter() - begin) * 1e3
+
+
+def network(name: str, device: str) -> Model:
+    """A network of torchvision with random weights."""
+    models = need("torchvision", "torchvision").models
+    return Model(getattr(models, name)(weights=None).eval().to(device), name)
+
+
+def cam_like(n: int, seed: int = 0) -> Tensor:
+    """Maps as a CAM gives them, "n 7 7": mostly one place, with noise of their own."""
+    centre = torch.linspace(-1, 1, 7)
+    blob = torch.exp(-2 * (centre[:, None] ** 2 + centre**2))
+    noise = torch.randn(n, 7, 7, generator=torch.Generator().manual_seed(seed))
+    return (blob + 0.3 * noise).clamp(min=0)

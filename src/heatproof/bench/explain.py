@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import Row, side_by_side
+from heatproof.bench.common import Row, cost, network, side_by_side, speed
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.models.model import Model, untouched
@@ -24,22 +24,18 @@ GRAD_CAM = ("GradCAM", "GradCAMPlusPlus", "LayerCAM", "XGradCAM", "HiResCAM", "E
 REFERENCES = {"ig": "captum, the same", "lime": "lime package, the same"}
 SAMPLES = 64  # per image, for methods that take hundreds or thousands: the cost per pass is what is compared
 QUICK_SAMPLES = 16
+FASTER = "times faster"
 
 
 def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
     """The whole section; on a GPU also milliseconds per image over batch sizes and precisions."""
     torch.manual_seed(0)
-    model = _network("resnet18" if quick else "resnet50", device)
-    found = [*_cams(model, 4 if quick else 16, device, 2 if quick else 3)]
+    model = network("resnet18" if quick else "resnet50", device)
+    found = _cams(model, 4 if quick else 16, device, 2 if quick else 3)
     found += _perturbing(model, device, 2, QUICK_SAMPLES if quick else SAMPLES)
     if device.startswith("cuda"):
         found += [row for name in ("resnet50", "convnext_base") for row in _per_image(name, device, quick)]
     return found
-
-
-def _network(name: str, device: str) -> Model:
-    torchvision = need("torchvision", "torchvision")
-    return Model(getattr(torchvision.models, name)(weights=None).eval().to(device), name)
 
 
 def _bare(model: Model, images: Tensor) -> Callable[[], object]:
@@ -65,20 +61,16 @@ def _cams(model: Model, batch: int, device: str, repeat: int) -> list[Row]:
     ms = side_by_side(contenders, repeat, device)
     ours, bare = ms["seven CAMs"], ms["bare forward"]
     what = f"seven CAMs together, {model.name}, batch {batch}"
-    found = [Row(what, ours, "bare forward", bare, ours / bare, "<= 1.25")]
+    found = [cost(what, ours, "bare forward", bare, "<= 1.25")]
     if "captum LayerGradCam" in ms:
-        captum = ms["captum LayerGradCam"]
-        found.append(Row(what, ours, "captum, Grad-CAM alone", captum, captum / ours, note="times faster"))
+        found.append(speed(what, ours, "captum, Grad-CAM alone", ms["captum LayerGradCam"], note=FASTER))
     theirs = {name: ms[f"grad-cam {name}"] for name in GRAD_CAM if f"grad-cam {name}" in ms}
     if theirs:
         total = sum(theirs.values())
-        found.append(
-            Row(what, ours, "grad-cam, the same seven", total, total / ours, ">= 20", "times faster")
-        )
+        found.append(speed(what, ours, "grad-cam, the same seven", total, ">= 20", FASTER))
         slowest = max(theirs, key=lambda name: theirs[name])
-        without = total - theirs[slowest]
-        note = f"times faster; without its slowest, {slowest}"
-        found.append(Row(what, ours, "grad-cam, six of them", without, without / ours, note=note))
+        note = f"{FASTER}; without its slowest, {slowest}"
+        found.append(speed(what, ours, "grad-cam, six of them", total - theirs[slowest], note=note))
     return found
 
 
@@ -134,12 +126,10 @@ def _perturbing(model: Model, device: str, repeat: int, samples: int) -> list[Ro
         # The shared pass over the images gives their classes, so it is part of what the method needs.
         least = ms[kind] * count * variants / batch + ms["shared pass"]
         what = f"{method}, {count} image{'s' if count > 1 else ''}"
-        found.append(Row(what, ms[method], f"bare {kind} passes", least, ms[method] / least, "<= 1.15"))
+        found.append(cost(what, ms[method], f"bare {kind} passes", least, "<= 1.15"))
         name = method.partition("(")[0]
         if name in ms:
-            found.append(
-                Row(what, ms[method], REFERENCES[name], ms[name], ms[name] / ms[method], note="times faster")
-            )
+            found.append(speed(what, ms[method], REFERENCES[name], ms[name], note=FASTER))
     return found
 
 
@@ -159,20 +149,13 @@ def _reference_perturbations(
             with torch.inference_mode():
                 return model.module(model.preprocess.normalise(pixels)).softmax(1).cpu().numpy()
 
-        def segment(image: Any) -> Any:
-            return need("skimage.segmentation", "references").slic(
-                image, n_segments=100, compactness=10, start_label=0
-            )
+        slic = need("skimage.segmentation", "references").slic
+        segment = partial(slic, n_segments=100, compactness=10, start_label=0)
+        asked = {"num_samples": samples, "batch_size": batch, "segmentation_fn": segment}
 
         def run() -> object:
             with redirect_stderr(StringIO()):
-                return explainer.explain_instance(
-                    picture,
-                    classify,
-                    num_samples=samples,
-                    batch_size=batch,
-                    segmentation_fn=segment,
-                )
+                return explainer.explain_instance(picture, classify, **asked)
 
         found["lime"] = run
     return found
@@ -180,7 +163,7 @@ def _reference_perturbations(
 
 def _per_image(name: str, device: str, quick: bool) -> list[Row]:
     """Milliseconds per image of the seven CAMs and of a bare forward, over batch size and precision."""
-    model = _network(name, device)
+    model = network(name, device)
     found = []
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         model.module.to(dtype)
@@ -188,7 +171,7 @@ def _per_image(name: str, device: str, quick: bool) -> list[Row]:
             images = torch.randn(batch, 3, 224, 224, device=device, dtype=dtype)
             images = images.contiguous(memory_format=torch.channels_last)
             contenders: dict[str, Callable[[], object]] = {
-                "ours": partial(explain, model, images, CAMS, batch_size=batch),
+                "seven CAMs": partial(explain, model, images, CAMS, batch_size=batch),
                 "gradcam": partial(explain, model, images, "gradcam", batch_size=batch),
                 "bare": _bare(model, images),
             }
@@ -196,21 +179,7 @@ def _per_image(name: str, device: str, quick: bool) -> list[Row]:
             limit = "<= 1.1" if batch == 256 else ""
             what = f"per image, {name}, batch {batch}, {precision}"
             found += [
-                Row(
-                    f"seven CAMs {what}",
-                    ms["ours"],
-                    "bare forward",
-                    ms["bare"],
-                    ms["ours"] / ms["bare"],
-                    limit,
-                ),
-                Row(
-                    f"gradcam {what}",
-                    ms["gradcam"],
-                    "bare forward",
-                    ms["bare"],
-                    ms["gradcam"] / ms["bare"],
-                    limit,
-                ),
+                cost(f"{ours} {what}", ms[ours], "bare forward", ms["bare"], limit)
+                for ours in ("seven CAMs", "gradcam")
             ]
     return found

@@ -8,8 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import Row, side_by_side
-from heatproof.errors import need
+from heatproof.bench.common import Row, cost, network, side_by_side
 from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
 from heatproof.models.model import Model
 from heatproof.models.queue import automatic_batch
@@ -23,9 +22,7 @@ GROWTH = "<= 2.2"
 def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
     """ResNet-50 (ResNet-18 when quick); minutes on a CPU, seconds on a GPU."""
     torch.manual_seed(0)
-    torchvision = need("torchvision", "torchvision")
-    name = "resnet18" if quick else "resnet50"
-    model = Model(getattr(torchvision.models, name)(weights=None).eval().to(device), name)
+    model = network("resnet18" if quick else "resnet50", device)
     count = 1 if device == "cpu" else 8
     repeat = 1 if quick and device == "cpu" else 3
     return [
@@ -53,7 +50,7 @@ def _beside_bare(model: Model, count: int, repeat: int, device: str) -> list[Row
     ms = side_by_side({"ours": ours, "bare": bare}, repeat, device)
     what = f"insertion and deletion, {STEPS} steps, images {count}, {model.name}"
     other = f"{passes} bare forward passes, batch {batch}"
-    return [Row(what, ms["ours"], other, ms["bare"], ms["ours"] / ms["bare"], "<= 1.15")]
+    return [cost(what, ms["ours"], other, ms["bare"], "<= 1.15")]
 
 
 def _growth(model: Model, count: int, repeat: int, device: str) -> list[Row]:
@@ -68,14 +65,7 @@ def _growth(model: Model, count: int, repeat: int, device: str) -> list[Row]:
     }
     ms = side_by_side(contenders, repeat, device)
     return [
-        Row(
-            f"insertion and deletion, {what} doubled",
-            ms[what],
-            "one lot",
-            ms["one"],
-            ms[what] / ms["one"],
-            GROWTH,
-        )
+        cost(f"insertion and deletion, {what} doubled", ms[what], "one lot", ms["one"], GROWTH)
         for what in ("images", "methods")
     ]
 
@@ -92,26 +82,11 @@ def _adaptive(model: Model, count: int, device: str) -> list[Row]:
 
     ms = side_by_side({"adaptive": partial(run, True), "full": partial(run, False)}, 1, device, warmup=0)
     full, adaptive = found["full"], found["adaptive"]
-    errors = [
-        (a - b).abs().max().item()
-        for a, b in (
-            (full.insertion_auc, adaptive.insertion_auc),
-            (full.deletion_auc, adaptive.deletion_auc),
-        )
-    ]
-    note = f"passes {adaptive.passes} of {full.passes}; largest error of an area {max(errors):.1e}"
-    share = adaptive.passes / full.passes
-    return [
-        Row(
-            "adaptive steps, share of the passes",
-            ms["adaptive"],
-            "100 steps",
-            ms["full"],
-            share,
-            "<= 0.3334",
-            note,
-        )
-    ]
+    errors = (full.insertion_auc - adaptive.insertion_auc, full.deletion_auc - adaptive.deletion_auc)
+    error = torch.stack(errors).abs().max().item()
+    note = f"passes {adaptive.passes} of {full.passes}; largest error of an area {error:.1e}"
+    what, share = "adaptive steps, share of the passes", adaptive.passes / full.passes
+    return [Row(what, ms["adaptive"], "100 steps", ms["full"], share, "<= 0.3334", note)]
 
 
 def _inputs(count: int, device: str) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import torch
 
-from heatproof.bench.common import Row, side_by_side
+from heatproof.bench.common import Row, cam_like, cost, side_by_side
 from heatproof.metrics.consistency import cscore, cscore_by_class
 from heatproof.metrics.map_pairs import soft_iou_matrix
 from heatproof.types import Maps
@@ -44,17 +44,8 @@ def _against_loop(quick: bool, device: str) -> list[Row]:
     note = f"loop scaled from {sample:,} random pairs of {n * (n - 1) // 2:,}"
     what = {"engine": "soft IoU of all pairs", "cscore": "cscore with upsampling and interval"}
     return [
-        Row(
-            f"{what[name]}, {n} maps of {SIZE}x{SIZE}",
-            times[name],
-            "NumPy pair loop",
-            loop,
-            ratio,
-            "<= 0.125",
-            note,
-        )
-        for name in ("engine", "cscore")
-        for ratio in (times[name] / loop,)
+        cost(f"{said}, {n} maps of {SIZE}x{SIZE}", times[name], "NumPy pair loop", loop, "<= 0.125", note)
+        for name, said in what.items()
     ]
 
 
@@ -74,14 +65,12 @@ def _growth(quick: bool, device: str) -> list[Row]:
         device=device,
     )
 
-    def row(what: str, ours: str, other: str, note: str) -> Row:
-        return Row(what, times[ours], other, times[other], times[ours] / times[other], note=note)
-
-    return [
-        row(f"cscore, maps doubled to {2 * n}", "2n", "n", "pairs grow fourfold"),
-        row(f"cscore of {n} maps, methods doubled", "2 methods", "n", "methods share nothing"),
-        row(f"cscore of {2 * n} maps, classes doubled", "8 classes", "4 classes", "pairs halve: same images"),
-    ]
+    grown = (
+        (f"cscore, maps doubled to {2 * n}", "2n", "n", "pairs grow fourfold"),
+        (f"cscore of {n} maps, methods doubled", "2 methods", "n", "methods share nothing"),
+        (f"cscore of {2 * n} maps, classes doubled", "8 classes", "4 classes", "pairs halve: same images"),
+    )
+    return [cost(what, times[ours], other, times[other], note=note) for what, ours, other, note in grown]
 
 
 def _sampled(quick: bool, device: str) -> list[Row]:
@@ -96,18 +85,12 @@ def _sampled(quick: bool, device: str) -> list[Row]:
     ms, note = times[10_000], f"the ratio is the half-width; sampled: {score.sampled}, C = {score.value:.4f}"
     table = [Row(f"{what}: half-width", ms, "itself", ms, half_width, "<= 0.005", note)]
     if not quick:
-        half = times[5_000]
-        table.append(Row(f"{what}: maps doubled", ms, "5,000 maps", half, ms / half, note="at most linear"))
+        table.append(cost(f"{what}: maps doubled", ms, "5,000 maps", times[5_000], note="at most linear"))
     return table
 
 
 def _maps(n: int, device: str) -> Maps:
-    """Maps as a CAM gives them: 7x7, mostly one place, with noise."""
-    generator = torch.Generator().manual_seed(0)
-    centre = torch.linspace(-1, 1, 7)
-    blob = torch.exp(-2 * (centre[:, None] ** 2 + centre**2))
-    values = (blob + 0.3 * torch.randn(n, 7, 7, generator=generator)).clamp(min=0)
-    return Maps("bench", values, (SIZE, SIZE), torch.zeros(n, dtype=torch.long)).to(device)
+    return Maps("bench", cam_like(n), (SIZE, SIZE), torch.zeros(n, dtype=torch.long)).to(device)
 
 
 def _confidence(n: int) -> torch.Tensor:
