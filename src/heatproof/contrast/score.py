@@ -1,0 +1,124 @@
+"""Which methods tell the two networks apart, on the same pictures?
+
+    inside = share of a budget of pixels as large as the token that lies on the token,
+             which is widened by half a cell of the map on every side: a map cannot be finer than its cells
+    AUC    = P(inside under A > inside under B) + P(equal) / 2     over all pairs of pictures
+    seen   = share of pictures in which a person would see it under A: inside >= 1/2
+
+A method that never looks at the network draws the same map for both, so that its AUC is 1/2 exactly: edges in
+the token, or a token in the middle, help nobody. A constant map marks nothing: inside 0. Intervals are 95 %,
+by bootstrap over pictures, each with its scores under both networks.
+
+One control is known to follow, for it measures the network itself: by how much the positive class's logit
+falls when the token is taken out again (TOKEN_REMOVED).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heatproof.contrast.pair import Pair
+from heatproof.contrast.truth import all_logits
+from heatproof.errors import InputError
+from heatproof.explain.api import explain
+from heatproof.metrics.localisation import localise
+from heatproof.metrics.stats import Interval, percentile_interval, resample
+from heatproof.models.model import Model, class_scores
+from heatproof.types import Maps
+
+TOKEN_REMOVED = "token removed"
+SEEN = 0.5
+SHOWN = 4  # pictures whose maps are kept, to be looked at
+
+
+@dataclass(frozen=True, eq=False)
+class ContrastScore:
+    """One method under both networks."""
+
+    method: str
+    a: np.ndarray  # "n": inside under A, picture by picture
+    b: np.ndarray
+    auc: float
+    interval: Interval
+    seen: float = float("nan")  # NaN for the control, which draws no map
+    blank: tuple[int, int] = (0, 0)  # constant maps under A and B
+    maps: tuple[np.ndarray, ...] = field(default=(), repr=False)  # of the first pictures, under A and B
+
+    @property
+    def n(self) -> int:
+        return len(self.a)
+
+
+def contrast_scores(
+    pair: Pair,
+    methods: str | Sequence[str],
+    *,
+    layer: str | Sequence[str] | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[int], Any] | None = None,
+) -> dict[str, ContrastScore]:
+    """By method, how it tells A from B on the pair's pictures; behind them the control."""
+    if not pair.holds:
+        raise InputError(pair.planting.sentence)
+    found = [
+        explain(
+            model, pair.images, methods, pair.positive, layer, pair.seed,
+            ids=pair.ids, batch_size=batch_size, progress=progress,
+        )
+        for model in (pair.a, pair.b)
+    ]  # fmt: skip
+    scores = {}
+    for method in found[0]:
+        both = [maps[method] for maps in found]
+        a, b = (inside_token(maps, pair.masks).cpu().double().numpy() for maps in both)
+        blank = tuple(int(maps.degenerate.sum()) for maps in both)
+        kept = tuple(maps.values[:SHOWN].cpu().numpy() for maps in both)
+        area, interval = contrast_auc(a, b, pair.seed)
+        scores[method] = ContrastScore(
+            method, a, b, area, interval, float((a >= SEEN).mean()), (blank[0], blank[1]), kept
+        )
+    a, b = (_drop(model, pair) for model in (pair.a, pair.b))
+    return scores | {TOKEN_REMOVED: ContrastScore(TOKEN_REMOVED, a, b, *contrast_auc(a, b, pair.seed))}
+
+
+def inside_token(maps: Maps, masks: Tensor) -> Tensor:
+    """ "b": share of the token's number of pixels that a map puts on the widened token."""
+    masks = masks.to(maps.values.device)
+    rows, columns = (
+        side // (2 * cells) for side, cells in zip(maps.image_size, maps.values.shape[1:], strict=True)
+    )
+    near = F.max_pool2d(
+        masks[:, None].float(), (2 * rows + 1, 2 * columns + 1), stride=1, padding=(rows, columns)
+    )[:, 0]
+    budget = int(masks[0].sum()) / masks[0].numel()
+    return localise(maps, masks=near > 0, budget=budget)["inside"].masked_fill(maps.degenerate, 0)
+
+
+def contrast_auc(
+    a: np.ndarray, b: np.ndarray, seed: int = 0, resamples: int = 1000
+) -> tuple[float, Interval]:
+    """How often a score under A is above one under B, ties half, and its interval over pictures.
+
+    >>> contrast_auc(np.array([0.2, 0.9]), np.array([0.1, 0.5]))[0]
+    0.75
+    """
+    wins = (a[:, None] > b) + (a[:, None] == b) / 2
+    counts = np.stack([np.bincount(places, minlength=len(a)) for places in resample(len(a), resamples, seed)])
+    draws = ((counts @ wins) * counts).sum(1) / len(a) ** 2
+    return float(wins.mean()), percentile_interval(draws)
+
+
+@torch.no_grad()
+def _drop(model: Model, pair: Pair) -> np.ndarray:
+    with_token, without = (
+        class_scores(logits, torch.full((len(logits),), pair.positive, device=logits.device))
+        for logits in (all_logits(model, pair.images), all_logits(model, pair.plain))
+    )
+    return np.asarray((with_token - without).double().cpu())

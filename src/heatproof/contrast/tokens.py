@@ -1,0 +1,173 @@
+"""Tokens: small marks that are put into pictures, each with the exact mask of what it covers.
+
+    tag       a white label with letters and a coloured block       opaque
+    tint      a coloured wash                                       half transparent
+    blur      the picture itself, out of focus                      opaque
+    texture   slanted stripes                                       opaque
+    FILE      a picture of your own; transparent where its alpha says so
+
+A token lies at a place drawn from the seed and the picture's id: another picture has it elsewhere, the same
+picture always at the same place. It is drawn in colours and goes through the model's own normalisation, so
+that pictures in 8 bits and model-ready tensors get the same mark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from heatproof.errors import InputError, did_you_mean
+from heatproof.explain.blur import gaussian_blur
+from heatproof.images.preprocess import Preprocess
+from heatproof.metrics.kit import same_length
+
+SIZES = {"tag": 0.25, "tint": 0.4, "blur": 0.4, "texture": 0.3}  # of the picture's shorter side, by default
+SMALLEST = 3  # pixels
+DRAWN = 8  # times larger, then shrunk, so that letters have soft edges
+PINK, WHITE, INK, YELLOW = (214, 0, 122), (255, 255, 255), (12, 12, 12), (250, 220, 20)
+TINT_ALPHA = 0.5
+
+
+@dataclass(frozen=True)
+class Token:
+    """What is planted. kind: tag, tint, blur, texture or a picture file; size: its longer side, as a share of
+    the picture's shorter one. A file without a size keeps its own pixels."""
+
+    kind: str = "tag"
+    size: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and not 0 < self.size <= 1:
+            raise InputError(
+                f"a token of {self.size:g} times the picture's side does not fit into it; give a size above "
+                "0 and up to 1"
+            )
+        if self.kind not in SIZES and not Path(self.kind).is_file():
+            raise InputError(
+                f"there is no token {self.kind!r}; {did_you_mean(self.kind, SIZES)}; or name a picture file"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.kind in SIZES else Path(self.kind).stem
+
+    def pixels(self, picture: tuple[int, int]) -> tuple[int, int]:
+        """Height and width on a picture of this height and width."""
+        size, own = self.size or SIZES.get(self.kind), (1, 1)
+        if self.kind == "tag":
+            own = (3, 5)
+        elif self.kind not in SIZES:
+            opened = _own_picture(self.kind)
+            own = (opened.height, opened.width)
+        height, width = own
+        if size is not None:
+            scale = size * min(picture) / max(own)
+            height, width = (max(1, round(side * scale)) for side in own)
+        shown = f"{height}x{width} pixels on pictures of {picture[0]}x{picture[1]}"
+        if height > picture[0] or width > picture[1]:
+            raise InputError(
+                f"the token {self.name} is larger than the picture: {shown}; give it a size, its share of "
+                "the picture's side"
+            )
+        if max(height, width) < SMALLEST:
+            raise InputError(f"the token {self.name} would be {shown}, too small to see; give a larger size")
+        return height, width
+
+    def plant(
+        self, images: Tensor, ids: Sequence[str], preprocess: Preprocess | None = None, seed: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """The pictures "n c H W" with the token in them, and where it is, "n H W" bool.
+
+        preprocess: what made the pictures model-ready; None where they are in 8 bits, or in [0, 1].
+        """
+        same_length(ids=ids, images=images)
+        if images.dtype == torch.uint8:
+            planted, masks = self.plant(images / 255, ids, None, seed)
+            return (planted * 255).round().to(torch.uint8), masks
+        size = int(images.shape[-2]), int(images.shape[-1])
+        height, width = self.pixels(size)
+        colour, alpha = (part.to(images.device) for part in _sprite(self.kind, height, width))
+        patch = _model_ready(colour, images, preprocess).to(images.dtype)
+        alpha, shape = alpha.to(images.dtype), alpha > 0
+        if self.kind == "blur":
+            patches = gaussian_blur(images.float(), max(height, width) / 6).to(images.dtype)
+        planted, masks = images.clone(), images.new_zeros((len(images), *size), dtype=torch.bool)
+        for i, one in enumerate(ids):
+            top, left = _place(one, seed, size[0] - height, size[1] - width)
+            window = (slice(top, top + height), slice(left, left + width))
+            put = patches[i][:, *window] if self.kind == "blur" else patch
+            planted[i][:, *window] = torch.lerp(planted[i][:, *window], put, alpha)
+            masks[i][window] = shape
+        return planted, masks
+
+
+def as_token(token: Token | str | Path) -> Token:
+    return token if isinstance(token, Token) else Token(str(token))
+
+
+def _place(one: str, seed: int, rows: int, columns: int) -> tuple[int, int]:
+    """Top and left, uniform over all places where the token lies in the picture."""
+    drawn = hashlib.blake2b(f"{seed} {one}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return int.from_bytes(drawn[:8]) % (rows + 1), int.from_bytes(drawn[8:]) % (columns + 1)
+
+
+def _model_ready(colour: Tensor, images: Tensor, preprocess: Preprocess | None) -> Tensor:
+    """The drawn token "3 h w" in the channels and numbers of the pictures."""
+    channels = images.shape[1]
+    drawn = colour if channels == 3 else colour.mean(0, keepdim=True).expand(channels, -1, -1)
+    if preprocess is None:
+        return drawn
+    if preprocess.channels == channels:
+        return preprocess.normalise(drawn)
+    low, high = images.min(), images.max()  # nobody knows what these numbers mean: take their range
+    return low + drawn * (high - low)
+
+
+@lru_cache(maxsize=8)
+def _sprite(kind: str, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """The colours "3 h w" in [0, 1] and how much of the picture they cover, "h w"."""
+    if kind in SIZES:
+        drawn = {"tag": _tag, "texture": _stripes}.get(kind, _plain)(height, width)
+    else:
+        drawn = _own_picture(kind)
+    values = np.asarray(drawn.convert("RGBA").resize((width, height), Image.Resampling.BOX), np.float32) / 255
+    colour, alpha = torch.from_numpy(values[..., :3].copy()).permute(2, 0, 1), values[..., 3].copy()
+    if not alpha.any():
+        raise InputError(f"{kind} is transparent everywhere; a token needs a pixel one can see")
+    return colour, torch.from_numpy(alpha) * (TINT_ALPHA if kind == "tint" else 1)
+
+
+def _plain(height: int, width: int) -> Image.Image:
+    return Image.new("RGB", (width, height), PINK)
+
+
+def _tag(height: int, width: int) -> Image.Image:
+    tall, wide = DRAWN * height, DRAWN * width
+    drawn = Image.new("RGB", (wide, tall), WHITE)
+    pen, edge = ImageDraw.Draw(drawn), tall // 8
+    pen.rectangle((edge, edge, int(wide * 0.4), tall - 1 - edge), fill=PINK)
+    pen.text((wide * 0.7, tall / 2), "Hp", fill=INK, font=ImageFont.load_default(tall * 0.7), anchor="mm")
+    return drawn
+
+
+def _stripes(height: int, width: int) -> Image.Image:
+    down, across = np.mgrid[:height, :width]
+    dark = (down + across) // max(1, round(max(height, width) / 8)) % 2 == 0
+    return Image.fromarray(np.where(dark[..., None], INK, YELLOW).astype(np.uint8))
+
+
+@lru_cache(maxsize=4)
+def _own_picture(path: str) -> Image.Image:
+    try:
+        with Image.open(path) as opened:
+            return opened.convert("RGBA")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"cannot read the token {path} as a picture: {error}") from error
