@@ -100,6 +100,13 @@ def test_held_out_pictures_were_not_trained_on(finished: Path) -> None:
     assert len(every) == 48 and len(held_out) == 10 and held_out < every
 
 
+def test_pictures_drawn_from_one_of_two_places_are_still_found(tmp_path: Path) -> None:
+    places = pictures(tmp_path / "both" / "many"), pictures(tmp_path / "both" / "few", 1)
+    source, root = check(settings(tmp_path, images=places, limit=2))
+    assert all(sample.id.startswith("many/") for sample in source.samples)
+    assert root == tmp_path / "both" and all((root / sample.id).exists() for sample in source.samples)
+
+
 def test_running_again_changes_nothing(finished: Path) -> None:
     before = (finished / "out" / "summary.md").read_bytes()
     weights = (finished / "out" / "training" / "epoch04.safetensors").stat().st_mtime_ns

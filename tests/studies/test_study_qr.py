@@ -28,7 +28,7 @@ from heatproof.studies.qr.page import floor_text, leakage_answer, seed_text
 from heatproof.studies.qr.protocol import Probe
 from heatproof.studies.qr.results import Columns, Results, curve_value, read_columns, rho_value
 from heatproof.studies.qr.tables import apart, flips, ours, over_seeds, seed_value, structure_table
-from heatproof.studies.qr.train import Trained
+from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.skeleton import mean_value
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 

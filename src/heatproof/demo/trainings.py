@@ -22,7 +22,7 @@ from heatproof.demo.settings import HARM, HARMFUL, HEALTHY, Sizes
 from heatproof.disk import write_whole
 from heatproof.images.codes import make_codes, write_codes
 from heatproof.models.checkpoints import load_checkpoint
-from heatproof.studies.qr.train import NETWORK, as_data
+from heatproof.studies.qr.trainings import NETWORK, as_data
 from heatproof.train import Data, Epoch, History, Phase, Recipe, fit, small_net, two_phase_recipe
 from heatproof.train.folder import weights_file
 from heatproof.train.loop import TrainProgress

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ LISTED = ("path", "label")
 DEPTHS_SWEPT = 5
 
 Told = Callable[[TrainProgress], object]
+Images = Mapping[str, Any]  # the table of a study file
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def cscore_study(
     settings: CscoreSettings, progress: Progress | None = None, training: Told | None = None
 ) -> CscoreOutcome:
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
-    source = check(settings)
+    source, root = check(settings)
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
@@ -75,23 +76,29 @@ def cscore_study(
         scored = held_out.tolist()
         history, failures = train(settings, source, trained.tolist(), scored, training)
         weights = ["training/epoch*.safetensors"]
-    write_list(source, scored, settings.out / "pictures.csv")
+    samples = [source.samples[i] for i in scored]
+    rows = [(sample.id, source.classes[sample.label or 0]) for sample in samples]
+    write_rows(settings.out / "pictures.csv", LISTED, rows)
+    images = {
+        "kind": "csv", "path": "pictures.csv",
+        "options": {"root": str(root), "class_names": list(source.classes)},
+    }  # fmt: skip
     layer = settings.layer or paper_layer(build(settings, len(source.classes)))
-    config = config_of(settings, source, weights, settings.methods, layer)
+    config = config_of(settings, images, weights, settings.methods, layer)
     result = named_run(settings.out, "run", config, progress)
     ends = phase_ends(result.folder, settings if history else None)
-    swept = sweep_depths(settings, source, ends, progress) if settings.sweep else {}
+    swept = sweep_depths(settings, images, ends, progress) if settings.sweep else {}
     book = Book(settings.out, f"C-Score of {settings.model} over training" if history else "C-Score")
     page.write(book, result.folder, history, ends, swept, settings.held_out if history else None, failures)
     return CscoreOutcome(book.write(), book, result)
 
 
-def check(settings: CscoreSettings) -> Source:
-    """The pictures; settings that cannot work are refused before anything is trained."""
+def check(settings: CscoreSettings) -> tuple[Source, Path]:
+    """The pictures and where their names start; what cannot work is refused before anything is trained."""
     read_methods(settings.methods)
     if not settings.images:
         raise InputError("no pictures were named; give a folder with one folder for each class")
-    source = pooled(settings)
+    source, root = pooled(settings)
     if len(source.classes) < 2:
         raise InputError(
             f"the pictures have one class only ({source.classes[0]}); a classifier needs at least two"
@@ -99,11 +106,11 @@ def check(settings: CscoreSettings) -> Source:
     last = settings.last_epoch
     if not settings.checkpoints and not any(1 <= epoch <= last for epoch in settings.keep):
         raise InputError(f"no checkpoint would be kept: there are {last} epochs and keep names none of them")
-    return source
+    return source, root
 
 
-def pooled(settings: CscoreSettings) -> Source:
-    """One source over all places named; a class may have pictures in each of them."""
+def pooled(settings: CscoreSettings) -> tuple[Source, Path]:
+    """One source over all places named, and their common folder; a class may have pictures in each."""
     rows: list[tuple[Path, str]] = []
     for path in settings.images:
         source = open_source(settings.kind, path)
@@ -111,17 +118,12 @@ def pooled(settings: CscoreSettings) -> Source:
             raise InputError(f"the pictures of {path} have no labels; put them in one folder for each class")
         known = [(s.content, s.label) for s in source.samples if s.label is not None]
         rows += [(Path(content).resolve(), source.classes[label]) for content, label in known]
-    root = common_root([path for path, _ in rows])
+    root = Path(os.path.commonpath([path.parent for path, _ in rows]))
     listed = settings.out / "all-pictures.csv"
     write_rows(listed, LISTED, [(path.relative_to(root).as_posix(), name) for path, name in rows])
     classes = sorted({name for _, name in rows})
-    return open_source(
-        "csv", listed, root=root, class_names=classes, limit=settings.limit, seed=settings.seed
-    )
-
-
-def common_root(pictures: Sequence[Path]) -> Path:
-    return Path(os.path.commonpath([path.parent for path in pictures]))
+    drawn = {"limit": settings.limit, "seed": settings.seed}
+    return open_source("csv", listed, root=root, class_names=classes, **drawn), root
 
 
 def train(
@@ -160,28 +162,19 @@ def paper_layer(model: Model) -> str | None:
     return scales[-1] if scales else None
 
 
-def write_list(source: Source, indices: Sequence[int], path: Path) -> None:
-    """The pictures that are scored, as a CSV manifest."""
-    samples = [source.samples[i] for i in indices]
-    write_rows(path, LISTED, [(s.id, source.classes[s.label or 0]) for s in samples])
-
-
 def config_of(
     settings: CscoreSettings,
-    source: Source,
+    images: Images,
     weights: Sequence[str],
     methods: Sequence[str],
     layer: str | None,
 ) -> dict[str, Any]:
     """A run over the pictures that are scored."""
-    classes = list(source.classes)
     model = {
-        "spec": local_spec(settings.model), "num_classes": len(classes), "checkpoints": list(weights),
-        "layer": layer, "name": settings.model, "options": dict(settings.options),
+        "spec": local_spec(settings.model), "num_classes": len(images["options"]["class_names"]),
+        "checkpoints": list(weights), "layer": layer, "name": settings.model,
+        "options": dict(settings.options),
     }  # fmt: skip
-    root = common_root([Path(sample.content) for sample in source.samples])
-    options = {"root": str(root), "class_names": classes}
-    images = {"kind": "csv", "path": "pictures.csv", "options": options}
     return run_config(settings, methods, METRICS, model, images)
 
 
@@ -196,7 +189,7 @@ def phase_ends(folder: RunFolder, settings: CscoreSettings | None) -> tuple[str,
 
 
 def sweep_depths(
-    settings: CscoreSettings, source: Source, ends: tuple[str, str], progress: Progress | None
+    settings: CscoreSettings, images: Images, ends: tuple[str, str], progress: Progress | None
 ) -> dict[str, RunFolder]:
     """Grad-CAM's C-Score at every depth, one run folder each."""
     opened = open_study(study_file(settings.out))
@@ -204,7 +197,7 @@ def sweep_depths(
     model = opened.model(ends[-1])
     found: dict[str, RunFolder] = {}
     for number, layer in enumerate(depths(model, settings.layer or paper_layer(model))):
-        config = config_of(settings, source, files, [SWEPT], layer)
+        config = config_of(settings, images, files, [SWEPT], layer)
         found[layer] = named_run(settings.out, f"depth-{number}", config, progress).folder
     return found
 

@@ -2,6 +2,6 @@
 
 from heatproof.studies.qr.protocol import QrOutcome, qr_study
 from heatproof.studies.qr.settings import FULL, QrSettings
-from heatproof.studies.qr.train import total_epochs
+from heatproof.studies.qr.trainings import total_epochs
 
 __all__ = ["FULL", "QrOutcome", "QrSettings", "qr_study", "total_epochs"]

@@ -24,7 +24,7 @@ from heatproof.store import RunFolder
 from heatproof.studies.qr import tables as paper
 from heatproof.studies.qr.results import Results, mean_curves
 from heatproof.studies.qr.tables import apart, backbone_of, flips, ours, over_seeds, tables
-from heatproof.studies.qr.train import BASE, depth_name, uses_proxy
+from heatproof.studies.qr.trainings import BASE, depth_name, uses_proxy
 from heatproof.train import DEPTHS, REGIMES
 
 HEADLINES = {
@@ -49,7 +49,13 @@ def write(book: Book, results: Sequence[Results]) -> None:
         main = {name: over_seeds([one[name] for one in every]) for name in every[0]}
     book.text(introduction(first, len(results)))
     book.heading("Answers")
-    for question, answer in answers(first, main).items():
+    answers = {
+        "RQ1: do structure scores agree with causal tests?": agreement_answer(main),
+        "RQ2: what does the depth of fine-tuning do?": depth_answer(first.settings.shown[0], main),
+        "RQ3: does a light penalty lower leakage without emptying the code?": leakage_answer(main["table-2"]),
+        "RQ4: do explanations hold under distortion?": robustness_answer(main),
+    }
+    for question, answer in answers.items():
         book.text(f"**{question}** {answer}")
     book.text(f"**Against the floors.** {floor_text(main['table-2'])}")
     book.text(
@@ -92,16 +98,6 @@ def introduction(results: Results, seeds: int) -> str:
         "BL: mass outside the code (less is better). FMR, TMR: mass on finder and timing patterns. DtS: mean "
         "distance of the mass from them. In brackets: 95 % intervals."
     )
-
-
-def answers(results: Results, main: Tables) -> dict[str, str]:
-    """The paper's research questions in our words, each with what the numbers say."""
-    return {
-        "RQ1: do structure scores agree with causal tests?": agreement_answer(main),
-        "RQ2: what does the depth of fine-tuning do?": depth_answer(results.settings.shown[0], main),
-        "RQ3: does a light penalty lower leakage without emptying the code?": leakage_answer(main["table-2"]),
-        "RQ4: do explanations hold under distortion?": robustness_answer(main),
-    }
 
 
 def agreement_answer(main: Tables) -> str:

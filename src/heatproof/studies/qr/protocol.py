@@ -20,8 +20,8 @@ is added later costs only its own maps. Its rows:
 Time is that of hp.explain() for one method and one picture, with the model's passes: the median of 3 to 15
 calls, after two to warm up. chakraborty2025cambench.
 
-Deviations: where there are no ImageNet weights, the backbone learns a proxy task first (train.py), and the
-page says so; masks are distorted with the picture; every number carries a 95 % interval; floors (random,
+Deviations: where there are no ImageNet weights, the backbone learns a proxy task first (trainings.py), and
+the page says so; masks are distorted with the picture; every number carries a 95 % interval; floors (random,
 edges) stand beside the methods; times include the model's passes.
 """
 
@@ -53,19 +53,9 @@ from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
 from heatproof.store import Manifest, RunFolder
-from heatproof.studies.qr import page
+from heatproof.studies.qr import page, trainings
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
 from heatproof.studies.qr.settings import QrSettings, check, remember
-from heatproof.studies.qr.train import (
-    CLASSES,
-    Told,
-    cell_name,
-    check_network,
-    depth_name,
-    make_pictures,
-    network_spec,
-    train_all,
-)
 from heatproof.studies.skeleton import named_run, run_config, study_file
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit
@@ -88,14 +78,14 @@ class QrOutcome:
 
 
 def qr_study(
-    settings: QrSettings, progress: Progress | None = None, training: Told | None = None
+    settings: QrSettings, progress: Progress | None = None, training: trainings.Told | None = None
 ) -> QrOutcome:
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
     settings, progress = check(settings), progress or Progress(quiet=True)
-    check_network(settings)
+    trainings.check_network(settings)
     remember(settings)
     with fixed_threads(settings.threads or usual_threads()):
-        sets = make_pictures(settings)
+        sets = trainings.make_pictures(settings)
         results = [one_seed(settings, k, *sets, progress, training) for k in range(settings.seeds)]
         book = Book(settings.out, f"Do maps of {settings.model} find the parts of a {settings.symbol} code?")
         page.write(book, results)
@@ -103,12 +93,17 @@ def qr_study(
 
 
 def one_seed(
-    settings: QrSettings, number: int, train: QRSet, test: QRSet, progress: Progress, told: Told | None
+    settings: QrSettings,
+    number: int,
+    train: QRSet,
+    test: QRSet,
+    progress: Progress,
+    told: trainings.Told | None,
 ) -> Results:
     """Trainings and measurements of one seed, counted from 0."""
     folder = settings.out / "seeds" / str(number) if number else settings.out
     seed = settings.seed + number
-    trained = train_all(settings, folder, seed, train, test, told)
+    trained = trainings.train_all(settings, folder, seed, train, test, told)
     runs = {
         plan.name: read_columns(engine_run(settings, folder, seed, plan, progress))
         for plan in engine_runs(settings)
@@ -136,9 +131,9 @@ def engine_runs(settings: QrSettings) -> Iterator[EngineRun]:
     yield EngineRun("run", REGIMES, light)
     yield EngineRun("subset", REGIMES, (*light, *settings.heavy), (*STRUCTURE, *CURVES), settings.subset)
     if settings.depth_study:
-        yield EngineRun("depth", tuple(map(depth_name, DEPTHS[2:])), settings.shown)
+        yield EngineRun("depth", tuple(map(trainings.depth_name, DEPTHS[2:])), settings.shown)
     if settings.ablation:
-        cells = dict.fromkeys(cell_name(settings, lam, alpha) for lam, alpha in ablation_grid())
+        cells = dict.fromkeys(trainings.cell_name(settings, *cell) for cell in ablation_grid())
         yield EngineRun("ablation", tuple(c for c in cells if c not in REGIMES), settings.shown)
 
 
@@ -148,8 +143,9 @@ def engine_run(
     """One of the study's runs, to its end."""
     pictures = os.path.relpath(settings.out / "data" / "test" / MANIFEST, folder)
     model = {
-        "spec": network_spec(settings, folder, seed), "name": settings.model, "layer": settings.layer,
-        "num_classes": len(CLASSES), "checkpoints": [f"weights/{name}.safetensors" for name in run.weights],
+        "spec": trainings.network_spec(settings, folder, seed), "name": settings.model,
+        "layer": settings.layer, "num_classes": len(trainings.CLASSES),
+        "checkpoints": [f"weights/{name}.safetensors" for name in run.weights],
     }  # fmt: skip
     images = {"kind": "csv", "path": pictures, "classes": [str(CODE)], "limit": run.limit}
     config = run_config(
@@ -199,7 +195,7 @@ class Probe:
         }  # fmt: skip
         weights = RunFolder.open(self.folder / "run").manifest.models
         manifest = Manifest.collect(
-            config, seed=self.seed, models=weights, classes=CLASSES, device=str(settings.device)
+            config, seed=self.seed, models=weights, classes=trainings.CLASSES, device=str(settings.device)
         )
         return RunFolder.resume(folder, manifest, growing=("methods", "heavy"))
 

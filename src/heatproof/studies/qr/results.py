@@ -23,13 +23,13 @@ from heatproof.metrics.stats import percentile_interval, resample
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 from heatproof.studies.qr.settings import QrSettings
-from heatproof.studies.qr.train import Trained
+from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.skeleton import mean_value
 from heatproof.train import REGIMES
 
 TWINS = 2e-3  # of BL: what half precision of the stored maps may change
 CLEAN = "clean"
-ALL_BEFORE_SUBSET = ("run", "depth", "ablation", "subset")
+RUNS = ("run", "depth", "ablation", "subset")  # all codes before some of them
 
 ByImage = Mapping[str, float]
 Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric -> image -> value
@@ -64,16 +64,12 @@ class Results:
     runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation where they were asked for
     device: str = "cpu"
 
-    def column(
-        self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = ALL_BEFORE_SUBSET
-    ) -> ByImage:
+    def column(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> ByImage:
         """From the first of these runs that has it."""
         key = checkpoint, method, metric
         return next((self.runs[run][key] for run in runs if key in self.runs.get(run, {})), {})
 
-    def mean(
-        self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = ALL_BEFORE_SUBSET
-    ) -> Value:
+    def mean(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> Value:
         return mean_value(self.column(checkpoint, method, metric, runs).values(), self.seed)
 
     def measured(self, regime: str, method: str, metric: str) -> ByImage:

@@ -24,7 +24,7 @@ from heatproof.images.distort import DISTORTIONS
 from heatproof.metrics.on_parts import structure_score
 from heatproof.report.tables import Cell, Column, Table, Value, number
 from heatproof.studies.qr.results import Results
-from heatproof.studies.qr.train import cell_name, depth_name
+from heatproof.studies.qr.trainings import cell_name, depth_name
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
 BACKBONES = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}

@@ -29,22 +29,12 @@ from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
 from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.skeleton import local_spec
-from heatproof.train import (
-    DEPTHS,
-    Data,
-    History,
-    Phase,
-    Recipe,
-    TrainProgress,
-    ablation_grid,
-    fit,
-    new_head,
-    regime_recipe,
-    trained_parts,
-)
+from heatproof.train import DEPTHS, Data, TrainProgress, ablation_grid, fit, new_head, regime_recipe
 from heatproof.train.folder import weights_file
 from heatproof.train.leakmin import cam_layer
 from heatproof.train.networks import seeded
+from heatproof.train.parts import trained_parts
+from heatproof.train.recipe import History, Phase, Recipe
 
 SMALL = "small"
 BASE = "base"
