@@ -12,7 +12,7 @@ from heatproof.run.config import as_config, read_study, study_from
 from heatproof.run.engine import prepare
 from heatproof.run.metrics import read_metrics
 from heatproof.run.plan import read_shard
-from heatproof.run.study import epoch_of, find_checkpoints
+from heatproof.run.weights import epoch_of, find_checkpoints
 from tiny_study import make_study, write_study
 
 GOOD = {"methods": ["gradcam"], "model": {"spec": "x.py:f"}, "images": {"kind": "folder", "path": "p"}}

@@ -140,7 +140,7 @@ class Monitor:
         return report
 
     def _step(self, model: Any, epoch: int) -> Report | None:
-        if not self._due(epoch):
+        if len(self.trajectory) > 0 and epoch % self.every != 0:
             return None
         started = time.perf_counter()
         try:
@@ -244,9 +244,6 @@ class Monitor:
             self._say(
                 f"a step takes more than {self.max_seconds:g} s also with {had} images, the fewest possible"
             )
-
-    def _due(self, epoch: int) -> bool:
-        return len(self.trajectory) == 0 or epoch % self.every == 0
 
     def _say(self, text: str, about: str = "") -> None:
         """A line in the log, once for each text, or for each thing it is about."""

@@ -1,9 +1,13 @@
-"""Rows about all images of a checkpoint, from stored maps and stored probabilities: no model pass.
+"""Rows about all images of a checkpoint, and about several checkpoints, from the store: no model pass.
 
 cscore            image '', label c: the class; label NULL: all classes together. With it come cscore_n (size
                   of the gold list), cscore_low and cscore_high (95 % interval), cscore_degenerate
 accuracy, recall, auc    label NULL: all images; label c, where there is one: the class
 method_agreement  method "a ~ b", mean over images: method_agreement_spearman, _ssim and _overlap
+cose              at the last checkpoint; with it cose_consistency, cose_sensitivity, cose_same and
+                  cose_changed (numbers of pairs), cose_low and cose_high (95 % interval)
+cose_to(LAST)     at each earlier checkpoint: mean SSIM of its maps with those of LAST. These must explain the
+                  predicted class, so run.targets is "predicted"
 any other         a plug-in's: label c for level "class", NULL for level "checkpoint"
 """
 
@@ -14,14 +18,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
+from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
 from heatproof.metrics.scene import Group
+from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import Task
@@ -32,6 +39,8 @@ from heatproof.types import Maps, Score
 NO_IMAGE = "no image of this checkpoint could be used"
 NO_COMMON_IMAGE = "no image has a map of every method"
 NO_MAP = "no map of this method could be stored"
+NO_PAIR = "no image has a map at both checkpoints"
+PART = 256  # images compared at a time, so that memory does not grow with the run
 Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
 
 
@@ -53,6 +62,35 @@ def group_rows(
     group, rows = _Stored(task, answers, folder.maps(), device), RowMaker(model, task.unit.checkpoint)
     requests = read_metrics(task.unit.metrics)
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
+
+
+def across_rows(folder: RunFolder, task: Task, model: str) -> list[Score]:
+    """The rows of one group task that compares checkpoints: one pair per image, with the last checkpoint."""
+    (method,), (request,) = task.unit.methods, read_metrics(task.unit.metrics)
+    *earlier, last = task.among
+    maps, rows = folder.maps(), []
+    ssims: list[float] = []
+    same: list[bool] = []
+    names: list[str] = []
+    for checkpoint in earlier:
+        shared = maps.shared([(checkpoint, method), (last, method)])
+        before = len(ssims)
+        for start in range(0, len(shared), PART):
+            part = shared[start : start + PART]
+            pairs = checkpoint_pairs(*(maps.read(one, method, part) for one in (checkpoint, last)))
+            ssims += pairs.ssim.tolist()
+            same += pairs.same.tolist()
+        names += shared
+        defined = [value for value in ssims[before:] if not math.isnan(value)]
+        value = float(np.mean(defined)) if defined else math.nan
+        reason = NO_PAIR if not shared else "" if defined else f"on every image {REASONS[1]}"
+        rows.append(RowMaker(model, checkpoint).about(method, None, f"cose_to({last})", value, reason))
+    images, kept, values = np.array(names, dtype=object), np.array(same, bool), np.array(ssims, np.float64)
+    found = request.entry.function(
+        values[kept], values[~kept], images[kept], images[~kept], seed=task.unit.seed, **dict(request.options)
+    )
+    end = RowMaker(model, last)
+    return [*rows, *(end.about(method, *cell) for cell in cells(request, found))]
 
 
 def read_answers(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError, need
@@ -45,9 +46,7 @@ def run_ray(work: Work) -> None:
 def _drive(ray: Any, work: Work) -> None:
     gpus = 1 if work.opened.device.startswith("cuda") else 0
     cpus = max(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"])
-    options = {
-        "max_retries": RETRIES, "num_cpus": min(work.opened.threads, cpus), "num_gpus": gpus,
-    }  # fmt: skip
+    options = {"max_retries": RETRIES, "num_cpus": min(work.opened.threads, cpus), "num_gpus": gpus}
     remote_block, remote_group = (ray.remote(**options)(f) for f in (run_block, run_group))
     shared = ray.put(work.opened)
     path, run = str(work.folder.path.resolve()), uuid.uuid4().hex
@@ -102,28 +101,27 @@ def _take(ray: Any, reference: Any) -> None:
 
 def run_block(opened: Opened, path: str, run: str, block: Block, fail_fast: bool) -> str | None:
     """What a worker does: the tasks of a block that are not done; a sentence where that is impossible."""
-    worker = _worker(opened, path, run)
-    done = worker.folder.done()
-    tasks = [task for task in block.tasks if task.unit.hash not in done]
-    settings = worker.opened.study.run
-    try:
-        with fixed_threads(worker.opened.threads):
-            preprocess = worker.opened.model(block.checkpoint).preprocess
-            indices = range(*block.images)
-            for loaded in batches(
-                worker.opened.source, preprocess, settings.batch_size, indices, settings.workers, fail_fast
-            ):
-                worker.run(tasks, loaded)
-    except HeatproofError as error:  # not every exception survives the way back as it was
-        return str(error)
-    return None
+
+    def work(worker: Worker) -> None:
+        done = worker.folder.done()
+        tasks = [task for task in block.tasks if task.unit.hash not in done]
+        source, settings = worker.opened.source, worker.opened.study.run
+        preprocess, indices = worker.opened.model(block.checkpoint).preprocess, range(*block.images)
+        for loaded in batches(source, preprocess, settings.batch_size, indices, settings.workers, fail_fast):
+            worker.run(tasks, loaded)
+
+    return _tried(_worker(opened, path, run), work)
 
 
 def run_group(opened: Opened, path: str, run: str, task: Task) -> str | None:
-    worker = _worker(opened, path, run)
+    return _tried(_worker(opened, path, run), lambda worker: worker.group(task))
+
+
+def _tried(worker: Worker, work: Callable[[Worker], None]) -> str | None:
+    """The sentence of an error: not every exception survives the way back as it was."""
     try:
         with fixed_threads(worker.opened.threads):
-            worker.group(task)
+            work(worker)
     except HeatproofError as error:
         return str(error)
     return None

@@ -24,25 +24,9 @@ from heatproof.models.layers import find_module
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.provenance import Origin
-from heatproof.run.weights import (
-    LIBRARIES_WITHOUT_WEIGHTS,
-    PRETRAINED,
-    RANDOM,
-    Checkpoint,
-    build,
-    epoch_of,
-    find_checkpoints,
-    weights_hash,
-)
+from heatproof.run.weights import Checkpoint, build, find_checkpoints, weights_hash
 
-__all__ = [
-    "ALL_CLASSES_UP_TO", "LIBRARIES_WITHOUT_WEIGHTS", "PRETRAINED", "RANDOM", "Checkpoint", "Opened",
-    "check_classes", "check_study", "epoch_of", "find_checkpoints", "load_weights", "open_study",
-    "weights_hash",
-]  # fmt: skip
-ALL_CLASSES_UP_TO = (
-    100  # probabilities of more classes than this are kept for the true and predicted ones only
-)
+ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are kept
 PARTS_OF_A_CODE = ("finder", "timing", "box")
 
 

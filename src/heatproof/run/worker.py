@@ -16,8 +16,7 @@ import torch
 from heatproof.disk import valid_unicode
 from heatproof.images import Loaded, batches
 from heatproof.metrics.scene import Scene
-from heatproof.run.across import across_rows
-from heatproof.run.group import group_rows
+from heatproof.run.group import across_rows, group_rows
 from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, as_stored, explain_batch, only_finite

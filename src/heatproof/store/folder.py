@@ -27,17 +27,7 @@ import numpy as np
 from heatproof.disk import clear_failure, write_whole
 from heatproof.errors import HeatproofError, StoreError
 from heatproof.store.lease import Leftovers, claim, turn, writing
-from heatproof.store.ledger import (
-    Ledger,
-    Seal,
-    check_file,
-    leads_away,
-    linked_folders,
-    plain,
-    present,
-    read_record,
-    write_record,
-)
+from heatproof.store.ledger import Ledger, Seal, check_file, known_record, refuse_links, remove, write_record
 from heatproof.store.manifest import GROWING, Manifest, maker
 from heatproof.store.maps import MapStore, shard_files
 from heatproof.store.pictures import PictureStore
@@ -75,7 +65,7 @@ class RunFolder:
         The folder of a study serves too: its run lies inside, in run/.
         """
         path = run_in(path)
-        _refuse_links(path)
+        refuse_links(path)
         return cls(path, Manifest.read(path / "run.json"))
 
     @classmethod
@@ -97,7 +87,7 @@ class RunFolder:
         defaults of settings that are younger than the run.
         """
         path = Path(path)
-        _refuse_links(path)
+        refuse_links(path)
         with _turn(path):
             if not (path / "run.json").exists():
                 return cls._keep(path, manifest, pictures)
@@ -167,17 +157,17 @@ class RunFolder:
 
     def planned(self) -> dict[str, Any] | None:
         """Keys run, images, checkpoints and units; None where nobody recorded it."""
-        return _record(self.path / "plan.json")
+        return known_record(self.path / "plan.json")
 
     def images(self) -> list[tuple[str, str]]:
         """Id and content hash of every picture when the run began, where that was recorded."""
-        found = _record(self.path / "images.json")
+        found = known_record(self.path / "images.json")
         return [(name, mark) for name, mark in found["images"]] if found else []
 
     def said(self) -> dict[str, dict[str, str]]:
         """State and reason that each shard recorded last."""
         try:
-            return _record(self.path / "status.json") or {}
+            return known_record(self.path / "status.json") or {}
         except StoreError:  # only a hint: what is there decides
             return {}
 
@@ -220,7 +210,7 @@ class RunFolder:
 
     def done(self) -> set[str]:
         """Hashes of the finished units: those whose rows and maps are all there."""
-        there = present(self.path)
+        there = self.ledger.present()
         return {
             unit
             for unit, seal in self.units().items()
@@ -229,21 +219,13 @@ class RunFolder:
 
     def drop(self, units: Collection[str]) -> None:
         """Take units out of the run, so that they are made again."""
-        seals, links = self.ledger.seals(), linked_folders(self.path)  # behind which nothing is this run's
+        seals = self.ledger.seals()
         for unit in units:
             self.ledger.forget(unit)
             named = [self.path / file for file in seals[unit].files] if unit in seals else []
+            unsealed = [self.path / f"scores/{unit}.parquet", self.path / f"maps/{unit}.json.gz"]
             shards = (self.path / "maps").glob(f"*/{escape(unit)}*.npy")
-            for path in (
-                *named,
-                self.path / f"scores/{unit}.parquet",
-                self.path / f"maps/{unit}.json.gz",
-                *shards,
-            ):
-                if any(path.is_relative_to(self.path / link) for link in links):
-                    continue
-                with clear_failure(path):
-                    path.unlink(missing_ok=True)
+            remove(self.path, [*named, *unsealed, *shards])
 
     def retry(self, units: Collection[str], images: Collection[str]) -> None:
         """Take units out of the run and its plan; their images may have other contents from now on."""
@@ -290,10 +272,7 @@ class RunFolder:
         """The parts that hold rows, each compared with its seal."""
         parts = {self.path / "scores" / f"{unit}.parquet": seal for unit, seal in self.units().items()}
         for path, seal in parts.items():
-            if seal is None:
-                plain(path)
-            else:
-                check_file(path, seal.files[f"scores/{path.name}"])
+            check_file(path, seal.files[f"scores/{path.name}"] if seal else None)
         return list(parts)
 
     def _say(self, shard: str, state: str, reason: str = "") -> None:
@@ -320,18 +299,6 @@ def _turn(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
     with turn(path):
         yield
-
-
-def _refuse_links(path: Path) -> None:
-    if linked := linked_folders(path):
-        raise leads_away(path / linked[0])
-
-
-def _record(path: Path) -> dict[str, Any] | None:
-    try:
-        return read_record(path)
-    except FileNotFoundError:
-        return None
 
 
 def _differing(path: Path, pictures: Identity) -> list[str]:

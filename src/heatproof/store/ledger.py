@@ -15,7 +15,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +38,14 @@ def write_record(path: Path, content: Mapping[str, Any], lease: str = "", indent
     rest = json.dumps(content, indent=indent, default=str)[1:] + "\n"
     text = f'{{{CHECKSUM}{_hash(rest)}",{rest}'
     write_whole({path: text}, lease)
+
+
+def known_record(path: Path) -> dict[str, Any] | None:
+    """A record, None where it was never written."""
+    try:
+        return read_record(path)
+    except FileNotFoundError:
+        return None
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -66,15 +74,23 @@ def is_plain(path: Path) -> bool:
 def plain(path: Path) -> Path:
     """The path of a file that may be read."""
     if not is_plain(path) and os.path.lexists(path):
-        raise leads_away(path)
+        raise _leads_away(path)
     return path
 
 
-def leads_away(path: Path) -> StoreError:
-    return StoreError(
-        f"{path} is a link or a device, which is not followed in a run folder; if you know where it leads, "
-        "copy the folder with what is behind its links: cp -rL"
-    )
+def refuse_links(root: Path) -> None:
+    """Refuse a run folder of which a part is elsewhere."""
+    if linked := linked_folders(root):
+        raise _leads_away(root / linked[0])
+
+
+def remove(root: Path, files: Iterable[Path]) -> None:
+    """Delete files of a run; behind a link nothing is this run's."""
+    links = linked_folders(root)
+    for path in files:
+        if not any(path.is_relative_to(root / link) for link in links):
+            with clear_failure(path):
+                path.unlink(missing_ok=True)
 
 
 def linked_folders(root: Path) -> list[str]:
@@ -91,10 +107,12 @@ def damaged(path: Path, why: str) -> StoreError:
     )
 
 
-def check_file(path: Path, expected: str) -> None:
-    """Refuse a file whose content is not what was written."""
+def check_file(path: Path, expected: str | None) -> None:
+    """Refuse a file whose content is not what was written; None: nobody knows what that was."""
     try:
         state = file_state(plain(path))
+        if expected is None:
+            return
         if _verified.get(str(path)) == (expected, *state):
             return
         if digest(path) != expected:
@@ -161,6 +179,12 @@ class Ledger:
         write_record(self.root / f"{unit.hash}.json", asdict(seal), lease)
         self.files |= files
 
+    def present(self) -> set[str]:
+        """Parts, indexes and shards that exist, as a seal names them."""
+        root = self.root.parent
+        shards = [f"maps/{entry.name}" for entry in _entries(root / "maps") if entry.is_dir()]
+        return {f"{name}/{e.name}" for name in ("scores", "maps", *shards) for e in _entries(root / name)}
+
     def forget(self, unit: str) -> None:
         path = self.root / f"{unit}.json"
         with clear_failure(path):
@@ -170,10 +194,11 @@ class Ledger:
                 self.files.pop(file, None)
 
 
-def present(root: Path) -> set[str]:
-    """Parts, indexes and shards that exist, as a seal names them."""
-    folders = [root / "scores", root / "maps", *(Path(e.path) for e in _entries(root / "maps") if e.is_dir())]
-    return {f"{f.relative_to(root).as_posix()}/{e.name}" for f in folders for e in _entries(f)}
+def _leads_away(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is a link or a device, which is not followed in a run folder; if you know where it leads, "
+        "copy the folder with what is behind its links: cp -rL"
+    )
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -50,7 +50,8 @@ from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, labels_of
-from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, check_classes, weights_hash
+from heatproof.run.study import Opened, check_classes
+from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.cose.found import Found, read_pairs
@@ -269,19 +270,15 @@ def _final(settings: CoseSettings, hashes: Mapping[str, str]) -> str:
 
 
 def _manifest(settings: CoseSettings, opened: Opened, hashes: Mapping[str, str], final: str) -> Manifest:
-    config = {
+    kept = ("draws", "same_seed", "unit_images", "batch_size", "layer")
+    config = {key: getattr(settings, key) for key in kept} | {
         "protocol": "cose",
         "methods": list(settings.methods),
         "transforms": list(settings.transforms),
-        "draws": settings.draws,
-        "same_seed": settings.same_seed,
         "final": final,
         "name": opened.model_name,
         "dataset": settings.dataset or Path(settings.images).name,
         "family": family(opened.model(final).module),
-        "unit_images": settings.unit_images,
-        "batch_size": settings.batch_size,
-        "layer": settings.layer,
         "model": {"spec": settings.model, "checkpoints": list(map(str, settings.checkpoints))},
         "images": {"kind": settings.kind, "path": str(settings.images), "limit": settings.limit},
     }

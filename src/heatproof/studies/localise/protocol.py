@@ -34,7 +34,8 @@ from heatproof.report.figures.localise import budget_figure, faithfulness_figure
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
-from heatproof.run.study import LIBRARIES_WITHOUT_WEIGHTS, Opened, open_study
+from heatproof.run.study import Opened, open_study
+from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.store import RunFolder
 from heatproof.studies.localise import tables
 from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
