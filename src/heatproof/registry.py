@@ -31,6 +31,7 @@ class Card:
     normalisation: str = "min-max per map"
 
 
+PERTURBING = Card(target="probability of the explained class", relu="none")  # methods that only predict
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

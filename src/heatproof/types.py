@@ -49,9 +49,9 @@ class Batch:
     """Model-ready images with what is known about them.
 
     Args:
-        ids, images: Their names, and "b c H W".
+        ids, images: their names, and "b c H W".
         labels: "b" classes.
-        truth: Boxes or masks of the evidence.
+        truth: boxes or masks of the evidence.
     """
 
     ids: tuple[str, ...]
@@ -65,14 +65,14 @@ class Trace:
     """What one shared pass over a batch yields. Only what the methods declared is filled.
 
     Args:
-        model, images: The network, and "b c H W" as given.
+        model, images: the network, and "b c H W" as given.
         targets, logits: "b", the explained class, and "b k".
-        layer: The layer most CAMs read.
-        layers, scales: Every captured layer, in order of execution; those that multi-scale CAMs average.
+        layer: the layer most CAMs read.
+        layers, scales: every captured layer, in order of execution; those that multi-scale CAMs average.
         activations, gradients: By layer, each "b c h w", float32.
         input_gradient: "b c H W".
         blank_logits: "k", of the all-zero image.
-        queue, seed: For methods that perturb the input, and for those that draw.
+        queue, seed: for methods that perturb the input, and for those that draw.
     """
 
     model: Model
@@ -121,11 +121,11 @@ class Maps:
     """One method's maps of one batch, at the method's own size.
 
     Args:
-        method: Its name, with its options.
+        method: its name, with its options.
         values: "b h w", float32, as the method defines it (not normalised).
-        image_size: Height and width of the images.
+        image_size: height and width of the images.
         explained: "b", the class that each map explains.
-        ids: Names of the images.
+        ids: names of the images.
         signed_values: "b h w", where the sign means something that `values` loses.
     """
 
@@ -157,7 +157,7 @@ class Maps:
         """ "b H W" in [0, 1]: bilinear to the image's size, then normalised there.
 
         Args:
-            size: Another height and width than the image's.
+            size: another height and width than the image's.
         """
         return normalise(upsample(self.values, size or self.image_size))
 
@@ -165,7 +165,7 @@ class Maps:
         """The maps on a device.
 
         Args:
-            device: Such as "cpu" or "cuda".
+            device: such as "cpu" or "cuda".
         """
         signed = None if self.signed_values is None else self.signed_values.to(device)
         return replace(
@@ -176,7 +176,7 @@ class Maps:
         """The maps of some images, with their names, classes and signs.
 
         Args:
-            rows: Places, a "b" bool that says of each whether it stays, or a slice.
+            rows: places, a "b" bool that says of each whether it stays, or a slice.
         """
         index = rows if isinstance(rows, Tensor | slice) else list(rows)
 
@@ -204,10 +204,10 @@ class Maps:
         """Each map in colour over its image: a list of Pillow pictures that a notebook shows.
 
         Args:
-            images: What was explained, as a tensor "b c H W" or as pictures.
-            preprocess: The model's own, model.preprocess: crops pictures to what the model saw, and gives a
+            images: what was explained, as a tensor "b c H W" or as pictures.
+            preprocess: the model's own, model.preprocess: crops pictures to what the model saw, and gives a
                 tensor its colours back. A tensor is stretched to the whole range without it.
-            cmap, alpha: A colour map (inferno, magma, viridis, grey), and the weight of its colours.
+            cmap, alpha: a colour map (inferno, magma, viridis, grey), and the weight of its colours.
         """
         pictures = as_pictures(images, preprocess)
         if len(pictures) != len(self):
@@ -224,7 +224,7 @@ class Maps:
         """Write values, explained, ids, method, image_size, and signed where there is one.
 
         Args:
-            path: A file whose name ends in .npz, which numpy.load opens.
+            path: a file whose name ends in .npz, which numpy.load opens.
         """
         if Path(path).suffix != ".npz":
             raise InputError(f"maps are saved as .npz; name {Path(path).stem}.npz instead of {path}")
@@ -248,7 +248,7 @@ class Maps:
         """Batches of one method, one after the other.
 
         Args:
-            parts: At least one, of equal sizes.
+            parts: at least one, of equal sizes.
         """
         if len(parts) == 1:
             return parts[0]
@@ -302,11 +302,11 @@ class Score:
     """One row of results. A value that is not defined is NaN and says why in `reason`.
 
     Args:
-        model, checkpoint: Their names.
-        image: Its name; "" for a row about a whole class or checkpoint.
-        label, explained: The true class, and the one that was explained.
-        method, metric: Their names, with their options.
-        value, reason: The number, and one sentence where it is NaN.
+        model, checkpoint: their names.
+        image: its name; "" for a row about a whole class or checkpoint.
+        label, explained: the true class, and the one that was explained.
+        method, metric: their names, with their options.
+        value, reason: the number, and one sentence where it is NaN.
     """
 
     model: str
@@ -329,10 +329,10 @@ class Unit:
     """The smallest piece of a run: it is done when the seal named after its hash stands.
 
     Args:
-        checkpoint, images: Its name; the first image, and the last + 1.
-        methods, metrics: What is made of them.
-        seed: Of everything that is drawn.
-        origin: Hash of the weights, pictures, code and settings behind it, where they are known.
+        checkpoint, images: its name; the first image, and the last + 1.
+        methods, metrics: what is made of them.
+        seed: of everything that is drawn.
+        origin: hash of the weights, pictures, code and settings behind it, where they are known.
     """
 
     checkpoint: str

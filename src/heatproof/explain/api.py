@@ -14,11 +14,11 @@ from heatproof.models.capture import capture
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import Explainer, check_options, explainers, parse_call, split_calls
-from heatproof.types import Maps, Signed, Trace
+from heatproof.types import ArrayLike, Images, Maps, Signed, Trace
 
 
 @dataclass(frozen=True)
-class Request:
+class MethodCall:
     """One method as the user wrote it, with its options."""
 
     text: str
@@ -39,38 +39,47 @@ class Request:
         )
 
 
-def read_methods(methods: str | Sequence[str]) -> list[Request]:
+def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
     """Names, or names with options such as "lime(samples=200)", checked before any work starts."""
     texts = split_calls(methods) if isinstance(methods, str) else list(methods)
     if not texts:
         raise InputError(f"no method is named; known: {', '.join(explainers.names())}")
-    requests = []
+    calls = []
     for text in dict.fromkeys(texts):
         name, options = parse_call(text)
         entry = explainers.get(name)
         check_options(entry, options)
-        requests.append(Request(text, entry, options))
-    return requests
+        calls.append(MethodCall(text, entry, options))
+    return calls
 
 
 def explain(
     model: Model | nn.Module,
-    images: Any,
+    images: Images,
     methods: str | Sequence[str] = "gradcam",
-    targets: Any = None,
+    targets: ArrayLike | None = None,
     layer: str | Sequence[str] | None = None,
     seed: int = 0,
     *,
     ids: Sequence[str] | None = None,
     batch_size: int | None = None,
-    progress: Callable[[int], Any] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> dict[str, Maps]:
-    """Maps of every method for model-ready images "b c H W", from one shared pass.
+    """Maps of every method, from one shared pass.
 
-    targets: the class to explain, one or one per image; the prediction where None.
-    layer: where CAMs look, by name (several for multi-scale methods); found by itself where None.
-    batch_size: images per pass; chosen by itself, and halved when memory runs out.
-    progress: called with the number of passed inputs, for a progress bar.
+    Args:
+        model: what load_model gives, or a module.
+        images: model-ready, "b c H W"; or pictures or files, which go through the model's preprocessing.
+        methods: names, with options where wanted, such as "lime(samples=200)".
+        targets: the class to explain, one or one per image; the prediction where None.
+        layer: where CAMs look, by name (several for multi-scale methods); found by itself where None.
+        seed: of methods that draw.
+        ids: names of the images; their numbers where None.
+        batch_size: images per pass; chosen by itself, and halved when memory runs out.
+        progress: called with the number of passed inputs, for a progress bar.
+
+    Returns:
+        Maps by method, as it was written.
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
@@ -79,29 +88,40 @@ def explain(
     >>> maps["gradcam"].values.shape, maps["gradcam"].upsample().shape
     (torch.Size([2, 6, 6]), torch.Size([2, 8, 8]))
     """
-    model, requests = as_model(model), read_methods(methods)
-    images = model.check_images(images)
+    model, calls = as_model(model), read_methods(methods)
+    shown = model.check_images(images)
     if seed < 0:
         raise InputError(f"seed must be 0 or more, got {seed}")
-    if ids is not None and len(ids) != len(images):
-        raise InputError(f"ids has {len(ids)} entries but there are {len(images)} images; they must match")
-    names = tuple(ids) if ids is not None else tuple(map(str, range(len(images))))
-    return shared_pass(model, images, requests, targets, layer, seed, names, batch_size, progress)[0]
+    if ids is not None and len(ids) != len(shown):
+        raise InputError(f"ids has {len(ids)} entries but there are {len(shown)} images; they must match")
+    names = tuple(ids) if ids is not None else tuple(map(str, range(len(shown))))
+    return shared_pass(
+        model,
+        shown,
+        calls,
+        targets=targets,
+        layer=layer,
+        seed=seed,
+        ids=names,
+        batch_size=batch_size,
+        progress=progress,
+    )[0]
 
 
 def shared_pass(
     model: Model,
     images: Tensor,
-    requests: Sequence[Request],
-    targets: Any,
-    layer: str | Sequence[str] | None,
-    seed: int,
+    calls: Sequence[MethodCall],
+    *,
     ids: tuple[str, ...],
-    batch_size: int | None,
-    progress: Callable[[int], Any] | None = None,
+    targets: ArrayLike | None = None,
+    layer: str | Sequence[str] | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> tuple[dict[str, Maps], Tensor]:
     """What explain() gives, and the logits "b k" of the same pass; arguments are taken as checked."""
-    needs = frozenset().union(*(request.entry.needs for request in requests))
+    needs = frozenset().union(*(call.entry.needs for call in calls))
     image_size = (int(images.shape[-2]), int(images.shape[-1]))
     queue = Queue(model, image_size, batch_size, progress)
     chosen = _spread(targets, len(images))
@@ -110,17 +130,17 @@ def shared_pass(
     def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
         batch = images[start:stop].to(model.device)
         trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
-        return [request(trace) for request in requests], trace.logits
+        return [call(trace) for call in calls], trace.logits
 
     with untouched(model.module):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
         Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append)
     lots = zip(*(maps for maps, _ in parts), strict=True)
-    maps = {r.text: replace(Maps.concatenate(lot), ids=ids) for r, lot in zip(requests, lots, strict=True)}
+    maps = {c.text: replace(Maps.concatenate(lot), ids=ids) for c, lot in zip(calls, lots, strict=True)}
     return maps, torch.cat([logits for _, logits in parts])
 
 
-def _spread(targets: Any, count: int) -> Callable[[int, int], Any]:
+def _spread(targets: ArrayLike | None, count: int) -> Callable[[int, int], Any]:
     """Targets of a slice of the batch; a single class goes to all, a wrong count is reported whole."""
     if targets is None or isinstance(targets, int):
         return lambda start, stop: targets

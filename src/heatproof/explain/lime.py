@@ -7,10 +7,12 @@ is its importance, sign included. Citation key: ribeiro2016lime.
 
 Deviations: the paper picks a few segments and leaves the sampling open; here, as in the lime package run with
 all segments, nothing is selected, sample 0 has everything on and the others each segment with probability
-1/2. The fill is the exact mean, which the package truncates to whole 8-bit steps. Segments: _segments.py.
+1/2. The fill is the exact mean, which the package truncates to whole 8-bit steps. Segments: segments.py.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,8 +20,8 @@ from torch import Tensor
 
 from heatproof.explain.gradients import check_counts
 from heatproof.explain.segments import paint, segment_means, segments_of
-from heatproof.models.model import probabilities
-from heatproof.registry import Card, explainer
+from heatproof.models.model import target_probabilities
+from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
 KERNEL_WIDTH = 0.25
@@ -29,9 +31,8 @@ RIDGE = 1.0
 @explainer(
     "lime",
     cite="ribeiro2016lime",
-    card=Card(
-        target="probability of the explained class",
-        relu="none",
+    card=replace(
+        PERTURBING,
         sign="signed weights; negatives are clipped when the map is normalised",
         resize="none: segments are painted at the image's size",
     ),
@@ -65,7 +66,7 @@ def lime(
 
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
         targets = trace.targets[torch.arange(start, stop, device=logits.device) // samples]
-        return probabilities(logits).gather(1, targets[:, None])[:, 0]
+        return target_probabilities(logits, targets)
 
     scores = trace.queue.predict(len(images) * samples, switched, score).view(-1, samples)
     return paint(ridge(rows, scores, proximity(rows)), cut).float()

@@ -11,26 +11,23 @@ mean colour. Masks are the same for every image; they are kept as grids and enla
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.gradients import check_counts
-from heatproof.models.model import probabilities
-from heatproof.registry import Card, explainer
+from heatproof.models.model import target_probabilities
+from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
 
 @explainer(
     "rise",
     cite="petsiuk2018rise",
-    card=Card(
-        target="probability of the explained class",
-        relu="none",
-        sign="never negative",
-        resize="none: masks are bilinear at the image's size",
-    ),
+    card=replace(PERTURBING, sign="never negative", resize="none: masks are bilinear at the image's size"),
 )
 def rise(trace: Trace, *, masks: int = 4000, grid: int = 7, p: float = 0.5) -> Tensor:
     """Random masks weighted by the class's probability behind them.
@@ -51,7 +48,7 @@ def rise(trace: Trace, *, masks: int = 4000, grid: int = 7, p: float = 0.5) -> T
 
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
         targets = trace.targets[torch.arange(start, stop, device=logits.device) % count]
-        return probabilities(logits).gather(1, targets[:, None])[:, 0]
+        return target_probabilities(logits, targets)
 
     scores = trace.queue.predict(count * masks, masked, score).view(masks, count).to(images.dtype)
     total = images.new_zeros(count, trace.image_size[0] * trace.image_size[1])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.cams import weighted_sum
-from heatproof.models.model import class_scores, probabilities
+from heatproof.models.model import class_scores, probabilities, target_probabilities
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace, upsample
 
@@ -47,7 +47,7 @@ def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -
         targets = trace.targets[torch.arange(start, stop, device=logits.device) // count]
         if weights == "softmax":
             return class_scores(logits, targets)
-        return probabilities(logits).gather(1, targets[:, None])[:, 0]
+        return target_probabilities(logits, targets)
 
     scores = trace.queue.predict(len(activations) * count, masked, score).view(-1, count)
     if weights == "softmax":

@@ -124,7 +124,7 @@ def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.
 
     Args:
         maps: By method; Maps of any size of the same images, or tensors "b h w" of one size.
-        budget: Share of the pixels that overlap compares, the largest of each map.
+        budget: share of the pixels that overlap compares, the largest of each map.
     """
     if len(maps) < 2:
         raise InputError("agreement needs the maps of at least two methods")
@@ -192,7 +192,7 @@ def metric_agreement(
     Args:
         scores: {metric: {method: value}}; values per image are averaged, NaN left out. A method counts for a
             pair of metrics where both score it.
-        higher_is_better: For metrics that are not registered; the others' direction is known.
+        higher_is_better: for metrics that are not registered; the others' direction is known.
 
     >>> table = {"insertion": {"a": 0.9, "b": 0.5, "c": 0.4}, "deletion": {"a": 0.1, "b": 0.2, "c": 0.3}}
     >>> metric_agreement(table).spearman["insertion", "deletion"]
@@ -250,8 +250,8 @@ def rank_correlation(x: ArrayLike, y: ArrayLike, names: tuple[str, str] = ("x", 
     """Spearman's rho of two lists of numbers, scipy's, with its p.
 
     Args:
-        x, y: Numbers in pairs; pairs with a NaN are left out of n.
-        names: What reasons and errors call them.
+        x, y: numbers in pairs; pairs with a NaN are left out of n.
+        names: what reasons and errors call them.
     """
     first, second = as_numbers(x), as_numbers(y)
     same_length(**dict(zip(names, (first, second), strict=True)))

@@ -60,7 +60,7 @@ def accuracy(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Cl
     Args:
         labels: "b", the true classes.
         probs: "b k", or "b" of class 1: probabilities, or what `logits` says.
-        logits: Whether probs are the raw outputs of the model.
+        logits: whether probs are the raw outputs of the model.
 
     >>> accuracy([0, 1, 1], [0.2, 0.9, 0.4]).value
     0.6666666666666666
@@ -76,7 +76,7 @@ def recall(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Clas
     """Share of each class that is recognised; the value is the plain mean over classes that occur.
 
     Args:
-        labels, probs, logits: As for accuracy.
+        labels, probs, logits: as for accuracy.
     """
     y, scores = _checked(labels, probs, logits)
     k = scores.shape[1]
@@ -90,7 +90,7 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Classif
     """Area under the ROC curve by ranks; for more than two classes the mean of one against the rest.
 
     Args:
-        labels, probs, logits: As for accuracy.
+        labels, probs, logits: as for accuracy.
 
     >>> auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).value
     0.75

@@ -153,12 +153,12 @@ def cscore(
     """The C-Score of the maps of one gold list, weighted by the confidence in each image.
 
     Args:
-        maps: Of images of one class; Maps, or "b h w".
+        maps: of images of one class; Maps, or "b h w".
         confidence: "b" probabilities of that class.
-        alpha: The power that emphasises what stands out.
-        exact_up_to: Beyond so many maps pairs are sampled.
-        half_width: Of the 95 % interval that the sample aims at.
-        resamples, seed: Of the bootstrap behind the interval, and of the sample.
+        alpha: the power that emphasises what stands out.
+        exact_up_to: beyond so many maps pairs are sampled.
+        half_width: of the 95 % interval that the sample aims at.
+        resamples, seed: of the bootstrap behind the interval, and of the sample.
 
     >>> same = torch.tensor([[0.0, 1.0], [0.5, 0.0]]).expand(3, 2, 2)
     >>> cscore(same, [0.9, 0.6, 0.75]).value
@@ -204,11 +204,11 @@ def cscore_by_class(
     """C-Score per class and overall: how alike the maps of correctly classified images of a class are.
 
     Args:
-        maps: Of all images; map i explains the own label of image i.
-        labels, probs, tau: What gold lists are made of, see gold_list.
-        anchor: A mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
-        weights: What the confidence in an image is: its probability, that after calibration, or 1.
-        alpha, exact_up_to, half_width, resamples, seed: As for cscore.
+        maps: of all images; map i explains the own label of image i.
+        labels, probs, tau: what gold lists are made of, see gold_list.
+        anchor: a mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
+        weights: what the confidence in an image is: its probability, that after calibration, or 1.
+        alpha, exact_up_to, half_width, resamples, seed: as for cscore.
     """
     rows = _rows(maps, alpha)
     p = class_probabilities(probs).to(rows.values.device)
@@ -233,8 +233,8 @@ def global_cscore(values: ArrayLike, sizes: ArrayLike) -> float:
     """The mean of class scores weighted by gold-list size; NaN where nothing is left.
 
     Args:
-        values: A score per class; NaNs are left out.
-        sizes: Of the gold lists.
+        values: a score per class; NaNs are left out.
+        sizes: of the gold lists.
 
     >>> round(global_cscore([0.664, 0.014], [313, 798]), 3)
     0.197

@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, Required, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,9 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.curves import Plan, adaptive_plan, area, change_steps, next_points, straight_lines
-from heatproof.metrics.kit import CONSTANT, Cause, PerImage, raw_maps, same_length
+from heatproof.metrics.kit import CONSTANT, Cause, Passes, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import Scene
-from heatproof.models.model import Model, as_model, at_least_float, predicted, probabilities, untouched
+from heatproof.models.model import Model, as_model, at_least_float, predicted, target_probabilities, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
 from heatproof.registry import metric
@@ -90,35 +90,25 @@ class Faithfulness:
         return float(self.flat.double().mean())
 
 
+class Walk(Passes, total=False):
+    """What insertion_deletion takes by name."""
+
+    model: Required[Model | nn.Module]
+    images: Required[Images]
+    steps: int
+    baseline: str
+    adaptive: bool
+
+
 @overload
 def insertion_deletion(
-    maps: Maps | ArrayLike,
-    targets: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    steps: int = 100,
-    baseline: str = "blur",
-    adaptive: bool = False,
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    seed: int = 0,
+    maps: Maps | ArrayLike, targets: ArrayLike | None = None, **named: Unpack[Walk]
 ) -> Faithfulness: ...
 
 
 @overload
 def insertion_deletion(
-    maps: Mapping[Name, Maps | ArrayLike],
-    targets: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    steps: int = 100,
-    baseline: str = "blur",
-    adaptive: bool = False,
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    seed: int = 0,
+    maps: Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, **named: Unpack[Walk]
 ) -> dict[Name, Faithfulness]: ...
 
 
@@ -132,24 +122,22 @@ def insertion_deletion(
     steps: int = 100,
     baseline: str = "blur",
     adaptive: bool = False,
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    seed: int = 0,
+    **passes: Unpack[Passes],
 ) -> Faithfulness | dict[Name, Faithfulness]:
     """Insertion and deletion curves of maps, and the areas under them.
 
     Args:
-        maps: One method's Maps or "b h w" (any size; brought to the image's), or a dict of them by method,
+        maps: one method's Maps or "b h w" (any size; brought to the image's), or a dict of them by method,
             which gives a dict: all methods go through one queue and share each image's end points.
-        targets: The class whose probability counts, one or one per image: the true label, or where None the
+        targets: the class whose probability counts, one or one per image: the true label, or where None the
             class predicted on the whole image.
-        model, images: The network, and what was explained, as for hp.explain.
-        steps: Points of a curve, without its start.
-        baseline: What deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
+        model, images: the network, and what was explained, as for hp.explain.
+        steps: points of a curve, without its start.
+        baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
             "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
             image).
-        adaptive: Visit a third of the points, where the curves bend.
-        batch_size, progress, seed: As for hp.explain.
+        adaptive: visit a third of the points, where the curves bend.
+        passes: batch_size, progress and seed, as for hp.explain.
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
@@ -158,14 +146,14 @@ def insertion_deletion(
     if isinstance(maps, Mapping) and not maps:
         raise InputError("maps is an empty dict; give the maps of at least one method")
     methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
-    walk = _Walk(model, pictures, methods, steps, baseline, seed)
+    walk = _Curves(model, pictures, methods, steps, baseline, passes.get("seed", 0))
     with untouched(model.module):
-        walk.run(Queue(model, walk.size, batch_size, progress), targets, adaptive)
+        walk.run(Queue(model, walk.size, passes.get("batch_size"), passes.get("progress")), targets, adaptive)
     found = walk.results(baseline, adaptive)
     return found if isinstance(maps, Mapping) else found[""]
 
 
-class _Walk:
+class _Curves:
     """Every curve of every map, and the inputs that lead to their points.
 
     A point is one number: its place in `curves`, "2 m n+1" laid flat (insertion and deletion, maps of all
@@ -232,7 +220,7 @@ class _Walk:
             if first and targets is None and start < self.count:
                 self.targets[start:stop] = predicted(logits[: self.count - start])
             chosen = self.targets[jobs[start:stop] // (self.steps + 1) % self.count]
-            return probabilities(logits).gather(1, chosen[:, None])[:, 0]
+            return target_probabilities(logits, chosen)
 
         if len(jobs):
             self.curves.view(-1)[jobs] = queue.predict(len(jobs), make, read).to(self.curves.dtype)

@@ -64,7 +64,7 @@ def gold_list(labels: ArrayLike, probs: ArrayLike, tau: float | Literal["adaptiv
     Args:
         labels: "b", the true classes.
         probs: "b k", or "b" of class 1.
-        tau: A probability, or "adaptive": each class is predicted as often as it occurs.
+        tau: a probability, or "adaptive": each class is predicted as often as it occurs.
 
     >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
     [True, False, True, False]

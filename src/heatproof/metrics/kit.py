@@ -5,8 +5,8 @@ For metrics of other packages too; docs/extend.md shows one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from typing import NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
@@ -54,6 +54,14 @@ class PerImage(dict[str, Tensor]):
 
     def _of(self, name: str) -> list[Cause]:
         return [c for c in self.causes if not c.names or name in c.names]
+
+
+class Passes(TypedDict, total=False):
+    """How a metric runs the model; hp.explain takes the same."""
+
+    batch_size: int | None
+    progress: Callable[[int], object] | None
+    seed: int
 
 
 def as_tensor(values: ArrayLike) -> Tensor:

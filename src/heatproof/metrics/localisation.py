@@ -62,9 +62,9 @@ def localise(
 
     Args:
         maps: Maps, or "b h w".
-        boxes: One (x0, y0, x1, y1) or a list of them for each image.
+        boxes: one (x0, y0, x1, y1) or a list of them for each image.
         masks: "b H W" or "H W", of any size.
-        budget: Share of the pixels that a map may mark.
+        budget: share of the pixels that a map may mark.
 
     Returns:
         mask_iou, box_iou, inside, pointing, reachable and filled, each "b".
@@ -95,8 +95,8 @@ def localise_curve(
     """The same at several budgets, each "b k"; a map is sorted once for all of them.
 
     Args:
-        maps, boxes, masks: As for localise.
-        budgets: Shares of the pixels.
+        maps, boxes, masks: as for localise.
+        budgets: shares of the pixels.
     """
     curves, _, causes = _localise(maps, boxes, masks, budgets)
     return PerImage(curves, causes)
@@ -279,8 +279,8 @@ def macro_mean(values: ArrayLike, classes: ArrayLike | Sequence[Hashable]) -> Ma
     """Every class counts the same, however many images it has; NaN where no value is defined.
 
     Args:
-        values: One per image; NaNs are left out and counted.
-        classes: Of the images, numbers or names.
+        values: one per image; NaNs are left out and counted.
+        classes: of the images, numbers or names.
 
     >>> macro_mean([1.0, 1.0, 1.0, 0.0], ["cat", "cat", "cat", "dog"]).value
     0.5

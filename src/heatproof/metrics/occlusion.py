@@ -13,7 +13,8 @@ A mask without a pixel occludes nothing: NaN, with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import Correlation, rank_correlation
-from heatproof.metrics.kit import Cause, PerImage, align
+from heatproof.metrics.kit import Cause, Passes, PerImage, align
 from heatproof.models.model import Model, as_model, at_least_float, class_scores, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
@@ -39,19 +40,17 @@ def part_occlusion(
     model: Model | nn.Module,
     images: Images,
     fill: str = "blur",
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    seed: int = 0,
+    **passes: Unpack[Passes],
 ) -> PerImage:
     """Fall of the target's logit when a part of the images is occluded.
 
     Args:
         masks: "b H W" or one "H W" (any size; resized to the nearest pixel), or a dict of them by part. Each
             image is run once whole and once per part, all in one queue.
-        targets: The class, one or one per image; the prediction where None.
-        model, images: The network, and its images, as for hp.explain.
+        targets: the class, one or one per image; the prediction where None.
+        model, images: the network, and its images, as for hp.explain.
         fill: "blur", "black", "mean" or "noise", as baseline of insertion_deletion.
-        batch_size, progress, seed: As for hp.explain.
+        passes: batch_size, progress and seed, as for hp.explain.
 
     Returns:
         drop, or drop_<part> of each part.
@@ -69,7 +68,7 @@ def part_occlusion(
     hidden = torch.stack(
         [align(mask, size, whole, name).expand(count, *size) for name, mask in parts.items()]
     )
-    filled = baseline_images(model, whole, fill, seed)
+    filled = baseline_images(model, whole, fill, passes.get("seed", 0))
 
     def make(start: int, stop: int) -> Tensor:
         jobs = torch.arange(start, stop, device=whole.device)
@@ -78,7 +77,7 @@ def part_occlusion(
         return torch.where(covered[:, None], filled[rows], whole[rows])
 
     with untouched(model.module):
-        queue = Queue(model, size, batch_size, progress)
+        queue = Queue(model, size, passes.get("batch_size"), passes.get("progress"))
         logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
     chosen = model.check_targets(targets, logits[:count])
     scores = class_scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
@@ -91,7 +90,7 @@ def occlusion_correlation(mass: ArrayLike, drop: ArrayLike) -> Correlation:
     """Spearman's rho, p and n of a part's mass (FMR, TMR) with the drop of the logit, over images.
 
     Args:
-        mass, drop: One per image; images for which either is NaN are left out of n.
+        mass, drop: one per image; images for which either is NaN are left out of n.
 
     >>> occlusion_correlation([0.1, 0.4, 0.2], [1.0, 3.0, 2.0])[::2]
     (1.0, 3)

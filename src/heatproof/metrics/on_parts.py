@@ -54,8 +54,8 @@ def structure(
 
     Args:
         maps: Maps, or "b h w".
-        finder, timing, box: Masks of both patterns and of the code, "b H W" or one "H W" for all.
-        variant: What the score sums up: coverages, "auc", or masses, "mass".
+        finder, timing, box: masks of both patterns and of the code, "b H W" or one "H W" for all.
+        variant: what the score sums up: coverages, "auc", or masses, "mass".
 
     Returns:
         fmr, tmr, bl, auc_f, auc_t, auc_bg, dts and score, each "b".
@@ -77,7 +77,7 @@ def structure_score(finder: Number, timing: Number, background: Number, distance
     """Eq. 10 over coverages, or Fig. 5 over masses: leakage counts three times.
 
     Args:
-        finder, timing, background: Coverages (auc_f, auc_t, auc_bg) or masses (fmr, tmr, bl).
+        finder, timing, background: coverages (auc_f, auc_t, auc_bg) or masses (fmr, tmr, bl).
         distance: dts.
     """
     return finder + timing - 3 * background - distance
@@ -90,8 +90,8 @@ def structure_parts(
 
     Args:
         maps: Maps, or "b h w".
-        parts: Masks by name, "b H W" or one "H W" for all.
-        region: A mask of what holds the parts (their union where None); mass outside it has leaked.
+        parts: masks by name, "b H W" or one "H W" for all.
+        region: a mask of what holds the parts (their union where None); mass outside it has leaked.
 
     Returns:
         mass_<part> and coverage_<part> of each, leakage, coverage_outside and distance, each "b".

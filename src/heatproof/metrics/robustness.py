@@ -34,7 +34,7 @@ def bl_slope(values: ArrayLike, severities: ArrayLike) -> PerImage:
     """Growth of a metric per unit of severity, mean over distortions.
 
     Args:
-        values: A metric of b images under d distortions at s severities, "b d s" or "d s".
+        values: a metric of b images under d distortions at s severities, "b d s" or "d s".
         severities: "s" numbers.
 
     Returns:
@@ -55,7 +55,7 @@ def aurc(values: ArrayLike, severities: ArrayLike) -> PerImage:
     """Area under m(s) / m(0), mean over distortions.
 
     Args:
-        values, severities: As for bl_slope; one severity is 0.
+        values, severities: as for bl_slope; one severity is 0.
 
     Returns:
         aurc, and n, the distortions that counted, each "b".

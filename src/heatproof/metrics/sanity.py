@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.api import explain
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, PerImage, as_numbers, same_length
+from heatproof.metrics.kit import Cause, Passes, PerImage, as_numbers, same_length
 from heatproof.metrics.scene import Scene
 from heatproof.metrics.stats import mean_interval
 from heatproof.models.model import Model, as_model, untouched
@@ -47,6 +47,7 @@ from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images
 
 Methods = str | Sequence[str]
+Layers = str | Sequence[str] | None
 KINDS = ("ssim", "spearman")
 NEVER_DEFINED = "the similarity is not defined at any depth"
 NOT_UNDONE = "no bias of the first layer undoes the shift: the logits differ"
@@ -88,41 +89,39 @@ def parameter_randomisation(
     model: Model | nn.Module,
     images: Images,
     depths: int | None = 10,
-    layer: str | Sequence[str] | None = None,
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    seed: int = 0,
+    layer: Layers = None,
+    **passes: Unpack[Passes],
 ) -> Cascade:
     """Similarity of maps to the original's as modules become random from the head down.
 
     Args:
-        methods: Whose maps; names, with options where they have some.
-        targets: The class that is explained, one or one per image; the prediction where None.
-        model, images: As for hp.explain.
-        depths: At how many depths to look, from the head alone to the whole network, evenly spread over its
+        methods: whose maps; names, with options where they have some.
+        targets: the class that is explained, one or one per image; the prediction where None.
+        model, images: as for hp.explain.
+        depths: at how many depths to look, from the head alone to the whole network, evenly spread over its
             modules; every module where None. Each depth is one shared pass for all methods.
-        layer, batch_size, progress, seed: As for hp.explain; the seed draws the weights too.
+        layer: where CAMs look, as for hp.explain.
+        passes: batch_size, progress and seed, as for hp.explain; the seed draws the weights too.
     """
     if depths is not None and (not isinstance(depths, int) or depths < 1):
         raise InputError(
             f"depths must be a whole number of at least 1, or None for every module; got {depths!r}"
         )
     model = as_model(model)
-    options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
     pictures = model.check_images(images)
-    before = explain(model, pictures, methods, targets, **options)
+    before = explain(model, pictures, methods, targets, layer=layer, **passes)
     explained = next(iter(before.values())).explained
     changing, random = copy_of(model), copy_of(model)
     names = from_the_head(changing, pictures[:1])
     if not names:
         raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
-    reinitialise(random.module.cpu(), names, seed)
+    reinitialise(random.module.cpu(), names, passes.get("seed", 0))
     found, done = [], 0
     for stop in _stops(len(names), depths):
         for name in names[done:stop]:
             take_over(changing.module.get_submodule(name), random.module.get_submodule(name))
         done = stop
-        after = explain(changing, pictures, methods, explained, **options)
+        after = explain(changing, pictures, methods, explained, layer=layer, **passes)
         similarity = {method: map_similarity(before[method], maps) for method, maps in after.items()}
         found.append(Depth(names[stop - 1] or "(top)", stop, similarity))
     return Cascade(tuple(found))
@@ -143,30 +142,27 @@ def input_shift(
     model: Model | nn.Module,
     images: Images,
     shift: float = 1.0,
-    layer: str | Sequence[str] | None = None,
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    seed: int = 0,
+    layer: Layers = None,
+    **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """Similarity of maps before and after a constant shift that the first layer takes back; 1 is right.
 
     Args:
-        methods, targets, model, images: As for parameter_randomisation.
-        shift: Added to every value of the model-ready images.
-        layer, batch_size, progress, seed: As for hp.explain.
+        methods, targets, model, images: as for parameter_randomisation.
+        shift: added to every value of the model-ready images.
+        layer, passes: as for parameter_randomisation.
 
     Returns:
         ssim and spearman, each "b", by method.
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
-    before = explain(model, pictures, methods, targets, **options)
+    before = explain(model, pictures, methods, targets, layer=layer, **passes)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
-    logits = [_logits(m, x, batch_size) for m, x in ((model, pictures), (twin, shifted))]
+    logits = [_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
     gap = (logits[0] - logits[1]).abs().amax(1)
     undone = gap <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
-    after = explain(twin, shifted, methods, next(iter(before.values())).explained, **options)
+    after = explain(twin, shifted, methods, next(iter(before.values())).explained, layer=layer, **passes)
     found = {method: map_similarity(before[method], maps) for method, maps in after.items()}
     return {method: PerImage(one, [Cause(NOT_UNDONE, ~undone), *one.causes]) for method, one in found.items()}
 
@@ -206,18 +202,16 @@ def fragility(
     images: Images,
     epsilon: float = 2 / 255,
     draws: int = 3,
-    layer: str | Sequence[str] | None = None,
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
-    seed: int = 0,
+    layer: Layers = None,
+    **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """Similarity of maps of the predicted class under noise that leaves the prediction as it is.
 
     Args:
-        methods, model, images: As for parameter_randomisation.
-        epsilon: How far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
-        draws: How often; the noise of a draw follows the seed and is the same for every image.
-        layer, batch_size, progress, seed: As for hp.explain.
+        methods, model, images: as for parameter_randomisation.
+        epsilon: how far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
+        draws: how often; the noise of a draw follows the seed and is the same for every image.
+        layer, passes: as for parameter_randomisation.
 
     Returns:
         ssim and spearman, means over the draws that keep the prediction, and kept, their share, by method.
@@ -226,14 +220,14 @@ def fragility(
         raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    options: dict[str, Any] = {"layer": layer, "seed": seed, "batch_size": batch_size, "progress": progress}
-    before = explain(model, pictures, methods, **options)
+    before = explain(model, pictures, methods, layer=layer, **passes)
     reach = _picture_range(model, pictures)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
     for draw in range(draws):
-        signs = np.random.default_rng((seed, draw)).integers(0, 2, pictures.shape[1:]) * 2 - 1
+        random = np.random.default_rng((passes.get("seed", 0), draw))
+        signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
         noisy = pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
-        for method, maps in explain(model, noisy, methods, **options).items():
+        for method, maps in explain(model, noisy, methods, layer=layer, **passes).items():
             same = maps.explained == before[method].explained
             found = map_similarity(before[method], maps)
             rows = [found[kind].masked_fill(~same, torch.nan) for kind in KINDS]
@@ -282,11 +276,11 @@ def above_floors(
     """How far each method is above each floor on the same images: {method: {floor: Margin}}.
 
     Args:
-        scores: One metric's values per image "b" by method, the floors among them. Images on which either is
+        scores: one metric's values per image "b" by method, the floors among them. Images on which either is
             NaN are left out of n.
-        higher_is_better: Which way a method is above a floor.
-        floors: Their names.
-        resamples, seed: Of the bootstrap behind the interval.
+        higher_is_better: which way a method is above a floor.
+        floors: their names.
+        resamples, seed: of the bootstrap behind the interval.
     """
     values = {name: as_numbers(one) for name, one in scores.items()}
     same_length(**values)

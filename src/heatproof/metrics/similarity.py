@@ -83,7 +83,7 @@ def ssim_reasons(
     """Why `ssim` of the same arguments is NaN, pair by pair; "" where it is defined.
 
     Args:
-        a, b, mode, mask, data_range: As for ssim.
+        a, b, mode, mask, data_range: as for ssim.
     """
     pair = _pair(a, b, mode, mask, data_range)
     kinds = torch.where(pair.unseen, 2, pair.constant.int())

@@ -195,6 +195,11 @@ def probabilities(logits: Tensor) -> Tensor:
     return logits.softmax(1)
 
 
+def target_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
+    """ "b" probability of each image's target."""
+    return probabilities(logits).gather(1, targets[:, None])[:, 0]
+
+
 def class_scores(logits: Tensor, targets: Tensor) -> Tensor:
     """ "b" logit of each image's target; class 0 of a one-logit model is -z."""
     if logits.shape[1] == 1:

@@ -17,7 +17,7 @@ import logging
 import math
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -27,14 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from heatproof.errors import InputError, TargetError
-from heatproof.explain.api import Request, shared_pass
+from heatproof.errors import InputError
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScore, CScores
 from heatproof.models import Model, probabilities
 from heatproof.models.model import untouched
-from heatproof.monitor.held import HeldOut
 from heatproof.types import Maps
 
 log = logging.getLogger("heatproof.monitor")
@@ -63,25 +61,6 @@ class Measured:
     accuracy: ClassifierScore
     recall: ClassifierScore
     unusable: Mapping[str, int]  # by method: maps that are not finite, left out of its score
-
-
-def answers(
-    model: Model,
-    held: HeldOut,
-    requests: list[Request],
-    layer: str | Sequence[str] | None,
-    batch_size: int,
-    seed: int,
-) -> Answers:
-    """Logits and maps of all images."""
-    with undisturbed(model):
-        try:
-            maps, logits = shared_pass(
-                model, held.images, requests, held.labels, layer, seed, held.ids, batch_size
-            )
-        except TargetError as error:
-            raise InputError(f"the labels do not match the model's outputs: {error}") from error
-    return Answers(logits.cpu(), maps)
 
 
 def measure(found: Answers, labels: Tensor, tau: float | Literal["adaptive"], seed: int) -> Measured:

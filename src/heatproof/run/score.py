@@ -14,7 +14,7 @@ Rows beside the metrics, each about one image:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Failure
 from heatproof.metrics.kit import PerImage
 from heatproof.metrics.scene import Scene
-from heatproof.models import Model, predicted, probabilities
+from heatproof.models import predicted, probabilities
 from heatproof.registry import Metric
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import ANSWERS, PER_MAP
@@ -39,32 +38,6 @@ NO_MAP = "there is no map: the model's output or the map has NaN or infinite val
 NOT_FINITE = "the map has NaN or infinite values"
 NOT_DEFINED = "the metric is not defined here"
 Values = tuple[Tensor, Sequence[str]]  # "b" and a reason for each NaN
-
-
-def explain_batch(
-    model: Model,
-    batch: Batch,
-    methods: Sequence[str],
-    targets: Tensor | None,
-    layer: Any,
-    size: int,
-    seed: int,
-    passed: Callable[[int], object] | None = None,
-) -> tuple[dict[str, Maps], Tensor]:
-    """What hp.explain gives, and the logits "b k" of the same pass."""
-    images = model.check_images(batch.images)
-    requests = read_methods(methods)
-    maps, logits = shared_pass(model, images, requests, targets, layer, seed, batch.ids, size, passed)
-    found, logits = {name: one.to("cpu") for name, one in maps.items()}, logits.cpu()
-    lost = probabilities(logits).isnan().any(1)
-    if targets is None and lost.any():  # nothing was predicted, so nothing is explained
-        found = {name: _without(one, lost) for name, one in found.items()}
-    return found, logits
-
-
-def _without(maps: Maps, lost: Tensor) -> Maps:
-    values = maps.values.masked_fill(lost[:, None, None], math.nan)
-    return replace(maps, values=values, explained=maps.explained.masked_fill(lost, -1))
 
 
 def as_stored(maps: Maps) -> Maps:
