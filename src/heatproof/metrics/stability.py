@@ -16,7 +16,7 @@ number of model variants behind it (see `overall`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,10 +26,11 @@ from scipy.stats import pearsonr
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.metrics.kit import as_numbers, as_tensor, same_length
 from heatproof.metrics.stats import Interval, percentile_interval
 from heatproof.models.model import at_least_float
 from heatproof.registry import metric
+from heatproof.types import ArrayLike
 
 NAN = float("nan")
 
@@ -51,15 +52,21 @@ class Cose:
 
 
 def cose(
-    same: Any,
-    changed: Any,
+    same: ArrayLike,
+    changed: ArrayLike,
     same_images: Sequence[Hashable] | None = None,
     changed_images: Sequence[Hashable] | None = None,
     *,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Cose:
-    """Consistency, sensitivity and COSE from the SSIMs of pairs with the same and with another prediction."""
+    """Consistency, sensitivity and COSE from the SSIMs of pairs with the same and with another prediction.
+
+    Args:
+        same, changed: SSIMs of the pairs; NaNs are left out and counted.
+        same_images, changed_images: names of their images, so that the interval draws whole images.
+        resamples, seed: of the bootstrap behind the intervals.
+    """
     kept, distance = _ssims(same, "same"), 1 - _ssims(changed, "changed")
     defined = ~np.isnan(kept), ~np.isnan(distance)
     counts = int(defined[0].sum()), int(defined[1].sum())
@@ -84,17 +91,27 @@ def cose(
 
 
 def cose_split(
-    ssims: Any,
-    same: Any,
+    ssims: ArrayLike,
+    same: ArrayLike,
     groups: Sequence[Hashable],
     images: Sequence[Hashable] | None = None,
-    **options: Any,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
 ) -> dict[Hashable, Cose]:
     """COSE of each group of pairs, such as geometric and photometric, or one group per magnitude.
 
-    `same` says of each pair whether its prediction stayed. Groups come back in order of first appearance.
+    Args:
+        ssims: one per pair.
+        same: whether the prediction stayed.
+        groups: what group a pair is of.
+        images: names of the pairs' images, as for cose.
+        resamples, seed: as for cose.
+
+    Returns:
+        By group, in order of first appearance.
     """
-    values, stayed = _ssims(ssims, "ssims"), _flat(same).astype(bool)
+    values, stayed = _ssims(ssims, "ssims"), as_numbers(same).astype(bool)
     same_length(ssims=values, same=stayed, groups=groups, images=images)
     names = None if images is None else np.array(images, dtype=object)
     result = {}
@@ -104,14 +121,19 @@ def cose_split(
         result[group] = cose(
             *(values[side] for side in sides),
             *([] if names is None else [names[side] for side in sides]),
-            **options,
+            resamples=resamples,
+            seed=seed,
         )
     return result
 
 
-def overall(values: Any, variants: Any) -> float:
-    """Mean of scores per (data set, model), weighted by the number of model variants; NaN is left out."""
-    scores, weights = _flat(values), _flat(variants)
+def overall(values: ArrayLike, variants: ArrayLike) -> float:
+    """Mean of scores per (data set, model), weighted by the number of model variants; NaN is left out.
+
+    Args:
+        values, variants: one of each for every data set and model.
+    """
+    scores, weights = as_numbers(values), as_numbers(variants)
     same_length(values=scores, variants=weights)
     defined = ~np.isnan(scores)
     return float(np.average(scores[defined], weights=weights[defined])) if weights[defined].sum() else NAN
@@ -126,9 +148,13 @@ class Pearson(NamedTuple):
     reason: str = ""
 
 
-def ssim_to_final(ssims: Any, accuracies: Any) -> Pearson:
-    """Do maps near those of the final model as accuracy grows? One SSIM, one accuracy per checkpoint."""
-    x, y = _flat(ssims), _flat(accuracies)
+def ssim_to_final(ssims: ArrayLike, accuracies: ArrayLike) -> Pearson:
+    """Do maps near those of the final model as accuracy grows?
+
+    Args:
+        ssims, accuracies: one of each per checkpoint.
+    """
+    x, y = as_numbers(ssims), as_numbers(accuracies)
     same_length(ssims=x, accuracies=y)
     defined = np.isfinite(x) & np.isfinite(y)
     x, y = x[defined], y[defined]
@@ -142,10 +168,13 @@ def ssim_to_final(ssims: Any, accuracies: Any) -> Pearson:
     return Pearson(float(found.statistic), float(found.pvalue), len(x))
 
 
-def cose_map(signed: Any) -> Tensor:
-    """Signed maps "b h w" or gradients "b c h w" -> "b h w" in [0, 1], as COSE compares them.
+def cose_map(signed: ArrayLike) -> Tensor:
+    """Signed maps -> "b h w" in [0, 1], as COSE compares them.
 
     Sum of |.| over channels, minus its minimum, clipped at its 99th percentile, which becomes 1.
+
+    Args:
+        signed: maps "b h w", or gradients "b c h w".
     """
     values = as_tensor(signed).detach()
     if values.ndim not in (3, 4) or 0 in values.shape[1:]:
@@ -165,13 +194,8 @@ def cose_map(signed: Any) -> Tensor:
     return (pixels / ceiling).clamp(max=1).reshape(strength.shape).float()
 
 
-def _flat(values: Any) -> np.ndarray:
-    array = as_tensor(values).detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    return array.astype(np.float64).reshape(-1)
-
-
-def _ssims(values: Any, name: str) -> np.ndarray:
-    array = _flat(values)
+def _ssims(values: ArrayLike, name: str) -> np.ndarray:
+    array = as_numbers(values)
     outside = array[np.abs(array) > 1 + 1e-6]
     if len(outside):
         raise InputError(f"{name} must hold SSIM values in [-1, 1]; got {outside[0]:g}")
@@ -199,18 +223,13 @@ def _by_image(
     """Sum and number of each image's defined values, for both sides; without names a pair is an image."""
     if (same_images is None) != (changed_images is None):
         raise InputError("name the images of both sets or of neither: same_images and changed_images")
-    sums, sizes = [], []
     if same_images is None:
-        for side in (kept, distance):
-            defined = side[~np.isnan(side)]
-            sums.append(defined)
-            sizes.append(np.ones(len(defined)))
-        return sums, sizes
+        sums = [side[~np.isnan(side)] for side in (kept, distance)]
+        return sums, [np.ones(len(side)) for side in sums]
     same_length(same=kept, same_images=same_images)
     same_length(changed=distance, changed_images=changed_images)
-    index: Mapping[Any, int] = {
-        name: i for i, name in enumerate(dict.fromkeys([*same_images, *changed_images]))
-    }
+    index = {name: i for i, name in enumerate(dict.fromkeys([*same_images, *changed_images]))}
+    sums, sizes = [], []
     for side, names in ((kept, same_images), (distance, changed_images)):
         defined = ~np.isnan(side)
         where = np.array([index[name] for name in names], dtype=int)[defined]

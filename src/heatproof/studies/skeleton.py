@@ -25,6 +25,11 @@ def local_spec(spec: str) -> str:
     return placed_spec(spec, Path.cwd())
 
 
+def some(settings: Any, *names: str) -> dict[str, Any]:
+    """These of the settings, by name."""
+    return {name: getattr(settings, name) for name in names}
+
+
 def run_config(
     settings: Any,
     methods: Iterable[str],
@@ -38,10 +43,7 @@ def run_config(
 
     settings: of a study whose runs have seed, batch_size, device and threads.
     """
-    run = {
-        "seed": settings.seed, "batch_size": settings.batch_size, "targets": targets,
-        "device": settings.device, "threads": settings.threads,
-    }  # fmt: skip
+    run = some(settings, "seed", "batch_size") | {"targets": targets} | some(settings, "device", "threads")
     tables = {"run": run, "model": model, "images": images, **more}
     return {"methods": list(methods), "metrics": list(metrics)} | {
         name: {key: value for key, value in table.items() if value is not None}

@@ -30,6 +30,11 @@ STYLE = {
 FORMATS = ("svg", "pdf", "png")
 
 
+def line_style(number: int) -> dict[str, Any]:
+    """Colour and mark of one of several lines."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
 @contextmanager
 def drawing(
     width: float = 6.4, height: float = 3.6, rows: int = 1, columns: int = 1, **options: Any
@@ -54,10 +59,8 @@ def save(figure: Any, folder: str | Path, name: str) -> list[Path]:
     """NAME.svg, NAME.pdf and NAME.png in this folder; no date inside, so the same figure is the same file."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix in FORMATS:
-        path = folder / f"{name}.{suffix}"
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
-        figure.savefig(path, metadata=metadata)
-        written.append(path)
-    return written
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    files = {suffix: folder / f"{name}.{suffix}" for suffix in FORMATS}
+    for suffix, path in files.items():
+        figure.savefig(path, metadata=dates.get(suffix, {}))
+    return list(files.values())

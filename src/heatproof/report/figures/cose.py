@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from heatproof.metrics.stability import Cose, Pearson
-from heatproof.report.figures import COLOURS, MARKERS, drawing
+from heatproof.report.figures import COLOURS, drawing, line_style
 
 Spread = Mapping[str, Mapping[str, np.ndarray]]  # group -> method -> one value per image (or per study)
 HALVES = ("consistency", "sensitivity", "value")
@@ -19,10 +19,8 @@ HALVES = ("consistency", "sensitivity", "value")
 @contextmanager
 def violins(panels: Mapping[str, Spread], methods: Sequence[str]) -> Iterator[Any]:
     """A panel per quantity, a place per method, groups side by side; white dot: median, bar: quartiles."""
-    with drawing(max(6.4, 0.9 * len(methods)), 2.9 * len(panels), rows=len(panels), squeeze=False) as (
-        figure,
-        grid,
-    ):
+    width, height = max(6.4, 0.9 * len(methods)), 2.9 * len(panels)
+    with drawing(width, height, rows=len(panels), squeeze=False) as (figure, grid):
         for axes, (title, spread) in zip(grid[:, 0], panels.items(), strict=True):
             for k, (group, values) in enumerate(spread.items()):
                 shift = (k - (len(spread) - 1) / 2) * 0.8 / len(spread)
@@ -42,19 +40,15 @@ def violins(panels: Mapping[str, Spread], methods: Sequence[str]) -> Iterator[An
 def magnitudes(curves: Mapping[str, Mapping[str, Mapping[float, Cose]]]) -> Iterator[Any]:
     """Columns: all, geometric, photometric; rows: consistency, sensitivity, COSE; a line per method."""
     titles = ("consistency", "sensitivity", "COSE, %")
-    with drawing(
-        3.1 * len(curves), 6.6, rows=3, columns=len(curves), sharex=True, sharey="row", squeeze=False
-    ) as (
-        figure,
-        grid,
-    ):
+    axes_shared: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
+    with drawing(3.1 * len(curves), 6.6, 3, len(curves), **axes_shared) as (figure, grid):
         for column, (kind, by_method) in enumerate(curves.items()):
             for row, half in enumerate(HALVES):
                 axes = grid[row, column]
                 for k, (method, points) in enumerate(by_method.items()):
                     values = [getattr(score, half) for score in points.values()]
-                    style = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)], "ms": 3}
-                    axes.plot(list(points), values, linewidth=1.2, label=_short(method), **style)
+                    style = line_style(k) | {"ms": 3, "linewidth": 1.2, "label": _short(method)}
+                    axes.plot(list(points), values, **style)
                 if column == 0:
                     axes.set_ylabel(titles[row])
             grid[0, column].set_title(kind)
@@ -71,12 +65,8 @@ def to_final(
     """One panel per method: accuracy of each checkpoint across, SSIM of its maps to the final ones up."""
     columns = min(4, len(points))
     rows = -(-len(points) // columns)
-    with drawing(
-        2.3 * columns, 2.2 * rows, rows=rows, columns=columns, squeeze=False, sharex=True, sharey=True
-    ) as (
-        figure,
-        grid,
-    ):
+    axes_shared: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+    with drawing(2.3 * columns, 2.2 * rows, rows, columns, **axes_shared) as (figure, grid):
         for axes in grid.flat[len(points) :]:
             axes.set_visible(False)
         for k, (method, by_checkpoint) in enumerate(points.items()):
@@ -86,9 +76,8 @@ def to_final(
             fit = fits[method]
             if np.isfinite(fit.r):
                 ends = np.array([np.nanmin(accuracy), np.nanmax(accuracy)])
-                axes.plot(
-                    ends, np.polyval(np.polyfit(accuracy, near, 1), ends), color=COLOURS[1], linewidth=1
-                )
+                line = np.polyval(np.polyfit(accuracy, near, 1), ends)
+                axes.plot(ends, line, color=COLOURS[1], linewidth=1)
             said = f"r = {fit.r:.2f}, p = {fit.p:.2g}" if np.isfinite(fit.r) else "r not defined"
             axes.set_title(f"{_short(method)}\n{said}", fontsize=8)
         figure.supxlabel("accuracy of the checkpoint")

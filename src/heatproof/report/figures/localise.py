@@ -6,24 +6,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from heatproof.report.figures import COLOURS, MARKERS, drawing
-
-
-def _style(number: int, floor: bool) -> dict[str, Any]:
-    """Floors are grey and broken, methods have a colour and a mark."""
-    if floor:
-        return {"color": "#888888", "linestyle": ("--", ":", "-.")[number % 3], "linewidth": 1.2}
-    return {
-        "color": COLOURS[number % len(COLOURS)],
-        "marker": MARKERS[number % len(MARKERS)],
-        "markersize": 3.5,
-    }
+from heatproof.report.figures import drawing, line_style
 
 
 def styles(methods: Sequence[str], floors: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Floors are grey and broken, methods have a colour and a mark."""
     real = [method for method in methods if method not in floors]
-    broken = [method for method in methods if method in floors]
-    return {method: _style(lot.index(method), method in floors) for lot in (real, broken) for method in lot}
+    grey = [method for method in methods if method in floors]
+    strokes = ("--", ":", "-.")
+    return {method: line_style(k) | {"markersize": 3.5} for k, method in enumerate(real)} | {
+        method: {"color": "#888888", "linestyle": strokes[k % 3], "linewidth": 1.2}
+        for k, method in enumerate(grey)
+    }
 
 
 @contextmanager

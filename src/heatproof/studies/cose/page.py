@@ -17,7 +17,7 @@ from heatproof.report.book import Book
 from heatproof.report.figures import cose as figures
 from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.studies.cose.found import CHANGES, CHECKPOINT, GEOMETRIC, KINDS, PHOTOMETRIC, Found
-from heatproof.studies.cose.settings import PAPER_METHODS
+from heatproof.studies.cose.settings import PAPER_METHODS, CoseSettings
 from heatproof.studies.skeleton import floor_rows
 
 # Table 1 of the paper: each model's mean over its five data sets, and the row "Overall"; see PAPER_METHODS.
@@ -32,20 +32,17 @@ SHOWN = 10  # images that could not be used
 
 
 def write_page(
+    settings: CoseSettings,
     found: Found,
     others: Sequence[Found],
-    folder: Path,
-    *,
-    failed: Sequence[Failure] = (),
-    skipped: Mapping[str, str] | None = None,
-    draws: int = 6,
-    with_figures: bool = True,
+    failed: Sequence[Failure],
+    skipped: Mapping[str, str],
 ) -> Path:
     """summary.md in the study's folder, with its tables and figures."""
-    book = Book(folder, f"COSE: {found.model} on {found.dataset}")
+    book = Book(settings.out, f"COSE: {found.model} on {found.dataset}")
     studies = [found, *others]
-    book.text(_opening(found, draws))
-    for name, why in (skipped or {}).items():
+    book.text(_opening(found, settings.draws))
+    for name, why in skipped.items():
         book.text(f"The checkpoint {name} was left out: {why}.")
     if failed:
         named = "; ".join(f"{one.id}: {one.reason}" for one in failed[:SHOWN])
@@ -60,7 +57,7 @@ def write_page(
     if len(found.checkpoints) > 1:
         book.heading("Do maps near the final ones as the model learns?")
         book.table(final_table(found))
-    if with_figures:
+    if settings.figures:
         try:
             draw_figures(book, found, studies)
         except MissingExtraError as error:

@@ -32,7 +32,7 @@ class InputPairs:
     """What is known of each image and variant."""
 
     ssim: Mapping[str, np.ndarray]  # method -> "b v", NaN where it is not defined
-    why: Mapping[str, np.ndarray]  # method -> "b v": which of `_ssim.REASONS`
+    why: Mapping[str, np.ndarray]  # method -> "b v": which of `similarity.REASONS`
     predicted: np.ndarray  # "b v": the class predicted for the variant
 
 
@@ -56,9 +56,7 @@ def input_pairs(
     originals = {method: comparable(maps) for method, maps in reference.items()}
     table = torch.from_numpy(drawn.magnitudes.T.copy()).to(pictures.device)  # "v b"
     size = int(pictures.shape[-2]), int(pictures.shape[-1])
-    values: dict[str, list[Tensor]] = {method: [] for method in methods}
-    whys: dict[str, list[Tensor]] = {method: [] for method in methods}
-    classes: list[Tensor] = []
+    results: list[dict[str, tuple[Tensor, Tensor, Tensor]]] = []
 
     def work(start: int, stop: int) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         jobs = torch.arange(start, stop, device=pictures.device)
@@ -88,18 +86,14 @@ def input_pairs(
             result[method] = value, why, maps[method].explained
         return result
 
-    def done(result: dict[str, tuple[Tensor, Tensor, Tensor]]) -> None:
-        for method, (value, why, _) in result.items():
-            values[method].append(value)
-            whys[method].append(why)
-        classes.append(result[methods[0]][2])
+    Queue(model, size, batch_size).each(count * len(drawn.names), work, results.append)
 
-    Queue(model, size, batch_size).each(count * len(drawn.names), work, done)
-    return InputPairs(
-        {method: _table(parts, count) for method, parts in values.items()},
-        {method: _table(parts, count) for method, parts in whys.items()},
-        _table(classes, count),
-    )
+    def column(method: str, k: int) -> np.ndarray:
+        """One of the results of all jobs as "b v"."""
+        return torch.cat([result[method][k] for result in results]).view(-1, count).T.cpu().numpy()
+
+    ssims, whys = ({method: column(method, k) for method in methods} for k in (0, 1))
+    return InputPairs(ssims, whys, column(methods[0], 2))
 
 
 def model_ready(model: Model, pictures: Tensor) -> Tensor:
@@ -115,8 +109,3 @@ def _pieces(drawn: Drawn, count: int, start: int, stop: int) -> list[tuple[Trans
         if low < high:
             found.append((run.transform, slice(low - start, high - start)))
     return found
-
-
-def _table(parts: list[Tensor], count: int) -> np.ndarray:
-    """Results of all jobs as "b v"."""
-    return torch.cat(parts).view(-1, count).T.cpu().numpy()

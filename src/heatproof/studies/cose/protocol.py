@@ -58,7 +58,7 @@ from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.pairs import input_pairs, model_ready
 from heatproof.studies.cose.settings import CoseSettings
-from heatproof.studies.skeleton import run_config
+from heatproof.studies.skeleton import run_config, some
 from heatproof.types import Batch, Maps, Score, Unit
 
 
@@ -91,10 +91,7 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
     if found.images == 0:
         raise InputError(f"no image could be used: {failed[0].id}: {failed[0].reason}")
-    page = write_page(
-        found, others, folder.path, failed=failed, skipped=skipped, draws=settings.draws,
-        with_figures=settings.figures,
-    )  # fmt: skip
+    page = write_page(settings, found, others, failed, skipped)
     return CoseResult(folder, page, found, failed, skipped)
 
 
@@ -193,8 +190,7 @@ class CoseWorker:
 
     @property
     def passes(self) -> dict[str, Any]:
-        layer, batch_size = self.settings.layer, self.settings.batch_size
-        return {"layer": layer, "batch_size": batch_size, "progress": self.progress.inputs}
+        return some(self.settings, "layer", "batch_size") | {"progress": self.progress.inputs}
 
 
 def correct_rows(maker: RowMaker, batch: Batch, predicted: Sequence[int]) -> Iterator[Score]:
@@ -225,19 +221,14 @@ def _open(settings: CoseSettings) -> Opened:
     if not (settings.checkpoints or settings.pretrained or own_weights):
         raise InputError(f"{settings.model} has no trained weights; name checkpoints or set pretrained")
     names = {"class_names": list(settings.class_names)} if settings.class_names else {}
-    model = {
+    model = some(settings, "pretrained", "num_classes", "layer", "name", "allow_pickle") | {
         "spec": settings.model,
         "checkpoints": [str(path) for path in settings.checkpoints],
         "random_init": settings.random_init and bool(settings.checkpoints or settings.pretrained),
         "options": dict(settings.model_options),
-    } | {
-        key: getattr(settings, key) for key in ("pretrained", "num_classes", "layer", "name", "allow_pickle")
     }
-    images = {
-        "kind": settings.kind,
+    images = some(settings, "kind", "limit", "seed") | {
         "path": str(settings.images),
-        "limit": settings.limit,
-        "seed": settings.seed,
         "options": {**settings.image_options, **names},
     }
     study = study_from(run_config(settings, settings.methods, (), model, images))
@@ -270,8 +261,7 @@ def _final(settings: CoseSettings, hashes: Mapping[str, str]) -> str:
 
 
 def _manifest(settings: CoseSettings, opened: Opened, hashes: Mapping[str, str], final: str) -> Manifest:
-    kept = ("draws", "same_seed", "unit_images", "batch_size", "layer")
-    config = {key: getattr(settings, key) for key in kept} | {
+    config = some(settings, "draws", "same_seed", "unit_images", "batch_size", "layer") | {
         "protocol": "cose",
         "methods": list(settings.methods),
         "transforms": list(settings.transforms),

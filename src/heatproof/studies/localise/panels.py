@@ -30,6 +30,7 @@ from heatproof.show import pixels
 from heatproof.store import MapStore
 from heatproof.studies.localise.scored import KINDS, Flag, Scored
 from heatproof.studies.localise.settings import LocaliseSettings
+from heatproof.studies.skeleton import some
 from heatproof.types import Batch, Maps, upsample
 
 METHODS_SHOWN = 4  # rows of a panel
@@ -70,7 +71,7 @@ class Studio:
         images = batch.images.to(self.model.device)
         lots = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
         targets = next(iter(lots.values())).explained
-        options = {name: getattr(self.settings, name) for name in ("steps", "baseline", "seed")}
+        options = some(self.settings, "steps", "baseline", "seed")
         walked = insertion_deletion(lots, targets, model=self.model, images=images, **options)
         views: dict[str, list[View]] = {name: [] for name in ids}
         for method, maps in lots.items():

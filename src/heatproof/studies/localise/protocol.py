@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,7 @@ from heatproof.store import RunFolder
 from heatproof.studies.localise import tables
 from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
 from heatproof.studies.localise.pictures import Sifted, reasons, sift, write_list
-from heatproof.studies.localise.scored import (
-    KINDS,
-    Flag,
-    Scored,
-    at_budget,
-    budgets_of,
-    macro_value,
-    raise_flags,
-    read_scores,
-    stored_overlaps,
-)
+from heatproof.studies.localise.scored import Flag, Scored, at_budget, budgets_of, find_flags, read_scores
 from heatproof.studies.localise.settings import FLOORS, PREPROCESS, FlagThresholds, LocaliseSettings
 from heatproof.studies.settings import with_floors
 from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file
@@ -126,15 +117,10 @@ def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None)
         "kind": "csv", "path": "pictures.csv", "limit": settings.limit, "single_object": True,
         "box_share": list(settings.box_share), "seed": settings.seed, "options": dict(images or {}),
     }  # fmt: skip
-    return run_config(
-        settings,
-        with_floors(settings.methods, FLOORS),
-        ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"],
-        model,
-        pictures,
-        settings.target,
-        preprocess=PREPROCESS[settings.preprocess],
-    )
+    methods = with_floors(settings.methods, FLOORS)
+    metrics = ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"]
+    own = PREPROCESS[settings.preprocess]
+    return run_config(settings, methods, metrics, model, pictures, settings.target, preprocess=own)
 
 
 def filter_steps(sifted: Sifted, settings: LocaliseSettings) -> list[tuple[str, int]]:
@@ -174,11 +160,10 @@ def _write_filter(book: Book, sifted: Sifted, steps: Sequence[tuple[str, int]], 
 def write_report(book: Book, scored: Scored, folder: RunFolder, settings: LocaliseSettings) -> list[Flag]:
     """Tables, figures and flags, from the run folder alone; the flags."""
     budgets = budgets_of(settings.budget)
-    recall = macro_value(scored.recall(), scored.seed).value
     book.heading("Results")
     book.text(
         f"Explained class: the {'true' if settings.target == 'label' else 'predicted'} one. Budget: "
-        f"{scored.budget:.0%} of the pixels. Mean recall over classes: {recall:.3f} "
+        f"{scored.budget:.0%} of the pixels. Mean recall over classes: {scored.mean_recall():.3f} "
         f"(thesis, ResNet-18: {tables.THESIS_RECALL:.3f})."
     )
     book.table(tables.method_table(scored, "localisation", "Localisation", tables.LOCALISATION))
@@ -211,7 +196,7 @@ def write_report(book: Book, scored: Scored, folder: RunFolder, settings: Locali
     for table in tables.class_tables(scored):
         book.table(table)
     tables.long_table(scored).write(book.folder / "tables")
-    flags = raise_flags(scored, stored_overlaps(scored, folder), settings.thresholds)
+    flags = find_flags(scored, folder, settings.thresholds)
     _write_flags(book, scored, flags, settings.thresholds)
     return flags
 
@@ -227,8 +212,8 @@ def _write_flags(book: Book, scored: Scored, flags: list[Flag], limits: FlagThre
         tables.flag_table(flags, scored).write(book.folder / "tables")
         every = "[tables/flagged_images.csv](tables/flagged_images.csv)"
         book.text(f"Every flag with its image: {every}. Here are the worst of each kind.")
-        kinds = [[flag for flag in flags if flag.kind == kind] for kind in KINDS]
-        worst = [flag for lot in kinds for flag in lot[:ON_THE_PAGE]]
+        kinds = groupby(flags, key=lambda flag: flag.kind)  # they are in order
+        worst = [flag for _, lot in kinds for flag in islice(lot, ON_THE_PAGE)]
         book.text(tables.flag_table(worst, scored).markdown())
 
 

@@ -15,7 +15,7 @@ confident and wrong       another class gets more than half of the probability
 rising deletion           taking the map's best pixels away makes the class more likely: they spoke against it
 methods disagree          the methods' best pixels overlap no more than random ones would
 
-keak2026budget describes these by words and pictures; the thresholds are ours (REASONS in tables.py).
+keak2026budget describes these by words and pictures; the thresholds are ours, and each has its reason below.
 """
 
 from __future__ import annotations
@@ -41,7 +41,20 @@ READ = ("image", "label", "explained", "method", "metric", "value", "reason")
 DEFAULT_BUDGET = 0.2  # its rows bear the metric's plain name
 HIT, OFF = "hit but unfaithful", "faithful but off-object"
 WRONG, RISING, DISAGREE = "confident and wrong", "rising deletion", "methods disagree"
-KINDS = (HIT, OFF, WRONG, RISING, DISAGREE)
+OF_A_METHOD = (HIT, OFF, RISING)  # the others are of an image
+REASONS = {
+    HIT: "pointing hit, insertion AUC below {low_insertion:g}: half of what the thesis's two methods reach "
+    "on average",
+    OFF: "insertion AUC of at least {high_insertion:g}, about the thesis's mean; less than {off_object:.0%} "
+    "of the part of the budget that fits into the box lies in it: most of it could, and does not",
+    WRONG: "the predicted class is wrong and has more than {confident:.0%} of the probability: more than all "
+    "others together; the thesis calls less than that low confidence",
+    RISING: "some point of the deletion curve is {rise:g} or more above its start: a tenth of the scale, so "
+    "that a wobble does not count",
+    DISAGREE: "two methods share on average at most {overlap:.0%} of their kept pixels: what two random "
+    "choices share",
+}
+KINDS = tuple(REASONS)
 ByClass = Mapping[int, Sequence[float]]  # the values of a class's images, NaN where not defined
 
 
@@ -96,6 +109,9 @@ class Scored:
     def macro(self, method: str, metric: str, budget: float | None = None) -> Value:
         return macro_value(self.by_class(self.column(method, metric, budget)), self.seed)
 
+    def mean_recall(self) -> float:
+        return macro_value(self.recall(), self.seed).value
+
     def class_name(self, label: int) -> str:
         return self.classes[label] if label < len(self.classes) else f"class {label}"
 
@@ -148,11 +164,6 @@ def read_scores(folder: RunFolder, budget: float, seed: int = 0) -> Scored:
     return scored
 
 
-def class_value(values: Sequence[float], seed: int = 0) -> Value:
-    """The mean of a class's images; an interval needs two."""
-    return macro_value({0: values}, seed)
-
-
 def macro_value(groups: ByClass, seed: int = 0, resamples: int = 1000) -> Value:
     """The mean of class means with its interval; n counts the images behind it."""
     flat = [(value, label) for label, values in groups.items() for value in values]
@@ -162,11 +173,7 @@ def macro_value(groups: ByClass, seed: int = 0, resamples: int = 1000) -> Value:
     known = [(value, label) for value, label in flat if not math.isnan(value)]
     if len(known) < 2:
         return Value(found.value, None, len(known))
-    return Value(found.value, _interval(known, seed, resamples), len(known))
-
-
-def _interval(known: Sequence[tuple[float, int]], seed: int, resamples: int) -> tuple[float, float]:
-    values, labels = np.array([value for value, _ in known]), np.array([label for _, label in known])
+    values, labels = (np.array(side) for side in zip(*known, strict=True))
     numbers = np.unique(labels, return_inverse=True)[1]
     drawn = resample(len(values), resamples, seed)
     # Sums and sizes of every class in every resample, in one pass: places are resample x class laid flat.
@@ -175,7 +182,8 @@ def _interval(known: Sequence[tuple[float, int]], seed: int, resamples: int) -> 
     sums = np.bincount(places, values[drawn].ravel(), resamples * classes).reshape(resamples, classes)
     sizes = np.bincount(places, minlength=resamples * classes).reshape(resamples, classes)
     means = np.divide(sums, sizes, out=np.zeros_like(sums), where=sizes > 0)
-    return percentile_interval(means.sum(1) / (sizes > 0).sum(1))
+    interval = percentile_interval(means.sum(1) / (sizes > 0).sum(1))
+    return Value(found.value, interval, len(known))
 
 
 class Flag(NamedTuple):
@@ -241,6 +249,11 @@ def box_share(scored: Scored, method: str, image: str) -> float:
         scored.column(method, "reachable", k).get(image, math.nan) for k in (small, next_one)
     )
     return small / at_small if at_next > at_small else at_small * small
+
+
+def find_flags(scored: Scored, folder: RunFolder, limits: FlagThresholds) -> list[Flag]:
+    """Every flag of a run, from its rows and its maps."""
+    return raise_flags(scored, stored_overlaps(scored, folder), limits)
 
 
 def stored_overlaps(scored: Scored, folder: RunFolder) -> dict[str, float]:

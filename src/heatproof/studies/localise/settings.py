@@ -15,7 +15,7 @@ PREPROCESS: dict[str, dict[str, Any]] = {"own": {}, "thesis": {"size": [224, 224
 
 @dataclass(frozen=True, kw_only=True)
 class FlagThresholds(Settings):
-    """When a flag is raised; REASONS in tables.py says why these."""
+    """When a flag is raised; REASONS in scored.py says why these."""
 
     low_insertion: float = option(0.3, "Flag: unfaithful below.")
     high_insertion: float = option(0.6, "Flag: faithful from here.")

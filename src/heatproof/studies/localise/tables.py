@@ -14,19 +14,7 @@ from dataclasses import dataclass
 
 from heatproof.explain.api import read_methods
 from heatproof.report.tables import Cell, Column, Table, Value
-from heatproof.studies.localise.scored import (
-    DISAGREE,
-    HIT,
-    KINDS,
-    OFF,
-    RISING,
-    WRONG,
-    ByClass,
-    Flag,
-    Scored,
-    class_value,
-    macro_value,
-)
+from heatproof.studies.localise.scored import OF_A_METHOD, REASONS, ByClass, Flag, Scored, macro_value
 from heatproof.studies.localise.settings import FlagThresholds
 from heatproof.studies.skeleton import floor_rows
 
@@ -48,23 +36,9 @@ NAMES = {
     "deletion": "Deletion AUC",
 }
 LOWER_IS_BETTER = ("deletion",)
-
-
 LOCALISATION = ("mask_iou", "box_iou", "inside", "pointing")
 FAITHFULNESS = ("insertion", "deletion")
 MEAN = "mean over classes"
-REASONS = {
-    HIT: "pointing hit, insertion AUC below {low_insertion:g}: half of what the thesis's two methods reach "
-    "on average",
-    OFF: "insertion AUC of at least {high_insertion:g}, about the thesis's mean; less than {off_object:.0%} "
-    "of the part of the budget that fits into the box lies in it: most of it could, and does not",
-    WRONG: "the predicted class is wrong and has more than {confident:.0%} of the probability: more than all "
-    "others together; the thesis calls less than that low confidence",
-    RISING: "some point of the deletion curve is {rise:g} or more above its start: a tenth of the scale, so "
-    "that a wobble does not count",
-    DISAGREE: "two methods share on average at most {overlap:.0%} of their kept pixels: what two random "
-    "choices share",
-}
 BOX_NOTE = (
     "Box IoU flatters scattered maps: the tight box of pixels strewn all over is the whole picture, so that "
     "random gets the share of the picture that the box covers."
@@ -75,6 +49,11 @@ FLOOR_NOTE = (
     "second slanted, floors and published rows do not compete. Constant maps say nothing; in insertion and "
     "deletion they are left out."
 )
+
+
+def class_value(values: Sequence[float], seed: int = 0) -> Value:
+    """The mean of a class's images; an interval needs two."""
+    return macro_value({0: values}, seed)
 
 
 def head(metric: str) -> Column:
@@ -265,12 +244,12 @@ def count_table(flags: list[Flag], scored: Scored, limits: FlagThresholds) -> Ta
     """How many images raise each flag, by method; the rule beside it."""
     given = {**vars(limits), "overlap": scored.budget if limits.overlap is None else limits.overlap}
     rows: list[tuple[Cell, ...]] = []
-    for kind in KINDS:
+    for kind, reason in REASONS.items():
         mine = [flag for flag in flags if flag.kind == kind]
-        methods = scored.real_methods if kind in (HIT, OFF, RISING) else [""]
-        by_method = [f"{m}: {sum(f.method == m for f in mine)}" for m in methods if m]
+        methods = scored.real_methods if kind in OF_A_METHOD else []
+        by_method = [f"{m}: {sum(f.method == m for f in mine)}" for m in methods]
         images = f"{len({flag.image for flag in mine})} of {len(scored.images)}"
-        rows.append((kind, images, ", ".join(by_method), REASONS[kind].format(**given)))
+        rows.append((kind, images, ", ".join(by_method), reason.format(**given)))
     heads = (Column("Flag"), Column("images"), Column("by method"), Column("rule and its reason"))
     return Table("flags", "Shortcut flags", heads, tuple(rows), marked=False)
 
