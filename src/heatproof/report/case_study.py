@@ -45,20 +45,17 @@ def case_study(
 ) -> Image.Image:
     """All views of one picture; the maps are the size of the picture."""
     shown = with_boxes(picture, boxes)
-    rows = []
-    for view in views:
-        kept = with_boxes(tinted(picture, view.kept, dim=True), boxes)
-        graph = curves(view.deletion, view.insertion, picture.size)
-        rows.append(
-            [
-                Tile(shown, "original, box"),
-                Tile(overlay(picture, view.heat), view.method),
-                Tile(tinted(picture, view.positive, dim=True), "top 5 for the class"),
-                Tile(tinted(picture, view.signed), "top 10, for and against"),
-                Tile(kept, f"top {budget:.0%}", view.notes[0]),
-                Tile(graph, "deletion, insertion", view.notes[1]),
-            ]
-        )
+    rows = [
+        [
+            Tile(shown, "original, box"),
+            Tile(overlay(picture, view.heat), view.method),
+            Tile(tinted(picture, view.positive, dim=True), "top 5 for the class"),
+            Tile(tinted(picture, view.signed), "top 10, for and against"),
+            Tile(with_boxes(tinted(picture, view.kept, dim=True), boxes), f"top {budget:.0%}", view.notes[0]),
+            Tile(curves(view.deletion, view.insertion, picture.size), "deletion, insertion", view.notes[1]),
+        ]
+        for view in views
+    ]
     return sheet(rows, heading=heading, cmap="inferno")
 
 
@@ -86,17 +83,13 @@ def confusion(
     shown = with_boxes(picture, boxes)
     rows = []
     for true, guessed in sides:
-        both = np.asarray(true.kept).astype(int) - np.asarray(guessed.kept).astype(int)
+        both = tinted(picture, np.asarray(true.kept).astype(int) - np.asarray(guessed.kept).astype(int))
         rows.append(
             [
                 Tile(shown, true.method),
                 Tile(overlay(picture, true.heat), f"true: {classes[0]}"),
                 Tile(overlay(picture, guessed.heat), f"predicted: {classes[1]}"),
-                Tile(
-                    tinted(picture, both),
-                    f"top {budget:.0%} of one only",
-                    "green: true class, red: predicted",
-                ),
+                Tile(both, f"top {budget:.0%} of one only", "green: true class, red: predicted"),
             ]
         )
     return sheet(rows, heading=heading, cmap="inferno")

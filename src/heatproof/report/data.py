@@ -8,9 +8,10 @@ stored with them, where there is one. A number that is not defined is NaN, and n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ NAN = float("nan")
 SMALLEST = 0.0005  # a difference that is shown as 0.000 is none
 PAIR = " ~ "  # between two methods, in the rows of method_agreement
 ANSWERS = ("image", "probability", "predicted")
+Select = Callable[..., list[dict[str, Any]]]  # columns and conditions -> rows of one checkpoint
 
 
 @dataclass(frozen=True)
@@ -164,39 +166,33 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
     if not models:
         raise StoreError(f"{folder.path} has no finished unit yet; run the study first")
     model = _one_of("model", model, models, models[0])
-    rows = scores.sql("select distinct checkpoint from scores where model = ?", [model])
-    with_rows = {row["checkpoint"] for row in rows}
+    rows = scores.sql("select distinct checkpoint, method from scores where model = ?", [model])
+    with_rows, methods = ({row[column] for row in rows} for column in ("checkpoint", "method"))
     checkpoints = [name for name in ordered(folder, model) if name in with_rows]
     checkpoint = _one_of("checkpoint", checkpoint, checkpoints, checkpoints[-1])
-    here = [model, checkpoint]
-    found = scores.sql(
-        "select distinct method from scores where model = ? and method <> '' and not contains(method, ?)",
-        [model, PAIR],
-    )
-    groups = _group_cells(folder, here)
+
+    def select(columns: str, rest: str, *parameters: str) -> list[dict[str, Any]]:
+        query = f"select {columns} from scores where model = ? and checkpoint = ? and {rest}"
+        return scores.sql(query, [model, checkpoint, *parameters])
+
+    broken = select("image, any_value(reason) as reason", "metric = 'image' group by 1 order by 1")
+    groups = _group_cells(select)
     return RunData(
         folder=folder,
         model=model,
         models=models,
         checkpoint=checkpoint,
         checkpoints=checkpoints,
-        methods=order_methods([row["method"] for row in found], folder.manifest),
-        images=_images(folder, here),
+        methods=order_methods([m for m in methods if m and PAIR not in m], folder.manifest),
+        images=_images(select),
         classes=dict(enumerate(class_names(folder))),
         whole={(name, m): c for (name, m, label), c in groups.items() if label is None},
         paths=_paths(folder, model, checkpoints),
         by_class={(name, m, label): c for (name, m, label), c in groups.items() if label is not None},
-        agreement=_agreement(folder, here),
-        curves=_curves(folder, here),
+        agreement=_agreement(select),
+        curves=_curves(select),
         alarms=_alarms(folder, model),
-        broken=[
-            (row["image"], row["reason"])
-            for row in scores.sql(
-                "select image, any_value(reason) as reason from scores "
-                "where model = ? and checkpoint = ? and metric = 'image' group by 1 order by 1",
-                here,
-            )
-        ],
+        broken=[(row["image"], row["reason"]) for row in broken],
     )
 
 
@@ -212,25 +208,21 @@ def _one_of(kind: str, wanted: str | None, known: Sequence[str], default: str) -
     return default if wanted is None else wanted
 
 
-def _images(folder: RunFolder, here: list[str]) -> Images:
+def _images(select: Select) -> Images:
     """All image-level scores of a checkpoint, as arrays over the images."""
-    scores = folder.scores()
-    about = "from scores where model = ? and checkpoint = ? and image <> ''"
-    rows = scores.sql(
-        f"""select image, any_value(label) as label,
-                   max(value) filter (metric = 'predicted' and not isnan(value)) as predicted,
-                   any_value(explained) filter (method <> '') as explained,
-                   max(value) filter (metric = 'probability' and not isnan(value)) as confidence
-            {about} and metric <> 'image' group by 1 order by 1""",
-        here,
+    rows = select(
+        """image, any_value(label) as label,
+           max(value) filter (metric = 'predicted' and not isnan(value)) as predicted,
+           any_value(explained) filter (method <> '') as explained,
+           max(value) filter (metric = 'probability' and not isnan(value)) as confidence""",
+        "image <> '' and metric <> 'image' group by 1 order by 1",
     )
     ids = [row["image"] for row in rows]
     place = {name: i for i, name in enumerate(ids)}
     arrays: dict[tuple[str, str], np.ndarray] = {}
-    groups = scores.sql(
-        f"""select metric, method, list(image) as images, list(value) as found
-            {about} and method <> '' group by 1, 2""",
-        here,
+    groups = select(
+        "metric, method, list(image) as images, list(value) as found",
+        "image <> '' and method <> '' group by 1, 2",
     )
     for group in groups:
         if stands_beside(group["metric"]):
@@ -265,15 +257,13 @@ def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str]
     return cells
 
 
-def _group_cells(folder: RunFolder, here: list[str]) -> dict[tuple[str, str, int | None], Cell]:
+def _group_cells(select: Select) -> dict[tuple[str, str, int | None], Cell]:
     """Numbers about a class, or with label None about the whole checkpoint, by metric, method and label.
 
     Their counts and intervals are rows of their own and go into the same cell.
     """
-    rows = folder.scores().sql(
-        "select metric, method, label, value, reason from scores where model = ? and checkpoint = ? "
-        "and image = '' and not contains(method, ?) order by label",
-        [*here, PAIR],
+    rows = select(
+        "metric, method, label, value, reason", "image = '' and not contains(method, ?) order by label", PAIR
     )
     values = {(row["metric"], row["method"], row["label"]): row for row in rows}
     cells = {}
@@ -314,28 +304,22 @@ def _alarms(folder: RunFolder, model: str) -> list[Alarm]:
     return [alarm for alarm in find_alarms(trajectory) if not is_floor(alarm.method or "")]
 
 
-def _agreement(folder: RunFolder, here: list[str]) -> dict[str, dict[tuple[str, str], float]]:
-    rows = folder.scores().sql(
-        "select metric, method, value from scores where model = ? and checkpoint = ? and contains(method, ?)",
-        [*here, PAIR],
-    )
+def _agreement(select: Select) -> dict[str, dict[tuple[str, str], float]]:
     found: dict[str, dict[tuple[str, str], float]] = {}
-    for row in rows:
+    for row in select("metric, method, value", "contains(method, ?)", PAIR):
         first, _, second = row["method"].partition(PAIR)
         kind = row["metric"].partition("(")[0].removeprefix("method_agreement").strip("_") or "agreement"
         found.setdefault(kind, {})[first, second] = row["value"]
     return found
 
 
-def _curves(folder: RunFolder, here: list[str]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+def _curves(select: Select) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """Mean probability along insertion and deletion, where its points were kept."""
-    rows = folder.scores().sql(
-        r"""select method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
-                   regexp_extract(metric, '_at_(\d+)', 1)::int as percent,
-                   avg(value) filter (not isnan(value)) as mean from scores
-            where model = ? and checkpoint = ? and regexp_matches(metric, '^(insertion|deletion)_at_\d+')
-            group by all order by all""",
-        here,
+    rows = select(
+        r"""method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
+            regexp_extract(metric, '_at_(\d+)', 1)::int as percent,
+            avg(value) filter (not isnan(value)) as mean""",
+        r"regexp_matches(metric, '^(insertion|deletion)_at_\d+') group by all order by all",
     )
     found: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:

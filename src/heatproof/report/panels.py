@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from heatproof.errors import InputError
 from heatproof.show import colours
 
+Colour = tuple[int, int, int]
 PAPER, INK, FAINT = (255, 255, 255), (20, 20, 20), (110, 110, 110)
 SMALLEST_TILE = 224
 GAP, TEXT, LINE = 14, 15, 21  # pixels: between tiles, height of the letters, from line to line
@@ -108,11 +109,7 @@ def _colour_bar(canvas: Image.Image, pen: ImageDraw.ImageDraw, y: int, cmap: str
 
 
 def _write(
-    pen: ImageDraw.ImageDraw,
-    at: tuple[int, int],
-    text: str,
-    width: int,
-    colour: tuple[int, int, int] = INK,
+    pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, width: int, colour: Colour = INK
 ) -> None:
     pen.text(at, _fitted(text, width), fill=colour, font=_font())
 
@@ -132,10 +129,8 @@ def _fitted(text: str, width: float) -> str:
     """The text, shortened with three dots where it is wider than its place."""
     if _font().getlength(text) <= width:
         return text
-    kept = len(text)
-    while kept and _font().getlength(text[:kept].rstrip() + "...") > width:
-        kept -= 1
-    return text[:kept].rstrip() + "..."
+    shorter = (text[:kept].rstrip() + "..." for kept in range(len(text), 0, -1))
+    return next((each for each in shorter if _font().getlength(each) <= width), "...")
 
 
 @lru_cache
