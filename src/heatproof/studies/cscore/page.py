@@ -108,12 +108,10 @@ def candidates(run: Trajectory, alarms: Sequence[Alarm]) -> list[Candidate]:
             continue
         raised = {a.method for a in alarms if a.checkpoint == checkpoint.name}
         for method, state in checkpoint.methods.items():
-            scores = state.classes
-            complete = all(not math.isnan(s.value) and s.n >= 2 for s in scores.values())
-            if None in raised or method in raised or not complete:
-                continue
-            worst = min(scores, key=lambda c, scores=scores: scores[c].value)  # type: ignore[misc]
-            found.append(Candidate(checkpoint, method, worst, scores[worst]))
+            complete = all(not math.isnan(s.value) and s.n >= 2 for s in state.classes.values())
+            if complete and not raised & {None, method}:
+                label, score = min(state.classes.items(), key=lambda item: item[1].value)
+                found.append(Candidate(checkpoint, method, label, score))
     return sorted(found, key=lambda one: -one.floor)
 
 

@@ -96,9 +96,8 @@ def _config(old: RunFolder, weights: Path, images: Path | None) -> dict[str, Any
     config = old.manifest.config
     own = {"checkpoints": [str(weights.absolute())], "random_init": False, "pretrained": False}
     place = (images or old.path.parent / config["images"]["path"]).absolute()
-    return {
-        **config, "model": config["model"] | own, "images": config["images"] | {"path": str(place)},
-    }  # fmt: skip
+    images_of = config["images"] | {"path": str(place)}
+    return {**config, "model": config["model"] | own, "images": images_of}
 
 
 class Move(NamedTuple):

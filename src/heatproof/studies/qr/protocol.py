@@ -86,29 +86,24 @@ def qr_study(
     remember(settings)
     with fixed_threads(settings.threads or usual_threads()):
         sets = trainings.make_pictures(settings)
-        results = [one_seed(settings, k, *sets, progress, training) for k in range(settings.seeds)]
+        results = [one_seed(settings, k, sets, progress, training) for k in range(settings.seeds)]
         book = Book(settings.out, f"Do maps of {settings.model} find the parts of a {settings.symbol} code?")
         page.write(book, results)
     return QrOutcome(book.write(), book, tuple(results))
 
 
 def one_seed(
-    settings: QrSettings,
-    number: int,
-    train: QRSet,
-    test: QRSet,
-    progress: Progress,
-    told: trainings.Told | None,
+    settings: QrSettings, number: int, sets: trainings.Sets, progress: Progress, told: trainings.Told | None
 ) -> Results:
     """Trainings and measurements of one seed, counted from 0."""
     folder = settings.out / "seeds" / str(number) if number else settings.out
     seed = settings.seed + number
-    trained = trainings.train_all(settings, folder, seed, train, test, told)
+    trained = trainings.train_all(settings, folder, seed, sets, told)
     runs = {
         plan.name: read_columns(engine_run(settings, folder, seed, plan, progress))
         for plan in engine_runs(settings)
     }
-    measured = Probe(settings, folder, seed, test, progress).measure()
+    measured = Probe(settings, folder, seed, sets.test, progress).measure()
     runs["measured"] = read_columns(measured)
     machine = measured.manifest.machine
     device = machine["cpu"] if machine["device_name"] == "cpu" else machine["device_name"]
@@ -229,10 +224,9 @@ class Probe:
                 for regime, units in left.items():
                     for method, maps in self.explained(regime, pictures, tuple(units)).items():
                         found = structure(maps, masks["finder"], masks["timing"], masks["box"])
+                        mine = rows[units[method].hash]
                         for mass in MASSES:
-                            rows[units[method].hash] += self.rows(
-                                regime, method, at(mass, kind, level), found, mass
-                            )
+                            mine += self.rows(regime, method, at(mass, kind, level), found, mass)
             for unit in (unit for units in left.values() for unit in units.values()):
                 self.store.write_unit(unit, rows[unit.hash])
             severities = ", ".join(f"{level:g}" for level in levels)

@@ -59,22 +59,32 @@ class Trained(NamedTuple):
     shares: dict[str, float]
 
 
-def make_pictures(settings: QrSettings) -> tuple[QRSet, QRSet]:
-    """What is trained on and what is scored; written to OUT/data, each whole or not at all."""
-    train, test = (draw(settings, k, count, count) for k, count in enumerate((settings.train, settings.test)))
-    for name, made in (("train", train), ("test", test)):
+class Sets(NamedTuple):
+    """What is trained on and what is scored."""
+
+    train: QRSet
+    test: QRSet
+
+
+def make_pictures(settings: QrSettings) -> Sets:
+    """Both sets from the seed; written to OUT/data, each whole or not at all."""
+    sets = Sets(draw(settings, 0, settings.train), draw(settings, 1, settings.test))
+    for name, made in sets._asdict().items():
         folder = settings.out / "data" / name
         if not (folder / MANIFEST).exists():
             unfinished = folder.with_name(f"{name}.partial")
             shutil.rmtree(unfinished, ignore_errors=True)
             write_codes(made, unfinished)
             os.replace(unfinished, folder)
-    return train, test
+    return sets
 
 
-def draw(settings: QrSettings, use: int, codes: int, negatives: int) -> QRSet:
-    """Pictures to train on (0), test (1), for the proxy task (2) and its validation (3): no two share any."""
-    seed = 4 * settings.seed + use
+def draw(settings: QrSettings, use: int, negatives: int) -> QRSet:
+    """Pictures to train on (0), test (1), for the proxy task (2) and its validation (3): no two share any.
+
+    The first two have as many codes as negatives, the others none.
+    """
+    seed, codes = 4 * settings.seed + use, negatives if use < 2 else 0
     return make_codes(settings.symbol, codes, negatives, settings.size, seed, photos=settings.photos)
 
 
@@ -160,13 +170,11 @@ def check_network(settings: QrSettings) -> None:
             trained_parts(model, blank, phase.trainable)
 
 
-def train_all(
-    settings: QrSettings, folder: Path, seed: int, train: QRSet, test: QRSet, told: Told | None = None
-) -> Trained:
+def train_all(settings: QrSettings, folder: Path, seed: int, sets: Sets, told: Told | None = None) -> Trained:
     """Every training of one seed, from where it was left; accuracies are those on the test pictures."""
     model, histories = start(settings, folder, seed, told)
     beginning = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
-    data, valid = as_data(train), as_data(test)
+    data, valid = map(as_data, sets)
     for name, recipe in recipes(settings).items():
         model.module.load_state_dict(beginning)
         histories[name] = learn(model, data, valid, recipe, folder, name, seed, told)
@@ -182,7 +190,7 @@ def start(
     kinds = {kind: label for label, kind in enumerate(negatives_of(find_symbol(settings.symbol)))}
     model = build(settings, folder, seed, len(kinds))
     counts = settings.proxy, max(settings.proxy // 5, 2 * len(kinds))
-    drawn = [draw(settings, use, 0, count) for use, count in enumerate(counts, 2)]
+    drawn = [draw(settings, use, count) for use, count in enumerate(counts, 2)]
     train, valid = (as_data(made, np.array([kinds[k] for k in made.kinds.tolist()])) for made in drawn)
     phase = Phase(settings.proxy_epochs, settings.proxy_lr, "all", name="proxy")
     recipe = Recipe((phase,), settings.train_batch, amp=settings.amp)
