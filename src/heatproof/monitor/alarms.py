@@ -85,6 +85,9 @@ class Alarm:
     def name(self) -> str:
         return NAMES[self.mechanism]
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.severity}): {self.sentence}"
+
     @property
     def where(self) -> str:
         """Method and class, as far as the alarm is about one."""

@@ -117,7 +117,3 @@ class Report:
             scores.append(f"{method} {found.overall.value:.3f} [{low:.3f}, {high:.3f}]")
         line = f"epoch {self.epoch}: AUC {self.auc:.3f}, accuracy {self.accuracy:.3f}, C-Score "
         return f"{line}{', '.join(scores)} ({self.n} images, {self.seconds:.1f} s)"
-
-
-def alarm_text(alarm: Alarm) -> str:
-    return f"{alarm.name} ({alarm.severity}): {alarm.sentence}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from heatproof.errors import InputError, need
-from heatproof.monitor.outcome import Report, alarm_text
+from heatproof.monitor.outcome import Report
 
 EXTRA = "trackers"
 PICTURE, ALARMS = "heatproof/maps", "heatproof/alarms"
@@ -112,4 +112,4 @@ def _mlflow_name(name: str) -> str:
 
 
 def _text(report: Report) -> str:
-    return "\n\n".join(map(alarm_text, report.new_alarms))
+    return "\n\n".join(map(str, report.new_alarms))

@@ -22,17 +22,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from heatproof.errors import HeatproofError, InputError
-from heatproof.explain.api import read_methods
-from heatproof.images import Preprocess
+from heatproof.errors import HeatproofError, InputError, TargetError
+from heatproof.explain.api import read_methods, shared_pass
+from heatproof.images import Preprocess, Source
 from heatproof.models import Model, load_model
 from heatproof.monitor.alarms import NAMES, Alarm, find_alarms
 from heatproof.monitor.held import HeldOut, hold
-from heatproof.monitor.measure import Answers, answers, measure, same_randomness
-from heatproof.monitor.outcome import Cost, Report, alarm_text
+from heatproof.monitor.measure import Answers, measure, same_randomness, undisturbed
+from heatproof.monitor.outcome import Cost, Report
 from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
 from heatproof.monitor.trackers import Tracker
 from heatproof.monitor.trajectory import CheckpointState, Trajectory
+from heatproof.types import ArrayLike, Batch
 
 if TYPE_CHECKING:
     from heatproof.monitor.record import Recorder
@@ -42,12 +43,33 @@ SHOWN = 4  # classes in the picture
 
 
 class Monitor:
-    """Watches a model's explanations on fixed images while it trains."""
+    """Watches a model's explanations on fixed images while it trains.
+
+    Args:
+        images: model-ready "b c H W", a list of Batch, or a Source or folder of pictures with the model's
+            `preprocess`. They are kept in memory.
+        labels: "b" classes, where images are a tensor.
+        methods: as for hp.explain.
+        every: measure the first epoch given and every n-th.
+        limit: a stratified subset of so many images.
+        batch_size: images per pass.
+        class_names: of the classes, in order.
+        preprocess: the model's own, for pictures.
+        out: a run folder to write and to resume.
+        layer: where CAMs look; found by itself where None.
+        tau: of the gold lists, see hp.metrics.gold_list.
+        loggers: trackers, see trackers.py: what has a method log(report).
+        on_alarm: called with each new alarm, in every process, instead of a line in the log.
+        stop_on: mechanisms ("class masking", ..., or "any") for which step() raises AlarmRaised; callbacks
+            then end the training.
+        max_seconds: a step that takes longer makes the subset smaller for the next ones.
+        seed: of the subset, the maps and the intervals.
+    """
 
     def __init__(
         self,
-        images: Any,
-        labels: Any = None,
+        images: ArrayLike | Sequence[Batch] | Source | PathLike[str],
+        labels: ArrayLike | None = None,
         methods: str | Sequence[str] = ("gradcam", "layercam"),
         *,
         every: int = 1,
@@ -59,21 +81,12 @@ class Monitor:
         layer: str | Sequence[str] | None = None,
         tau: float | Literal["adaptive"] = 0.5,
         loggers: Sequence[Tracker] = (),
-        on_alarm: Callable[[Alarm], Any] | None = None,
+        on_alarm: Callable[[Alarm], object] | None = None,
         stop_on: str | int | Sequence[str | int] = (),
         max_seconds: float | None = None,
         seed: int = 0,
     ) -> None:
-        """images: model-ready "b c H W" with labels "b", a list of Batch, or a Source or folder of pictures
-            with the model's `preprocess`. They are kept in memory.
-        every: measure the first epoch given and every n-th. limit: a stratified subset of so many images.
-        out: a run folder to write and to resume. layer: where CAMs look; found by itself where None.
-        on_alarm: called with each new alarm, in every process, instead of a line in the log.
-        stop_on: mechanisms ("class masking", ..., or "any") for which step() raises AlarmRaised; callbacks
-            then end the training.
-        max_seconds: a step that takes longer makes the subset smaller for the next ones.
-        """
-        self._requests = read_methods(methods)
+        self._calls = read_methods(methods)
         self._stop_on = _mechanisms(stop_on)
         if every < 1:
             raise InputError(f"every is a number of epochs, at least 1; got {every}")
@@ -109,7 +122,7 @@ class Monitor:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return tuple(request.text for request in self._requests)
+        return tuple(call.text for call in self._calls)
 
     @property
     def images(self) -> HeldOut:
@@ -121,8 +134,12 @@ class Monitor:
         """All steps so far."""
         return Cost(self._spent, self._spent / max(time.perf_counter() - self._born, 1e-9))
 
-    def check(self, model: Any) -> None:
-        """Refuse a model that does not fit, before training starts: one image of each class goes through."""
+    def check(self, model: object) -> None:
+        """Refuse a model that does not fit, before training starts: one image of each class goes through.
+
+        Args:
+            model: what load_model takes.
+        """
         everywhere(lambda: self._check(model))
 
     def _check(self, model: Any) -> None:
@@ -132,8 +149,16 @@ class Monitor:
         if self._expected not in (None, count):
             raise InputError(f"there are {self._expected} class names, but the model has {count} classes")
 
-    def step(self, model: Any, epoch: int) -> Report | None:
-        """Measure the model after `epoch`; None where it is not due (see `every`)."""
+    def step(self, model: object, epoch: int) -> Report | None:
+        """Measure the model after an epoch.
+
+        Args:
+            model: what load_model takes.
+            epoch: its number.
+
+        Returns:
+            None where it is not due (see `every`).
+        """
         report, self.trajectory = from_first(lambda: (self._step(model, int(epoch)), self.trajectory))
         if report is not None:
             self._tell(report)
@@ -186,7 +211,16 @@ class Monitor:
         )  # fmt: skip
 
     def _answers(self, model: Model, held: HeldOut) -> Answers:
-        return answers(model, held, self._requests, self.layer, self.batch_size, self.seed)
+        """Logits and maps of these images."""
+        with undisturbed(model):
+            try:
+                maps, logits = shared_pass(
+                    model, held.images, self._calls, ids=held.ids, targets=held.labels, layer=self.layer,
+                    seed=self.seed, batch_size=self.batch_size,
+                )  # fmt: skip
+            except TargetError as error:
+                raise InputError(f"the labels do not match the model's outputs: {error}") from error
+        return Answers(logits.cpu(), maps)
 
     def _alarms(self, now: CheckpointState) -> tuple[tuple[Alarm, ...], tuple[Alarm, ...]]:
         """Add the checkpoint; its alarms, and those of them that the checkpoint before did not have.
@@ -210,7 +244,7 @@ class Monitor:
     def _tell(self, report: Report) -> None:
         if self.on_alarm is None and leads():
             for alarm in report.new_alarms:
-                log.warning("%s", alarm_text(alarm))
+                log.warning("%s", alarm)
         everywhere(lambda: self._decide(report))
 
     def _decide(self, report: Report) -> None:
@@ -219,7 +253,7 @@ class Monitor:
                 self.on_alarm(alarm)
         for alarm in report.new_alarms:
             if alarm.mechanism in self._stop_on:
-                raise AlarmRaised(f"stopped after epoch {report.epoch}: {alarm_text(alarm)}")
+                raise AlarmRaised(f"stopped after epoch {report.epoch}: {alarm}")
 
     def _send(self, logger: Tracker, report: Report) -> None:
         if report.measured is None:

@@ -66,21 +66,15 @@ class Prepared:
 
 def prepare(
     study: str | Path | Mapping[str, Any], out: str | Path | None = None, trust_mtime: bool = False,
-    say: Callable[[str], object] = lambda text: None,
+    say: Say = lambda text: None,
 ) -> Prepared:  # fmt: skip
     """Check everything that can be checked before work starts; nothing is written.
 
     trust_mtime: in a new run, sizes and times of files stand for their contents.
     """
     opened = open_study(study)
-    chosen = opened.study.run.out
-    path = (
-        Path(out)
-        if out
-        else Path(os.path.normpath(opened.folder / chosen))
-        if chosen
-        else Path("runs") / ("study" if isinstance(study, Mapping) else Path(study).stem)
-    )
+    chosen, name = opened.study.run.out, "study" if isinstance(study, Mapping) else Path(study).stem
+    path = Path(out or (os.path.normpath(opened.folder / chosen) if chosen else Path("runs") / name))
     begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
     _settle(opened, begun)
     with enough_memory(opened.study.run.batch_size):

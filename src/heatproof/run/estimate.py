@@ -55,7 +55,7 @@ def estimate(
     yield "explained class", prepared.opened.targets
     yield "network's output", prepared.opened.head
     yield "run folder", str(prepared.path)
-    finished = len(plan.units) - len([u for u in plan.units if u.hash not in done])
+    finished = sum(unit.hash in done for unit in plan.units)
     yield "units", f"{len(plan.units)} of up to {study.run.batch_size} images, {finished} done"
     yield "to do", f"{len(pending)} units in this shard, then {len(groups)} about whole checkpoints"
     if pending:

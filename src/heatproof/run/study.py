@@ -124,8 +124,12 @@ def check_study(opened: Opened) -> dict[str, str]:
         for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
             find_module(model.module, layer)
     count = check_classes(opened, model)
-    with _at("metrics"):
-        _check_class_count(opened.metrics, count)
+    for request in opened.metrics:
+        if request.every_class and count > ALL_CLASSES_UP_TO:
+            raise InputError(
+                f"metrics: {request.text} needs the probabilities of all classes, which a run keeps for up "
+                f"to {ALL_CLASSES_UP_TO} classes; this model has {count}"
+            )
     return opened.hashes
 
 
@@ -255,26 +259,11 @@ def _check_labels(source: Source, count: int, name: str) -> None:
         )
 
 
-def _check_class_count(requests: list[MetricRequest], count: int) -> None:
-    for request in requests:
-        if request.every_class and count > ALL_CLASSES_UP_TO:
-            raise InputError(
-                f"{request.text} needs the probabilities of all classes, which a run keeps for up to "
-                f"{ALL_CLASSES_UP_TO} classes; this model has {count}"
-            )
-
-
 @contextmanager
 def _at(place: str) -> Iterator[None]:
     """Put the key in front of what is wrong with it."""
     try:
         yield
-    except ModelError as error:
-        raise ModelError(_behind(place, error)) from error
     except HeatproofError as error:
-        raise InputError(_behind(place, error)) from error
-
-
-def _behind(place: str, error: Exception) -> str:
-    text = str(error)
-    return text if text.startswith(place) else f"{place}: {text}"
+        kind = ModelError if isinstance(error, ModelError) else InputError
+        raise kind(str(error) if str(error).startswith(place) else f"{place}: {error}") from error

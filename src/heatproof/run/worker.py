@@ -6,25 +6,28 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from heatproof.disk import valid_unicode
+from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Loaded, batches
 from heatproof.metrics.scene import Scene
+from heatproof.models import Model, probabilities
 from heatproof.run.group import across_rows, group_rows
 from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
-from heatproof.run.score import RowMaker, as_stored, explain_batch, only_finite
+from heatproof.run.score import RowMaker, as_stored, only_finite
 from heatproof.run.study import Opened
 from heatproof.show import pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import StopRequested
-from heatproof.types import Batch, Maps, Score
+from heatproof.types import Batch, Maps, Score, Unit
 
 PAUSES = 0.5, 2.0  # seconds before a picture that could not be read is tried again
 FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
@@ -91,10 +94,7 @@ class Worker:
             return scores, {}
         new: dict[str, Maps] = {}
         if task.kind == "explain":
-            targets = batch.labels if self.opened.targets == "label" else None
-            new, logits = explain_batch(
-                model, batch, unit.methods, targets, layer, size, unit.seed, self.passed
-            )
+            new, logits = self._explain(model, batch, unit)
             if task.with_answers:
                 scores += rows.answers(batch, logits)
             maps = {name: as_stored(made) for name, made in new.items()}
@@ -104,6 +104,22 @@ class Worker:
         scene = Scene(model, batch, maps, explained, layer, size, unit.seed, self.passed)
         scores += rows.scores(unit.metrics, scene)
         return scores, {name: only_finite(made) for name, made in new.items()}
+
+    def _explain(self, model: Model, batch: Batch, unit: Unit) -> tuple[dict[str, Maps], Tensor]:
+        """What hp.explain gives, and the logits "b k" of the same pass."""
+        study, calls = self.opened.study, read_methods(unit.methods)
+        targets = batch.labels if self.opened.targets == "label" else None
+        maps, logits = shared_pass(
+            model, model.check_images(batch.images), calls, ids=batch.ids, targets=targets,
+            layer=study.model.layer, seed=unit.seed, batch_size=study.run.batch_size, progress=self.passed,
+        )  # fmt: skip
+        found, logits = {name: one.to("cpu") for name, one in maps.items()}, logits.cpu()
+        lost = probabilities(logits).isnan().any(1)
+        if targets is None and lost.any():  # nothing was predicted, so nothing is explained
+            for name, one in found.items():
+                values = one.values.masked_fill(lost[:, None, None], torch.nan)
+                found[name] = replace(one, values=values, explained=one.explained.masked_fill(lost, -1))
+        return found, logits
 
     def _stored_maps(self, checkpoint: str, method: str, batch: Batch) -> Maps:
         """A method's maps of these images; one that could not be stored is NaN, and explains nobody (-1)."""

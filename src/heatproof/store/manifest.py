@@ -17,7 +17,7 @@ import platform
 import subprocess
 import sys
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -180,56 +180,55 @@ def compare_configs(
     >>> [(change.sentence, change.addition) for change in compare_configs(old, new)]
     [("methods gained 'lime'", True), ('seed was 0 and is now 1', False)]
     """
-    return _walk(_plain(old), _plain(new), "", frozenset(growing), frozenset(free))
+    return list(_Comparison(frozenset(growing), frozenset(free)).changes(_plain(old), _plain(new), ""))
 
 
-def _walk(old: Any, new: Any, path: str, growing: frozenset[str], free: frozenset[str]) -> list[Change]:
-    if old == new or path in free:
-        return []
-    grows = _last(path) in growing
-    if isinstance(old, dict) and isinstance(new, dict):
-        return _walk_table(old, new, path, growing, free)
-    if isinstance(old, list) and isinstance(new, list) and (grows or _tables(old + new)):
-        return _walk_list(old, new, path, growing, free)
-    if grows and _is_number(old) and _is_number(new) and new > old:
-        return [Change(path, f"{path} rose from {old} to {new}", True)]
-    return [Change(path, f"{path} was {_short(old)} and is now {_short(new)}", False)]
+@dataclass(frozen=True)
+class _Comparison:
+    growing: frozenset[str]
+    free: frozenset[str]
 
-
-def _walk_table(
-    old: dict[str, Any], new: dict[str, Any], path: str, growing: frozenset[str], free: frozenset[str]
-) -> list[Change]:
-    changes: list[Change] = []
-    # A new key under checkpoints is a new checkpoint, but one under images is a new setting.
-    names_things = _last(path) in growing and _last(path) != "images"
-    for key in [*old, *(k for k in new if k not in old)]:
-        where = f"{path}.{key}" if path else key
-        if key in old and key in new:
-            changes += _walk(old[key], new[key], where, growing, free)
-        elif where in free:
-            continue
-        elif key in old:
-            changes.append(Change(where, f"{where} was {_short(old[key])} and is now absent", False))
-        elif names_things:
-            changes.append(Change(where, f"{path} gained {key!r}", True))
+    def changes(self, old: Any, new: Any, path: str) -> Iterator[Change]:
+        if old == new or path in self.free:
+            return
+        grows = _last(path) in self.growing
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from self._in_table(old, new, path)
+        elif isinstance(old, list) and isinstance(new, list) and (grows or _tables(old + new)):
+            yield from self._in_list(old, new, path)
+        elif grows and _is_number(old) and _is_number(new) and new > old:
+            yield Change(path, f"{path} rose from {old} to {new}", True)
         else:
-            changes.append(Change(where, f"{where} was absent and is now {_short(new[key])}", False))
-    return changes
+            yield Change(path, f"{path} was {_short(old)} and is now {_short(new)}", False)
 
+    def _in_table(self, old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[Change]:
+        # A new key under checkpoints is a new checkpoint, but one under images is a new setting.
+        names_things = _last(path) in self.growing and _last(path) != "images"
+        for key in {**old, **new}:
+            where = f"{path}.{key}" if path else key
+            if key in old and key in new:
+                yield from self.changes(old[key], new[key], where)
+            elif where in self.free:
+                continue
+            elif key in old:
+                yield Change(where, f"{where} was {_short(old[key])} and is now absent", False)
+            elif names_things:
+                yield Change(where, f"{path} gained {key!r}", True)
+            else:
+                yield Change(where, f"{where} was absent and is now {_short(new[key])}", False)
 
-def _walk_list(
-    old: list[Any], new: list[Any], path: str, growing: frozenset[str], free: frozenset[str]
-) -> list[Change]:
-    paired = list(zip(old, new, strict=False))
-    if len(new) < len(old) or not all(a == b or _tables([a, b]) for a, b in paired):
-        lost = [entry for entry in old if entry not in new]
-        what = f"lost {', '.join(map(_short, lost))}" if lost else "has its entries in another order"
-        return [Change(path, f"{path} {what}", False)]
-    changes = [c for i, (a, b) in enumerate(paired) for c in _walk(a, b, f"{path}[{i}]", growing, free)]
-    if gained := new[len(old) :]:
-        addition = _last(path) in growing
-        changes.append(Change(path, f"{path} gained {', '.join(map(_short, gained))}", addition))
-    return changes
+    def _in_list(self, old: list[Any], new: list[Any], path: str) -> Iterator[Change]:
+        paired = list(zip(old, new, strict=False))
+        if len(new) < len(old) or not all(a == b or _tables([a, b]) for a, b in paired):
+            lost = [entry for entry in old if entry not in new]
+            what = f"lost {', '.join(map(_short, lost))}" if lost else "has its entries in another order"
+            yield Change(path, f"{path} {what}", False)
+            return
+        for i, (a, b) in enumerate(paired):
+            yield from self.changes(a, b, f"{path}[{i}]")
+        if gained := new[len(old) :]:
+            addition = _last(path) in self.growing
+            yield Change(path, f"{path} gained {', '.join(map(_short, gained))}", addition)
 
 
 def _tables(entries: list[Any]) -> bool:
