@@ -70,7 +70,10 @@ def _sentence(error: Exception) -> str | None:
     return None
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+)
 @click.version_option(__version__, prog_name="heatproof")
 @click.option("--debug", is_flag=True, help="Show the whole traceback when something goes wrong.")
 def main(debug: bool) -> None:

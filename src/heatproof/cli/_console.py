@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -21,6 +22,7 @@ from heatproof.run.progress import Bar
 INTERRUPTED = 130  # what shells expect of a program stopped by Ctrl-C
 RESUMED = ("run", "study", "demo")  # commands that go on where they were stopped
 COMMAND_LINE = "heatproof.command_line"
+PATH = click.Path(path_type=Path)  # for options and arguments
 PIPED_WIDTH = 120  # rich assumes 80 columns where there is no terminal, which folds every table
 
 
@@ -45,21 +47,14 @@ def stopped(ctx: click.Context) -> NoReturn:
     """Say how to go on, where the command can, and leave."""
     root = ctx.find_root()
     again = f"; what is finished is kept, to resume: heatproof {root.meta[COMMAND_LINE]}"
-    resumes = root.invoked_subcommand in RESUMED
-    errors.print(f"stopped{again if resumes else ''}", soft_wrap=True)
+    errors.print(f"stopped{again if root.invoked_subcommand in RESUMED else ''}", soft_wrap=True)
     ctx.exit(INTERRUPTED)
 
 
 def new_table(title: str) -> Table:
     """A table without a frame: as easy to read on a screen as in a file."""
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    bare: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    return Table(title=title, title_justify="left", title_style="bold", **bare)
 
 
 class Steps:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib
 import inspect
-import math
 import pkgutil
 import platform
 import re
@@ -20,7 +19,7 @@ from rich.table import Table
 from heatproof import __version__
 from heatproof import bench as sections_of
 from heatproof.bench.common import Row
-from heatproof.cli._console import console, errors, new_table
+from heatproof.cli._console import PATH, console, errors, new_table
 from heatproof.cli._files import make_folder
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.store.scores import csv_cell
@@ -29,10 +28,8 @@ from heatproof.store.scores import csv_cell
 @click.command("bench")
 @click.option("--section", "-s", multiple=True, help="Only this one; may be repeated. All by default.")
 @click.option("--quick", is_flag=True, help="Smaller and fewer measurements, rougher numbers.")
-@click.option(
-    "--device", default="cpu", show_default=True, help="cpu or cuda; cuda uses the device's own timers."
-)
-@click.option("--csv", "table", type=click.Path(path_type=Path), help="Also write the rows to this file.")
+@click.option("--device", default="cpu", help="cpu or cuda; cuda uses the device's own timers.")
+@click.option("--csv", "table", type=PATH, help="Also write the rows to this file.")
 def bench_command(section: tuple[str, ...], quick: bool, device: str, table: Path | None) -> None:
     """Measure heatproof against bare forward passes and against other packages that are installed.
 
@@ -64,7 +61,7 @@ def bench_command(section: tuple[str, ...], quick: bool, device: str, table: Pat
 def section_names() -> list[str]:
     """Files of heatproof.bench with measurements in them; `common` holds what they share."""
     names = [module.name for module in pkgutil.iter_modules(sections_of.__path__)]
-    return sorted(name for name in names if name != "common" and not name.startswith("_"))
+    return sorted(name for name in names if name != "common")
 
 
 def run_section(name: str, quick: bool, device: str) -> list[dict[str, object]]:
@@ -106,32 +103,20 @@ def row_table(title: str, rows: list[Row]) -> Table:
     table.add_column("")
     table.add_column("note", overflow="fold", ratio=2)
     for row in rows:
-        verdict = within(row.ratio, row.limit)
-        table.add_row(
-            row.what,
-            number(row.ours_ms, ",.2f"),
-            row.other,
-            number(row.other_ms, ",.2f"),
-            number(row.ratio, ".3g"),
-            row.limit,
-            {True: "ok", False: "over", None: ""}[verdict],
-            row.note,
-            style="red" if verdict is False else None,
-        )
+        ours, other, ratio = f"{row.ours_ms:,.2f}", f"{row.other_ms:,.2f}", f"{row.ratio:.3g}"
+        kept = within(row.ratio, row.limit)
+        told, style = {True: ("ok", None), False: ("over", "red"), None: ("", None)}[kept]
+        table.add_row(row.what, ours, row.other, other, ratio, row.limit, told, row.note, style=style)
     return table
 
 
-def number(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)
-
-
 def within(ratio: float, limit: str) -> bool | None:
-    """Whether a ratio keeps its limit; None where there is no limit or nothing was measured.
+    """Whether a ratio keeps its limit; None where there is no limit.
 
     >>> within(1.2, "<= 1.25"), within(19, ">= 20"), within(3, "")
     (True, False, None)
     """
-    if not limit or math.isnan(ratio):
+    if not limit:
         return None
     match = re.fullmatch(r"(<=|>=)\s*([\d.]+)", limit.strip())
     if match is None:

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import console, steps
+from heatproof.cli._console import PATH, console, steps
 
 if TYPE_CHECKING:
     from heatproof.demo import Audit
 
 
 @click.command("demo")
-@click.option(
-    "--out", "-o", type=click.Path(path_type=Path), default=Path("demo"), show_default=True, help="Folder."
-)
+@click.option("--out", "-o", type=PATH, default=Path("demo"), help="Folder.")
 @click.option("--quick", is_flag=True, help="Less of everything: under a minute, and a weaker network.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Everything follows from it."
-)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Everything follows from it.")
 def demo_command(out: Path, quick: bool, seed: int) -> None:
     """Make QR pictures, train a small network on them twice, once harmfully, and audit its heatmaps.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from PIL import Image
 from rich.table import Table
 from torch import Tensor
 
-from heatproof.cli._console import Steps, console, errors, new_table, steps
+from heatproof.cli._console import PATH, Steps, console, errors, new_table, steps
 from heatproof.cli._files import file_part, find_images, make_folder, save, unique_names
-from heatproof.cli._models import class_name, model_options, open_model, read_target
-from heatproof.errors import InputError
+from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.explain.api import explain, read_methods
 from heatproof.images.preprocess import open_image, to_tensor
+from heatproof.models.keras_graph import FILES
+from heatproof.models.load import LITE, best_device, load_model
 from heatproof.models.model import Model, probabilities
 from heatproof.registry import split_calls
 from heatproof.report.panels import Tile, explains, panel
@@ -39,45 +41,32 @@ class Explained:
 
 
 @click.command("explain")
-@model_options
+@click.argument("model")
+@click.option("--checkpoint", type=PATH, help="Weights: safetensors or torch.")
+@click.option("--random-weights", is_flag=True, help="Do not ask for pretrained weights.")
+@click.option("--classes", type=PATH, help="Class names: a text file, one per line.")
+@click.option("--allow-pickle", is_flag=True, help="Let the checkpoint run code. Only if you trust it.")
+@click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
 @click.argument("images", nargs=-1, required=True)
 @click.option(
     "--methods",
     "-m",
     default="gradcam,layercam,eigencam",
-    show_default=True,
     help='Comma-separated, options in brackets: "gradcam,lime(samples=200)".',
 )
 @click.option("--target", "-t", help="Class to explain, by number or name; the prediction by default.")
 @click.option("--layer", "-l", help="Where CAMs look; several with commas. Found by itself by default.")
-@click.option(
-    "--out",
-    "-o",
-    type=click.Path(path_type=Path),
-    default=Path("heatmaps"),
-    show_default=True,
-    help="Folder.",
-)
-@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Predictions to list.")
-@click.option(
-    "--cmap", type=click.Choice(list(COLOUR_MAPS)), default="inferno", show_default=True, help="Colours."
-)
-@click.option(
-    "--alpha",
-    type=click.FloatRange(0, 1),
-    default=0.6,
-    show_default=True,
-    help="Weight of the map's colours.",
-)
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), help="Inputs per pass; chosen by itself by default."
-)
+@click.option("--out", "-o", type=PATH, default=Path("heatmaps"), help="Folder.")
+@click.option("--top", type=click.IntRange(min=1), default=5, help="Predictions to list.")
+@click.option("--cmap", type=click.Choice(list(COLOUR_MAPS)), default="inferno", help="Colours.")
+@click.option("--alpha", type=click.FloatRange(0, 1), default=0.6, help="Weight of the map's colours.")
+@click.option("--batch-size", type=click.IntRange(1), help="Inputs per pass; chosen by itself by default.")
 @click.option(
     "--bits",
     type=click.IntRange(8, 16),
     help="Bits that 16-bit grey pictures really have; found from their values by default.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For methods that draw random numbers.")
+@click.option("--seed", type=int, default=0, help="For methods that draw random numbers.")
 @click.pass_context
 def explain_command(
     ctx: click.Context,
@@ -156,17 +145,16 @@ def explain_some(
     progress: Steps,
 ) -> list[Explained]:
     """Those of the images that can be read."""
-    names, seen = [], []
+    seen: dict[str, Image.Image] = {}
     for name, path in named:
         try:
-            seen.append(model.preprocess.crop(open_image(path, bits)))
-            names.append(name)
+            seen[name] = model.preprocess.crop(open_image(path, bits))
         except InputError as error:
             errors.print(f"not explained: {error}", style="red", soft_wrap=True)
             progress.done(None)
     if not seen:
         return []
-    images = model.preprocess.normalise(torch.stack([to_tensor(picture) for picture in seen]))
+    images = model.preprocess.normalise(torch.stack([to_tensor(picture) for picture in seen.values()]))
     maps = explain(model, images, **options, progress=progress.inputs)
     chances = probabilities(model.logits(images)).cpu()
     if model.classes is not None and len(model.classes) != chances.shape[1]:
@@ -177,8 +165,8 @@ def explain_some(
     targets = next(iter(maps.values())).explained.tolist()
     heat = {method: of_method.upsample().cpu() for method, of_method in maps.items()}
     return [
-        Explained(names[i], seen[i], chances[i], targets[i], {m: values[i] for m, values in heat.items()})
-        for i in range(len(names))
+        Explained(name, crop, chances[i], targets[i], {m: values[i] for m, values in heat.items()})
+        for i, (name, crop) in enumerate(seen.items())
     ]
 
 
@@ -208,13 +196,77 @@ def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> 
     for one in explained:
         ranked = one.chances.argsort(descending=True, stable=True)[:top].tolist()
         rows = ranked if one.target in ranked else [*ranked, one.target]
-        for place, number in enumerate(rows):
-            table.add_row(
-                one.name if place == 0 else "",
-                str(number),
-                class_name(model, number),
-                f"{one.chances[number]:.1%}",
-                "explained" if number == one.target else "",
-                end_section=number == rows[-1],
-            )
+        for number in rows:
+            name, chance = one.name if number == rows[0] else "", f"{one.chances[number]:.1%}"
+            told = "explained" if number == one.target else ""
+            last = number == rows[-1]
+            table.add_row(name, str(number), class_name(model, number), chance, told, end_section=last)
     return table
+
+
+def open_model(
+    spec: str,
+    checkpoint: Path | None,
+    random_weights: bool,
+    classes: Path | None,
+    allow_pickle: bool,
+    device: str | None,
+) -> Model:
+    """The model the options name. Without a checkpoint, pretrained weights are wanted."""
+    if random_weights and checkpoint is not None:
+        raise InputError("--random-weights and --checkpoint exclude each other; leave one out")
+    if random_weights and (spec.lower() in LITE or spec.startswith("hf:") or spec.endswith(FILES)):
+        raise InputError(f"{spec} brings its own weights; leave out --random-weights")
+    pretrained = checkpoint is None and not random_weights
+    try:
+        return load_model(
+            spec,
+            checkpoint,
+            pretrained=pretrained,
+            device=best_device(device),
+            classes=None if classes is None else read_names(classes),
+            allow_pickle=allow_pickle,
+        )
+    except ModelError as error:
+        if not pretrained or spec.partition(":")[0] not in ("torchvision", "timm", "keras"):
+            raise
+        reason = str(error).partition("; get the weights elsewhere")[0]
+        raise ModelError(
+            f"{reason}; name weights you have with --checkpoint FILE, or use --random-weights to see the "
+            "methods run on an untrained network"
+        ) from error
+
+
+def read_names(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read class names from {path}: {error}") from error
+
+
+def class_name(model: Model, number: int) -> str:
+    """The name of a class, or its number where the model has no names."""
+    names = model.classes
+    return names[number] if names and number < len(names) else f"class {number}"
+
+
+def read_target(text: str | None, model: Model) -> int | None:
+    """A class by number or name; a name may be one of the synonyms ImageNet lists for a class."""
+    if text is None:
+        return None
+    with suppress(ValueError):
+        return int(text)
+    if model.classes is None:
+        raise TargetError(
+            f"{model.name} has no class names, so {text!r} says nothing; give the class's number"
+        )
+    wanted, names = text.strip().casefold(), [name.casefold() for name in model.classes]
+    whole = [i for i, name in enumerate(names) if name == wanted]
+    found = whole or [i for i, name in enumerate(names) if wanted in map(str.strip, name.split(","))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        numbers = ", ".join(f"{i} ({model.classes[i]})" for i in found)
+        raise TargetError(f"{text!r} names several classes: {numbers}; give the number of one")
+    synonyms = [word.strip() for name in model.classes for word in name.split(",")]
+    raise TargetError(f"{model.name} has no class {text!r}; {did_you_mean(text, synonyms)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 import click
@@ -41,19 +42,27 @@ def list_methods(verbose: bool) -> None:
     what a method sends through the network for each image by default.
     """
     if verbose:
-        for entry in explainers:
-            console.print(method_page(entry), soft_wrap=True)
-        return
-    table = new_table("explanation methods")
-    for column in ("method", "cost per image"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("idea")
-    for entry in explainers:
-        table.add_row(entry.name, cost(entry), entry.summary)
-    console.print(table)
+        return show_pages(map(method_page, explainers))
+    rows = [(entry.name, cost(entry), entry.summary) for entry in explainers]
+    show_table("explanation methods", ("method", "cost per image", "idea"), rows)
     console.print(
         'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
     )
+
+
+def show_pages(pages: Iterable[str]) -> None:
+    for text in pages:
+        console.print(text, soft_wrap=True)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Rows whose last cell may take several lines."""
+    table = new_table(title)
+    for column in columns:
+        table.add_column(column, no_wrap=column != columns[-1])
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def method_page(entry: Explainer) -> str:
@@ -86,35 +95,18 @@ def list_metrics(verbose: bool) -> None:
     why. Some are families, which may be named as one: localise, structure, insertion_deletion.
     """
     if verbose:
-        for entry in metrics:
-            console.print(metric_page(entry), soft_wrap=True)
-        return
-    table = new_table("metrics")
-    for column in ("metric", "in a run", "better"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("what it says")
-    for entry in metrics:
-        in_a_run = "no" if not_in_a_run(entry) else "yes"
-        table.add_row(entry.name, in_a_run, better(entry), entry.summary)
-    console.print(table)
+        return show_pages(map(metric_page, metrics))
+    rows = [(m.name, "no" if not_in_a_run(m) else "yes", better(m), m.summary) for m in metrics]
+    show_table("metrics", ("metric", "in a run", "better", "what it says"), rows)
     console.print("Bounds, level, what each one needs and where it comes from: heatproof list metrics -v")
 
 
 def metric_page(entry: Metric) -> str:
     """Everything about one metric, one fact per line."""
-    return page(
-        entry.name,
-        {
-            "what it says": entry.summary,
-            "also called": ", ".join(entry.aliases),
-            "in a run": not_in_a_run(entry) or "yes",
-            "better": better(entry),
-            "bounds": bounds(entry),
-            "one per": entry.level,
-            "needs": ", ".join(sorted(entry.needs)),
-            "citation": entry.cite,
-        },
-    )
+    facts = {"what it says": entry.summary, "also called": ", ".join(entry.aliases)}
+    facts |= {"in a run": not_in_a_run(entry) or "yes", "better": better(entry), "bounds": bounds(entry)}
+    facts |= {"one per": entry.level, "needs": ", ".join(sorted(entry.needs)), "citation": entry.cite}
+    return page(entry.name, facts)
 
 
 def not_in_a_run(entry: Metric) -> str:
@@ -141,9 +133,7 @@ def page(name: str, facts: dict[str, str]) -> str:
 
 @list_group.command("layers")
 @click.argument("model")
-@click.option(
-    "--image-size", type=click.IntRange(min=8), help="Side of the image; the model's own by default."
-)
+@click.option("--image-size", type=click.IntRange(8), help="Side of the image; the model's own by default.")
 def list_layers(model: str, image_size: int | None) -> None:
     """Every layer of MODEL that a CAM can read, in the order they run, with the grid each one has.
 
@@ -167,8 +157,8 @@ def list_layers(model: str, image_size: int | None) -> None:
     table.add_column("channels", justify="right")
     table.add_column("")
     for name, layout, channels in picture_layers(loaded, blank):
-        is_default = default is not None and name == default.partition("+")[0]
-        shown = default if is_default and default else name
-        note = f"default: {why(loaded, shown)}" if is_default else ""
+        shown, note = name, ""
+        if default is not None and name == default.partition("+")[0]:
+            shown, note = default, f"default: {why(loaded, default)}"
         table.add_row(shown, f"{layout.height}x{layout.width}", str(channels), note)
     console.print(table)

@@ -10,7 +10,7 @@ import click
 import numpy as np
 from PIL import Image
 
-from heatproof.cli._console import Steps, console, steps
+from heatproof.cli._console import PATH, Steps, console, steps
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.codes import QRSet, check_folder, make_codes, write_codes
 from heatproof.images.distort import DISTORTIONS, distort
@@ -37,14 +37,14 @@ def qr_group() -> None:
 
 
 @qr_group.command("make")
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--positives", type=click.IntRange(min=0), default=600, show_default=True, help="Codes.")
-@click.option("--negatives", type=click.IntRange(min=0), default=600, show_default=True, help="Not codes.")
-@click.option("--size", type=int, default=224, show_default=True, help="Pixels along a side.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Everything follows from it.")
-@click.option("--symbol", default="qr", show_default=True, help=f"One of {', '.join(sorted(SYMBOLS))}.")
+@click.argument("out", type=PATH)
+@click.option("--positives", type=click.IntRange(min=0), default=600, help="Codes.")
+@click.option("--negatives", type=click.IntRange(min=0), default=600, help="Not codes.")
+@click.option("--size", type=int, default=224, help="Pixels along a side.")
+@click.option("--seed", type=int, default=0, help="Everything follows from it.")
+@click.option("--symbol", default="qr", help=f"One of {', '.join(sorted(SYMBOLS))}.")
 @click.option("--versions", help="Sizes of the code, such as 1-6 or 2,5,10; else the symbol's usual ones.")
-@click.option("--photos", type=click.Path(path_type=Path), help="A folder of photographs for backgrounds.")
+@click.option("--photos", type=PATH, help="A folder of photographs for backgrounds.")
 @click.option("--distortion", help=f"One of {', '.join(DISTORTIONS)}.")
 @click.option("--severity", type=float, help="Of the distortion, from 0 to 1.  [default: 0.5]")
 @click.option("--overwrite", is_flag=True, help="Replace an older set in the same folder.")
@@ -89,9 +89,8 @@ def make_command(
     console.print(f"{positives} codes ({symbol}) and {negatives} negatives, {size}x{size}, seed {seed}{what}")
     for name, path in (("manifest", manifest), ("a look at them", out / PREVIEW)):
         console.print(f"{name}: {path}", soft_wrap=True)
-    console.print(
-        "a study that scores maps on their parts:", STUDY.format(path=manifest.as_posix()), soft_wrap=True
-    )
+    study = STUDY.format(path=manifest.as_posix())
+    console.print("a study that scores maps on their parts:", study, soft_wrap=True)
 
 
 def check_distortion(distortion: str | None, severity: float | None) -> float:
@@ -139,23 +138,20 @@ def counter(progress: Steps, what: str) -> Callable[[int], None]:
 def preview(data: QRSet, columns: int = 6) -> Image.Image:
     """Some codes, the same with their parts tinted, and negatives of every kind."""
     codes, others = (np.flatnonzero(data.labels == label)[:columns] for label in (1, 0))
-    rows = [
-        [Tile(Image.fromarray(data.pictures[i]), str(data.kinds[i]), about(data, i)) for i in codes],
-        [Tile(tinted(data, i), "finder red, timing green, box blue") for i in codes],
-        [Tile(Image.fromarray(data.pictures[i]), str(data.kinds[i]), about(data, i)) for i in others],
-    ]
+    parts = [Tile(tinted(data, i), "finder red, timing green, box blue") for i in codes]
+    rows = ([tile(data, i) for i in codes], parts, [tile(data, i) for i in others])
     return sheet([row for row in rows if row], heading=f"{len(data.labels)} pictures")
 
 
-def about(data: QRSet, i: int) -> str:
-    spot = data.spots[i]
-    drawn = f"{spot.scale} px per module"
-    return f"version {spot.code.version}{spot.code.level}, {drawn}" if spot.code else drawn
+def tile(data: QRSet, i: int) -> Tile:
+    code, drawn = data.spots[i].code, f"{data.spots[i].scale} px per module"
+    about = f"version {code.version}{code.level}, {drawn}" if code else drawn
+    return Tile(Image.fromarray(data.pictures[i]), str(data.kinds[i]), about)
 
 
 def tinted(data: QRSet, i: int) -> Image.Image:
     picture = data.pictures[i].astype(float)
     for part, colour in TINTS.items():
         inside = data.masks[part][i]
-        picture[inside] = 0.5 * data.pictures[i][inside] + 0.5 * np.array(colour)
+        picture[inside] = (data.pictures[i][inside] + np.array(colour)) / 2
     return Image.fromarray(picture.round().astype(np.uint8))

@@ -18,7 +18,9 @@ from heatproof.cli._console import console
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0: all, with a token.")
 @click.option("--token", is_flag=True, help="Ask for a token on loopback too.")
-@click.option("--open/--no-open", "open_page", default=True, help="Open the page in a browser.")
+@click.option(
+    "--open/--no-open", "open_page", default=True, show_default=False, help="Open the page in a browser."
+)
 def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool) -> None:
     """Show the folder RUN as a live page, also while the run is going; Ctrl-C ends it.
 
