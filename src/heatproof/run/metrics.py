@@ -81,10 +81,10 @@ def _bundles() -> dict[str, list[Metric]]:
 
 
 def _refuse(entry: Metric, options: dict[str, Any]) -> None:
-    check_options(entry, options)
     for option in options:
         if option in RESERVED:
             raise InputError(f"{entry.name}: {option} is set by the run itself; leave it out")
+    check_options(entry, options)
     if entry.not_in_a_run:
         raise InputError(f"a run cannot compute {entry.name}: {entry.not_in_a_run}")
     if entry.across:  # the run makes its pairs
