@@ -34,7 +34,11 @@ MEANS = """
 
 
 class Run:
-    """A run folder, to be asked: each answer is about what is finished when it is given."""
+    """A run folder, to be asked: each answer is about what is finished when it is given.
+
+    Args:
+        folder: what hp.open_run opens.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -69,7 +73,13 @@ class Run:
         return columns
 
     def maps(self, method: str, checkpoint: str | None = None, ids: Sequence[str] | None = None) -> Maps:
-        """The stored maps of a method, of all images or of those named; the last checkpoint where None."""
+        """The stored maps of a method.
+
+        Args:
+            method: its name, as the run has it.
+            checkpoint: its name; the last one where None.
+            ids: names of images; all where None.
+        """
         store = self.folder.maps()
         if checkpoint is None:
             stored = store.contents()
@@ -80,13 +90,22 @@ class Run:
         return store.read(checkpoint, method, ids)
 
     def verdict(self, checkpoint: str | None = None, model: str | None = None) -> Verdict:
-        """Whether the maps can be relied on, and the strongest reasons; at the last checkpoint where None."""
+        """Whether the maps can be relied on, and the strongest reasons.
+
+        Args:
+            checkpoint, model: their names; the last checkpoint, and the only model, where None.
+        """
         return judge(self._data(checkpoint, model))
 
     def report(
         self, path: str | Path | None = None, checkpoint: str | None = None, model: str | None = None
     ) -> Path:
-        """Write the report, one HTML file; report.html in the run's folder where no path is given."""
+        """Write the report, one HTML file.
+
+        Args:
+            path: of the file; report.html in the run's folder where None.
+            checkpoint, model: as for verdict.
+        """
         path = Path(path) if path is not None else self.path / "report.html"
         write_page(self._data(checkpoint, model), path)
         return path
@@ -133,16 +152,35 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 def open_run(folder: str | Path) -> Run:
     """A run folder, finished or going on: what `hp.run`, a study, a monitor or the command line wrote.
 
-    folder: the run's folder, or that of a study with its run inside.
+    Args:
+        folder: the run's folder, or that of a study with its run inside.
     """
     return Run(RunFolder.open(folder))
 
 
-def run(study: str | Path | Mapping[str, Any], out: str | Path | None = None, **options: Any) -> Run:
+def run(
+    study: str | Path | Mapping[str, object],
+    out: str | Path | None = None,
+    *,
+    engine: str = "local",
+    shard: tuple[int, int] = (0, 1),
+    fail_fast: bool = False,
+    retry_broken: bool = False,
+    trust_mtime: bool = False,
+) -> Run:
     """Explain and score what a study describes, or go on with it, and open the result.
 
-    study: a TOML file, or a dict of the same form, whose paths are relative to the working folder.
-    out: the run's folder; the study's own run.out, else runs/STUDY, where None.
-    options: engine, shard, fail_fast, retry_broken, trust_mtime, as run_study takes them.
+    Args:
+        study: a TOML file, or a dict of the same form, whose paths are relative to the working folder.
+        out: the run's folder; the study's own run.out, else runs/STUDY, where None.
+        engine: "local" or "ray".
+        shard: which of how many; each takes every n-th block, and the last to finish adds the group metrics.
+        fail_fast: stop at the first picture that cannot be used, instead of reporting it as a row.
+        retry_broken: try pictures again that could not be used; their files may have changed meanwhile.
+        trust_mtime: in a new run, know pictures by size and time of change instead of by their contents.
     """
-    return Run(run_study(study, out, **options).folder)
+    done = run_study(
+        study, out, engine=engine, shard=shard, fail_fast=fail_fast, retry_broken=retry_broken,
+        trust_mtime=trust_mtime,
+    )  # fmt: skip
+    return Run(done.folder)

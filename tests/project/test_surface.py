@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -117,6 +118,33 @@ def test_help_shows_the_functions() -> None:
         hp.nothing  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hp.run.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def public() -> Iterator[tuple[str, Callable[..., object]]]:
+    """What people call: functions, classes, and the methods of those that are asked questions."""
+    for room, names in ((hp, hp.__all__), (hp.metrics, hp.metrics.__all__)):
+        for name in names:
+            thing = getattr(room, name)
+            if callable(thing):
+                yield name, thing
+    for kind in (hp.Maps, hp.Run, hp.monitor.Monitor):
+        yield kind.__name__, kind
+        for name, method in vars(kind).items():
+            if inspect.isfunction(method) and not name.startswith("_"):
+                yield f"{kind.__name__}.{name}", method
+
+
+@pytest.mark.parametrize(("name", "thing"), [pytest.param(*one, id=one[0]) for one in public()])
+def test_help_names_every_argument_and_no_type_is_any(name: str, thing: Callable[..., object]) -> None:
+    called = getattr(thing, "_function", thing)  # a room that is a function too
+    parameters = [p for p in inspect.signature(called).parameters.values() if p.name != "self"]
+    told = re.findall(
+        r"^    ([a-z_]+(?:, [a-z_]+)*): \S", (inspect.getdoc(called) or "").partition("Args:\n")[2], re.M
+    )
+    assert sorted(one for names in told for one in names.split(", ")) == sorted(p.name for p in parameters)
+    types = [*(p.annotation for p in parameters), inspect.signature(called).return_annotation]
+    assert not [kind for kind in types if re.search(r"\bAny\b", str(kind))]
+    assert all(p.annotation is not p.empty for p in parameters)
 
 
 def test_pictures_are_opened_by_file_or_as_an_example(tmp_path: Path) -> None:

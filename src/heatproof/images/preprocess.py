@@ -182,8 +182,9 @@ def to_tensor(picture: Image.Image) -> Tensor:
 def open_image(path: str | Path, bits: int | None = None) -> Image.Image:
     """Read a picture or DICOM file completely, or say in one sentence why that is not possible.
 
-    path: a file, or a photograph that comes with heatproof: example:cat, astronaut, coffee or rocket.
-    bits: the depth of 16-bit greys, where it is known (see files.py).
+    Args:
+        path: a file, or a photograph that comes with heatproof: example:cat, astronaut, coffee or rocket.
+        bits: the depth of 16-bit greys, where it is known (see files.py).
     """
     file = named_file(path)
     try:

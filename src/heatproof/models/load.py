@@ -42,7 +42,7 @@ def best_device(named: str | None = None) -> str:
 
 
 def load_model(
-    spec_or_module: str | PathLike[str] | nn.Module | Model | Any,
+    spec_or_module: str | PathLike[str] | nn.Module | Model | object,
     checkpoint: str | PathLike[str] | None = None,
     *,
     num_classes: int | None = None,
@@ -52,17 +52,21 @@ def load_model(
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
     allow_pickle: bool = False,
-    **build_options: Any,
+    **build_options: object,
 ) -> Model:
     """A classifier that is ready to be explained.
 
-    checkpoint: weights for it (safetensors, torch or Keras), instead of pretrained ones; all must fit, but a
-        network built by name takes over the checkpoint's number of classes.
-    num_classes: of a network built by name; the library's default where None.
-    layer, classes, preprocess: where CAMs look, the classes' names and what pictures go through, where the
-        model's own are not wanted.
-    allow_pickle: let checkpoints and .keras files run the code inside them.
-    build_options: for the library's own builder.
+    Args:
+        spec_or_module: a name such as torchvision:resnet18, a .keras file, a module or a Keras model.
+        checkpoint: weights for it (safetensors, torch or Keras), instead of pretrained ones; all must fit,
+            but a network built by name takes over the checkpoint's number of classes.
+        num_classes: of a network built by name; the library's default where None.
+        pretrained: whether a network built by name gets the library's weights, which are downloaded.
+        device: where it goes; it stays where it is where None.
+        layer, classes, preprocess: where CAMs look, the classes' names and what pictures go through, where
+            the model's own are not wanted.
+        allow_pickle: let checkpoints and .keras files run the code inside them.
+        build_options: for the library's own builder.
 
     >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
     ('cat', 'dog')

@@ -18,22 +18,31 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.preprocess import Preprocess, open_image
 from heatproof.models.heads import MEANING, LastStep, as_logits, find_head, scores_of
 from heatproof.models.interrupts import deferring
+from heatproof.types import ArrayLike, Images, Picture
 
-Picture = str | PathLike[str] | Image.Image
 PICTURE = (str, PathLike, Image.Image)
 
 
 @dataclass(eq=False)
 class Model:
-    """An nn.Module with what heatproof knows about it. Nothing in the module is changed."""
+    """An nn.Module with what heatproof knows about it. Nothing in the module is changed.
+
+    Args:
+        module: the network.
+        name: what rows call it.
+        preprocess: what pictures go through.
+        classes: their names.
+        layer, scales: where CAMs and multi-scale CAMs look; found by itself where None.
+        call: how images enter the module, where it is not module(images).
+    """
 
     module: nn.Module
     name: str = ""
     preprocess: Preprocess = field(default_factory=Preprocess)
     classes: tuple[str, ...] | None = None
-    layer: str | None = None  # where CAMs look; None: found by itself
-    scales: tuple[str, ...] | None = None  # where multi-scale CAMs look; None: found by itself
-    call: Callable[[Tensor], Any] | None = None  # how images enter the module, where it is not module(images)
+    layer: str | None = None
+    scales: tuple[str, ...] | None = None
+    call: Callable[[Tensor], object] | None = None
     # What a search need not repeat.
     found: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -103,7 +112,7 @@ class Model:
         """Images on the model's device, in its type, in the memory format convolutions like best."""
         return images.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
 
-    def check_images(self, images: Any) -> Tensor:
+    def check_images(self, images: Images) -> Tensor:
         """Images "b c h w", or what the model sees of pictures; refuse what cannot be explained."""
         if self.device.type == "meta":
             raise ModelError(
@@ -145,7 +154,7 @@ class Model:
                 "give hp.explain tensors, or wrap the network to make its channels from a picture's"
             )
 
-    def check_targets(self, targets: Any, logits: Tensor) -> Tensor:
+    def check_targets(self, targets: ArrayLike | None, logits: Tensor) -> Tensor:
         """ "b" classes to explain: the prediction where none is given."""
         count, classes = len(logits), max(2, logits.shape[1])
         if targets is None:
