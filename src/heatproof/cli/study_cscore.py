@@ -11,13 +11,13 @@ from heatproof.cli._console import console, errors, steps
 from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
-from heatproof.studies.cscore.settings import CscoreSettings
+from heatproof.run.progress import Progress
+from heatproof.studies.cscore import CscoreSettings, compare, cscore_study
 
 REFERENCE = click.Option(
-    ["--reference"],
-    type=click.Path(path_type=Path),
+    ["--reference"], type=click.Path(path_type=Path),
     help="A finished run: score --checkpoints FILE beside it, on its pictures, with its methods.",
-)
+)  # fmt: skip
 
 
 @click.command("cscore", cls=StudyCommand, settings=CscoreSettings, more={"out": REFERENCE})
@@ -45,14 +45,11 @@ def cscore_command(ctx: click.Context, reference: Path | None, given: dict[str, 
 
     The last one compares new weights with a finished run and exits with 1 where they are worse.
     """
-    from heatproof.run.progress import Progress
-    from heatproof.studies.cscore import cscore_study
-
     settings = CscoreSettings(**given)
     if reference is not None:
         _compare(ctx, reference, settings)
         return
-    with steps("training", settings.head_epochs + settings.full_epochs) as bar:
+    with steps("training", settings.last_epoch) as bar:
 
         def told(state: Any) -> None:
             bar.now(f"epoch {state.epoch}, batch {state.batch} of {state.batches}")
@@ -70,9 +67,6 @@ def cscore_command(ctx: click.Context, reference: Path | None, given: dict[str, 
 
 
 def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> None:
-    from heatproof.run.progress import Progress
-    from heatproof.studies.cscore import compare
-
     if len(settings.checkpoints) != 1:
         raise InputError("--reference compares one weight file: name it with --checkpoints FILE")
     images = settings.images[0] if settings.images else None

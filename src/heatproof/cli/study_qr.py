@@ -8,7 +8,8 @@ import click
 
 from heatproof.cli._console import console, steps
 from heatproof.cli._study import StudyCommand, shown, tell
-from heatproof.studies.qr.settings import FULL, QrSettings
+from heatproof.run.progress import Progress
+from heatproof.studies.qr import FULL, QrSettings, qr_study, total_epochs
 
 SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
 FULL_SIZE = click.Option(
@@ -45,9 +46,6 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
       heatproof study qr --symbol datamatrix --out runs/matrix
       heatproof study qr --full --model torchvision:convnext_base --device cuda
     """
-    from heatproof.run.progress import Progress
-    from heatproof.studies.qr import qr_study, total_epochs
-
     settings = QrSettings(**(FULL if full else {}) | given)
     with steps("training", total_epochs(settings)) as bar:
 
