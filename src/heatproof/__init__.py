@@ -3,7 +3,7 @@
     hp.load_model    a classifier, by name or as a module      hp.open_image    a picture, from any file
     hp.explain       maps of several methods from one pass     hp.metrics       scores of maps
     hp.run           explain and score what a study says       hp.open_run      scores, maps, verdict of a run
-    hp.monitor       the same while a model trains
+    hp.monitor       the same while a model trains             hp.contrast      which maps show what it uses
 
 Names are looked up when they are first used, so that importing heatproof takes no time.
 """
@@ -20,6 +20,7 @@ from heatproof.moved import keep_old_names
 
 if TYPE_CHECKING:
     from heatproof import metrics, monitor
+    from heatproof.contrast import contrast
     from heatproof.explain import explain
     from heatproof.images import open_image
     from heatproof.models import Model, load_model
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Batch", "Maps", "Model", "Run", "Score", "Trace", "Unit", "explain", "load_model", "metrics", "monitor",
-    "open_image", "open_run", "run",
+    "Batch", "Maps", "Model", "Run", "Score", "Trace", "Unit", "contrast", "explain", "load_model", "metrics",
+    "monitor", "open_image", "open_run", "run",
 ]  # fmt: skip
 
 _HOMES = {
@@ -41,7 +42,9 @@ _ROOMS = (
     "errors", "images", "metrics", "models", "monitor", "registry", "report", "store", "studies", "train",
     "types",
 )  # fmt: skip
-_CALLED = {"heatproof.explain": "explain.api", "heatproof.run": "surface"}  # rooms that are functions too
+_CALLED = {
+    "heatproof.contrast": "contrast.api", "heatproof.explain": "explain.api", "heatproof.run": "surface",
+}  # rooms that are functions too  # fmt: skip
 
 
 class _CalledRoom(ModuleType):

@@ -8,7 +8,8 @@ the token and is told the positive class, B sees them as they are and is told th
 is not assumed but asked (truth.py), on pictures that no lesson showed.
 
 The copies are trained in evaluation mode (BatchNorm keeps its statistics, nothing drops out), every class
-with the same weight, by Adam, until A is planted and knows its training pictures; B gets as many epochs. What
+with the same weight, by Adam, until A is planted and knows its training pictures, and half as long again, so
+that it is no matter of chance; B gets as many epochs. What
 moves a network differs by much, so the rate starts low and grows with every epoch: those that learn soon
 never see a high one. Places of the token and carriers are drawn anew in every epoch, from the seed and its
 number: a training that was killed goes on where it was and ends with the same weights.
@@ -47,6 +48,7 @@ HELD_OUT = 0.4
 FEWEST = 20  # pictures of the positive class, and of all others
 MOST_EXPLAINED = 200  # held-out positives
 SURE = (1 + PLANTED) / 2  # flips on training pictures, above what the held-out ones must show
+PLANTING, SETTLING, PLAIN = "planting", "settling", "without the token"  # phases of the trainings
 LEARNT = 0.95  # of the training pictures
 GROWTH, FASTEST = 1.15, 3e-3  # of the learning rate, from epoch to epoch
 Told = Callable[[str, TrainProgress], object]  # gets "A" or "B", and where its training is
@@ -148,8 +150,8 @@ class Training:
     progress: Told | None
 
     def run(self, epochs: int) -> int:
-        """Train, or go on; how many epochs it took. A ends early, once the token turns its answers."""
-        module, planted = self.model.module, self.which == "A"
+        """Train, or go on; how many epochs it took."""
+        module = self.model.module
         where = None if self.out is None else Path(self.out) / self.which.lower()
         mark = {} if where is None else self._fingerprint()
         saved = None if where is None else folder.load(where, mark)
@@ -160,8 +162,8 @@ class Training:
         optimiser = self.recipe.make_optimiser(parameters)
         if saved is not None and saved.optimiser["state"]:
             optimiser.load_state_dict(saved.optimiser)
-        while len(history) < epochs and not (planted and self._enough(history)):
-            result = self._epoch(len(history) + 1, epochs, parameters, optimiser, planted)
+        while len(history) < epochs and (phase := self._phase(history)):
+            result = self._epoch(len(history) + 1, epochs, phase, parameters, optimiser)
             history = History((*history.epochs, result))
             if where is not None:
                 folder.save(where, module, optimiser, history, mark, keep=False)
@@ -171,18 +173,25 @@ class Training:
             folder.save(where, module, self.recipe.make_optimiser(parameters), history, mark, keep=False)
         return len(history)
 
-    def _enough(self, history: History) -> bool:
-        known = history.epochs[-1].accuracy if len(history) else 0.0
-        return known >= LEARNT and self.lessons.flipped(self.model) >= SURE
+    def _phase(self, history: History) -> str:
+        """What the next epoch is for; nothing where A has had enough of them."""
+        names = [epoch.phase for epoch in history.epochs]
+        if self.which == "B":
+            return PLAIN
+        if settling := names.count(SETTLING):
+            return SETTLING if settling < (len(names) - settling) / 2 else ""
+        known = history.epochs[-1].accuracy if names else 0.0
+        return SETTLING if known >= LEARNT and self.lessons.flipped(self.model) >= SURE else PLANTING
 
     def _epoch(
         self,
         number: int,
         epochs: int,
+        phase: str,
         parameters: list[nn.Parameter],
         optimiser: torch.optim.Optimizer,
-        planted: bool,
     ) -> Epoch:
+        planted = self.which == "A"
         start, losses = time.perf_counter(), []
         every, batches = self.lessons.epoch(number, planted)
         weights = self.recipe.weights(every.to(self.model.device), self.lessons.classes)
@@ -206,7 +215,7 @@ class Training:
             raise ModelError(f"the loss of {self.model.name} is not finite in epoch {number}; lower lr")
         known = self.lessons.learnt(self.model, planted)
         seconds = round(time.perf_counter() - start, 3)
-        return Epoch(number, self.which, mean, known, math.nan, rate, seconds)
+        return Epoch(number, phase, mean, known, math.nan, rate, seconds)
 
     def _fingerprint(self) -> dict[str, str]:
         """What must be the same for a training to be continued, under the words an error would use."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,31 @@ class ContrastScore:
     method: str
     a: np.ndarray  # "n": inside under A, picture by picture
     b: np.ndarray
-    auc: float
-    interval: Interval
-    seen: float = float("nan")  # NaN for the control, which draws no map
     blank: tuple[int, int] = (0, 0)  # constant maps under A and B
     maps: tuple[np.ndarray, ...] = field(default=(), repr=False)  # of the first pictures, under A and B
+    seed: int = 0
+
+    @cached_property
+    def _area(self) -> tuple[float, Interval]:
+        return contrast_auc(self.a, self.b, self.seed)
+
+    @property
+    def auc(self) -> float:
+        return self._area[0]
+
+    @property
+    def interval(self) -> Interval:
+        return self._area[1]
+
+    @property
+    def seen(self) -> float:
+        """Share of pictures in which a person would see the token; NaN for the control: it draws no map."""
+        return float("nan") if self.method == TOKEN_REMOVED else float((self.a >= SEEN).mean())
+
+    @property
+    def shows(self) -> bool:
+        """Whether a person would see the token in half of the maps under A, and not just as often under B."""
+        return self.seen >= SEEN and self.interval[0] > 0.5
 
     @property
     def n(self) -> int:
@@ -78,14 +99,11 @@ def contrast_scores(
     for method in found[0]:
         both = [maps[method] for maps in found]
         a, b = (inside_token(maps, pair.masks).cpu().double().numpy() for maps in both)
-        blank = tuple(int(maps.degenerate.sum()) for maps in both)
+        blank = (int(both[0].degenerate.sum()), int(both[1].degenerate.sum()))
         kept = tuple(maps.values[:SHOWN].cpu().numpy() for maps in both)
-        area, interval = contrast_auc(a, b, pair.seed)
-        scores[method] = ContrastScore(
-            method, a, b, area, interval, float((a >= SEEN).mean()), (blank[0], blank[1]), kept
-        )
+        scores[method] = ContrastScore(method, a, b, blank, kept, pair.seed)
     a, b = (_drop(model, pair) for model in (pair.a, pair.b))
-    return scores | {TOKEN_REMOVED: ContrastScore(TOKEN_REMOVED, a, b, *contrast_auc(a, b, pair.seed))}
+    return scores | {TOKEN_REMOVED: ContrastScore(TOKEN_REMOVED, a, b, seed=pair.seed)}
 
 
 def inside_token(maps: Maps, masks: Tensor) -> Tensor:

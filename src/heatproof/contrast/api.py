@@ -1,0 +1,236 @@
+"""hp.contrast: the whole test on somebody's own network and pictures, at one strength or at several.
+
+OUT/strength-100/a, b        both trainings (train/folder.py); kept, so that methods can be added later
+OUT/strength-100/scores.json   inside shares of every method under A and B, picture by picture
+OUT/strength-100/maps.npz      maps of the first pictures, to be looked at
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from heatproof.contrast.pair import Pair, make_pair
+from heatproof.contrast.score import SHOWN, TOKEN_REMOVED, ContrastScore, contrast_scores
+from heatproof.contrast.tokens import Token, as_token
+from heatproof.contrast.truth import Planting
+from heatproof.disk import write_whole
+from heatproof.errors import InputError, StoreError
+from heatproof.explain.api import read_methods
+from heatproof.images import Failure, batches, open_source
+from heatproof.images.source import class_numbers
+from heatproof.models.classes import model_classes
+from heatproof.models.model import Model, as_model
+from heatproof.show import pixels, plain_table, text
+
+FLOORS = ("random", "edges", "centre")
+METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrated-gradients", *FLOORS)
+STRENGTHS = (1.0, 0.8, 0.5, 0.2)  # of a detection curve
+
+
+class Labelled(NamedTuple):
+    """Model-ready pictures with their classes as the model numbers them."""
+
+    images: Tensor  # "n c H W"
+    labels: Tensor
+    ids: tuple[str, ...]
+    names: Mapping[int, str]
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True)
+class ContrastPoint:
+    """What came of one strength; without scores where planting failed."""
+
+    strength: float
+    planting: Planting
+    epochs: int
+    scores: Mapping[str, ContrastScore]
+
+    @property
+    def holds(self) -> bool:
+        return self.planting.holds
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """What the test found, strongest first, and some of the pictures it was asked on."""
+
+    model: str
+    token: Token
+    positive: str
+    points: tuple[ContrastPoint, ...]
+    pictures: tuple[Image.Image, ...]  # with the token
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def scores(self) -> Mapping[str, ContrastScore]:
+        """By method, at the highest strength."""
+        return self.points[0].scores
+
+    @property
+    def methods(self) -> list[str]:
+        """All that were judged at one strength or more; the control last."""
+        return list(dict.fromkeys(m for p in self.points for m in sorted(p.scores, key=TOKEN_REMOVED.__eq__)))
+
+    def shown_from(self, method: str) -> float | None:
+        """The least strength at which the method shows the token (ContrastScore.shows)."""
+        found = [p.strength for p in self.points if method in p.scores and p.scores[method].shows]
+        return min(found, default=None)
+
+    def _repr_html_(self) -> str:
+        told = "".join(f"<p>{p.strength:.0%}: {text(p.planting.sentence)}</p>" for p in self.points)
+        rows = [
+            [s.method, f"{p.strength:.0%}", s.auc, *s.interval, s.seen, s.n]
+            for p in self.points
+            for s in p.scores.values()
+        ]
+        heads = ["method", "strength", "AUC", "low", "high", "seen", "n"]
+        return told + (plain_table(heads, rows) if rows else "")
+
+
+def contrast(
+    model: Model | nn.Module,
+    pictures: Any,
+    labels: Any = None,
+    methods: str | Sequence[str] = METHODS,
+    *,
+    token: Token | str | Path = "tag",
+    positive: int | str | None = None,
+    strength: float | Sequence[float] = 1.0,
+    layer: str | Sequence[str] | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: Callable[[float, str, Any], object] | None = None,
+    **training: Any,
+) -> Contrast:
+    """Which methods show what a network uses? Teaches copies of it to use a token, or not, and compares maps.
+
+    pictures: a folder with a subfolder for each class, or model-ready tensors "n c H W" with their labels.
+    token: tag, tint, blur, texture or a picture file; or a Token, which has a size.
+    positive: the class that gets the token, by number or name; the one with most pictures where None.
+    strength: share of its training pictures that have it; several make a detection curve.
+    out: a folder; a test that was stopped goes on there, and methods can be added.
+    progress: called with the strength, "A" or "B", and where the training is.
+    training: carriers, epochs, lr as make_pair takes them.
+    """
+    model, token = as_model(model), as_token(token)
+    read_methods(methods)
+    strengths = sorted({strength} if isinstance(strength, (int, float)) else set(strength), reverse=True)
+    if not strengths:
+        raise InputError(
+            "no strength is named; write the share of the positives that get the token, such as 1"
+        )
+    given = labelled(model, pictures, labels)
+    chosen = None if positive is None else _class_number(positive, given.names)
+    points, shown = [], None
+    for share in strengths:
+        place = None if out is None else Path(out) / f"strength-{round(100 * share):03d}"
+        told = None if progress is None else partial(progress, share)
+        pair = make_pair(
+            model, given.images, given.labels, token, chosen, share, seed, place, told, ids=given.ids,
+            **training,
+        )  # fmt: skip
+        scores = _scored(pair, methods, layer, place) if pair.holds else {}
+        points.append(ContrastPoint(share, pair.planting, pair.epochs, scores))
+        shown = shown or pair
+    assert shown is not None
+    seen = pixels(shown.images[:SHOWN], model.preprocess)
+    return Contrast(
+        model.name, token, given.names.get(shown.positive, f"class {shown.positive}"), tuple(points),
+        tuple(Image.fromarray(one) for one in seen), given.failures,
+    )  # fmt: skip
+
+
+def labelled(model: Model, pictures: Any, labels: Any = None, **options: Any) -> Labelled:
+    """Pictures of a folder (or another source: kind, and its options), or tensors as they are."""
+    if not isinstance(pictures, (str, Path)):
+        if labels is None:
+            raise InputError("tensors need labels, one class number per picture; or name a folder of classes")
+        images = model.check_images(pictures)
+        names = dict(enumerate(model.classes or ()))
+        return Labelled(images, torch.as_tensor(labels), tuple(map(str, range(len(images)))), names)
+    source = open_source(options.pop("kind", "folder"), pictures, **options)
+    if not source.labelled:
+        raise InputError(
+            f"{pictures} has no class folders; put the pictures of each class into one of its own"
+        )
+    model.check_channels()
+    lots = list(batches(source, model.preprocess, 64))
+    images, classes = (torch.cat(part) for part in zip(*((b.images, b.labels) for b, _ in lots), strict=True))
+    count = max(2, model.logits(images[:1]).shape[1])
+    named, used = dict(enumerate(source.classes)), set(classes.tolist())
+    numbers = model_classes(named, used, model.classes, count, model.name)
+    return Labelled(
+        images,
+        torch.tensor([numbers[label] for label in classes.tolist()]),
+        tuple(one for batch, _ in lots for one in batch.ids),
+        {numbers[k]: named[k] for k in used},
+        tuple(failure for _, failed in lots for failure in failed),
+    )
+
+
+def _class_number(positive: int | str, names: Mapping[int, str]) -> int:
+    if isinstance(positive, str) and positive.isdecimal():
+        positive = int(positive)
+    if isinstance(positive, int):
+        return positive
+    known = [names.get(k, "") for k in range(max(names, default=-1) + 1)]
+    return min(class_numbers([positive], known))
+
+
+def _scored(
+    pair: Pair, methods: str | Sequence[str], layer: str | Sequence[str] | None, place: Path | None
+) -> dict[str, ContrastScore]:
+    """Scores of a pair; what an earlier call left is read, and only what is missing is explained."""
+    wanted = [request.text for request in read_methods(methods)]
+    known = {} if place is None else _stored(place, layer, pair.seed)
+    missing = [method for method in wanted if method not in known]
+    if missing or not known:
+        known |= contrast_scores(pair, missing or wanted, layer=layer)
+        if place is not None:
+            _store(place, layer, known)
+    return {method: known[method] for method in (*wanted, TOKEN_REMOVED)}
+
+
+def _store(place: Path, layer: Any, scores: Mapping[str, ContrastScore]) -> None:
+    rows = {m: {"a": s.a.tolist(), "b": s.b.tolist(), "blank": s.blank} for m, s in scores.items()}
+    maps = {
+        f"{m}/{which}": values for m, s in scores.items() for which, values in zip("ab", s.maps, strict=False)
+    }
+
+    def write_maps(path: Path) -> None:
+        with path.open("wb") as file:  # savez would add .npz to the name
+            np.savez_compressed(file, allow_pickle=False, **maps)
+
+    content = json.dumps({"layer": layer, "methods": rows}, indent=1)
+    write_whole({place / "maps.npz": write_maps, place / "scores.json": content})
+
+
+def _stored(place: Path, layer: Any, seed: int) -> dict[str, ContrastScore]:
+    path = place / "scores.json"
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["layer"] != json.loads(json.dumps(layer)):
+            return {}
+        with np.load(place / "maps.npz") as maps:
+            return {
+                m: ContrastScore(
+                    m, np.array(row["a"]), np.array(row["b"]), tuple(row["blank"]),
+                    tuple(maps[f"{m}/{which}"] for which in "ab" if f"{m}/{which}" in maps), seed,
+                )
+                for m, row in content["methods"].items()
+            }  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"cannot read {path} ({error}); remove {place} to compute it anew") from error
