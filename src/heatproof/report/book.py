@@ -13,6 +13,7 @@ from typing import Any
 
 from heatproof.disk import write_whole
 from heatproof.report.figures import save
+from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Table
 
 
@@ -24,29 +25,29 @@ class Book:
     title: str
     tables: dict[str, Table] = field(default_factory=dict)
     figures: dict[str, Path] = field(default_factory=dict)  # the PNG of each
-    _parts: list[str] = field(default_factory=list)
+    parts: list[tuple[str, Any]] = field(default_factory=list)  # kind and content, as book.md shows them
 
     def heading(self, text: str) -> None:
-        self._parts.append(f"## {text}")
+        self.parts.append(("heading", text))
 
     def text(self, text: str) -> None:
         """A paragraph of Markdown."""
-        self._parts.append(text.strip())
+        self.parts.append(("text", text.strip()))
 
     def table(self, table: Table) -> None:
         table.write(self.folder / "tables")
         self.tables[table.name] = table
-        self._parts.append(table.markdown().strip())
+        self.parts.append(("table", table))
 
     def figure(self, figure: Any, name: str, caption: str) -> None:
         """Save a matplotlib figure and show it with its caption."""
         files = save(figure, self.folder / "figures", name)
         self.figures[name] = files[-1]
-        self._parts.append(f"![{caption}](figures/{name}.png)\n\n*{caption}*")
+        self.parts.append(("figure", {"name": name, "caption": caption}))
 
     def write(self) -> Path:
         """summary.md, whole or not at all."""
         page = self.folder / "summary.md"
-        text = "\n\n".join([f"# {self.title}", *self._parts]) + "\n"
+        text = TEMPLATES.get_template("report/templates/book.md").render(this=self)
         write_whole({page: lambda path: path.write_text(text, encoding="utf-8")})
         return page

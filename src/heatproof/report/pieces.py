@@ -1,8 +1,8 @@
 """What pages are made of. A piece is data; the template named after its class turns it into HTML.
 
-Templates lie in the folder `templates` of their room and escape whatever they print. Text from outside (names
-of files, classes, methods, checkpoints) also stands in <bdi>, so that it is shown and neither runs nor turns
-the text around it.
+Templates lie in the folder `templates` of their room and escape whatever they print; only Markdown (.md) is left
+as it is. Text from outside (names of files, classes, methods, checkpoints) also stands in <bdi>, so that it is
+shown and neither runs nor turns the text around it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
 UNSURE = "–"
 TEMPLATES = Environment(
     loader=PackageLoader("heatproof", ""),
-    autoescape=True,
+    autoescape=select_autoescape(disabled_extensions=("md",), default=True),
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
