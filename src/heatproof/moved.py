@@ -13,6 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 
 # Old module -> where its names are looked up now.
 MODULES: dict[str, tuple[str, ...]] = {
+    "images.code_files": ("images.codes",),
+    "images.dicom_file": ("images.dicom",),
     "images.geometry": ("images.transforms",),
     "images.manifest": ("images.csv",),
     "images.photometric": ("images.transforms",),
@@ -21,8 +23,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "metrics.cscore": ("metrics.consistency",),
     "metrics.localise": ("metrics.localisation",),
     "metrics.structure": ("metrics.kit", "metrics.on_parts"),
+    "train.regimes": ("train.protocols",),
+    "train.two_phase": ("train.protocols",),
 }
-HIDDEN = ("metrics.cose", "metrics.cscore", "metrics.localise", "metrics.structure")  # functions today
+# Functions today.
+HIDDEN = ("metrics.cose", "metrics.cscore", "metrics.localise", "metrics.structure", "train.two_phase")
 
 P = ParamSpec("P")
 R = TypeVar("R")

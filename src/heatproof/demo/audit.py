@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,9 +87,8 @@ def run(
 def _train(out: Path, sizes: Sizes, seed: int, steps: Steps | None) -> tuple[dict[str, History], int]:
     """Both trainings, and how many epochs of them this call took."""
     finished = 0
-    with ExitStack() as stack:
-        total = sizes.first_epochs + 2 * sizes.second_epochs
-        counter = stack.enter_context(steps("training", total)) if steps else None
+    total = sizes.first_epochs + 2 * sizes.second_epochs
+    with steps("training", total) if steps else nullcontext() as counter:
 
         def told(name: str, epoch: Epoch) -> None:
             nonlocal finished

@@ -33,11 +33,7 @@ def story(
     found: Found,
 ) -> list[Section]:
     """The sections, in the order in which a stranger needs them."""
-    return [
-        which_maps(audit, verdict),
-        two_trainings(sizes, twins, verdicts),
-        under_changes(found),
-    ]
+    return [which_maps(audit, verdict), two_trainings(sizes, twins, verdicts), under_changes(found)]
 
 
 def failures(verdict: Verdict, methods: Sequence[str]) -> dict[str, list[Fact]]:

@@ -4,7 +4,7 @@
     healthy    both trainings  cross-entropy, label smoothing, smaller steps
     harmful    share these     the same, with the weights of the classes turned around (settings.py)
 
-Both are the protocol of train/two_phase.py. Phase 1 trains everything: this backbone has no weights worth
+Both are the protocol of train/protocols.py. Phase 1 trains everything: this backbone has no weights worth
 freezing. The weights to explain are gathered as OUT/weights/NAME/epochNN.safetensors, numbered over both
 phases.
 """
@@ -37,11 +37,8 @@ def write_pictures(out: Path, sizes: Sizes, seed: int) -> Path:
     folder = out / "pictures"
     manifest = folder / "manifest.csv"
     if not _complete(manifest, 2 * sizes.test):
-        write_codes(
-            make_codes("qr", sizes.test, sizes.test, sizes.pixels, _seed(seed, "test")),
-            folder,
-            overwrite=True,
-        )
+        pictures = make_codes("qr", sizes.test, sizes.test, sizes.pixels, _seed(seed, "test"))
+        write_codes(pictures, folder, overwrite=True)
     return manifest
 
 
@@ -89,16 +86,15 @@ def _fit(
     before = 0 if name == FIRST else sizes.first_epochs
     if before:
         load_checkpoint(model.module, weights_file(out / "training" / FIRST, before))
-    keep = [
-        epoch - before for epoch in (*sizes.keep, sizes.first_epochs) if 0 < epoch - before <= phase.epochs
-    ]
+    kept = {epoch - before for epoch in (*sizes.keep, sizes.first_epochs)}
+    keep = sorted(kept.intersection(range(1, phase.epochs + 1)))
 
     def listen(at: TrainProgress) -> None:
         if at.result is not None:
             told(name, replace(at.result, epoch=before + at.result.epoch))
 
     folder = out / "training" / name
-    history = fit(model, train, valid, Recipe((phase,), BATCH), folder, seed, sorted(set(keep)), listen)
+    history = fit(model, train, valid, Recipe((phase,), BATCH), folder, seed, keep, listen)
     return History(tuple(replace(epoch, epoch=before + epoch.epoch) for epoch in history.epochs))
 
 

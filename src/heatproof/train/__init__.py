@@ -7,9 +7,17 @@ from heatproof.train.leakmin import LeakMin
 from heatproof.train.loop import TrainProgress, fit, validate
 from heatproof.train.networks import SmallNet, new_head, small_net
 from heatproof.train.parts import DEPTHS, trained_parts
+from heatproof.train.protocols import (
+    CHECKPOINTS,
+    GRID,
+    REGIMES,
+    ablation_grid,
+    regime,
+    regime_recipe,
+    two_phase,
+    two_phase_recipe,
+)
 from heatproof.train.recipe import Epoch, History, Phase, Recipe
-from heatproof.train.regimes import GRID, REGIMES, ablation_grid, regime, regime_recipe
-from heatproof.train.two_phase import CHECKPOINTS, two_phase, two_phase_recipe
 
 __all__ = [
     "CHECKPOINTS", "DEPTHS", "GRID", "REGIMES", "Data", "Epoch", "History", "LeakMin", "Phase", "Recipe",

@@ -31,7 +31,6 @@ STATE, HISTORY = "state.pt", "history.json"
 class Saved:
     """How far a training got."""
 
-    epoch: int
     weights: dict[str, Tensor]
     optimiser: dict[str, Any]
     history: History
@@ -80,9 +79,7 @@ def load(folder: Path, fingerprint: dict[str, str]) -> Saved | None:
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        saved = Saved(
-            state["epoch"], state["weights"], state["optimiser"], History.from_json(state["history"])
-        )
+        saved = Saved(state["weights"], state["optimiser"], History.from_json(state["history"]))
         theirs = state["fingerprint"]
     except Exception as error:  # a file that is anything else fails anywhere inside the reader
         raise CheckpointError(

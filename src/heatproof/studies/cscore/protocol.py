@@ -1,7 +1,7 @@
 """C-Score over training: does the model look at the same place for every image of a class, and since when?
 
     split     four fifths of the pictures train, one fifth is held out, each class in proportion
-    train     two phases (train/two_phase.py), weights kept at seven epochs; or weights that exist are taken
+    train     two phases (train/protocols.py), weights kept at seven epochs; or weights that exist are taken
     run       six CAMs at every checkpoint on the held-out pictures, C-Score per class: the engine
     sweep     Grad-CAM's C-Score at every depth of the network, at the end of each phase
     report    tables, figures, alarms, and a recommendation with its evidence (page.py)
