@@ -336,10 +336,18 @@ def test_verdicts_and_runs_show_what_they_say(run: hp.Run) -> None:
 
 # --- five lines ---------------------------------------------------------------------------------------------
 
-SNIPPETS = re.findall(r"^```python\n(import .*?)^```$", (ROOT / "docs/snippets.md").read_text(), re.M | re.S)
+
+def snippets(page: str) -> list[str]:
+    return re.findall(
+        r"^```python\n(import .*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S
+    )
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=["explain", "score", "monitor"])
+def test_the_readme_has_the_five_lines_of_their_page() -> None:
+    assert len(snippets("README.md")) == 3 and set(snippets("README.md")) == set(snippets("docs/snippets.md"))
+
+
+@pytest.mark.parametrize("snippet", snippets("README.md"), ids=["monitor", "explain", "score"])
 def test_five_lines_run_in_an_empty_folder(snippet: str, tmp_path: Path) -> None:
     """In a process of its own, where nothing else was imported, and with its last line shown."""
     lines = snippet.splitlines()
