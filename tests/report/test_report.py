@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from jinja2 import UndefinedError
 from markupsafe import Markup, escape
 
 from heatproof.cli.report import report_command
@@ -31,6 +33,7 @@ from heatproof.report.figures.cscore import score_table
 from heatproof.report.gallery import gallery, pack
 from heatproof.report.measures import measure
 from heatproof.report.page import asset, embed, render, write_page
+from heatproof.report.pieces import TEMPLATES, Grid, fill
 from heatproof.report.sections import classes
 from heatproof.report.verdict import FAILURE, RULES, THIN, WARNING, judge
 from heatproof.run.engine import run_study
@@ -220,6 +223,19 @@ def test_names_are_shown_and_never_become_markup(data: RunData) -> None:
     images = embedded(text)["images"]
     assert {image["id"] for image in images} & set(EVIL)
     assert {image["label"] for image in images} == set(CLASSES)
+
+
+def test_templates_escape_and_refuse_what_they_were_not_given() -> None:
+    """What comes as Markup is the only way around escaping, and Python makes it."""
+    pages = [name for name in TEMPLATES.list_templates(["html"]) if "/templates/" in name]
+    assert len(pages) > 20
+    for name in pages:
+        text = files("heatproof").joinpath(name).read_text()
+        assert not re.search(r"\|\s*safe\b|autoescape", text), name
+    grid = Markup(Grid([EVIL[0]], [[EVIL[1], EVIL[2]]], '"' + EVIL[0]))
+    assert not [tag for tag, _ in Page(str(grid)).tags if tag in ("script", "img")]
+    with pytest.raises(UndefinedError):
+        fill("pictures", {})
 
 
 def test_embedded_json_cannot_end_its_script() -> None:

@@ -1,8 +1,8 @@
 """What pages are made of. A piece is data; the template named after its class turns it into HTML.
 
-Templates lie in the folder `templates` of their room and escape whatever they print; only Markdown (.md) is left
-as it is. Text from outside (names of files, classes, methods, checkpoints) also stands in <bdi>, so that it is
-shown and neither runs nor turns the text around it.
+Templates lie in the folder `templates` of their room and escape whatever they print; only those of Markdown
+(.md) do not. Text from outside (names of files, classes, methods, checkpoints) also stands in <bdi>, so that
+it is shown and neither runs nor turns the text around it.
 """
 
 from __future__ import annotations
