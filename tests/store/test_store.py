@@ -577,6 +577,20 @@ def test_a_failed_write_leaves_nothing_and_touches_nothing(tmp_path: Path) -> No
     assert (tmp_path / "a").read_text() == "old"
 
 
+def test_text_bytes_and_what_writes_itself_are_files_alike(tmp_path: Path) -> None:
+    seen: list[str] = []
+    text, raw, own = (tmp_path / "new" / name for name in ("text", "raw", "own"))
+
+    def write(path: Path) -> None:
+        seen.append(path.name)
+        path.touch()
+
+    marks = write_whole({text: "é", raw: b"\x00\xff", own: write}, "0" * 12)
+    assert (text.read_bytes(), raw.read_bytes()) == ("é".encode(), b"\x00\xff")
+    assert marks == {path: digest(path) for path in (text, raw, own)}
+    assert lease.lease_of(seen[0]) == "0" * 12 and lease.lease_of("own") is None
+
+
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"

@@ -97,9 +97,8 @@ class Alarm:
 def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:  # noqa: B008
     """Every alarm of a training run, in the order of its checkpoints."""
     fallen = auc_falls(trajectory, thresholds)
-    return [
-        alarm for k in range(len(trajectory)) for alarm in _Look(trajectory, k, thresholds, fallen).alarms()
-    ]
+    looks = (_Look(trajectory, k, thresholds, fallen) for k in range(len(trajectory)))
+    return [alarm for look in looks for alarm in look.alarms()]
 
 
 def auc_falls(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[bool]:  # noqa: B008
@@ -291,11 +290,9 @@ class _Look:
     ) -> Alarm:  # fmt: skip
         later = range(self.k + 1, len(self.run))
         tells = next((self.run.checkpoints[k].name for k in later if self.fallen[k]), None)
-        name = None if c is None else self.run.class_name(c)
-        evidence = {**evidence, "auc": self.now.auc, "accuracy": self.now.accuracy}
-        return Alarm(
-            mechanism, self.now.name, self.now.epoch, method, c, name, severity, evidence, sentence, tells
-        )
+        now, name = self.now, None if c is None else self.run.class_name(c)
+        evidence = {**evidence, "auc": now.auc, "accuracy": now.accuracy}
+        return Alarm(mechanism, now.name, now.epoch, method, c, name, severity, evidence, sentence, tells)
 
 
 def _high(score: CScore) -> float:

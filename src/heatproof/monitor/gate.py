@@ -159,9 +159,8 @@ class _Run:
             having = [method for name, method in self.columns if name == metric]
             if chosen_methods and not set(having) & set(chosen_methods):
                 of = f"that of {', '.join(filter(None, having))}" if any(having) else "one for the classifier"
-                raise InputError(
-                    f"in the rule {rule.text!r}, {metric} has no value of that method, only {of}"
-                )
+                why = f"{metric} has no value of that method, only {of}"
+                raise InputError(f"in the rule {rule.text!r}, {why}")
         if not chosen_methods:
             chosen_methods = [m for m in methods if not any(map(is_floor, m.split(PAIR)))]
             if not any(metric in named and method in chosen_methods for metric, method in self.columns):
@@ -193,14 +192,11 @@ class _Run:
             except InputError as error:
                 reasons.append(str(error))
                 continue
-            known = {checkpoint.name for checkpoint in run}
-            reasons += [
-                f"{p} has no C-Score yet, so its alarms are not known" for p in places if p not in known
-            ]
+            unseen = [place for place in places if place not in {checkpoint.name for checkpoint in run}]
+            reasons += [f"{place} has no C-Score yet, so its alarms are not known" for place in unseen]
             counts += [sum(c.total for c in one.classes.values()) for one in run if one.name in places]
-            found += [
-                a for a in find_alarms(run) if a.mechanism in rule.mechanisms and a.checkpoint in places
-            ]
+            here = [alarm for alarm in find_alarms(run) if alarm.checkpoint in places]
+            found += [alarm for alarm in here if alarm.mechanism in rule.mechanisms]
         if not self.models:
             reasons.append(f"{self.folder.path} holds no score yet")
         n = min(counts, default=0)
@@ -283,9 +279,8 @@ class _Run:
         except UnknownNameError:
             return UnknownNameError("metric", name, stored)
         near = did_you_mean(name, stored)
-        return InputError(
-            f"{self.folder.path} holds no {known}; add it to the metrics of its study (or {near})"
-        )
+        absent = f"{self.folder.path} holds no {known}"
+        return InputError(f"{absent}; add it to the metrics of its study (or {near})")
 
 
 def _margin(value: float, rule: Rule) -> float:

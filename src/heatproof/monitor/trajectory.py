@@ -189,9 +189,7 @@ def _printed(
 
 def _cscore_name(folder: RunFolder, model: str) -> str:
     """How the rows name the C-Score: with the options of the study, plain where there are several."""
-    query = (
-        "select distinct metric from scores where model = ? and metric ~ 'cscore(\\(.*\\))?' order by metric"
-    )
+    query = "select distinct metric from scores where model = ? and metric ~ 'cscore(\\(.*\\))?' order by 1"
     found: list[str] = [row["metric"] for row in folder.scores().sql(query, [model])]
     if not found:
         raise InputError(f"{folder.path} holds no C-Score; add cscore to the metrics of its study and run it")

@@ -270,14 +270,13 @@ class Monitor:
             return
         had = len(self._rows)
         rows = self._all.at_most(int(had * self.max_seconds / seconds), self.seed)
-        too_long = f"a step over {had} images took {seconds:.1f} s, more than {self.max_seconds:g} s"
+        limit = f"more than {self.max_seconds:g} s"
         if len(rows) < had:
             self._rows = rows
+            too_long = f"a step over {had} images took {seconds:.1f} s, {limit}"
             log.warning("%s; the next ones look at %d images", too_long, len(rows))
         else:
-            self._say(
-                f"a step takes more than {self.max_seconds:g} s also with {had} images, the fewest possible"
-            )
+            self._say(f"a step takes {limit} also with {had} images, the fewest possible")
 
     def _say(self, text: str, about: str = "") -> None:
         """A line in the log, once for each text, or for each thing it is about."""

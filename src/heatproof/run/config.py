@@ -34,9 +34,7 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     seed: int = 0
     batch_size: Count = 32  # images per unit, which is also the batch the model sees
-    targets: str | None = (
-        None  # "label" or "predicted", the class to explain; where None: the label if there is one
-    )
+    targets: str | None = None  # the class to explain, "label" or "predicted"; where None: the label, if any
     device: str | None = None  # where None: a GPU where there is one; kept for the life of the run
     threads: Count | None = None  # of torch; where None: OMP_NUM_THREADS or one per CPU, kept likewise
     workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode pictures; changes no number

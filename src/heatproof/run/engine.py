@@ -163,9 +163,8 @@ def run_study(
 
 def broken_images(folder: RunFolder) -> list[dict[str, Any]]:
     """Image and reason of every picture that could not be used."""
-    return folder.scores().sql(
-        "select distinct image, reason from scores where metric = 'image' order by all"
-    )
+    query = "select distinct image, reason from scores where metric = 'image' order by all"
+    return folder.scores().sql(query)
 
 
 def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
@@ -194,11 +193,10 @@ def mend(folder: RunFolder, own: set[str], say: Say) -> None:
 def say_makers(folder: RunFolder, device: str, say: Say) -> None:
     now = maker(device)
     for made in folder.makers():
-        if other := [
-            f"{key} {made[key]} (now {now[key]})" for key in now if made.get(key, now[key]) != now[key]
-        ]:
-            changed = f"{made['parts']} units were made with {', '.join(other)}"
-            say(f"{changed}; numbers may differ in their last digits")
+        other = {key: made[key] for key in now if made.get(key, now[key]) != now[key]}
+        if other:
+            named = ", ".join(f"{key} {value} (now {now[key]})" for key, value in other.items())
+            say(f"{made['parts']} units were made with {named}; numbers may differ in their last digits")
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class StoredAnswers:
 
 
 def group_rows(
-    folder: RunFolder, task: Task, ids: tuple[str, ...], model: str, device: str = "cpu"
+    folder: RunFolder, task: Task, ids: Sequence[str], model: str, device: str = "cpu"
 ) -> list[Score]:
     """The rows of one group task; pairs of maps are compared on the device."""
     answers = read_answers(folder, task.unit.checkpoint, tuple(map(valid_unicode, ids)))

@@ -62,12 +62,10 @@ def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
         for entry in entries:
             _refuse(entry, options)
             given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-            request = MetricRequest(
-                f"{entry.name}({given})" if given else entry.name, entry, tuple(options.items())
-            )
-            if request.text in found:
-                raise InputError(f"metrics name {request.text} twice; leave one out")
-            found[request.text] = request
+            text = f"{entry.name}({given})" if given else entry.name
+            if text in found:
+                raise InputError(f"metrics name {text} twice; leave one out")
+            found[text] = MetricRequest(text, entry, tuple(options.items()))
     return list(found.values())
 
 
@@ -85,16 +83,15 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
         if option in RESERVED:
             raise InputError(f"{entry.name}: {option} is set by the run itself; leave it out")
     check_options(entry, options)
+    refusal = f"a run cannot compute {entry.name}"
     if entry.not_in_a_run:
-        raise InputError(f"a run cannot compute {entry.name}: {entry.not_in_a_run}")
+        raise InputError(f"{refusal}: {entry.not_in_a_run}")
     if entry.across:  # the run makes its pairs
         return
     if missing := sorted(set(entry.needs) - OFFERED):
-        raise InputError(
-            f"a run cannot compute {entry.name}, which needs {', '.join(missing)}; call hp.metrics for it"
-        )
+        raise InputError(f"{refusal}, which needs {', '.join(missing)}; call hp.metrics for it")
     if entry.level != "image" and (missing := sorted(set(entry.needs) - STORED)):
         raise InputError(
-            f"a run cannot compute {entry.name}: at level {entry.level!r} it has maps, labels and "
+            f"{refusal}: at level {entry.level!r} it has maps, labels and "
             f"probabilities, but no {', '.join(missing)}; register the metric with level='image'"
         )

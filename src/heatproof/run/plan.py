@@ -61,9 +61,8 @@ class RunPlan:
 
     @property
     def units(self) -> list[Unit]:
-        return [task.unit for block in self.blocks for task in block.tasks] + [
-            task.unit for task in self.groups
-        ]
+        in_blocks = (task for block in self.blocks for task in block.tasks)
+        return [task.unit for task in (*in_blocks, *self.groups)]
 
     def checkpoints(self) -> list[str]:
         return list(dict.fromkeys([block.checkpoint for block in self.blocks]))

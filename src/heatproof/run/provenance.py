@@ -65,9 +65,8 @@ class Origin:
         now = identify(source.subset(range(*span)), self.hashes)
         for (name, before), (_, mark) in zip(self.pictures[slice(*span)], now, strict=True):
             if mark != before and name not in unread:
-                raise InputError(
-                    f"{name} changed while the run was going; start again to see what is changed"
-                )
+                changed = f"{name} changed while the run was going"
+                raise InputError(f"{changed}; start again to see what is changed")
 
 
 def filled(manifest: Manifest) -> Manifest:

@@ -85,9 +85,8 @@ class Opened:
             wanted = next(c for c in self.checkpoints if c.name == checkpoint)
             model = load_weights(self, wanted)
             if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
-                raise CheckpointError(
-                    f"the weights of {checkpoint!r} changed while the run was going; keep them"
-                )
+                changed = f"the weights of {checkpoint!r} changed while the run was going"
+                raise CheckpointError(f"{changed}; keep them")
             self._model = checkpoint, model
         return self._model[1]
 
@@ -170,9 +169,8 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
     try:
         model.module.to(opened.device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"cannot use run.device = {opened.device!r}: {str(error).splitlines()[0]}"
-        ) from error
+        why = str(error).splitlines()[0]
+        raise InputError(f"cannot use run.device = {opened.device!r}: {why}") from error
     return model
 
 
@@ -204,9 +202,8 @@ def _open_images(table: ImagesTable, folder: Path) -> Source:
 def _check_images(table: ImagesTable) -> None:
     known = source_options(table.kind)
     if table.kind == "memory":
-        raise InputError(
-            f"kind 'memory' is for Python; use one of {', '.join(k for k in SOURCES if k != 'memory')}"
-        )
+        kinds = ", ".join(kind for kind in SOURCES if kind != "memory")
+        raise InputError(f"kind 'memory' is for Python; use one of {kinds}")
     for name in table.options:
         if name in ImagesTable.__struct_fields__:
             raise InputError(f"{name} belongs under [images], not under [images.options]")

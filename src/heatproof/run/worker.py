@@ -193,13 +193,11 @@ def run_local(work: Work) -> None:
 
 
 def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]) -> None:
-    settings = work.opened.study.run
+    opened, settings = work.opened, work.opened.study.run
     # Every block but a checkpoint's last is a full batch, so the loader cuts its batches where blocks end.
     indices = [i for job in jobs for i in range(*job.block.images)]
-    preprocess = work.opened.model(checkpoint).preprocess
-    loaded = batches(
-        work.opened.source, preprocess, settings.batch_size, indices, settings.workers, work.fail_fast
-    )
+    size, threads, ready = settings.batch_size, settings.workers, opened.model(checkpoint).preprocess
+    loaded = batches(opened.source, ready, size, indices, threads, work.fail_fast)
     with closing(loaded):  # type: ignore[type-var]
         for job, pictures in zip(jobs, loaded, strict=True):
             if work.stop.is_set():

@@ -107,9 +107,8 @@ class RunFolder:
                     f"{path} was started with other settings: {'; '.join(refused)}; "
                     "undo the change or choose another folder"
                 )
-            return cls._keep(
-                path, manifest.grown_from(old) if changes else old.completed_by(manifest), pictures
-            )
+            kept = manifest.grown_from(old) if changes else old.completed_by(manifest)
+            return cls._keep(path, kept, pictures)
 
     @classmethod
     def _keep(cls, path: Path, manifest: Manifest, pictures: Identity) -> RunFolder:

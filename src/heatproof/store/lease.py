@@ -119,12 +119,10 @@ def claim(lease: Lease, root: Path, shard: str) -> None:
     living = next((path for path in rivals if alive(path)), None) or _watch(set(rivals))
     if living:
         other, about = rivals[living]
-        advice = (
-            "" if other == shard else f"; shards of one run all have the same count, so not {shard} beside it"
-        )
+        beside = f"; shards of one run all have the same count, so not {shard} beside it"
         raise StoreError(
             f"{root} is being written by process {about['process']} on {about['host']} (shard {other}); "
-            f"wait for it to end or stop it first{advice}"
+            f"wait for it to end or stop it first{beside * (other != shard)}"
         )
     lease.hold([*lease.shards, shard])
 

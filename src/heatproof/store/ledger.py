@@ -163,9 +163,8 @@ class Ledger:
         try:
             content = read_record(self.root / f"{unit}.json")
             seal = Seal(**content)
-            if Unit(**{**seal.unit, **_tuples(seal.unit)}).hash != unit or not all(
-                map(OWN.fullmatch, seal.files)
-            ):
+            of = Unit(**{**seal.unit, **_tuples(seal.unit)})
+            if of.hash != unit or not all(map(OWN.fullmatch, seal.files)):
                 return None
         except (StoreError, FileNotFoundError, TypeError, AttributeError):
             return None

@@ -150,12 +150,10 @@ class Manifest:
                     f"{path.parent} was written by a later heatproof (format {version}; this one reads up to "
                     f"{FORMAT}): install a newer heatproof to open it"
                 )
-            known = Manifest.__dataclass_fields__
             if "checksum" in content or version > 1:
                 content = read_record(path)
-            return Manifest(
-                **{key: value for key, value in content.items() if key in known} | {"format": version}
-            )
+            known = {key: content[key] for key in content if key in Manifest.__dataclass_fields__}
+            return Manifest(**known | {"format": version})
         except FileNotFoundError as error:
             raise StoreError(
                 f"{path.parent} is not a run folder: it has no {path.name}; name the folder of a run"

@@ -139,9 +139,7 @@ class Shard:
             if len(stored) != len(self.ids):
                 raise ValueError(f"it holds {len(stored)} maps instead of {len(self.ids)}")
         except (OSError, ValueError) as error:
-            raise StoreError(
-                f"cannot read {path}: {error}; delete the part of this unit and run again"
-            ) from error
+            raise _unreadable(path, error) from error
         picked = list(rows)
         return unpack(stored[picked], *(self.scales[kind][name][picked] for name in ("scale", "offset")))
 
@@ -213,9 +211,8 @@ class MapStore:
         """Take up the parts that were finished since. A map stored by two units is equal in both."""
         for part, seal in self._units().items():
             path = self.root / f"{part}.json.gz"
-            if part in self._known or not (
-                path.exists() if seal is None else f"maps/{path.name}" in seal.files
-            ):
+            there = path.exists() if seal is None else f"maps/{path.name}" in seal.files
+            if part in self._known or not there:
                 continue
             if seal is not None:
                 check_file(path, seal.files[f"maps/{path.name}"])
@@ -280,9 +277,11 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
             for entry in index["maps"]
         ]
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StoreError(
-            f"cannot read {path}: {error}; delete the part of this unit and run again"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"cannot read {path}: {error}; delete the part of this unit and run again")
 
 
 def read_index(path: Path) -> dict[str, Any]:

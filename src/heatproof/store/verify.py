@@ -46,9 +46,8 @@ def inspect(path: Path) -> list[Finding]:
         found += _unplanned(path, plan, seals)
         seals = {unit: seal for unit, seal in seals.items() if unit in plan["units"]}
     found += [Finding(f"seals/{unit}.json", "damaged", unit) for unit, seal in seals.items() if seal is None]
-    expected = {
-        file: (mark, unit) for unit, seal in seals.items() if seal for file, mark in seal.files.items()
-    }
+    whole = {unit: seal for unit, seal in seals.items() if seal}
+    expected = {file: (mark, unit) for unit, seal in whole.items() for file, mark in seal.files.items()}
     there = set(_files(path))
     for name in sorted(there | set(expected)):
         mark, unit = expected.get(name, ("", _unit_of(name)))
