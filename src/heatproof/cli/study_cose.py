@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -9,7 +10,8 @@ import click
 from heatproof.cli._console import console, errors, new_table
 from heatproof.cli._study import StudyCommand, tell
 from heatproof.cli.run import broken_table
-from heatproof.studies.cose.settings import CoseSettings
+from heatproof.run.progress import Progress
+from heatproof.studies.cose import CoseSettings, cose_study
 
 
 @click.command("cose", cls=StudyCommand, settings=CoseSettings)
@@ -40,14 +42,12 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
     A picture or a checkpoint that cannot be used is reported and the rest goes on; the exit code is then 1.
     """
-    from heatproof.run.progress import Progress
-    from heatproof.studies.cose import cose_study
-
     result = cose_study(CoseSettings(**given), Progress(console))
     table = new_table(f"COSE of {result.found.model} on {result.found.dataset}, {result.found.images} images")
     for heading in ("method", "consistency", "sensitivity", "COSE, %"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    for method, score in sorted(result.found.scores.items(), key=lambda item: -_sortable(item[1].value)):
+    ranked = sorted(result.found.scores.items(), key=lambda one: (math.isnan(one[1].value), -one[1].value))
+    for method, score in ranked:
         table.add_row(method, f"{score.consistency:.3f}", f"{score.sensitivity:.3f}", f"{score.value:.2f}")
     console.print(table)
     for reason in dict.fromkeys(s.reason for s in result.found.scores.values() if s.reason):
@@ -55,7 +55,3 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
     if result.failed:
         errors.print(broken_table([{"image": f.id, "reason": f.reason} for f in result.failed]))
     tell(ctx, result.page, failed=result.failed or result.skipped)
-
-
-def _sortable(value: float) -> float:
-    return value if value == value else float("-inf")

@@ -59,11 +59,13 @@ def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | N
 
     class_count: how many classes the model has. class_names: their names, where the folder has none.
     """
-    file = path / "class_index.json"
-    index = imagenet.read_class_index(file) if kind == "imagenet" and file.exists() else {}
-    root, entries, named = (
-        _imagenet(path) if kind == "imagenet" else _rows(path, "path", "label", path.parent)
-    )
+    index: dict[int, tuple[str, str]] = {}
+    if kind == "imagenet":
+        root, entries, named = _imagenet(path)
+        if (file := path / "class_index.json").exists():
+            index = imagenet.read_class_index(file)
+    else:
+        root, (entries, named) = path.parent, _rows(path, "path", "label")
     numbers = {wnid: k for k, (wnid, _) in index.items()}
     names = dict(enumerate(class_names or ())) | named | {k: name for k, (_, name) in index.items()}
     by_name = {name: k for k, name in reversed(names.items())}
@@ -111,7 +113,7 @@ def _imagenet(path: Path) -> tuple[Path, list[Picture], dict[int, str]]:
         raise InputError(f"there is no folder {path}")
     root = path / "images" if (path / "images").exists() else path
     if (path / "boxes.csv").exists():
-        _, entries, named = _rows(path / "boxes.csv", "file", "class_index", root)
+        entries, named = _rows(path / "boxes.csv", "file", "class_index")
         if any(not (root / entry.image).exists() for entry in entries):
             nested = imagenet.by_stem(root)
             for entry in entries:
@@ -119,11 +121,8 @@ def _imagenet(path: Path) -> tuple[Path, list[Picture], dict[int, str]]:
                 entry.image = file.relative_to(root).as_posix() if file else entry.image
         listed = {entry.image for entry in entries}
         others = (f.relative_to(root).as_posix() for f in imagenet.walk(root) if imagenet.is_picture(f))
-        return (
-            root,
-            entries + [Picture(name, "") for name in sorted(others) if name not in listed],
-            named,
-        )
+        entries += [Picture(name, "") for name in sorted(others) if name not in listed]
+        return root, entries, named
     files = imagenet.by_stem(root)
     found = sorted(file for file in imagenet.walk(path) if file.suffix.lower() == ".xml")
     if not found:
@@ -134,10 +133,8 @@ def _imagenet(path: Path) -> tuple[Path, list[Picture], dict[int, str]]:
     return root, entries, {}
 
 
-def _rows(
-    path: Path, file_column: str, label_column: str, root: Path
-) -> tuple[Path, list[Picture], dict[int, str]]:
-    """A CSV file with a row per box, as images/csv.py describes it."""
+def _rows(path: Path, file_column: str, label_column: str) -> tuple[list[Picture], dict[int, str]]:
+    """A CSV file with a row per box, as images/csv.py describes it, and the names it gives to classes."""
     entries: dict[str, Picture] = {}
     named: dict[int, str] = {}
     for line, row in csv.read_rows(path, file_column, label_column):
@@ -157,7 +154,7 @@ def _rows(
             entry.wrong = f"{where}: it has the class {row[label_column]!r} here and {entry.label!r} before"
     if not entries:
         raise InputError(f"{path} lists no picture")
-    return root, list(entries.values()), named
+    return list(entries.values()), named
 
 
 def _xml(file: Path, files: dict[str, Path], root: Path) -> Picture:
