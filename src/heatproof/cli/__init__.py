@@ -16,6 +16,7 @@ import click
 from heatproof import __version__
 from heatproof.cli._console import COMMAND_LINE, errors, stopped
 from heatproof.cli.bench import bench_command
+from heatproof.cli.contrast import contrast_command
 from heatproof.cli.demo import demo_command
 from heatproof.cli.explain import explain_command
 from heatproof.cli.export import export_command
@@ -96,6 +97,7 @@ def main(debug: bool) -> None:
 for _command in (
     demo_command,
     explain_command,
+    contrast_command,
     run_command,
     study_group,
     report_command,

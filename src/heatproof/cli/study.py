@@ -1,4 +1,4 @@
-"""heatproof study: the four protocols, each a command in its own file."""
+"""heatproof study: the protocols, each a command in its own file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ PROTOCOLS = {
     "qr": "on QR codes, where the truth is known, do the maps land on the patterns that matter?",
     "cose": "does the map stay when the prediction stays, and change when it changes?",
     "localise": "with the same pixel budget for every method, do the maps find the object?",
+    "contrast": "with evidence planted in a copy of the network, do the maps show it?",
 }
 
 
@@ -30,7 +31,7 @@ class Protocols(click.Group):
 
 @click.group("study", cls=Protocols)
 def study_group() -> None:
-    """Run one of the four protocols end to end: data, maps, scores, tables, figures, conclusions.
+    """Run one of the protocols end to end: data, maps, scores, tables, figures, conclusions.
 
     Each takes its settings as options or from a TOML file, writes a folder that `heatproof report` reads,
     and goes on where it was stopped.

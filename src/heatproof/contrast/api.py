@@ -115,12 +115,14 @@ def contrast(
 ) -> Contrast:
     """Which methods show what a network uses? Teaches copies of it to use a token, or not, and compares maps.
 
-    pictures: a folder with a subfolder for each class, or model-ready tensors "n c H W" with their labels.
+    pictures: a folder with a subfolder for each class, or model-ready tensors "n c H W" with their labels;
+        or what `labelled` returns.
     token: tag, tint, blur, texture or a picture file; or a Token, which has a size.
     positive: the class that gets the token, by number or name; the one with most pictures where None.
     strength: share of its training pictures that have it; several make a detection curve.
     out: a folder; a test that was stopped goes on there, and methods can be added.
-    progress: called with the strength, "A" or "B", and where the training is.
+    progress: called with the strength, "A" or "B", and where that training is; then with the strength,
+        "maps", and how many inputs passed through a network.
     training: carriers, epochs, lr as make_pair takes them.
     """
     model, token = as_model(model), as_token(token)
@@ -130,7 +132,7 @@ def contrast(
         raise InputError(
             "no strength is named; write the share of the positives that get the token, such as 1"
         )
-    given = labelled(model, pictures, labels)
+    given = pictures if isinstance(pictures, Labelled) else labelled(model, pictures, labels)
     chosen = None if positive is None else _class_number(positive, given.names)
     points, shown = [], None
     for share in strengths:
@@ -140,7 +142,8 @@ def contrast(
             model, given.images, given.labels, token, chosen, share, seed, place, told, ids=given.ids,
             **training,
         )  # fmt: skip
-        scores = _scored(pair, methods, layer, place) if pair.holds else {}
+        explained = None if progress is None else partial(progress, share, "maps")
+        scores = _scored(pair, methods, layer, place, explained) if pair.holds else {}
         points.append(ContrastPoint(share, pair.planting, pair.epochs, scores))
         shown = shown or pair
     assert shown is not None
@@ -189,14 +192,18 @@ def _class_number(positive: int | str, names: Mapping[int, str]) -> int:
 
 
 def _scored(
-    pair: Pair, methods: str | Sequence[str], layer: str | Sequence[str] | None, place: Path | None
+    pair: Pair,
+    methods: str | Sequence[str],
+    layer: str | Sequence[str] | None,
+    place: Path | None,
+    progress: Callable[[int], Any] | None,
 ) -> dict[str, ContrastScore]:
     """Scores of a pair; what an earlier call left is read, and only what is missing is explained."""
     wanted = [request.text for request in read_methods(methods)]
     known = {} if place is None else _stored(place, layer, pair.seed)
     missing = [method for method in wanted if method not in known]
     if missing or not known:
-        known |= contrast_scores(pair, missing or wanted, layer=layer)
+        known |= contrast_scores(pair, missing or wanted, layer=layer, progress=progress)
         if place is not None:
             _store(place, layer, known)
     return {method: known[method] for method in (*wanted, TOKEN_REMOVED)}

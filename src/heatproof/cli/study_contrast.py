@@ -1,0 +1,24 @@
+"""heatproof study contrast: the contrast test with its settings in a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from heatproof.cli._study import StudyCommand
+from heatproof.cli.contrast import run_contrast
+from heatproof.studies.contrast.settings import ContrastSettings
+
+
+@click.command("contrast", cls=StudyCommand, settings=ContrastSettings)
+@click.pass_context
+def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Do maps show what the network uses? The contrast test; `heatproof contrast --help` tells what it does.
+
+    \b
+    Examples:
+      heatproof study contrast examples/contrast.toml
+      heatproof study contrast --model net.py:make --images pictures --strength 1,0.5
+    """
+    run_contrast(ctx, given)

@@ -1,0 +1,1 @@
+"""The contrast test as a study: settings, protocol, page."""

@@ -1,0 +1,53 @@
+"""What a contrast study is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from heatproof.errors import InputError
+from heatproof.studies.settings import DEVICE, LAYER, LIMIT, Settings, calls, option, words
+
+METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrated-gradients")
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """
+    >>> shares("1, 0.5")
+    (1.0, 0.5)
+    """
+    try:
+        return tuple(map(float, words(text)))
+    except ValueError:
+        raise InputError(f"strength is one share or several, such as 1,0.8,0.5,0.2; got {text!r}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastSettings(Settings):
+    """What a contrast study is told."""
+
+    model: str = option(help="lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ...", short="M")
+    checkpoint: Path | None = option(None, "Weights: safetensors or torch.")
+    images: Path = option(help="Folder with a folder of pictures for each class.")
+    class_names: tuple[str, ...] = option(
+        (), "Comma-separated, in the order of the model's classes; else its own.", read=words
+    )
+    limit: int | None = option(None, LIMIT, least=1)
+    token: str = option("tag", "What is planted: tag, tint, blur, texture, or a picture file.")
+    size: float | None = option(None, "Of the token, as a share of the picture's side; by default its own.")
+    positive: str | None = option(
+        None, "The class that gets the token, by name or number; by default the largest."
+    )
+    strength: tuple[float, ...] = option(
+        (1.0,), "Share of its pictures that get the token; several make a curve: 1,0.8,0.5,0.2.", read=shares
+    )
+    methods: tuple[str, ...] = option(
+        METHODS, 'Comma-separated, options in brackets: "gradcam,lime(samples=200)".', short="m", read=calls
+    )
+    epochs: int = option(40, "Of each training, at most.", least=1)
+    lr: float = option(3e-4, "Learning rate of the first epoch.")
+    layer: str | None = option(None, LAYER, short="l")
+    allow_pickle: bool = option(False, "Let the checkpoint run code. Only if you trust it.")
+    device: str | None = option(None, DEVICE)
+    seed: int = option(0, "Everything follows from it.", least=0)
+    out: Path = option(Path("runs/contrast"), "Folder.", short="o")
