@@ -13,9 +13,15 @@ from hypothesis.extra.numpy import arrays
 from scipy.ndimage import distance_transform_edt
 
 from heatproof.errors import InputError
-from heatproof.metrics.distance import _transform, distance_to
 from heatproof.metrics.kit import PIXELS_AT_ONCE
-from heatproof.metrics.on_parts import _measure, structure, structure_parts, structure_score
+from heatproof.metrics.on_parts import (
+    _measure,
+    _transform,
+    distance_to,
+    structure,
+    structure_parts,
+    structure_score,
+)
 from heatproof.types import Maps
 
 NAMES = {"FMR": "fmr", "TMR": "tmr", "BL": "bl", "AF": "auc_f", "AT": "auc_t", "AB": "auc_bg", "DtS": "dts"}

@@ -37,7 +37,6 @@ from heatproof.metrics.kit import (
     PerImage,
     align,
     as_numbers,
-    as_tensor,
     ascending,
     chunks,
     same_length,
@@ -237,7 +236,7 @@ def _corners(boxes: ArrayLike, n: int, size: tuple[int, int]) -> Tensor:
 def _box_list(entry: Any, image: int) -> np.ndarray:
     wrong = f"image {image}: boxes are (x0, y0, x1, y1) or a list of such; got {entry!r}"
     try:
-        found = np.asarray(as_tensor(entry).cpu(), dtype=np.float64)
+        found = np.asarray(entry.cpu() if isinstance(entry, Tensor) else entry, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputError(wrong) from None
     found = found.reshape(0, 4) if not found.size else np.atleast_2d(found)

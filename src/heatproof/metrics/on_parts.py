@@ -21,20 +21,23 @@ Where the paper leaves room or errs:
   its scores.
 - A constant map has no mass to share out: every value is NaN, although the formulas would return numbers.
 - Masks of another size are resized to the nearest pixel centre, then binarised at 0.5.
+
+D is scipy's Euclidean distance transform, the field's own and exact. It is slow beside everything else here,
+and masks repeat (every method is scored on the same images), so each distinct mask is transformed once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.metrics.distance import distance_to
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, align, ascending, chunks, pixel_maps, sized_maps
 from heatproof.metrics.scene import Scene
 from heatproof.registry import metric
@@ -155,6 +158,29 @@ def _coverage(pixels: Tensor, areas: Sequence[Tensor]) -> list[Tensor]:
 
     total = set_sizes(torch.ones_like(pixels)) + EPSILON
     return [(set_sizes(area) / total).mean(1) for area in areas]
+
+
+def distance_to(masks: Tensor) -> Tensor:
+    """ "b h w" bool -> "b h w" float32 on the same device; infinite where a mask has no pixel.
+
+    >>> distance_to(torch.tensor([[[True, False, False]]])).tolist()
+    [[[0.0, 1.0, 2.0]]]
+    """
+    height, width = masks.shape[-2:]
+    packed = np.packbits(masks.flatten(1).cpu().numpy(), axis=1)
+    fields = [_transform(height, width, bits.tobytes()) for bits in packed]
+    stacked = np.stack(fields) if fields else np.zeros((0, height, width), np.float32)
+    return torch.from_numpy(stacked).to(masks.device)
+
+
+@lru_cache(maxsize=512)
+def _transform(height: int, width: int, packed: bytes) -> np.ndarray:
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=height * width)
+    mask = bits.reshape(height, width).astype(bool)
+    if not mask.any():
+        return np.full((height, width), np.inf, np.float32)
+    field: np.ndarray = distance_transform_edt(~mask).astype(np.float32)
+    return field
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
