@@ -257,7 +257,7 @@ def given_back(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def watched(
-    module: nn.Module, ended: Callable[..., None], started: Callable[..., None] | None = None
+    module: nn.Module, ended: Callable[..., None] | None = None, started: Callable[..., None] | None = None
 ) -> Iterator[None]:
     """Hooks on every part, gone when the context ends: each start and end is told while the network runs.
 
@@ -267,7 +267,7 @@ def watched(
     with ExitStack() as hooks:
         for name, part in module.named_modules():
             if started is not None:
-                early = part.register_forward_pre_hook(partial(started, name), with_kwargs=True)
-                hooks.callback(early.remove)
-            hooks.callback(part.register_forward_hook(partial(ended, name), with_kwargs=True).remove)
+                hooks.enter_context(part.register_forward_pre_hook(partial(started, name), with_kwargs=True))
+            if ended is not None:
+                hooks.enter_context(part.register_forward_hook(partial(ended, name), with_kwargs=True))
         yield

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError
-from heatproof.models.model import Model
+from heatproof.models.model import Model, watched
 
 
 def copy_of(model: Model) -> Model:
@@ -35,22 +35,15 @@ def from_the_head(model: Model, images: Tensor) -> list[str]:
 
     One that never runs by itself (its parent may use its weights directly) goes with the parent that does.
     """
-    started = {"": 0}
-
-    def note(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            started[name] = next(clock)
-
-        return hook
-
+    started = {"": 0}  # also where the network is entered by another way than its own call
     clock = itertools.count(1)
     parts = dict(model.module.named_modules())
-    handles = [part.register_forward_pre_hook(note(name)) for name, part in parts.items() if name]
-    try:
+
+    def note(name: str, *_: Any) -> None:
+        started[name] = next(clock)
+
+    with watched(model.module, started=note):
         model.logits(images)
-    finally:
-        for handle in handles:
-            handle.remove()
 
     def turn(name: str) -> int:
         while name not in started:
@@ -85,3 +78,14 @@ def take_over(part: nn.Module, source: nn.Module) -> None:
     ):
         for name, tensor in mine:
             tensor.copy_(theirs[name])
+
+
+def untrained_copy(model: Model, images: Tensor, seed: int) -> Model:
+    """The network as it was before any training: a copy whose every module has random weights."""
+    copied = copy_of(model)
+    names = from_the_head(copied, images[:1])
+    if not names:
+        raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
+    reinitialise(copied.module.cpu(), names, seed)
+    copied.module.to(model.device)
+    return copied

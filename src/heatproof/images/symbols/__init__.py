@@ -78,6 +78,11 @@ class Symbol:
 SYMBOLS: dict[str, Symbol] = {}
 
 
+def square(side: Callable[[int], int]) -> Callable[[int], tuple[int, int]]:
+    """The shape of a symbol that is as high as wide."""
+    return lambda version: (side(version), side(version))
+
+
 def register(symbol: Symbol) -> Symbol:
     if SYMBOLS.setdefault(symbol.name, symbol) is not symbol:
         raise InputError(f"the symbol {symbol.name!r} is registered twice")

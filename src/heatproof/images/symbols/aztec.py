@@ -17,7 +17,7 @@ from math import ceil
 import numpy as np
 
 from heatproof.errors import InputError
-from heatproof.images.symbols import Modules, Random, Symbol, register, too_long
+from heatproof.images.symbols import Modules, Random, Symbol, register, square, too_long
 from heatproof.images.symbols._reedsolomon import check_words
 
 UPPER = " ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # 5 bits, from 1
@@ -184,14 +184,5 @@ def part_masks(modules: Modules) -> dict[str, Modules]:
 
 
 AZTEC = register(
-    Symbol(
-        name="aztec",
-        title="Aztec code",
-        versions=range(1, 9),
-        usual=range(1, 5),
-        shape=lambda version: (side(version), side(version)),
-        text=random_text,
-        encode=encode,
-        parts=part_masks,
-    )
+    Symbol("aztec", "Aztec code", range(1, 9), range(1, 5), square(side), random_text, encode, part_masks)
 )

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from heatproof.errors import InputError
-from heatproof.images.symbols import ALPHABET, Modules, Random, Symbol, register, too_long
+from heatproof.images.symbols import ALPHABET, Modules, Random, Symbol, register, square, too_long
 from heatproof.images.symbols._reedsolomon import check_words
 
 FIELD = (256, 0x12D)
@@ -41,6 +41,11 @@ SIZES = tuple(
         (24, 36, 24), (26, 44, 28), (32, 62, 36), (36, 86, 42), (40, 114, 48), (44, 144, 56), (48, 174, 68),
     )
 )  # fmt: skip
+
+
+def side(version: int) -> int:
+    """Modules along one side."""
+    return SIZES[version - 1].side
 
 
 def codewords(text: str) -> list[int]:
@@ -189,15 +194,7 @@ def part_masks(modules: Modules) -> dict[str, Modules]:
     return {"finder": finder, "timing": timing & ~finder, "box": np.ones((side, side), bool)}
 
 
+VERSIONS = range(1, len(SIZES) + 1)
 DATA_MATRIX = register(
-    Symbol(
-        name="datamatrix",
-        title="Data Matrix",
-        versions=range(1, len(SIZES) + 1),
-        usual=range(1, 10),
-        shape=lambda version: (SIZES[version - 1].side,) * 2,
-        text=random_text,
-        encode=encode,
-        parts=part_masks,
-    )
+    Symbol("datamatrix", "Data Matrix", VERSIONS, range(1, 10), square(side), random_text, encode, part_masks)
 )

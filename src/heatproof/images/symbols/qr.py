@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from heatproof.errors import InputError, need
-from heatproof.images.symbols import ALPHABET, Modules, Random, Symbol, register, too_long
+from heatproof.images.symbols import ALPHABET, Modules, Random, Symbol, register, square, too_long
 
 LEVELS = ("L", "M", "Q", "H")
 SHORTEST_TEXT = 6
@@ -92,16 +92,10 @@ def part_masks(n: int) -> dict[str, Modules]:
     return {"finder": finder, "timing": timing & ~finder, "box": np.ones((n, n), bool)}
 
 
+def parts_of(modules: Modules) -> dict[str, Modules]:
+    return part_masks(len(modules))
+
+
 QR = register(
-    Symbol(
-        name="qr",
-        title="QR code",
-        versions=range(1, 41),
-        usual=range(1, 7),
-        levels=LEVELS,
-        shape=lambda version: (side(version), side(version)),
-        text=random_text,
-        encode=encode,
-        parts=lambda modules: part_masks(len(modules)),
-    )
+    Symbol("qr", "QR code", range(1, 41), range(1, 7), square(side), random_text, encode, parts_of, LEVELS)
 )
