@@ -74,6 +74,12 @@ def test_model_and_images_may_still_come_first(name: str) -> None:
     assert numbers(today) == numbers(old) == numbers(named)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_that_nobody_takes_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="batchsize"):
+        getattr(hp.metrics, name)(*CALLS[name], model=small_cnn(), images=IMAGES, batchsize=3)
+
+
 def arguments(function: Any, values: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(inspect.signature(function).parameters, values, strict=False))
 

@@ -98,6 +98,7 @@ class Walk(Passes, total=False):
     steps: int
     baseline: str
     adaptive: bool
+    seed: int
 
 
 @overload
@@ -122,6 +123,7 @@ def insertion_deletion(
     steps: int = 100,
     baseline: str = "blur",
     adaptive: bool = False,
+    seed: int = 0,
     **passes: Unpack[Passes],
 ) -> Faithfulness | dict[Name, Faithfulness]:
     """Insertion and deletion curves of maps, and the areas under them.
@@ -137,7 +139,8 @@ def insertion_deletion(
             "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
             image).
         adaptive: visit a third of the points, where the curves bend.
-        passes: batch_size, progress and seed, as for hp.explain.
+        seed: of noise.
+        passes: batch_size and progress, as for hp.explain.
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
@@ -146,9 +149,9 @@ def insertion_deletion(
     if isinstance(maps, Mapping) and not maps:
         raise InputError("maps is an empty dict; give the maps of at least one method")
     methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
-    walk = _Curves(model, pictures, methods, steps, baseline, passes.get("seed", 0))
+    walk = _Curves(model, pictures, methods, steps, baseline, seed)
     with untouched(model.module):
-        walk.run(Queue(model, walk.size, passes.get("batch_size"), passes.get("progress")), targets, adaptive)
+        walk.run(Queue(model, walk.size, **passes), targets, adaptive)
     found = walk.results(baseline, adaptive)
     return found if isinstance(maps, Mapping) else found[""]
 

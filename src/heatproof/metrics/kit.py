@@ -61,7 +61,6 @@ class Passes(TypedDict, total=False):
 
     batch_size: int | None
     progress: Callable[[int], object] | None
-    seed: int
 
 
 def as_tensor(values: ArrayLike) -> Tensor:

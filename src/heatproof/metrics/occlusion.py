@@ -40,6 +40,7 @@ def part_occlusion(
     model: Model | nn.Module,
     images: Images,
     fill: str = "blur",
+    seed: int = 0,
     **passes: Unpack[Passes],
 ) -> PerImage:
     """Fall of the target's logit when a part of the images is occluded.
@@ -50,7 +51,8 @@ def part_occlusion(
         targets: the class, one or one per image; the prediction where None.
         model, images: the network, and its images, as for hp.explain.
         fill: "blur", "black", "mean" or "noise", as baseline of insertion_deletion.
-        passes: batch_size, progress and seed, as for hp.explain.
+        seed: of noise.
+        passes: batch_size and progress, as for hp.explain.
 
     Returns:
         drop, or drop_<part> of each part.
@@ -68,7 +70,7 @@ def part_occlusion(
     hidden = torch.stack(
         [align(mask, size, whole, name).expand(count, *size) for name, mask in parts.items()]
     )
-    filled = baseline_images(model, whole, fill, passes.get("seed", 0))
+    filled = baseline_images(model, whole, fill, seed)
 
     def make(start: int, stop: int) -> Tensor:
         jobs = torch.arange(start, stop, device=whole.device)
@@ -77,7 +79,7 @@ def part_occlusion(
         return torch.where(covered[:, None], filled[rows], whole[rows])
 
     with untouched(model.module):
-        queue = Queue(model, size, passes.get("batch_size"), passes.get("progress"))
+        queue = Queue(model, size, **passes)
         logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
     chosen = model.check_targets(targets, logits[:count])
     scores = class_scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)

@@ -90,6 +90,7 @@ def parameter_randomisation(
     images: Images,
     depths: int | None = 10,
     layer: Layers = None,
+    seed: int = 0,
     **passes: Unpack[Passes],
 ) -> Cascade:
     """Similarity of maps to the original's as modules become random from the head down.
@@ -101,7 +102,8 @@ def parameter_randomisation(
         depths: at how many depths to look, from the head alone to the whole network, evenly spread over its
             modules; every module where None. Each depth is one shared pass for all methods.
         layer: where CAMs look, as for hp.explain.
-        passes: batch_size, progress and seed, as for hp.explain; the seed draws the weights too.
+        seed: of the weights, and of methods that draw.
+        passes: batch_size and progress, as for hp.explain.
     """
     if depths is not None and (not isinstance(depths, int) or depths < 1):
         raise InputError(
@@ -109,19 +111,19 @@ def parameter_randomisation(
         )
     model = as_model(model)
     pictures = model.check_images(images)
-    before = explain(model, pictures, methods, targets, layer=layer, **passes)
+    before = explain(model, pictures, methods, targets, layer=layer, seed=seed, **passes)
     explained = next(iter(before.values())).explained
     changing, random = copy_of(model), copy_of(model)
     names = from_the_head(changing, pictures[:1])
     if not names:
         raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
-    reinitialise(random.module.cpu(), names, passes.get("seed", 0))
+    reinitialise(random.module.cpu(), names, seed)
     found, done = [], 0
     for stop in _stops(len(names), depths):
         for name in names[done:stop]:
             take_over(changing.module.get_submodule(name), random.module.get_submodule(name))
         done = stop
-        after = explain(changing, pictures, methods, explained, layer=layer, **passes)
+        after = explain(changing, pictures, methods, explained, layer=layer, seed=seed, **passes)
         similarity = {method: map_similarity(before[method], maps) for method, maps in after.items()}
         found.append(Depth(names[stop - 1] or "(top)", stop, similarity))
     return Cascade(tuple(found))
@@ -143,6 +145,7 @@ def input_shift(
     images: Images,
     shift: float = 1.0,
     layer: Layers = None,
+    seed: int = 0,
     **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """Similarity of maps before and after a constant shift that the first layer takes back; 1 is right.
@@ -150,19 +153,21 @@ def input_shift(
     Args:
         methods, targets, model, images: as for parameter_randomisation.
         shift: added to every value of the model-ready images.
-        layer, passes: as for parameter_randomisation.
+        layer, seed, passes: as for parameter_randomisation.
 
     Returns:
         ssim and spearman, each "b", by method.
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    before = explain(model, pictures, methods, targets, layer=layer, **passes)
+    before = explain(model, pictures, methods, targets, layer=layer, seed=seed, **passes)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
     logits = [_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
     gap = (logits[0] - logits[1]).abs().amax(1)
     undone = gap <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
-    after = explain(twin, shifted, methods, next(iter(before.values())).explained, layer=layer, **passes)
+    after = explain(
+        twin, shifted, methods, next(iter(before.values())).explained, layer=layer, seed=seed, **passes
+    )
     found = {method: map_similarity(before[method], maps) for method, maps in after.items()}
     return {method: PerImage(one, [Cause(NOT_UNDONE, ~undone), *one.causes]) for method, one in found.items()}
 
@@ -203,6 +208,7 @@ def fragility(
     epsilon: float = 2 / 255,
     draws: int = 3,
     layer: Layers = None,
+    seed: int = 0,
     **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """Similarity of maps of the predicted class under noise that leaves the prediction as it is.
@@ -211,7 +217,7 @@ def fragility(
         methods, model, images: as for parameter_randomisation.
         epsilon: how far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
         draws: how often; the noise of a draw follows the seed and is the same for every image.
-        layer, passes: as for parameter_randomisation.
+        layer, seed, passes: as for parameter_randomisation.
 
     Returns:
         ssim and spearman, means over the draws that keep the prediction, and kept, their share, by method.
@@ -220,14 +226,14 @@ def fragility(
         raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    before = explain(model, pictures, methods, layer=layer, **passes)
+    before = explain(model, pictures, methods, layer=layer, seed=seed, **passes)
     reach = _picture_range(model, pictures)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
     for draw in range(draws):
-        random = np.random.default_rng((passes.get("seed", 0), draw))
+        random = np.random.default_rng((seed, draw))
         signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
         noisy = pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
-        for method, maps in explain(model, noisy, methods, layer=layer, **passes).items():
+        for method, maps in explain(model, noisy, methods, layer=layer, seed=seed, **passes).items():
             same = maps.explained == before[method].explained
             found = map_similarity(before[method], maps)
             rows = [found[kind].masked_fill(~same, torch.nan) for kind in KINDS]
