@@ -1,4 +1,4 @@
-"""What the protocols share: lists of pictures and runs of the engine in the study's own folder."""
+"""What the protocols share: settings, runs in the study's own folder, lists of pictures, means, floors."""
 
 from __future__ import annotations
 
