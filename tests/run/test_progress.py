@@ -157,14 +157,12 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
 
 
 def test_ctrl_c_in_a_study_leaves_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
-    from test_study_cscore import pictures
-
-    pictures(tmp_path / "shapes", 8)
+    make_study(tmp_path, 16)
     (tmp_path / "net.py").write_text(NETWORK)
-    (tmp_path / "list.csv").write_text("path,label,x0,y0,x1,y1\nshapes/disc/00.png,0,2,2,20,20\n")
+    (tmp_path / "list.csv").write_text("path,label,x0,y0,x1,y1\npictures/cat/000.png,0,2,2,20,20\n")
     network = ["--model", "net.py:build", "--out", "out", "--device", "cpu"]
     commands = {
-        "epoch 1": (CSCORE, ["study", "cscore", "--images", "shapes", "--first-phase", "all", *network]),
+        "epoch 1": (CSCORE, ["study", "cscore", "--images", "pictures", "--first-phase", "all", *network]),
         "sifting": (LOCALISE, ["study", "localise", "--kind", "csv", "--images", "list.csv", *network]),
     }
     for sign, (script, arguments) in commands.items():
