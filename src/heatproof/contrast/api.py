@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor, nn
 
@@ -28,10 +29,13 @@ from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure, batches, open_source
 from heatproof.images.source import class_numbers
+from heatproof.metrics.kit import as_tensor
 from heatproof.models.classes import model_classes
 from heatproof.models.model import Model, as_model
 from heatproof.show import pixels, plain_table, text
+from heatproof.train.loop import TrainProgress
 
+Progress = Callable[[float, str, TrainProgress | int], object]
 FLOORS = ("random", "edges", "centre")
 METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrated-gradients", *FLOORS)
 STRENGTHS = (1.0, 0.8, 0.5, 0.2)  # of a detection curve
@@ -100,30 +104,42 @@ class Contrast:
 
 def contrast(
     model: Model | nn.Module,
-    pictures: Any,
-    labels: Any = None,
+    pictures: str | Path | Tensor | Labelled,
+    labels: ArrayLike | None = None,
     methods: str | Sequence[str] = METHODS,
     *,
     token: Token | str | Path = "tag",
     positive: int | str | None = None,
     strength: float | Sequence[float] = 1.0,
+    carriers: float = 1.0,
+    epochs: int = 40,
+    lr: float = 3e-4,
     layer: str | Sequence[str] | None = None,
     seed: int = 0,
     out: str | Path | None = None,
-    progress: Callable[[float, str, Any], object] | None = None,
-    **training: Any,
+    progress: Progress | None = None,
 ) -> Contrast:
     """Which methods show what a network uses? Teaches copies of it to use a token, or not, and compares maps.
 
-    pictures: a folder with a subfolder for each class, or model-ready tensors "n c H W" with their labels;
-        or what `labelled` returns.
-    token: tag, tint, blur, texture or a picture file; or a Token, which has a size.
-    positive: the class that gets the token, by number or name; the one with most pictures where None.
-    strength: share of its training pictures that have it; several make a detection curve.
-    out: a folder; a test that was stopped goes on there, and methods can be added.
-    progress: called with the strength, "A" or "B", and where that training is; then with the strength,
-        "maps", and how many inputs passed through a network.
-    training: carriers, epochs, lr as make_pair takes them.
+    Args:
+        model: what load_model gives, or a module; it is not changed.
+        pictures: a folder with a subfolder for each class, or model-ready tensors "n c H W".
+        labels: of tensors, the class of each.
+        methods: names, with options where wanted, such as "lime(samples=200)".
+        token: tag, tint, blur, texture or a picture file; or a Token, which has a size.
+        positive: the class that gets the token, by number or name; the one with most pictures where None.
+        strength: share of its training pictures that have it; several make a detection curve.
+        carriers: pictures of other classes that carry it too, for each of those (see contrast/pair.py).
+        epochs: of each training, at most.
+        lr: the learning rate of the first epoch.
+        layer: where CAMs look, by name; found by itself where None.
+        seed: everything follows from it.
+        out: a folder; a test that was stopped goes on there, and methods can be added.
+        progress: called with the strength, "A" or "B", and where that training is; then with the strength,
+            "maps", and how many inputs passed through a network.
+
+    Returns:
+        Scores of every method at every strength, and whether the token was taken up.
     """
     model, token = as_model(model), as_token(token)
     read_methods(methods)
@@ -140,7 +156,7 @@ def contrast(
         told = None if progress is None else partial(progress, share)
         pair = make_pair(
             model, given.images, given.labels, token, chosen, share, seed, place, told, ids=given.ids,
-            **training,
+            carriers=carriers, epochs=epochs, lr=lr,
         )  # fmt: skip
         explained = None if progress is None else partial(progress, share, "maps")
         scores = _scored(pair, methods, layer, place, explained) if pair.holds else {}
@@ -154,15 +170,17 @@ def contrast(
     )  # fmt: skip
 
 
-def labelled(model: Model, pictures: Any, labels: Any = None, **options: Any) -> Labelled:
-    """Pictures of a folder (or another source: kind, and its options), or tensors as they are."""
+def labelled(
+    model: Model, pictures: str | Path | Tensor, labels: ArrayLike | None = None, **options: Any
+) -> Labelled:
+    """Pictures of a folder, with options of its source (images/folder.py), or tensors as they are."""
     if not isinstance(pictures, (str, Path)):
         if labels is None:
             raise InputError("tensors need labels, one class number per picture; or name a folder of classes")
         images = model.check_images(pictures)
         names = dict(enumerate(model.classes or ()))
-        return Labelled(images, torch.as_tensor(labels), tuple(map(str, range(len(images)))), names)
-    source = open_source(options.pop("kind", "folder"), pictures, **options)
+        return Labelled(images, as_tensor(labels), tuple(map(str, range(len(images)))), names)
+    source = open_source("folder", pictures, **options)
     if not source.labelled:
         raise InputError(
             f"{pictures} has no class folders; put the pictures of each class into one of its own"

@@ -95,12 +95,21 @@ def make_pair(
 ) -> Pair:
     """Train A and B from a network's weights; the network itself is not touched.
 
-    pictures: model-ready "n c H W", or picture files; labels: their classes, as the network numbers them.
-    positive: the class that gets the token; the one with most pictures where None.
-    strength: share of the positive class's training pictures that have it. carriers: pictures of other
-        classes that carry it too, for each of those; 0 leaves it to chance whether the network takes it up.
-    epochs, lr: at most so many, and the learning rate of the first.
-    out: a folder for what is needed to go on after a stop; progress: told ("A" or "B", where it is).
+    Args:
+        model: what load_model gives, or a module.
+        pictures: model-ready "n c H W", or picture files.
+        labels: their classes, as the network numbers them.
+        token: tag, tint, blur, texture or a picture file; or a Token, which has a size.
+        positive: the class that gets the token; the one with most pictures where None.
+        strength: share of the positive class's training pictures that have it.
+        seed: everything follows from it.
+        out: a folder for what is needed to go on after a stop.
+        progress: told "A" or "B", and where its training is.
+        ids: names of the pictures, from which the token's places follow; their numbers where None.
+        carriers: pictures of other classes that carry the token too, for each positive that does; 0 leaves
+            it to chance whether the network takes it up.
+        epochs: of each training, at most.
+        lr: the learning rate of the first epoch.
     """
     model, token = as_model(model), as_token(token)
     images, classes, count = _checked(model, pictures, labels)

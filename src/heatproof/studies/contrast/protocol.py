@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heatproof.contrast.api import FLOORS, Contrast, contrast, labelled
+from heatproof.contrast.api import FLOORS, Contrast, Progress, contrast, labelled
 from heatproof.contrast.score import ContrastScore
 from heatproof.contrast.tokens import Token
 from heatproof.disk import write_whole
@@ -40,9 +39,7 @@ class ContrastOutcome:
     found: Contrast
 
 
-def contrast_study(
-    settings: ContrastSettings, progress: Callable[[float, str, Any], object] | None = None
-) -> ContrastOutcome:
+def contrast_study(settings: ContrastSettings, progress: Progress | None = None) -> ContrastOutcome:
     """Run the whole test, or go on with it; OUT/page.html is its page."""
     methods = with_floors(settings.methods, FLOORS)
     token = Token(settings.token, settings.size)
