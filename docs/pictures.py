@@ -299,8 +299,8 @@ def write(name: str) -> Path:
 # --- tables from the registry -------------------------------------------------------------------------------
 
 FILES = {  # by the file that computes a metric
-    "cscore": "cscore.md", "structure": "structure.md", "_ssim": "cose.md", "cose": "cose.md",
-    "localise": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
+    "consistency": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
+    "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
     "robustness": "robustness.md", "sanity": "sanity.md", "agreement": "agreement.md",
     "classifier": "classifier.md",
 }  # fmt: skip
