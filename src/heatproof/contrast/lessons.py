@@ -88,7 +88,7 @@ class Lessons:
         drawn = self.others[:: max(1, len(self.others) // MOST_ASKED)]
         images = self.images[drawn.to(self.images.device)]
         return flips(
-            model, images, self.marked(images, [self.ids[i] for i in drawn], -1), self.positive
+            model, images, self.marked(images, [self.ids[i] for i in drawn.tolist()], -1), self.positive
         ).share
 
 

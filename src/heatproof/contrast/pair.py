@@ -120,8 +120,8 @@ def make_pair(
     token.pixels((int(images.shape[-2]), int(images.shape[-1])))
     train, held_out = (part.to(images.device) for part in stratified_split(classes, HELD_OUT, seed))
     lessons = Lessons(
-        images[train], classes[train.cpu()], tuple(names[i] for i in train), count, model, token, positive,
-        strength, carriers, seed,
+        images[train], classes[train.cpu()], tuple(names[i] for i in train.tolist()), count, model, token,
+        positive, strength, carriers, seed,
     )  # fmt: skip
     recipe = Phase(epochs, lr, schedule="constant", clip=1.0, class_weights=BALANCED)
     trainings = [Training(which, trainable_copy(model), lessons, recipe, out, progress) for which in "AB"]
@@ -132,8 +132,8 @@ def make_pair(
         _some(held_out[(classes[held_out.cpu()] == positive).to(held_out.device) == wanted], most, seed)
         for wanted, most in ((False, MOST_ASKED), (True, MOST_EXPLAINED))
     )
-    planting = _ask(a, b, images[asked], [names[i] for i in asked], token, positive, seed)
-    chosen = tuple(names[i] for i in explained)
+    planting = _ask(a, b, images[asked], [names[i] for i in asked.tolist()], token, positive, seed)
+    chosen = tuple(names[i] for i in explained.tolist())
     marked, masks = token.plant(images[explained], chosen, model.preprocess, seed)
     return Pair(
         a, b, token, positive, strength, marked, images[explained], masks, chosen, planting, taken, seed

@@ -111,7 +111,7 @@ def _strips(found: Contrast) -> list[tuple[str, str]]:
     return [(method, _address(strip(found, method))) for method, score in found.scores.items() if score.maps]
 
 
-def strip(found: Contrast, method: str, most: int = SHOWN) -> Image.Image:
+def strip(found: Contrast, method: str, most: int = SHOWN, heading: str = "") -> Image.Image:
     """Pictures with the token, each beside its maps under A and under B; two of them in a row."""
     score = found.scores[method]
     size = (found.pictures[0].height, found.pictures[0].width)
@@ -124,7 +124,8 @@ def strip(found: Contrast, method: str, most: int = SHOWN) -> Image.Image:
         tiles.append(Tile(picture, "the picture"))
         for heat, inside, title in zip(maps, (score.a, score.b), (A, B), strict=True):
             tiles.append(Tile(overlay(picture, heat[i]), title, f"{inside[i]:.0%} on the token"))
-    return sheet([tiles[start : start + 6] for start in range(0, len(tiles), 6)], side=SIDE)
+    rows = [tiles[start : start + 6] for start in range(0, len(tiles), 6)]
+    return sheet(rows, heading=heading, side=SIDE)
 
 
 def _address(picture: Image.Image) -> str:
