@@ -20,7 +20,7 @@ def copy_of(model: Model) -> Model:
         copied = copy.deepcopy(model)
     except (RuntimeError, TypeError) as error:
         raise ModelError(
-            f"{model.name} cannot be copied ({str(error).splitlines()[0]}), but its copy is what is changed here"
+            f"{model.name} cannot be copied ({str(error).splitlines()[0]}), and a copy is needed"
         ) from error
     if model.call is not None and copied.call is model.call:
         raise ModelError(
