@@ -10,7 +10,7 @@ import heatproof
 ROOT = Path(heatproof.__file__).parent
 COMMON = {"disk", "types", "moved", "registry", "errors", "show"}
 PATH = [
-    "images", "models", "explain", "metrics", "train", "store", "run", "contrast", "monitor", "report",
+    "images", "models", "explain", "metrics", "train", "store", "run", "contrast", "verdict", "monitor", "report",
     "studies",
 ]  # fmt: skip
 ENDS = {"bench", "cli", "demo", "surface", "__init__", "__main__"}  # may use everything

@@ -121,7 +121,7 @@ def insertion_deletion(
     model: Model | nn.Module,
     images: Images,
     steps: int = 100,
-    baseline: str = "blur",
+    baseline: str | Tensor = "blur",
     adaptive: bool = False,
     seed: int = 0,
     **passes: Unpack[Passes],
@@ -137,7 +137,7 @@ def insertion_deletion(
         steps: points of a curve, without its start.
         baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
             "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
-            image).
+            image); or model-ready pictures of your own, "b c H W".
         adaptive: visit a third of the points, where the curves bend.
         seed: of noise.
         passes: batch_size and progress, as for hp.explain.
@@ -152,7 +152,7 @@ def insertion_deletion(
     walk = _Curves(model, pictures, methods, steps, baseline, seed)
     with untouched(model.module):
         walk.run(Queue(model, walk.size, **passes), targets, adaptive)
-    found = walk.results(baseline, adaptive)
+    found = walk.results(baseline if isinstance(baseline, str) else "given", adaptive)
     return found if isinstance(maps, Mapping) else found[""]
 
 
@@ -169,7 +169,7 @@ class _Curves:
         images: Tensor,
         methods: Mapping[str, Maps | ArrayLike],
         steps: int,
-        baseline: str,
+        baseline: str | Tensor,
         seed: int,
     ) -> None:
         self.model, self.steps, self.count = model, steps, len(images)
@@ -177,7 +177,7 @@ class _Curves:
         # In the memory format the model reads, so that variants come out in it.
         self.images, self.baselines = (
             pictures.contiguous(memory_format=torch.channels_last)
-            for pictures in (at_least_float(images), baseline_images(model, images, baseline, seed))
+            for pictures in (at_least_float(images), _baselines(model, images, baseline, seed))
         )
         self.methods = tuple(methods)
         values = [raw_maps(one).detach().to(images.device) for one in methods.values()]
@@ -246,6 +246,13 @@ class _Curves:
             )
             for i, name in enumerate(self.methods)
         }
+
+
+def _baselines(model: Model, images: Tensor, baseline: str | Tensor, seed: int) -> Tensor:
+    if isinstance(baseline, str):
+        return baseline_images(model, images, baseline, seed)
+    same_length(images=images, baseline=baseline)
+    return baseline.to(images)
 
 
 def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,242 @@
+"""Does a map know more about this network than its own shadows do?
+
+A shadow of a map shares with it everything but one thing:
+
+    weights   the same method's maps of the same picture and class under the network with random weights: they
+              share picture, architecture, layer and method, so whatever these do for a map is taken away
+    place     the map turned by half a turn: it shares size, smoothness and distance from the middle, so a map
+              that is right because objects lie in the middle gains nothing
+
+A map is tried by insertion and deletion (see faithfulness.py), in the log-odds L of the explained class,
+which do not saturate as probabilities do. Pixels are painted over with that baseline (blur, mean, black,
+noise) under which the class is least likely, picture by picture: a blur that leaves the class in place, as it
+does with a tint or with a network that thinks of blurred lungs as ill, tells nothing about any map.
+
+    f(map) = (insertion area - deletion area) / (L(picture) - L(painted over))           about -1 to 1
+    specificity_weights = f(map) - the mean f of its shadows under random weights
+    specificity_place   = f(map) - f(itself, turned)
+
+A map that never looked at the network has no reason to be above its shadows; one that is the same whatever
+the network is has exactly 0. Which of the two votes, and from which value, was measured against planted
+evidence (docs/results/calibration.md). A picture whose class no baseline takes away decides nothing.
+
+untrained: how alike the maps are to those of an untrained network (spearman), how alike the maps of two
+*different* untrained networks are (null: what picture and architecture alone give), the first less the
+second (excess), and how much the entropy of the map's histogram rises under random weights (entropy).
+
+Cite: adebayo2018sanity for random weights, hedstrom2024sanity for the entropy of which `entropy` is the
+relative rise; the shadows are this project's own. A shadow that is constant orders nothing; `random` stands
+in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from heatproof.explain.api import explain
+from heatproof.explain.baselines import baseline_images
+from heatproof.metrics.agreement import map_similarity
+from heatproof.metrics.curves import area
+from heatproof.metrics.faithfulness import insertion_deletion
+from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps
+from heatproof.metrics.scene import Scene
+from heatproof.models.model import Model, as_model, target_probabilities, untouched
+from heatproof.models.queue import Queue
+from heatproof.models.random_weights import untrained_copy
+from heatproof.registry import metric
+from heatproof.types import Maps
+
+STEPS = 10  # of each curve: enough for a difference of areas, and a tenth of the passes
+DRAWS = 3  # of random weights
+SURE = 1e-6  # of a probability: log-odds stay between -13.8 and 13.8
+LEAST = 1.0  # by which painting over must lower the log-odds
+BINS = 64  # of the histogram
+BLANK = "the map is constant, so it has no shadow to be compared with"
+STAYS = "no way of painting the picture over takes the class away, so no order of pixels can tell"
+
+
+def specificity(
+    maps: Mapping[str, Maps],
+    *,
+    model: Model | nn.Module,
+    images: Tensor,
+    draws: int = DRAWS,
+    steps: int = STEPS,
+    layer: str | Sequence[str] | None = None,
+    seed: int = 0,
+    **passes: Unpack[Passes],
+) -> dict[str, PerImage]:
+    """How far insertion less deletion of each map lies above that of its shadows.
+
+    Args:
+        maps: by method, as `hp.explain` gives them; the methods are run again under random weights.
+        model: the network that was explained.
+        images: model-ready, "b c H W", the ones that the maps are of.
+        draws: how many networks with random weights.
+        steps: of each curve.
+        layer: where CAMs look, as it was given to `hp.explain`.
+        seed: of the random weights.
+        passes: batch_size and progress, as for hp.explain.
+
+    Returns:
+        By method: weights and place, each "b".
+    """
+    model = as_model(model)
+    shadows = [
+        maps_untrained(maps, model, images, layer=layer, seed=seed + draw, **passes) for draw in range(draws)
+    ]
+    return above_shadows(maps, shadows, model=model, images=images, steps=steps, seed=seed, **passes)
+
+
+def above_shadows(
+    maps: Mapping[str, Maps],
+    shadows: Sequence[Mapping[str, Maps]],
+    *,
+    model: Model,
+    images: Tensor,
+    steps: int = STEPS,
+    seed: int = 0,
+    **passes: Unpack[Passes],
+) -> dict[str, PerImage]:
+    """The same where the maps under random weights are known."""
+    explained = next(iter(maps.values())).explained.clamp(min=0).to(model.device)
+    images = images.to(model.device)
+    noise = explain(model, images, "random", explained, seed=seed)["random"]
+    painted, fall = painted_over(model, images, explained, seed, **passes)
+    lot: dict[tuple[str, str], Maps | Tensor] = {}
+    for name, one in maps.items():
+        lot[name, "own"] = one
+        lot[name, "place"] = replace(one, values=one.values.flip(-1, -2))
+        for i, untrained in enumerate(shadows):
+            lot[name, f"weights {i}"] = _unless_constant(untrained[name], noise)
+    shown: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps, **passes}
+    curves = insertion_deletion(lot, explained, **shown)
+    gain = {
+        key: (_log_area(both.insertion) - _log_area(both.deletion)) / fall for key, both in curves.items()
+    }
+    stays = (fall < LEAST).cpu()
+    found = {}
+    for name, one in maps.items():
+        weights = torch.stack([gain[name, f"weights {i}"] for i in range(len(shadows))]).mean(0)
+        scores = {kind: (gain[name, "own"] - shadow).cpu() for kind, shadow in
+                  (("weights", weights), ("place", gain[name, "place"]))}  # fmt: skip
+        found[name] = PerImage(scores, [Cause(BLANK, one.degenerate.cpu()), Cause(STAYS, stays)])
+    return found
+
+
+def painted_over(
+    model: Model, images: Tensor, targets: Tensor, seed: int = 0, **passes: Unpack[Passes]
+) -> tuple[Tensor, Tensor]:
+    """Each picture under the baseline that takes its class away best, and by how much its log-odds fall."""
+    kinds = ["blur", "mean", "noise"] + ["black"] * (model.preprocess.channels == images.shape[1])
+    tried = torch.stack([images, *(baseline_images(model, images, kind, seed) for kind in kinds)])
+    flat, classes = tried.flatten(0, 1), targets.repeat(len(tried))
+    queue = Queue(model, (int(images.shape[-2]), int(images.shape[-1])), **passes)
+    with untouched(model.module):
+        found = queue.predict(
+            len(flat), lambda start, stop: flat[start:stop],
+            lambda logits, start, stop: target_probabilities(logits, classes[start:stop]),
+        )  # fmt: skip
+    odds = found.clamp(SURE, 1 - SURE).logit().view(len(tried), -1)
+    best = odds[1:].argmin(0)
+    return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - odds[1:].amin(0)
+
+
+def _log_area(curves: Tensor) -> Tensor:
+    return area(curves.clamp(SURE, 1 - SURE).logit())
+
+
+def untrained(
+    maps: Mapping[str, Maps],
+    *,
+    model: Model | nn.Module,
+    images: Tensor,
+    layer: str | Sequence[str] | None = None,
+    seed: int = 0,
+    **passes: Unpack[Passes],
+) -> dict[str, PerImage]:
+    """How alike maps are to those of an untrained network, against what two untrained networks share.
+
+    Args:
+        maps: by method, as `hp.explain` gives them.
+        model: the network that was explained.
+        images: model-ready, "b c H W", the ones that the maps are of.
+        layer: where CAMs look, as it was given to `hp.explain`.
+        passes: batch_size and progress, as for hp.explain.
+        seed: of the first untrained network; the second has the next one.
+
+    Returns:
+        By method: spearman, null, excess and entropy, each "b".
+    """
+    model = as_model(model)
+    first, second = (
+        maps_untrained(maps, model, images, layer=layer, seed=seed + i, **passes) for i in (0, 1)
+    )
+    return {name: against_untrained(one, first[name], second[name]) for name, one in maps.items()}
+
+
+def against_untrained(maps: Maps, first: Maps, second: Maps) -> PerImage:
+    """The same where the maps under two untrained networks are known."""
+    found, null = map_similarity(maps, first), map_similarity(first, second)
+    spearman, by_chance = found["spearman"].cpu(), null["spearman"].cpu()
+    own, random = entropy(maps), entropy(first)
+    scores = {
+        "spearman": spearman,
+        "null": by_chance,
+        "excess": spearman - by_chance,
+        "entropy": (random - own) / own.clamp(min=1e-6),
+    }
+    return PerImage(scores, [*(Cause(c.sentence, c.where.cpu()) for c in (*found.causes, *null.causes))])
+
+
+def entropy(maps: Maps) -> Tensor:
+    """ "b": of the histogram of each map in [0, 1] at image size, in bits."""
+    bins = (pixel_maps(maps).flatten(1) * (BINS - 1)).round().long()
+    counts = torch.zeros(len(bins), BINS, device=bins.device).scatter_add_(
+        1, bins, torch.ones_like(bins, dtype=torch.float32)
+    )
+    shares = counts / bins.shape[1]
+    return -(shares * shares.clamp(min=1e-12).log2()).sum(1).cpu()
+
+
+def maps_untrained(
+    maps: Mapping[str, Maps], model: Model, images: Tensor, *, seed: int = 0, **options: Any
+) -> dict[str, Maps]:
+    """Maps of the same methods, images and classes under the network with random weights."""
+    explained = next(iter(maps.values())).explained.clamp(min=0)
+    return explain(untrained_copy(model, images, seed), images, list(maps), explained, seed=seed, **options)
+
+
+def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
+    values = pixel_maps(maps)
+    return torch.where(maps.degenerate[:, None, None], noise.values.to(values), values)
+
+
+def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    shown = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer, **scene.passes}
+    known = {name: replace(one, explained=scene.classes) for name, one in scene.maps.items()}
+    return dict(function(known, **shown, **options))
+
+
+_NEEDS = ("maps", "model", "images")
+metric(
+    "specificity", needs=_NEEDS, higher_is_better=True, cite="petsiuk2018rise",
+    about="How far insertion less deletion lies above that of the map's own shadows.", family="Faithfulness",
+    parts={"weights": "better than its own map of an untrained network",
+           "place": "better than itself turned by half a turn"},
+    floors=(), judges="map", call=_in_a_run,
+)(specificity)  # fmt: skip
+metric(
+    "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",
+    about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
+    family="Sanity", floors=(), judges="map", call=_in_a_run,
+    parts={"spearman": "like the map of an untrained network (ranks)",
+           "null": "two untrained networks' maps alike (ranks)",
+           "excess": "more like an untrained network's map than two of those are",
+           "entropy": "rise of entropy under random weights"},
+)(untrained)  # fmt: skip

@@ -1,0 +1,183 @@
+"""What a verdict is made of: two questions, their tests, and the one object that everybody shows.
+
+    Does the map follow the network?            asked of each method, without annotation
+    Does the network look where it should?      asked of the network and each class, where truth is given
+
+Answers are "yes", "no" or "undecided". `Verdict.as_json` is the file verdict.json of a run folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from heatproof.show import plain_table, text
+
+SCHEMA = 1
+Answer = Literal["yes", "no", "undecided"]
+HEADLINES = {
+    ("yes", "yes"): "Maps follow the network, and lie where they should",
+    ("yes", "no"): "Maps follow the network, and the network looks elsewhere: look at what it uses",
+    ("no", "yes"): "Maps look right, but are no evidence: they do not follow the network",
+    ("no", "no"): "Maps do not follow the network, and lie elsewhere",
+    ("yes", "undecided"): "Maps follow the network",
+    ("no", "undecided"): "Maps do not follow the network",
+}
+UNDECIDED = "Not decided yet whether the maps follow the network"
+SAID: dict[Answer, tuple[str, str]] = {
+    "yes": ("follows the network", "follow the network"),
+    "no": ("does not follow it", "do not follow it"),
+    "undecided": ("is undecided", "are undecided"),
+}
+WORDS = {"yes": "follows", "no": "does not follow", "undecided": "undecided"}
+LOOKS = {"yes": "looks there", "no": "looks elsewhere", "undecided": "undecided"}
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test of one method or class: a mean over n images, held against a threshold."""
+
+    name: str  # of the rows
+    title: str  # in plain words
+    answer: Answer
+    value: float
+    low: float
+    high: float
+    n: int
+    threshold: float
+    votes: bool
+    rates: Mapping[str, Any] = field(default_factory=dict)  # its own false alarms and misses, as measured
+
+    def __str__(self) -> str:
+        if not self.n:
+            return f"{self.title}: not measured"
+        numbers = f"{self.value:+.3f} (95 % interval {self.low:+.3f} to {self.high:+.3f}, n = {self.n})"
+        return f"{self.title}: {numbers}".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class MethodAnswer:
+    """Whether one method's maps follow this network."""
+
+    method: str
+    follows: Answer
+    tests: tuple[Test, ...] = ()
+    blank: float = math.nan  # the share of its maps that are constant
+    note: str = ""  # what would decide it, or what blank maps mean
+
+
+@dataclass(frozen=True)
+class ClassAnswer:
+    """Whether the network looks where it should for pictures of one class."""
+
+    label: int | None
+    name: str
+    looks_there: Answer
+    test: Test
+
+
+@dataclass(frozen=True)
+class NetworkAnswer:
+    """Whether the network looks where it should, read from the methods that follow it."""
+
+    looks_there: Answer
+    classes: tuple[ClassAnswer, ...] = ()
+    read_from: tuple[str, ...] = ()  # methods
+    test: Test | None = None
+    context: Mapping[str, float] = field(default_factory=dict)  # the same number of the floors
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Both answers for one checkpoint of a run, the alarms over its training, and what was not asked."""
+
+    checkpoint: str
+    methods: tuple[MethodAnswer, ...]
+    network: NetworkAnswer
+    alarms: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
+    rates: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the verdict as a whole, and where they are from
+
+    @property
+    def follow(self) -> Answer:
+        """Of the maps as a whole: yes where a method follows, no where every one was found not to."""
+        answers = [one.follows for one in self.methods]
+        if "yes" in answers:
+            return "yes"
+        return "no" if answers and set(answers) == {"no"} else "undecided"
+
+    @property
+    def headline(self) -> str:
+        return HEADLINES.get((self.follow, self.network.looks_there), UNDECIDED)
+
+    @property
+    def sentence(self) -> str:
+        """The methods by answer, then the network."""
+        told = []
+        for answer, (one, several) in SAID.items():
+            methods = [m.method for m in self.methods if m.follows == answer]
+            if methods:
+                told.append(f"{_names(methods)} {several if len(methods) > 1 else one}")
+        return ". ".join([*told, self.network.note] if self.network.note else told) + "."
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of verdict.json; NaN becomes null."""
+        network = {
+            "looks_there": self.network.looks_there,
+            "read_from": list(self.network.read_from),
+            "test": asdict(self.network.test) if self.network.test else None,
+            "context": dict(self.network.context),
+            "classes": {
+                one.name: {"label": one.label, "looks_there": one.looks_there, "test": asdict(one.test)}
+                for one in self.network.classes
+            },
+            "note": self.network.note,
+        }
+        methods = [
+            {"method": m.method, "follows": m.follows, "blank": m.blank, "note": m.note,
+             "tests": [asdict(t) for t in m.tests]}
+            for m in self.methods
+        ]  # fmt: skip
+        found: dict[str, Any] = _plain({
+            "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence,
+            "checkpoint": self.checkpoint, "methods": methods, "network": network,
+            "alarms": list(self.alarms), "notes": list(self.notes), "rates": dict(self.rates),
+        })  # fmt: skip
+        return found
+
+    def __str__(self) -> str:
+        lines = [f"{self.headline}.", self.sentence]
+        lines += [f"  {m.method}: {WORDS[m.follows]}{f' ({m.note})' if m.note else ''}" for m in self.methods]
+        lines += [f"  {one.name}: {LOOKS[one.looks_there]}; {one.test}" for one in self.network.classes]
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        rows = [[m.method, WORDS[m.follows], m.note] for m in self.methods]
+        rows += [[one.name, LOOKS[one.looks_there], str(one.test)] for one in self.network.classes]
+        table = plain_table(["of", "answer", "why"], rows) if rows else ""
+        return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{table}"
+
+
+def _names(names: list[str], most: int = 5) -> str:
+    """
+    >>> _names(["a", "b"]), _names(list("abcdef"))
+    ('a and b', 'a, b, c and 3 more')
+    """
+    if len(names) > most:
+        return f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value
