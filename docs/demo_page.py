@@ -19,8 +19,8 @@ from heatproof.demo import FULL, run
 from heatproof.demo.audit import Audit
 from heatproof.demo.settings import CODE
 from heatproof.demo.story import test_answers
-from heatproof.monitor.trajectory import Trajectory
 from heatproof.report.tables import Column, Table
+from heatproof.verdict.trajectory import Trajectory
 
 DOCS = Path(__file__).parent
 PAGE, TOP, GALLERY = DOCS / "demo.md", DOCS / "report.png", DOCS / "report-gallery.png"

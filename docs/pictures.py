@@ -40,8 +40,6 @@ from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models.model import as_model
-from heatproof.monitor.alarms import find_alarms
-from heatproof.monitor.trajectory import Trajectory
 from heatproof.registry import Card, Entry, explainers, metrics
 from heatproof.report.figures import drawing
 from heatproof.report.figures.cscore import place, trajectories
@@ -49,6 +47,8 @@ from heatproof.report.panels import Tile, panel
 from heatproof.show import overlay
 from heatproof.store import RunFolder
 from heatproof.types import Maps
+from heatproof.verdict.alarms import find_alarms
+from heatproof.verdict.trajectory import Trajectory
 
 DOCS = Path(__file__).parent
 FOLDER = DOCS / "metrics" / "pictures"

@@ -40,7 +40,7 @@ _HOMES = {
 }  # fmt: skip
 _ROOMS = (
     "errors", "images", "metrics", "models", "monitor", "registry", "report", "store", "studies", "train",
-    "types",
+    "types", "verdict",
 )  # fmt: skip
 _CALLED = {
     "heatproof.contrast": "contrast.api", "heatproof.explain": "explain.api", "heatproof.run": "surface",

@@ -23,6 +23,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "metrics.cscore": ("metrics.consistency",),
     "metrics.localise": ("metrics.localisation",),
     "metrics.structure": ("metrics.kit", "metrics.on_parts"),
+    "monitor.alarms": ("verdict.alarms",),
+    "monitor.gate": ("verdict.gate",),
+    "monitor.rules": ("verdict.rules",),
+    "monitor.trajectory": ("verdict.trajectory",),
     "train.regimes": ("train.protocols",),
     "train.two_phase": ("train.protocols",),
 }

@@ -13,14 +13,14 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import StoreError
-from heatproof.monitor.trajectory import models, ordered
-from heatproof.report.data import RunData, order_methods, read_run
 from heatproof.report.page import write_page
 from heatproof.report.verdict import Verdict, judge
 from heatproof.run.engine import run_study
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
 from heatproof.types import Maps
+from heatproof.verdict.data import RunData, order_methods, read_run
+from heatproof.verdict.trajectory import models, ordered
 
 if TYPE_CHECKING:
     import pandas

@@ -16,12 +16,12 @@ from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settl
 from heatproof.demo.story import advice, failures, first_alarms, same_maps
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.errors import InputError
-from heatproof.monitor.alarms import find_alarms
-from heatproof.monitor.trajectory import Trajectory
-from heatproof.report.data import read_run
 from heatproof.report.verdict import judge
 from heatproof.store import RunFolder
 from heatproof.studies.cose.found import read_pairs
+from heatproof.verdict.alarms import find_alarms
+from heatproof.verdict.data import read_run
+from heatproof.verdict.trajectory import Trajectory
 
 TINY = Sizes(train=8, test=4, pixels=40, width=2, first_epochs=2, second_epochs=1, keep=(1, 2, 3))
 

@@ -16,7 +16,6 @@ from heatproof.cli.listing import list_group
 from heatproof.errors import InputError
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.registry import metric, metrics
-from heatproof.report.data import read_run
 from heatproof.report.gallery import gallery
 from heatproof.report.page import render
 from heatproof.report.verdict import judge
@@ -24,6 +23,7 @@ from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
 from heatproof.store import RunFolder
 from heatproof.types import Maps
+from heatproof.verdict.data import read_run
 from tiny_study import make_study, write_study
 
 

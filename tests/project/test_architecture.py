@@ -10,8 +10,8 @@ import heatproof
 ROOT = Path(heatproof.__file__).parent
 COMMON = {"disk", "types", "moved", "registry", "errors", "show"}
 PATH = [
-    "images", "models", "explain", "metrics", "train", "store", "run", "contrast", "verdict", "monitor", "report",
-    "studies",
+    "images", "models", "explain", "metrics", "train", "store", "run", "contrast", "verdict", "monitor",
+    "report", "studies",
 ]  # fmt: skip
 ENDS = {"bench", "cli", "demo", "surface", "__init__", "__main__"}  # may use everything
 

@@ -37,11 +37,11 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.images import SOURCES
 from heatproof.images.symbols import SYMBOLS
-from heatproof.monitor.gate import read_rule
 from heatproof.registry import explainers, metrics
 from heatproof.run.config import study_from
 from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
+from heatproof.verdict.gate import read_rule
 from tiny_study import make_study
 
 ROOT = Path(__file__).parents[2]

@@ -24,14 +24,11 @@ from markupsafe import Markup, escape
 from heatproof.cli.report import report_command
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.monitor.trajectory import Trajectory
 from heatproof.report.browse import Wanted, as_csv
 from heatproof.report.charts import LinePanel, Mark
-from heatproof.report.data import RunData, read_run
 from heatproof.report.definitions import references
 from heatproof.report.figures.cscore import score_table
 from heatproof.report.gallery import gallery, pack
-from heatproof.report.measures import measure
 from heatproof.report.page import asset, embed, render, write_page
 from heatproof.report.pieces import TEMPLATES, Grid, fill
 from heatproof.report.sections import classes
@@ -39,6 +36,9 @@ from heatproof.report.verdict import FAILURE, RULES, THIN, WARNING, judge
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Maps, Score, Unit, normalise
+from heatproof.verdict.data import RunData, read_run
+from heatproof.verdict.measures import measure
+from heatproof.verdict.trajectory import Trajectory
 from tiny_study import make_study
 
 EVIL = (

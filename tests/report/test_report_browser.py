@@ -12,9 +12,9 @@ import pytest
 import torch
 from test_report import CLASSES, EVIL, make_run
 
-from heatproof.report.data import read_run
 from heatproof.report.page import write_page
 from heatproof.types import normalise, upsample
+from heatproof.verdict.data import read_run
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install playwright"

@@ -15,9 +15,9 @@ import pytest
 from large_run import CLASSES, EARLY, FIRST, make_large
 from PIL import Image
 
-from heatproof.report.data import read_run
 from heatproof.report.serve import Server
 from heatproof.store import RunFolder
+from heatproof.verdict.data import read_run
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install playwright"

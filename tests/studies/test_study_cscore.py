@@ -17,11 +17,11 @@ from PIL import Image
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.metrics.consistency import CScore
-from heatproof.monitor.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 from heatproof.store import RunFolder
 from heatproof.studies.cscore import CscoreSettings, compare, cscore_study
 from heatproof.studies.cscore.page import candidates, recommend
 from heatproof.studies.cscore.protocol import check
+from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 
 NETWORK = """
 from heatproof.train import small_net

@@ -16,10 +16,10 @@ import click
 
 from heatproof.cli._console import console, new_table
 from heatproof.errors import HeatproofError
-from heatproof.monitor.rules import MIN_N, MIN_USABLE
+from heatproof.verdict.rules import MIN_N, MIN_USABLE
 
 if TYPE_CHECKING:
-    from heatproof.monitor.gate import RuleResult
+    from heatproof.verdict.gate import RuleResult
 
 FAILED, CRASHED = 1, 3  # a rule; the gate itself
 SHOWN = 5  # lines per rule in the table; files hold everything
@@ -80,7 +80,7 @@ def gate_command(
       heatproof gate runs/first --rule "auc >= 0.9" --junit gate.xml --json gate.json
     """
     from heatproof.disk import write_whole
-    from heatproof.monitor.gate import check
+    from heatproof.verdict.gate import check
 
     try:
         verdicts = check(run, rules, min_n, min_usable / 100)

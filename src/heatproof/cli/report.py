@@ -33,9 +33,9 @@ def report_command(
       heatproof report runs/first --out audit.html --gallery 24
       heatproof report runs/first --checkpoint epoch05
     """
-    from heatproof.report.data import read_run  # needs duckdb and msgspec
     from heatproof.report.page import write_page
     from heatproof.store import RunFolder
+    from heatproof.verdict.data import read_run  # needs duckdb and msgspec
 
     folder = RunFolder.open(run)
     path = out or folder.path / "report.html"

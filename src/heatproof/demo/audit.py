@@ -12,7 +12,6 @@ from heatproof.demo import settings
 from heatproof.demo.settings import HARMFUL, HEALTHY, LIGHT, Sizes
 from heatproof.demo.story import story
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
-from heatproof.report.data import RunData, read_run
 from heatproof.report.page import write_page
 from heatproof.report.verdict import Verdict, judge
 from heatproof.run.process import fixed_threads
@@ -21,6 +20,7 @@ from heatproof.studies import cose
 from heatproof.studies.cose.found import Found
 from heatproof.studies.skeleton import named_run
 from heatproof.train import Epoch, History
+from heatproof.verdict.data import RunData, read_run
 
 
 class Counter(Protocol):

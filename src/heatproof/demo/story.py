@@ -12,14 +12,14 @@ from markupsafe import Markup
 
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
 from heatproof.explain.floors import is_floor
-from heatproof.monitor.alarms import Alarm
-from heatproof.monitor.trajectory import CheckpointState, Trajectory
 from heatproof.report.charts import Line, LinePanel, Mark
-from heatproof.report.data import RunData
 from heatproof.report.evidence import ENOUGH, floor_tests
 from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
 from heatproof.report.verdict import FAILURE, Fact, Verdict
 from heatproof.studies.cose.found import Found
+from heatproof.verdict.alarms import Alarm
+from heatproof.verdict.data import RunData
+from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 SAME = 0.9995  # rank correlation from which two methods' maps are called one and the same
 

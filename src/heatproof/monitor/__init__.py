@@ -6,9 +6,9 @@
 Callbacks for Lightning, Hugging Face and Keras are in files of those names; each imports its library.
 """
 
-from heatproof.monitor.alarms import Alarm, Thresholds, find_alarms
 from heatproof.monitor.together import AlarmRaised
-from heatproof.monitor.trajectory import Trajectory
 from heatproof.monitor.watch import Monitor
+from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
+from heatproof.verdict.trajectory import Trajectory
 
 __all__ = ["Alarm", "AlarmRaised", "Monitor", "Thresholds", "Trajectory", "find_alarms"]

@@ -13,7 +13,7 @@ from heatproof.metrics.consistency import CScore, CScores
 from heatproof.monitor.measure import Measured
 
 if TYPE_CHECKING:
-    from heatproof.monitor.alarms import Alarm
+    from heatproof.verdict.alarms import Alarm
 
 ALL = "all"  # what the support-weighted score over all classes is called beside the classes' names
 RED = np.array([228.0, 26.0, 28.0])

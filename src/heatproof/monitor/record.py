@@ -20,7 +20,6 @@ from heatproof.metrics.scene import Scene
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
-from heatproof.monitor.trajectory import Trajectory
 from heatproof.run.group import cells
 from heatproof.run.metrics import read_metrics
 from heatproof.run.plan import Task, make_plan
@@ -28,6 +27,7 @@ from heatproof.run.score import RowMaker, only_finite
 from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Batch, Score
+from heatproof.verdict.trajectory import Trajectory
 
 FREE = ("model.spec", "run.device", "run.threads")  # known when the model is; no reason to refuse a resume
 

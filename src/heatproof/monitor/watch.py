@@ -26,14 +26,14 @@ from heatproof.errors import HeatproofError, InputError, TargetError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Preprocess, Source
 from heatproof.models import Model, load_model
-from heatproof.monitor.alarms import NAMES, Alarm, find_alarms
 from heatproof.monitor.held import HeldOut, hold
 from heatproof.monitor.measure import Answers, measure, same_randomness, undisturbed
 from heatproof.monitor.outcome import Cost, Report
 from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
 from heatproof.monitor.trackers import Tracker
-from heatproof.monitor.trajectory import CheckpointState, Trajectory
 from heatproof.types import ArrayLike, Batch
+from heatproof.verdict.alarms import NAMES, Alarm, find_alarms
+from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 if TYPE_CHECKING:
     from heatproof.monitor.record import Recorder

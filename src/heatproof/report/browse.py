@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.report.data import RunData
 from heatproof.report.gallery import image_record, json_number
 from heatproof.report.live import key_of
 from heatproof.store.scores import csv_cell
+from heatproof.verdict.data import RunData
 
 PER_PAGE = 60
 ANSWERS = ("", "right", "wrong")

@@ -14,9 +14,9 @@ from typing import Any
 
 from heatproof.errors import HeatproofError
 from heatproof.registry import explainers, parse_call
-from heatproof.report.data import RunData
-from heatproof.report.measures import Measure
 from heatproof.report.pieces import Section
+from heatproof.verdict.data import RunData
+from heatproof.verdict.measures import Measure
 
 ACCENTS = dict(zip("\"'`^~cv", "\u0308\u0301\u0300\u0302\u0303\u0327\u030c", strict=True))
 VENUES = ("journal", "booktitle", "school", "howpublished")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from heatproof.metrics.stats import mean_interval
-from heatproof.monitor.rules import MIN_USABLE
-from heatproof.report.data import RunData
-from heatproof.report.measures import Measure
+from heatproof.verdict.data import RunData
+from heatproof.verdict.measures import Measure
+from heatproof.verdict.rules import MIN_USABLE
 
 ENOUGH = 30
 NAMED = 5  # methods in a sentence; the table has all of them

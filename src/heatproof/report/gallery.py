@@ -21,11 +21,11 @@ from torch.nn import functional as F
 
 from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
-from heatproof.report.data import RunData
 from heatproof.report.panels import which_class
 from heatproof.show import COLOUR_MAPS, eight_bit
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
+from heatproof.verdict.data import RunData
 
 MOST = 48
 MOST_COMPARED = 2000

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from heatproof.errors import HeatproofError, StoreError, UnknownNameError
-from heatproof.report.data import RunData, read_run
 from heatproof.report.gallery import offered, packed_maps
 from heatproof.report.page import read_report
 from heatproof.report.pieces import Section
 from heatproof.report.verdict import judge
 from heatproof.store import RunFolder
 from heatproof.store.ledger import Seal
+from heatproof.verdict.data import RunData, read_run
 
 WAITING = "waiting for the first unit"
 KEPT = 12  # readings that are remembered: a few checkpoints of one snapshot

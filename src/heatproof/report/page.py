@@ -23,12 +23,12 @@ from markupsafe import Markup, escape
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.report import verdict as judging
-from heatproof.report.data import RunData
 from heatproof.report.definitions import definitions
 from heatproof.report.gallery import MOST, gallery
 from heatproof.report.pieces import Section, fill
 from heatproof.report.sections import agreement, classes, curves, made, scores, trajectories
 from heatproof.report.verdict import Fact, Verdict, judge
+from heatproof.verdict.data import RunData
 
 AFTER_THE_PICTURES = (trajectories, classes, curves, agreement, made, definitions)
 

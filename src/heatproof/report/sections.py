@@ -13,9 +13,9 @@ from markupsafe import Markup
 from heatproof.errors import InputError
 from heatproof.metrics.agreement import Matrix, metric_agreement
 from heatproof.report.charts import DotRows, Line, LinePanel, Mark
-from heatproof.report.data import Cell, RunData
-from heatproof.report.measures import Measure, in_order, measure
 from heatproof.report.pieces import UNSURE, Grid, Panels, Section, ShadedTable, named, number, with_sub
+from heatproof.verdict.data import Cell, RunData
+from heatproof.verdict.measures import Measure, in_order, measure
 
 MOST_CLASSES = 5  # as many as there are signs for
 LISTED_CLASSES = 12

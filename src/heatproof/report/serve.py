@@ -34,11 +34,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError, visible
 from heatproof.report.browse import PER_PAGE, as_csv, one_image, one_page, read_wanted
-from heatproof.report.data import RunData
 from heatproof.report.gallery import media_type
 from heatproof.report.live import Live
 from heatproof.report.page import asset
 from heatproof.report.pieces import fill
+from heatproof.verdict.data import RunData
 
 ASSETS = {
     "page.css": "text/css", "live.css": "text/css",

@@ -4,7 +4,7 @@ Each rule looks at one kind of evidence at the checkpoint shown and gives facts:
 went well. A method is judged only where at least 30 images stand behind a number (below that an interval from
 resampling is too narrow); otherwise the rule says that there is not enough data.
 
-    alarms          an alarm at this checkpoint is a failure; at an earlier one, a warning (monitor/alarms.py)
+    alarms          an alarm at this checkpoint is a failure; at an earlier one, a warning (verdict/alarms.py)
     floors          a method must beat `random` and `edges` on the same images (and `centre` where objects are
                     found): a failure where the mean difference is not above zero, a warning where it is but
                     its 95 % interval reaches zero; what would be shown as 0.000 is zero
@@ -41,11 +41,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from heatproof.monitor.alarms import Thresholds
-from heatproof.report.data import SMALLEST, RunData
 from heatproof.report.evidence import ENOUGH, floor_tests, missing_evidence, names, randomisations
-from heatproof.report.measures import Measure, measure
 from heatproof.show import text
+from heatproof.verdict.alarms import Thresholds
+from heatproof.verdict.data import SMALLEST, RunData
+from heatproof.verdict.measures import Measure, measure
 
 BLANK, MOSTLY_BLANK = 0.05, 0.5
 UNCHANGED = 0.5

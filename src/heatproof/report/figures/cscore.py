@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from heatproof.metrics.consistency import CScore
-from heatproof.monitor.alarms import Alarm
-from heatproof.monitor.trajectory import CheckpointState, Trajectory
 from heatproof.report.figures import COLOURS, MARKERS, drawing
+from heatproof.verdict.alarms import Alarm
+from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 
 @contextmanager

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from heatproof.images import Failure
 from heatproof.metrics.consistency import CScore
-from heatproof.monitor.alarms import Alarm, Thresholds, difference_error, find_alarms
-from heatproof.monitor.trajectory import CheckpointState, Trajectory
 from heatproof.report.book import Book
 from heatproof.report.figures import cscore as figures
 from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.store import RunFolder
 from heatproof.train.recipe import History
+from heatproof.verdict.alarms import Alarm, Thresholds, difference_error, find_alarms
+from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 Z95 = 1.96
 better = partial(Column, higher_is_better=True)

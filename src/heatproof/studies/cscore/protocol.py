@@ -31,7 +31,6 @@ from heatproof.models import Model, load_model
 from heatproof.models.activated import default_layer
 from heatproof.models.layers import known_scales, searched_scales
 from heatproof.models.load import best_device
-from heatproof.monitor.trajectory import Trajectory
 from heatproof.report.book import Book
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
@@ -42,6 +41,7 @@ from heatproof.studies.cscore.settings import CscoreSettings
 from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file, write_rows
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
+from heatproof.verdict.trajectory import Trajectory
 
 METRICS = ("accuracy", "recall", "auc", "cscore")
 SWEPT = "gradcam"

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from heatproof.errors import InputError
 from heatproof.metrics.consistency import CScore
-from heatproof.monitor.alarms import Alarm, find_alarms
-from heatproof.monitor.trajectory import CheckpointState, Trajectory
 from heatproof.report.book import Book
 from heatproof.report.tables import Column, Table
 from heatproof.run.config import study_from
@@ -24,6 +22,8 @@ from heatproof.run.study import Opened
 from heatproof.store import RunFolder
 from heatproof.studies.cscore.page import alarm_table, as_value
 from heatproof.studies.skeleton import named_run
+from heatproof.verdict.alarms import Alarm, find_alarms
+from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from heatproof.errors import InputError
-from heatproof.monitor.alarms import NAMES
+from heatproof.verdict.alarms import NAMES
 
 LAST, ALL = "last", "all"
 MIN_USABLE = 0.95  # of the images that were planned

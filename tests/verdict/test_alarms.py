@@ -17,7 +17,9 @@ import heatproof as hp
 from heatproof.errors import InputError
 from heatproof.metrics.consistency import CScore, global_cscore
 from heatproof.models import Model, probabilities
-from heatproof.monitor.alarms import (
+from heatproof.store import Manifest, RunFolder
+from heatproof.types import Score, Unit
+from heatproof.verdict.alarms import (
     Alarm,
     Thresholds,
     auc_error,
@@ -26,9 +28,7 @@ from heatproof.monitor.alarms import (
     find_alarms,
     share_bounds,
 )
-from heatproof.monitor.trajectory import CheckpointState, ClassState, MethodState, Trajectory
-from heatproof.store import Manifest, RunFolder
-from heatproof.types import Score, Unit
+from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 
 TESTS = Path(__file__).parents[1]
 TABLES = json.loads((TESTS / "data" / "papers.json").read_text())["cscore"]

@@ -19,10 +19,10 @@ from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.explain.floors import floor_name, is_floor
 from heatproof.metrics.sanity import Margin, above_floors
 from heatproof.metrics.stats import mean_interval
-from heatproof.monitor.alarms import Alarm, find_alarms
-from heatproof.monitor.trajectory import Trajectory, class_names, ordered
-from heatproof.report.measures import Measure, in_order, measure, part, stands_beside
 from heatproof.store import Manifest, RunFolder
+from heatproof.verdict.alarms import Alarm, find_alarms
+from heatproof.verdict.measures import Measure, in_order, measure, part, stands_beside
+from heatproof.verdict.trajectory import Trajectory, class_names, ordered
 
 NAN = float("nan")
 SMALLEST = 0.0005  # a difference that is shown as 0.000 is none

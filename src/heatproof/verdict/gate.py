@@ -23,12 +23,12 @@ from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
 from heatproof.explain.floors import is_floor
-from heatproof.monitor.alarms import Alarm, find_alarms
-from heatproof.monitor.rules import ALL, LAST, MIN_N, MIN_USABLE, Rule, read_rule
-from heatproof.monitor.trajectory import Trajectory, class_names, models, ordered
 from heatproof.registry import Registry, explainers, metrics
 from heatproof.run.weights import epoch_of
 from heatproof.store import RunFolder
+from heatproof.verdict.alarms import Alarm, find_alarms
+from heatproof.verdict.rules import ALL, LAST, MIN_N, MIN_USABLE, Rule, read_rule
+from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq,

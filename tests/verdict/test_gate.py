@@ -21,13 +21,13 @@ from heatproof.cli import Commands
 from heatproof.cli.gate import gate_command
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images import batches
-from heatproof.monitor.alarms import find_alarms
-from heatproof.monitor.gate import RuleResult, check, read_rule
-from heatproof.monitor.trajectory import Trajectory
 from heatproof.run.engine import run_study
 from heatproof.run.study import open_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Score, Unit
+from heatproof.verdict.alarms import find_alarms
+from heatproof.verdict.gate import RuleResult, check, read_rule
+from heatproof.verdict.trajectory import Trajectory
 from tiny_study import make_study
 
 METHODS = ["gradcam", "gradcam++"]

@@ -48,7 +48,7 @@ from typing import Literal
 from scipy.special import betaincinv
 
 from heatproof.metrics.consistency import CScore
-from heatproof.monitor.trajectory import CheckpointState, MethodState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}
 Severity = Literal["warning", "critical"]
