@@ -14,12 +14,13 @@ from PIL import Image
 
 from heatproof.errors import StoreError
 from heatproof.report.page import write_page
-from heatproof.report.verdict import Verdict, judge
 from heatproof.run.engine import run_study
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
 from heatproof.types import Maps
+from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, order_methods, read_run
+from heatproof.verdict.judge import judge
 from heatproof.verdict.trajectory import models, ordered
 
 if TYPE_CHECKING:

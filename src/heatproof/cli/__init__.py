@@ -28,6 +28,7 @@ from heatproof.cli.run import run_command
 from heatproof.cli.serve import serve_command
 from heatproof.cli.sql import sql_command
 from heatproof.cli.study import study_group
+from heatproof.cli.verdict import verdict_command
 from heatproof.cli.verify import verify_command
 from heatproof.errors import HeatproofError
 
@@ -101,6 +102,7 @@ for _command in (
     run_command,
     study_group,
     report_command,
+    verdict_command,
     serve_command,
     gate_command,
     sql_command,

@@ -38,17 +38,18 @@ def demo_command(out: Path, quick: bool, seed: int) -> None:
 
 
 def show(found: Audit, seconds: float) -> None:
-    """The verdict, its three strongest facts, what to do, both trainings, and where the page is."""
+    """The verdict, what to do, both trainings, and where the page is."""
     from heatproof.demo.story import advice, first_alarms
+    from heatproof.verdict.answers import LOOKS
 
     def say(text: str, style: str | None = None) -> None:
         console.print(text, style=style, soft_wrap=True)
 
-    say(f"\n{found.verdict.title}", "bold")
+    say(f"\n{found.verdict.headline}", "bold")
     say(found.verdict.sentence)
-    for number, fact in enumerate(found.verdict.facts, 1):
-        say(f"  {number}. {fact.kind}: {fact.sentence}")
-    say(f"What to do: {advice(found.audit, found.verdict)}")
+    for of in found.verdict.network.classes:
+        say(f"  {of.name}: {LOOKS[of.looks_there]}; {of.test}")
+    say(f"What to do: {advice(found.verdict)}")
     for name, data in found.twins.items():
         firsts = first_alarms(data.alarms)
         count = f"{len(data.alarms)} alarm{'s' * (len(data.alarms) != 1)}"

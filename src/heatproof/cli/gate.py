@@ -73,6 +73,8 @@ def gate_command(
       insertion.gradcam >= 0.3          any metric of the run: its mean over the images
       auc@epoch05 >= 0.9                at another checkpoint, by name or epoch; @all: at each of them
       no-alarms   no-alarms(1, 2)       at no checkpoint an explanation collapse, or none of these mechanisms
+      follows gradcam                   the verdict: its maps follow the network; follows: all methods' do
+      looks-there pneumonia             the verdict: the network looks where it should on this class
 
     \b
     Examples:

@@ -13,14 +13,15 @@ from heatproof.demo.settings import HARMFUL, HEALTHY, LIGHT, Sizes
 from heatproof.demo.story import story
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.report.page import write_page
-from heatproof.report.verdict import Verdict, judge
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress as RunProgress
 from heatproof.studies import cose
 from heatproof.studies.cose.found import Found
 from heatproof.studies.skeleton import named_run
 from heatproof.train import Epoch, History
+from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, read_run
+from heatproof.verdict.judge import judge
 
 
 class Counter(Protocol):

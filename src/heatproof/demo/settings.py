@@ -70,7 +70,7 @@ def audit_metrics(sizes: Sizes) -> tuple[str, ...]:
     steps = f"(steps={sizes.steps})"
     return (
         "cscore", *CLASSIFIER, "structure", "localise(budget=0.2)", f"insertion{steps}", f"deletion{steps}",
-        f"randomisation(depths={sizes.depths})", "method_agreement",
+        f"randomisation(depths={sizes.depths})", "specificity", "method_agreement",
     )  # fmt: skip
 
 

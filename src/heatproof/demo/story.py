@@ -13,11 +13,10 @@ from markupsafe import Markup
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
 from heatproof.explain.floors import is_floor
 from heatproof.report.charts import Line, LinePanel, Mark
-from heatproof.report.evidence import ENOUGH, floor_tests
 from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
-from heatproof.report.verdict import FAILURE, Fact, Verdict
 from heatproof.studies.cose.found import Found
 from heatproof.verdict.alarms import Alarm
+from heatproof.verdict.answers import LOOKS, WORDS, Verdict
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
@@ -36,65 +35,31 @@ def story(
     return [which_maps(audit, verdict), two_trainings(sizes, twins, verdicts), under_changes(found)]
 
 
-def failures(verdict: Verdict, methods: Sequence[str]) -> dict[str, list[Fact]]:
-    """The failures found in each method."""
-    found = [fact for fact in verdict.every if fact.kind == FAILURE]
-    return {method: [fact for fact in found if method in fact.methods] for method in methods}
-
-
-def advice(audit: RunData, verdict: Verdict) -> str:
+def advice(verdict: Verdict) -> str:
     """What to do about it, in one or two sentences."""
-    caught = failures(verdict, audit.real)
-    failed, good = [m for m in audit.real if caught[m]], [m for m in audit.real if not caught[m]]
-    if good:
-        them = "it" if len(good) == 1 else "them"
-        keep = f"If you show maps of this network, take {listed(good, 'or')}: no test caught {them} out."
-        return f"{keep} Leave out {listed(failed)}." if failed else keep
-    fewest = min(len(found) for found in caught.values())
-    nearest = [method for method in audit.real if len(caught[method]) == fewest]
-    near = "all of them" if len(nearest) == len(audit.real) else listed(nearest)
-    return (
-        "No method passed every test: do not show these maps as the whole reason for an answer. "
-        f"{_common(audit)}Nearest to passing: {near}, with {fewest} failed test{'s' * (fewest != 1)}."
-    )
-
-
-def _common(audit: RunData) -> str:
-    """What all methods have in common: tests that every one passes, tests that none does."""
-    answers = {of.short: {_beats(audit, of.name, m) for m in audit.real} for of in floor_tests(audit)}
-    every, none = ([short for short, found in answers.items() if found == {a}] for a in ("yes", "no"))
-    said = [f"every one beats its floors on {listed(every)}"] * bool(every)
-    said += [f"none does on {listed(none)}" if every else f"none beats its floors on {listed(none)}"] * bool(
-        none
-    )
-    return f"{'; '.join(said).capitalize()}. " if said else ""
-
-
-def test_answers(audit: RunData, verdict: Verdict, method: str) -> dict[str, str]:
-    """By test: yes, no, not surely; the floors first, then whether maps change with the weights."""
-    found = {of.short: _beats(audit, of.name, method) for of in floor_tests(audit)}
-    failed = [fact.methods for fact in failures(verdict, [method])[method] if fact.rule == "randomisation"]
-    return found | {"random weights": "no" if failed else "yes"}
+    by = {answer: [m.method for m in verdict.methods if m.follows == answer] for answer in WORDS}
+    if not by["yes"]:
+        return (
+            "No method was found to follow this network: do not show these maps as the reason for an answer."
+        )
+    left = [*by["no"], *by["undecided"]]
+    keep = f"If you show maps of this network, take {listed(by['yes'], 'or')}: what they show is its doing."
+    return f"{keep} Leave out {listed(left)}." if left else keep
 
 
 def which_maps(audit: RunData, verdict: Verdict) -> Section:
-    """Every method against every test, in words."""
-    caught = failures(verdict, audit.real)
+    """Every method's answer, with the numbers that vote."""
     rows = []
-    for method in audit.real:
-        answers = test_answers(audit, verdict, method).values()
-        cells = [Markup("<strong>no</strong>") if answer == "no" else answer for answer in answers]
-        count = len(caught[method])
-        rows.append(
-            [named(method), *cells, f"{count} failure{'s' * (count != 1)}" if count else "no failure found"]
-        )
-    heads = [f"better than its floors: {of.short}" for of in floor_tests(audit)]
+    for one in verdict.methods:
+        votes = [test.numbers for test in one.tests if test.votes] or ["–", "–"]
+        answer = Markup("<strong>{}</strong>").format(WORDS[one.follows])
+        rows.append([named(one.method), answer, *votes, one.note])
+    heads = ["Method", "the network", "above its maps of untrained networks", "above itself turned", ""]
     content = {
-        "advice": advice(audit, verdict),
+        "advice": advice(verdict),
         "hard": _hard_floor(audit),
-        "tests": Grid(
-            ["Method", *heads, "changes with the weights", "in all"], rows, "Which method failed which test"
-        ),
+        "tests": Grid(heads, rows, "Which methods follow the network"),
+        "network": [(one.name, LOOKS[one.looks_there], str(one.test)) for one in verdict.network.classes],
         "same": [listed(group) for group in same_maps(audit)],
     }
     return Section("which", "Which maps to use", content, room="demo")
@@ -105,18 +70,6 @@ def _hard_floor(audit: RunData) -> float | None:
     of = next((m for m in audit.measures if m.base == "inside"), None)
     cell = audit.cells.get((of.name, "edges")) if of else None
     return None if cell is None or math.isnan(cell.value) else cell.value
-
-
-def _beats(audit: RunData, metric: str, method: str) -> str:
-    """Whether a method is better than every floor on the same images, as the verdict judges it."""
-    cell = audit.cells.get((metric, method))
-    if cell is None or not cell.margins:
-        return "–"
-    if cell.judged < ENOUGH:
-        return "too few images"
-    if cell.no_better:
-        return "no"
-    return "not surely" if cell.failed else "yes"
 
 
 def same_maps(audit: RunData) -> list[list[str]]:
@@ -140,7 +93,7 @@ def two_trainings(sizes: Sizes, twins: Mapping[str, RunData], verdicts: Mapping[
     rows = []
     for kind, data in twins.items():
         last = paths[kind].checkpoints[-1]
-        link = Markup('<a href="{}/report.html">{}</a>').format(kind, verdicts[kind].title)
+        link = Markup('<a href="{}/report.html">{}</a>').format(kind, verdicts[kind].headline)
         alarms = f"{len(data.alarms)}, from " + named(data.alarms[0].checkpoint) if data.alarms else "none"
         sure = f"{last.classes[CODE].gold} of {last.classes[CODE].total}"
         rows.append([kind, number(last.auc), f"{last.accuracy:.1%}", sure, alarms, link])

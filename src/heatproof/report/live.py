@@ -22,10 +22,10 @@ from heatproof.errors import HeatproofError, StoreError, UnknownNameError
 from heatproof.report.gallery import offered, packed_maps
 from heatproof.report.page import read_report
 from heatproof.report.pieces import Section
-from heatproof.report.verdict import judge
 from heatproof.store import RunFolder
 from heatproof.store.ledger import Seal
 from heatproof.verdict.data import RunData, read_run
+from heatproof.verdict.judge import judge
 
 WAITING = "waiting for the first unit"
 KEPT = 12  # readings that are remembered: a few checkpoints of one snapshot

@@ -22,13 +22,15 @@ from markupsafe import Markup, escape
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
-from heatproof.report import verdict as judging
 from heatproof.report.definitions import definitions
 from heatproof.report.gallery import MOST, gallery
-from heatproof.report.pieces import Section, fill
+from heatproof.report.pieces import Grid, Section, fill, named
 from heatproof.report.sections import agreement, classes, curves, made, scores, trajectories
-from heatproof.report.verdict import Fact, Verdict, judge
+from heatproof.verdict import follow, look
+from heatproof.verdict.alarms import Alarm
+from heatproof.verdict.answers import LOOKS, WORDS, Verdict
 from heatproof.verdict.data import RunData
+from heatproof.verdict.judge import judge
 
 AFTER_THE_PICTURES = (trajectories, classes, curves, agreement, made, definitions)
 
@@ -45,7 +47,7 @@ class ReportPage:
 
     @property
     def title(self) -> str:
-        return f"{self.verdict.title}: {self.data.model}"
+        return f"{self.verdict.headline}: {self.data.model}"
 
     @property
     def shown(self) -> list[Section]:
@@ -60,13 +62,27 @@ class ReportPage:
         """Whether the network is right about each image whose class is known."""
         return [right for right in self.data.images.right if right is not None]
 
+    words, looks = WORDS, LOOKS
+
     @property
-    def other_facts(self) -> list[Fact]:
-        return [fact for fact in self.verdict.every if fact not in self.verdict.facts]
+    def alarms(self) -> list[Alarm]:
+        """Each at its last checkpoint, those of the checkpoint shown first."""
+        last = {(alarm.mechanism, alarm.method, alarm.label): alarm for alarm in self.data.alarms}
+        return sorted(last.values(), key=lambda alarm: alarm.checkpoint != self.data.checkpoint)
+
+    @property
+    def tests(self) -> Grid:
+        """Every test of every method; those that do not vote are information."""
+        rows = [
+            [named(one.method), test.title, test.numbers, "votes" if test.votes else "information"]
+            for one in self.verdict.methods
+            for test in one.tests
+        ]
+        return Grid(["Method", "Test", "Mean over pictures", ""], rows, "Every test of every method")
 
     @property
     def rules(self) -> str:
-        return judging.__doc__ or ""
+        return "\n\n".join(filter(None, (follow.__doc__, look.__doc__)))
 
     def fragments(self) -> dict[str, str]:
         """The parts of the page as HTML, for a page that has the pictures already."""

@@ -50,11 +50,15 @@ class Test:
     votes: bool
     rates: Mapping[str, Any] = field(default_factory=dict)  # its own false alarms and misses, as measured
 
+    @property
+    def numbers(self) -> str:
+        if math.isnan(self.value):
+            return "not measured"
+        interval = "" if math.isnan(self.low) else f"95 % interval {self.low:+.3f} to {self.high:+.3f}, "
+        return f"{self.value:+.3f} ({interval}n = {self.n})".replace("-", "−")
+
     def __str__(self) -> str:
-        if not self.n:
-            return f"{self.title}: not measured"
-        numbers = f"{self.value:+.3f} (95 % interval {self.low:+.3f} to {self.high:+.3f}, n = {self.n})"
-        return f"{self.title}: {numbers}".replace("-", "−")
+        return f"{self.title}: {self.numbers}"
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,16 @@ class Verdict:
         return "no" if answers and set(answers) == {"no"} else "undecided"
 
     @property
+    def level(self) -> str:
+        """How a page colours it: clear, care, stop, or thin where nothing is decided."""
+        if self.follow == "undecided":
+            return "thin"
+        if self.follow == "no":
+            return "stop"
+        here = any(alarm["checkpoint"] == self.checkpoint for alarm in self.alarms)
+        return "care" if here or self.network.looks_there == "no" else "clear"
+
+    @property
     def headline(self) -> str:
         return HEADLINES.get((self.follow, self.network.looks_there), UNDECIDED)
 
@@ -124,6 +138,20 @@ class Verdict:
             if methods:
                 told.append(f"{_names(methods)} {several if len(methods) > 1 else one}")
         return ". ".join([*told, self.network.note] if self.network.note else told) + "."
+
+    @property
+    def measured(self) -> str:
+        """How often such a verdict is wrong, as it was counted."""
+        known = self.rates.get("rates") or {}
+        if not known:
+            return ""
+        shares = [f"{known[kind]['share']:.1%} ({known[kind]['low']:.1%} to {known[kind]['high']:.1%}, "
+                  f"n = {known[kind]['n']})" for kind in ("false_alarm", "miss", "undecided")]  # fmt: skip
+        return (
+            f"Measured on {known['networks']} networks with planted evidence that chose no threshold: of "
+            f"methods that follow, {shares[0]} were said not to; of maps known not to follow, {shares[1]} "
+            f"were said to; {shares[2]} of the methods stayed undecided."
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdict.json; NaN becomes null."""

@@ -27,6 +27,8 @@ from heatproof.registry import Registry, explainers, metrics
 from heatproof.run.weights import epoch_of
 from heatproof.store import RunFolder
 from heatproof.verdict.alarms import Alarm, find_alarms
+from heatproof.verdict.data import read_run
+from heatproof.verdict.judge import judge
 from heatproof.verdict.rules import ALL, LAST, MIN_N, MIN_USABLE, Rule, read_rule
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
@@ -77,9 +79,9 @@ def check(
     """
     run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder), min_n)
     read = [read_rule(text) for text in rules]
-    plans = [None if rule.mechanisms else run.plan(rule) for rule in read]
+    plans = [None if rule.mechanisms or rule.question else run.plan(rule) for rule in read]
     judged = [
-        run.alarms(rule) if plan is None else run.judge(rule, plan)
+        run.judge(rule, plan) if plan else run.alarms(rule) if rule.mechanisms else run.answers(rule)
         for rule, plan in zip(read, plans, strict=True)
     ]
     return [whole(run.folder, min_usable), *judged]
@@ -180,6 +182,31 @@ class _Run:
         holds = (any if rule.any else all)(value.holds for value in values)
         n = min(value.n for value in values if not rule.any or not holds or value.holds)
         return RuleResult(rule.text, holds, tuple(values), n=n)
+
+    def answers(self, rule: Rule) -> RuleResult:
+        """A question of the verdict: it holds where every answer that is asked for is yes."""
+        found: list[tuple[str, str, str, int]] = []  # of what, where, the answer, pictures
+        for model in self.models:
+            for place in self._places(model, rule.checkpoint):
+                verdict = judge(read_run(self.folder, model, place))
+                if rule.question == "follows":
+                    found += [
+                        (m.method, place, m.follows, m.tests[0].n if m.tests else 0) for m in verdict.methods
+                    ]
+                else:
+                    network = verdict.network
+                    found += [(c.name, place, c.looks_there, c.test.n) for c in network.classes]
+                    found += [("network", place, network.looks_there, 0)] * (not network.classes)
+        asked = [one for one in found if not rule.parts or _key(one[0]) == _key(rule.parts[0])]
+        if rule.parts and not asked:
+            kind = "method" if rule.question == "follows" else "class"
+            raise UnknownNameError(
+                f"{kind} in the rule {rule.text!r}:", rule.parts[0], [one[0] for one in found]
+            )
+        reasons = tuple(f"{of} at {place}: {answer}" for of, place, answer, _ in asked if answer != "yes")
+        return RuleResult(
+            rule.text, bool(asked) and not reasons, reasons=reasons, n=min(n for *_, n in asked)
+        )
 
     def alarms(self, rule: Rule) -> RuleResult:
         found: list[Alarm] = []

@@ -1,13 +1,15 @@
-"""The verdict on a run: both questions at one checkpoint, the alarms over training, and what was not asked."""
+"""The verdict on a run: both questions at one checkpoint, the alarms over training, what was not asked."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
 
+from heatproof.disk import write_whole
 from heatproof.metrics.stats import mean_interval
 from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict
 from heatproof.verdict.data import RunData
@@ -16,6 +18,7 @@ from heatproof.verdict.look import looks
 from heatproof.verdict.measures import Measure
 from heatproof.verdict.rules import MIN_USABLE
 
+FILE = "verdict.json"
 CONTRAST = "`heatproof contrast` would decide it"
 BLANK = 0.05
 
@@ -37,6 +40,14 @@ def judge(data: RunData) -> Verdict:
     known = calibration()
     rates = {"rates": known["rates"], "population": known["population"], "made_by": known["made_by"]}
     return Verdict(data.checkpoint, methods, network, alarms, notes, rates)
+
+
+def write_verdict(data: RunData) -> Verdict:
+    """The verdict, also as verdict.json in the run's folder."""
+    verdict = judge(data)
+    content = json.dumps(verdict.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole({data.folder.path / FILE: content + "\n"})
+    return verdict
 
 
 def _column(data: RunData, kind: str) -> str | None:
@@ -127,6 +138,6 @@ def _in_the_way(data: RunData) -> Iterator[str]:
         low, high = mean_interval(right)
         if not low > largest:
             yield (
-                f"the network is not surely better than chance: right about {np.mean(right):.1%} (95 % interval "
-                f"{low:.1%} to {high:.1%}, n = {len(right)}), and the largest class has {largest:.1%}"
+                f"the network is not surely better than chance: right about {np.mean(right):.1%} (95 % "
+                f"interval {low:.1%} to {high:.1%}, n = {len(right)}); the largest class has {largest:.1%}"
             )

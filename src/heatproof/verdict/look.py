@@ -1,7 +1,7 @@
 """Does the network look where it should? Asked where truth is given, of methods that follow it.
 
-The number is the metric that is registered to judge the network (the pointing game where there are boxes, the
-structure score on codes), less what `random` gets on the same picture: 0 is chance. Per picture it is the
+The number is the metric that is registered to judge the network (the pointing game where there are boxes,
+the structure score on codes), less what `random` gets on the same picture: 0 is chance. Per picture it is the
 mean over the methods that follow the network, or over all of them where none does: then it says where maps
 lie, and nothing about the network.
 
@@ -9,8 +9,8 @@ lie, and nothing about the network.
     looks elsewhere    it is surely below
     undecided          otherwise, or with fewer than 30 pictures
 
-`there` lies between the numbers of planted and clean twins (rates.json). `centre` and `edges` stand beside it:
-where a dot in the middle does as well, looking there says little.
+`there` lies between the numbers of planted and clean twins (rates.json). `centre` and `edges` stand beside
+it: where a dot in the middle does as well, looking there says little.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def looks(data: RunData, following: Sequence[str]) -> NetworkAnswer:
     scored = [columns[m] for m in methods if m in columns]
     if not scored:
         return NetworkAnswer("undecided", note=NO_TRUTH)
-    with np.errstate(all="ignore"):
-        above = np.nanmean(np.stack(scored), 0) - columns[chance]
+    above = _mean(np.stack(scored)) - columns[chance]
     labels = np.array([-1 if label is None else label for label in data.images.labels])
     classes = []
     for label in sorted(set(labels[np.isfinite(above)].tolist()) - {-1}):
@@ -64,6 +63,13 @@ def looks(data: RunData, following: Sequence[str]) -> NetworkAnswer:
     return NetworkAnswer(
         _together(classes, whole), tuple(classes), methods, whole, context, _said(whole, classes)
     )
+
+
+def _mean(columns: np.ndarray) -> np.ndarray:
+    """ "m n" -> "n": over the methods that are defined; NaN where none is."""
+    known = np.isfinite(columns)
+    total = np.where(known, columns, 0).sum(0)
+    return np.where(known.any(0), total / np.maximum(known.sum(0), 1), np.nan)
 
 
 def _measure(data: RunData) -> Measure | None:

@@ -7,6 +7,8 @@ any(cscore.pneumonia >= 0.5)         it is enough that one method keeps it
 auc >= 0.9, insertion.gradcam >= 0.3, bl.gradcam <= 0.2    any metric of the run; the mean over its images
 auc@epoch05 >= 0.8, auc@5 >= 0.8     at a checkpoint, by name or epoch; @last (when nothing is said), @all
 no-alarms, no-alarms(1), no-alarms@last    see alarms.py; of any mechanism or of some, at any checkpoint
+follows, follows gradcam             the verdict: every method's maps follow the network, or this one's
+looks-there, looks-there pneumonia   the network looks where it should, on every class or on this one
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class Rule:
     checkpoint: str = LAST
     any: bool = False
     mechanisms: frozenset[int] = frozenset()
+    question: str = ""  # of the verdict: follows or looks-there
 
 
 _NAME = r"""(?:"([^"]+)"|'([^']+)'|([^\s.()<>=@"']+(?:\([^()]*\))?))"""
@@ -55,6 +58,11 @@ def read_rule(text: str) -> Rule:
         at = reader.place() or ALL
         reader.end("the end, or mechanisms such as (1) or (2, 3)")
         return Rule(text, checkpoint=at, mechanisms=chosen)
+    if question := reader.take(r"(follows|looks-there)(?![\w.-])"):
+        named = (reader.name("a method or a class"),) if reader.take(r"(?=[^\s@])") else ()
+        at = reader.place() or LAST
+        reader.end("the end")
+        return Rule(text, parts=named, checkpoint=at, question=question[1])
     one_is_enough = reader.take(r"any\s*\(") is not None
     metric = reader.name("a metric")
     parts = []

@@ -1,5 +1,7 @@
-"""Figures of COSE (daroya2023cose): how SSIM spreads over images, how it changes with magnitude, and whether
-maps near the final ones as accuracy grows."""
+"""Figures of COSE: how SSIM spreads, changes with magnitude, nears the final maps as accuracy grows.
+
+daroya2023cose.
+"""
 
 from __future__ import annotations
 

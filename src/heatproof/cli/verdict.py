@@ -1,0 +1,59 @@
+"""heatproof verdict: which maps of a run to believe, and whether the network looks where it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from heatproof.cli._console import console, new_table
+
+
+@click.command("verdict")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--checkpoint", help="At this checkpoint; the last one where none is named.")
+@click.option("--model", help="Of this model, where the run has several.")
+@click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of a table.")
+def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_json: bool) -> None:
+    """Say which maps of the folder RUN follow the network, and whether it looks where it should.
+
+    Two questions, never mixed. A method FOLLOWS the network where its maps lie surely above their own
+    shadows: the same method's maps of untrained networks, and the map itself turned by half a turn (metric
+    specificity). The network LOOKS THERE where maps that follow it lie on the boxes or parts that were given,
+    surely more often than chance. "Undecided" is an answer too, and says what would decide it.
+
+    \b
+    Examples:
+      heatproof verdict runs/first
+      heatproof verdict runs/first --json > verdict.json
+      heatproof gate runs/first --rule "follows gradcam" --rule "looks-there pneumonia"
+    """
+    from heatproof.store import RunFolder
+    from heatproof.verdict.answers import LOOKS, WORDS
+    from heatproof.verdict.data import read_run
+    from heatproof.verdict.judge import FILE, write_verdict
+
+    folder = RunFolder.open(run)
+    verdict = write_verdict(read_run(folder, model, checkpoint))
+    if as_json:
+        click.echo(json.dumps(verdict.as_json(), indent=1, ensure_ascii=False))
+        return
+    console.print(f"[bold]{verdict.headline}[/bold]", soft_wrap=True)
+    console.print(verdict.sentence, soft_wrap=True, markup=False)
+    for note in verdict.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    table = new_table(f"at {verdict.checkpoint}")
+    for name in ("", "answer", "why"):
+        table.add_column(name, overflow="fold")
+    for one in verdict.methods:
+        votes = "; ".join(str(test) for test in one.tests if test.votes)
+        table.add_row(one.method, WORDS[one.follows], "; ".join(filter(None, (one.note, votes))))
+    for of in verdict.network.classes:
+        table.add_row(of.name, LOOKS[of.looks_there], str(of.test))
+    console.print(table)
+    for alarm in verdict.alarms:
+        console.print(f"alarm at {alarm['checkpoint']}: {alarm['sentence']}", soft_wrap=True, markup=False)
+    if verdict.measured:
+        console.print(verdict.measured, soft_wrap=True, markup=False)
+    console.print(f"written to {folder.path / FILE}", soft_wrap=True, markup=False)
