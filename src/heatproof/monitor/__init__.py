@@ -1,4 +1,4 @@
-"""Watching explanations while a model trains, and after: Monitor, alarms, the gate.
+"""Watching explanations while a model trains: Monitor, with the alarms that verdict/ finds.
 
     monitor = hp.monitor.Monitor(images, labels, methods)
     monitor.step(model, epoch)          inside any training loop

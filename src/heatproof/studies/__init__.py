@@ -1,1 +1,1 @@
-"""The four protocols end to end, each a short file over the rooms before this one."""
+"""Protocols end to end, a folder each: what it may be told, its steps, its tables and page."""

@@ -1,4 +1,6 @@
-"""QR codes, by segno. In a code N = 17 + 4 version modules wide:
+"""QR codes, by segno, with the parts that make them one.
+
+In a code N = 17 + 4 version modules wide:
 
     finder  the three 7x7 corner patterns without their separators: 147 modules
     timing  row 6 and column 6 between the finders: 2 (N - 14) modules
