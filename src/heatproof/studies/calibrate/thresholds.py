@@ -1,0 +1,167 @@
+"""From measured members to a rule with known error rates.
+
+Pairs of networks are put in two halves, every other one by name. On the first the rule is chosen: of those
+with at most 5 % false alarms and 10 % misses, the one that leaves fewest methods undecided (where none is
+that good, the one with fewest false alarms). What is published was counted on the second half:
+
+    false alarm   of methods that follow by the contrast test (its interval lies above 1/2), said not to
+    miss          of controls, which are known not to follow, said to
+    undecided     of all methods
+
+with Clopper-Pearson intervals (clopper1934binomial). A network's methods are judged together, as in a run;
+each control joins them alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import beta
+
+from heatproof.errors import InputError
+from heatproof.studies.calibrate.collect import CONTROLS
+from heatproof.verdict.follow import KINDS, FollowRule, answers
+
+INFORMATIVE, YES, NO = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3), (0.0, 0.1, 0.2), (0.0, 0.05, 0.1)
+MOST_FALSE_ALARMS, MOST_MISSES = 0.05, 0.10
+Member = Mapping[str, Any]  # as collect.Collected.as_json writes it
+
+
+@dataclass(frozen=True)
+class Share:
+    """A count as a share, with its exact 95 % interval."""
+
+    share: float
+    low: float
+    high: float
+    n: int
+
+    @staticmethod
+    def of(count: int, n: int) -> Share:
+        low = beta.ppf(0.025, count, n - count + 1) if count else 0.0
+        high = beta.ppf(0.975, count + 1, n - count) if count < n else 1.0
+        return Share(count / n, float(low), float(high), n)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rule gets wrong on some networks."""
+
+    false_alarm: Share
+    miss: Share
+    undecided: Share
+    networks: int
+
+
+def read_members(folder: Path) -> list[Member]:
+    """Every member that was measured and whose planting held, by name."""
+    found = [json.loads(path.read_text("utf-8")) for path in sorted((folder / "members").glob("*.json"))]
+    held = [member for member in found if member["holds"]]
+    if len(held) < 4:
+        raise InputError(
+            f"{folder} holds {len(held)} pairs whose planting held; 4 are the fewest for two halves"
+        )
+    return held
+
+
+def calibrate(measured: Sequence[Member]) -> tuple[FollowRule, Rates, Rates]:
+    """The rule chosen on one half, its rates there, and those on the other, which are the ones to publish."""
+    chosen_on, published_on = measured[::2], measured[1::2]
+    tried = {
+        FollowRule(*numbers): rates(chosen_on, FollowRule(*numbers))
+        for numbers in product(INFORMATIVE, YES, NO)
+    }
+    good = {
+        rule: found
+        for rule, found in tried.items()
+        if found.false_alarm.share <= MOST_FALSE_ALARMS and found.miss.share <= MOST_MISSES
+    }
+    if good:
+        rule = min(good, key=lambda r: (good[r].undecided.share, good[r].false_alarm.share))
+    else:
+        rule = min(tried, key=lambda r: (tried[r].false_alarm.share, tried[r].undecided.share))
+    return rule, tried[rule], rates(published_on, rule)
+
+
+def rates(measured: Sequence[Member], rule: FollowRule) -> Rates:
+    judged = [row for member in measured for row in judged_rows(member, rule)]
+    methods = [row for row in judged if not row["control"]]
+    controls = [row for row in judged if row["control"]]
+    following = [row for row in methods if row["contrast_low"] > 0.5]
+    return Rates(
+        Share.of(sum(row["answer"] == "no" for row in following), len(following)),
+        Share.of(sum(row["answer"] == "yes" for row in controls), len(controls)),
+        Share.of(sum(row["answer"] == "undecided" for row in methods), len(methods)),
+        2 * len(measured),
+    )
+
+
+def judged_rows(member: Member, rule: FollowRule) -> Iterator[dict[str, Any]]:
+    """One row for each network and method or control: what truth says, both numbers, the answer."""
+    for network, tests in member["tests"].items():
+        values = {m: _numbers(found) for m, found in tests.items()}
+        methods = {m: both for m, both in values.items() if m not in CONTROLS}
+        said = answers(methods, rule)
+        for method, (weights, place) in values.items():
+            control = method in CONTROLS
+            truth = member["contrast"][method]
+            yield {
+                **member["member"], "network_of_pair": network, "method": method, "control": control,
+                "contrast_auc": truth["auc"], "contrast_low": truth["low"], "contrast_high": truth["high"],
+                "weights": _mean(weights), "place": _mean(place), "n": int(np.isfinite(weights).sum()),
+                "answer": (answers(methods | {method: (weights, place)}, rule) if control else said)[method],
+            }  # fmt: skip
+
+
+def separation(measured: Sequence[Member]) -> dict[str, tuple[float, int, int]]:
+    """By test: how often its mean is larger for a method that follows than for a control, and of how many."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for member in measured:
+        for tests in member["tests"].values():
+            for method, numbers in tests.items():
+                control = method in CONTROLS
+                if control or member["contrast"][method]["low"] > 0.5:
+                    for test, values in numbers.items():
+                        found.setdefault(test, ([], []))[control].append(_mean(np.array(values, float)))
+    kept = {t: tuple([v for v in lot if not np.isnan(v)] for lot in lots) for t, lots in found.items()}
+    return {t: (_larger(a, b), len(a), len(b)) for t, (a, b) in kept.items() if a and b}
+
+
+def _larger(these: Sequence[float], those: Sequence[float]) -> float:
+    """How often one of these is above one of those, ties half."""
+    wins = np.subtract.outer(np.array(these), np.array(those))
+    return float((wins > 0).mean() + (wins == 0).mean() / 2)
+
+
+def _numbers(found: Mapping[str, Sequence[float | None]]) -> tuple[np.ndarray, np.ndarray]:
+    weights, place = (np.array(found[f"specificity_{kind}"], float) for kind in KINDS)
+    return weights, place
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def as_rates(
+    rule: FollowRule,
+    chosen: Rates,
+    published: Rates,
+    measured: Sequence[Member],
+    made_by: str,
+    network: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of rates.json."""
+    kinds = {key: sorted({m["member"][key] for m in measured}) for key in ("data", "network", "token")}
+    tests = {test: {"auc": round(auc, 4)} for test, (auc, *_) in separation(measured).items()}
+    return {
+        "schema": 1, "made_by": made_by, "rule": asdict(rule), "rates": asdict(published),
+        "rates_where_chosen": asdict(chosen), "population": {"pairs": len(measured), **kinds},
+        "tests": tests, "network": dict(network),
+    }  # fmt: skip
