@@ -22,7 +22,7 @@ from heatproof.store.manifest import FORMAT, Manifest, maker
 from heatproof.store.maps import read_index, slug
 from heatproof.types import Unit
 
-RECORDS = ("run.json", "plan.json", "images.json", "status.json", "hashes.json")
+RECORDS = ("run.json", "plan.json", "images.json", "status.json", "hashes.json", "album.json")
 
 
 class Finding(NamedTuple):
