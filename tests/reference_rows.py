@@ -49,7 +49,7 @@ METHODS = [
 METRICS = [
     "localise", "structure", "insertion(steps=8)", "deletion(steps=8)", "randomisation(depths=2)",
     "input_shift", "fragility(draws=1)", "cscore", "cscore(tau='adaptive', weights='calibrated')",
-    "accuracy", "recall", "auc", "method_agreement",
+    "accuracy", "recall", "auc", "method_agreement", "specificity(draws=2, steps=5)", "untrained",
 ]  # fmt: skip
 STUDIES: dict[str, dict[str, Any]] = {  # COSE compares checkpoints, and wants maps of the predicted class
     "label": {"metrics": METRICS, "checkpoints": [1]},

@@ -57,6 +57,14 @@ def test_most_of_it_is_numbers() -> None:
     assert not few
 
 
+def test_maps_that_ignore_the_network_are_exactly_their_own_shadows() -> None:
+    of = {key: value for key, (value, _) in EXPECTED.items() if key[-1].startswith("specificity_weights")}
+    found = [
+        value for key, value in of.items() if key[-2] in ("edges", "centre", "random") and value != "nan"
+    ]
+    assert len(found) > 20 and {float.fromhex(value) for value in found} == {0.0}
+
+
 @pytest.mark.parametrize(("column", "name"), [(-1, "dts"), (-2, "edges"), (-1, "accuracy")])
 def test_a_wrong_formula_is_seen_also_where_bits_are_not_compared(column: int, name: str) -> None:
     changed = {

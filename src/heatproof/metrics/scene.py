@@ -12,6 +12,8 @@ from torch import Tensor
 from heatproof.models import Model, probabilities
 from heatproof.types import Batch, Maps
 
+Change = Callable[[Maps], Maps]
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -25,6 +27,7 @@ class Scene:
     batch_size: int = 32
     seed: int = 0
     passed: Callable[[int], object] | None = None
+    then: Change | None = None  # what the store did to the maps
 
     @property
     def classes(self) -> Tensor:

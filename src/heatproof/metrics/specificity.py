@@ -13,7 +13,7 @@ noise) under which the class is least likely, picture by picture: a blur that le
 does with a tint or with a network that thinks of blurred lungs as ill, tells nothing about any map.
 
     f(map) = (insertion area - deletion area) / (L(picture) - L(painted over))           about -1 to 1
-    specificity_weights = f(map) - the mean f of its shadows under random weights
+    specificity_weights = f(map) - the largest f among its shadows under random weights
     specificity_place   = f(map) - f(itself, turned)
 
 A map that never looked at the network has no reason to be above its shadows; one that is the same whatever
@@ -38,18 +38,20 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.curves import area
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.sanity import Layers
+from heatproof.metrics.scene import Change, Scene
 from heatproof.models.model import Model, as_model, target_probabilities, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.random_weights import untrained_copy
 from heatproof.registry import metric
-from heatproof.types import Maps
+from heatproof.types import Images, Maps, upsample
 
 STEPS = 10  # of each curve: enough for a difference of areas, and a tenth of the passes
 DRAWS = 3  # of random weights
@@ -64,11 +66,12 @@ def specificity(
     maps: Mapping[str, Maps],
     *,
     model: Model | nn.Module,
-    images: Tensor,
+    images: Images,
     draws: int = DRAWS,
     steps: int = STEPS,
-    layer: str | Sequence[str] | None = None,
+    layer: Layers = None,
     seed: int = 0,
+    then: Change | None = None,
     **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """How far insertion less deletion of each map lies above that of its shadows.
@@ -80,17 +83,21 @@ def specificity(
         draws: how many networks with random weights.
         steps: of each curve.
         layer: where CAMs look, as it was given to `hp.explain`.
-        seed: of the random weights.
+        seed: of the random weights, and of methods that draw, as it was given to `hp.explain`.
+        then: what was done to the maps since they were explained (a run rounds them to store them); the same
+            is done to their shadows, or the rounding would be what tells them apart.
         passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: weights and place, each "b".
     """
     model = as_model(model)
-    shadows = [
-        maps_untrained(maps, model, images, layer=layer, seed=seed + draw, **passes) for draw in range(draws)
-    ]
-    return above_shadows(maps, shadows, model=model, images=images, steps=steps, seed=seed, **passes)
+    pictures = model.check_images(images)
+    if not isinstance(draws, int) or draws < 1:
+        raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
+    options: dict[str, Any] = {"layer": layer, "then": then, **passes}
+    shadows = [maps_untrained(maps, model, pictures, i, seed=seed, **options) for i in range(draws)]
+    return above_shadows(maps, shadows, model=model, images=pictures, steps=steps, seed=seed, **passes)
 
 
 def above_shadows(
@@ -108,23 +115,29 @@ def above_shadows(
     images = images.to(model.device)
     noise = explain(model, images, "random", explained, seed=seed)["random"]
     painted, fall = painted_over(model, images, explained, seed, **passes)
-    lot: dict[tuple[str, str], Maps | Tensor] = {}
+    lot: dict[tuple[str, str | int], Maps | Tensor] = {}
+    same: dict[tuple[str, int], Tensor] = {}
     for name, one in maps.items():
         lot[name, "own"] = one
         lot[name, "place"] = replace(one, values=one.values.flip(-1, -2))
+        own = upsample(one.values, one.image_size)
         for i, untrained in enumerate(shadows):
-            lot[name, f"weights {i}"] = _unless_constant(untrained[name], noise)
+            shadow = _unless_constant(untrained[name], noise).to(own)
+            same[name, i] = (shadow == own).flatten(1).all(1)
+            lot[name, i] = shadow.masked_fill(same[name, i][:, None, None], 0)  # constant: costs no pass
     shown: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps, **passes}
     curves = insertion_deletion(lot, explained, **shown)
     gain = {
-        key: (_log_area(both.insertion) - _log_area(both.deletion)) / fall for key, both in curves.items()
+        key: ((_log_area(both.insertion) - _log_area(both.deletion)) / fall).cpu()
+        for key, both in curves.items()
     }
     stays = (fall < LEAST).cpu()
     found = {}
     for name, one in maps.items():
-        weights = torch.stack([gain[name, f"weights {i}"] for i in range(len(shadows))]).mean(0)
-        scores = {kind: (gain[name, "own"] - shadow).cpu() for kind, shadow in
-                  (("weights", weights), ("place", gain[name, "place"]))}  # fmt: skip
+        own = gain[name, "own"]
+        each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in range(len(shadows))]
+        weights = torch.stack(each).amax(0)
+        scores = {"weights": own - weights, "place": own - gain[name, "place"]}
         found[name] = PerImage(scores, [Cause(BLANK, one.degenerate.cpu()), Cause(STAYS, stays)])
     return found
 
@@ -155,9 +168,10 @@ def untrained(
     maps: Mapping[str, Maps],
     *,
     model: Model | nn.Module,
-    images: Tensor,
-    layer: str | Sequence[str] | None = None,
+    images: Images,
+    layer: Layers = None,
     seed: int = 0,
+    then: Change | None = None,
     **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """How alike maps are to those of an untrained network, against what two untrained networks share.
@@ -167,16 +181,17 @@ def untrained(
         model: the network that was explained.
         images: model-ready, "b c H W", the ones that the maps are of.
         layer: where CAMs look, as it was given to `hp.explain`.
+        seed: of the first untrained network (the second has the next one), and of methods that draw.
+        then: as for specificity.
         passes: batch_size and progress, as for hp.explain.
-        seed: of the first untrained network; the second has the next one.
 
     Returns:
         By method: spearman, null, excess and entropy, each "b".
     """
     model = as_model(model)
-    first, second = (
-        maps_untrained(maps, model, images, layer=layer, seed=seed + i, **passes) for i in (0, 1)
-    )
+    options: dict[str, Any] = {"layer": layer, "then": then, **passes}
+    pictures = model.check_images(images)
+    first, second = (maps_untrained(maps, model, pictures, i, seed=seed, **options) for i in (0, 1))
     return {name: against_untrained(one, first[name], second[name]) for name, one in maps.items()}
 
 
@@ -205,22 +220,26 @@ def entropy(maps: Maps) -> Tensor:
 
 
 def maps_untrained(
-    maps: Mapping[str, Maps], model: Model, images: Tensor, *, seed: int = 0, **options: Any
-) -> dict[str, Maps]:
-    """Maps of the same methods, images and classes under the network with random weights."""
+    maps: Mapping[str, Maps], model: Model, images: Tensor, draw: int = 0, *, seed: int = 0,
+    then: Change | None = None, **options: Any,
+) -> dict[str, Maps]:  # fmt: skip
+    """Maps of the same methods, images and classes, drawn alike, under the network with random weights."""
     explained = next(iter(maps.values())).explained.clamp(min=0)
-    return explain(untrained_copy(model, images, seed), images, list(maps), explained, seed=seed, **options)
+    made = explain(
+        untrained_copy(model, images, seed + draw), images, list(maps), explained, seed=seed, **options
+    )
+    return {name: then(one) for name, one in made.items()} if then else made
 
 
 def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
-    values = pixel_maps(maps)
+    values = upsample(maps.values, maps.image_size)  # as they are: normalising would make pixels equal
     return torch.where(maps.degenerate[:, None, None], noise.values.to(values), values)
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
-    shown = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer, **scene.passes}
+    shown = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer, "then": scene.then}
     known = {name: replace(one, explained=scene.classes) for name, one in scene.maps.items()}
-    return dict(function(known, **shown, **options))
+    return dict(function(known, **shown, **scene.passes, **options))
 
 
 _NEEDS = ("maps", "model", "images")

@@ -101,7 +101,7 @@ class Worker:
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
         explained = torch.stack([one.explained for one in maps.values()]).amax(0)
-        scene = Scene(model, batch, maps, explained, layer, size, unit.seed, self.passed)
+        scene = Scene(model, batch, maps, explained, layer, size, unit.seed, self.passed, as_stored)
         scores += rows.scores(unit.metrics, scene)
         return scores, {name: only_finite(made) for name, made in new.items()}
 
