@@ -24,7 +24,7 @@ from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
 from heatproof.store.verify import inspect
-from heatproof.verdict.album import Album, Group, make_album
+from heatproof.verdict.album import Album, CropGroup, make_album
 from heatproof.verdict.kept_album import album_of_run, png, read_album, write_album
 from tiny_study import make_study
 
@@ -57,7 +57,7 @@ def album(model: Model, images: Tensor, **options: Any) -> Album:
     return make_album(model, images, hp.explain(model, images, METHODS), classes=NAMES, **options)
 
 
-def on_the_tag(group: Group, masks: Tensor) -> float:
+def on_the_tag(group: CropGroup, masks: Tensor) -> float:
     """The share of crops that hold most of the tag."""
     held = []
     for crop in group.crops:

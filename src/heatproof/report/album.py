@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heatproof.report.pieces import Piece, Section
-from heatproof.verdict.album import Album, ClassPages, Group
+from heatproof.verdict.album import Album, ClassPages, CropGroup
 from heatproof.verdict.kept_album import png
 
 TITLE = "What the network uses"
@@ -17,7 +17,7 @@ NO_ALBUM = "no album was made of this run; heatproof verdict RUN --album makes o
 class CropStrip(Piece):
     """Crops that are alike to the network, with what painting them over does."""
 
-    group: Group
+    group: CropGroup
 
     @property
     def pictures(self) -> list[tuple[str, str]]:

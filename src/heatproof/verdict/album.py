@@ -32,7 +32,7 @@ CROP = 96  # pixels of a crop's longer side, at most
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class CropGroup:
     """Crops that are alike to the network."""
 
     n: int  # pictures
@@ -44,7 +44,7 @@ class Group:
     @property
     def sentence(self) -> str:
         """
-        >>> Group(12, 11, 0, 0.8, ()).sentence
+        >>> CropGroup(12, 11, 0, 0.8, ()).sentence
         'Painting it over changes the answer in 11 of 12 pictures, painting elsewhere in 0.'
         """
         return (
@@ -60,7 +60,7 @@ class ClassPages:
     label: int
     name: str
     n: int  # pictures in all groups, also those that are not kept
-    groups: tuple[Group, ...]
+    groups: tuple[CropGroup, ...]
     others: int = 0  # groups that are not kept
     blank: int = 0  # pictures whose maps mark nothing
     called_otherwise: int = 0  # pictures that the network calls another class than the explained one
@@ -171,10 +171,10 @@ def bind(found: Mapping[int, ClassCrops], names: Sequence[str] = ()) -> tuple[Cl
     return tuple(pages)
 
 
-def _group(lot: Sequence[Crop]) -> Group:
+def _group(lot: Sequence[Crop]) -> CropGroup:
     changed, elsewhere = sum(crop.changed for crop in lot), sum(crop.elsewhere for crop in lot)
     drop = float(np.mean([crop.drop for crop in lot]))
-    return Group(len(lot), changed, elsewhere, drop, tuple(lot[:MOST_CROPS]))
+    return CropGroup(len(lot), changed, elsewhere, drop, tuple(lot[:MOST_CROPS]))
 
 
 def alike(features: np.ndarray) -> list[np.ndarray]:
