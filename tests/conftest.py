@@ -93,6 +93,31 @@ def cnn() -> nn.Sequential:
     return small_cnn().eval()
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def state_of(module: nn.Module) -> dict[str, object]:
+    """Everything about a module that an explanation must leave as it was."""
+    parts = dict(module.named_modules())
+    return {
+        "weights": {k: v.clone() for k, v in module.state_dict().items()},
+        "modes": {n: p.training for n, p in parts.items()},
+        "flags": {n: w.requires_grad for n, w in module.named_parameters()},
+        "gradients": {n: w.grad is None for n, w in module.named_parameters()},
+        "strides": {n: w.stride() for n, w in module.named_parameters()},
+        "hooks": {n: [len(getattr(p, hooks)) for hooks in HOOKS] for n, p in parts.items()},
+        "random": torch.get_rng_state(),
+    }
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return a == b
+
+
 def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
     """Give parameters that start as zeros or ones (heads, layer scales, norms) values that matter."""
     generator = torch.Generator().manual_seed(seed)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import heatproof as hp
-from conftest import small_cnn
+from conftest import same, small_cnn, state_of
 from heatproof.registry import Card, explainers, metrics
 
 BIBLIOGRAPHY = Path(hp.__file__).with_name("references.bib").read_text()
@@ -18,34 +17,10 @@ KEYS = re.findall(r"^@\w+\{([^,]+),", BIBLIOGRAPHY, re.MULTILINE)
 # Options that only say how much work is done; a contract must hold for little work too.
 CHEAP = {"samples": 6, "masks": 6, "steps": 4, "channels": 4, "segment_count": 9}
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 def cheap_call(name: str) -> str:
     options = {k: v for k, v in CHEAP.items() if k in explainers.get(name).options}
     return f"{name}({', '.join(f'{k}={v}' for k, v in options.items())})" if options else name
-
-
-def state_of(module: nn.Module) -> dict[str, object]:
-    """Everything about a module that an explanation must leave as it was."""
-    parts = dict(module.named_modules())
-    return {
-        "weights": {k: v.clone() for k, v in module.state_dict().items()},
-        "modes": {n: p.training for n, p in parts.items()},
-        "flags": {n: w.requires_grad for n, w in module.named_parameters()},
-        "gradients": {n: w.grad is None for n, w in module.named_parameters()},
-        "strides": {n: w.stride() for n, w in module.named_parameters()},
-        "hooks": {n: [len(getattr(p, hooks)) for hooks in HOOKS] for n, p in parts.items()},
-        "random": torch.get_rng_state(),
-    }
-
-
-def same(a: object, b: object) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    return a == b
 
 
 def test_the_bibliography_has_every_key_in_the_source_once() -> None:

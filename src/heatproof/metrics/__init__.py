@@ -6,11 +6,13 @@ from heatproof.metrics.consistency import cscore, cscore_by_class, global_cscore
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.gold import gold_list
 from heatproof.metrics.localisation import localise, localise_curve, macro_mean
+from heatproof.metrics.mosaic import disconnected_grid, grid_pointing
 from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
 from heatproof.metrics.on_parts import structure, structure_parts, structure_score
 from heatproof.metrics.robustness import aurc, bl_slope
 from heatproof.metrics.sanity import above_floors, fragility, input_shift, parameter_randomisation
 from heatproof.metrics.similarity import ssim, ssim_reasons
+from heatproof.metrics.specificity import specificity, untrained
 from heatproof.metrics.stability import cose, cose_map, cose_split, overall, ssim_to_final
 
 __all__ = [
@@ -24,9 +26,11 @@ __all__ = [
     "cose_split",
     "cscore",
     "cscore_by_class",
+    "disconnected_grid",
     "fragility",
     "global_cscore",
     "gold_list",
+    "grid_pointing",
     "input_shift",
     "insertion_deletion",
     "localise",
@@ -42,10 +46,12 @@ __all__ = [
     "rank_correlation",
     "recall",
     "soft_iou",
+    "specificity",
     "ssim",
     "ssim_reasons",
     "ssim_to_final",
     "structure",
     "structure_parts",
     "structure_score",
+    "untrained",
 ]

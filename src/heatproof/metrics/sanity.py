@@ -39,8 +39,8 @@ from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage, as_numbers, same_length
 from heatproof.metrics.scene import Scene
 from heatproof.metrics.stats import mean_interval
-from heatproof.models.model import Model, as_model, untouched
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, as_model
+from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
 from heatproof.moved import model_first
 from heatproof.registry import metric
@@ -162,7 +162,7 @@ def input_shift(
     pictures = model.check_images(images).to(model.device)
     before = explain(model, pictures, methods, targets, layer=layer, seed=seed, **passes)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
-    logits = [_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
+    logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
     gap = (logits[0] - logits[1]).abs().amax(1)
     undone = gap <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
     after = explain(
@@ -191,12 +191,6 @@ def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
     kept = model.preprocess
     mean = tuple(m - shift * s for m, s in zip(kept.mean, kept.std, strict=True))
     return replace(twin, preprocess=replace(kept, mean=mean))
-
-
-def _logits(model: Model, images: Tensor, batch_size: int | None) -> Tensor:
-    queue = Queue(model, (int(images.shape[-2]), int(images.shape[-1])), batch_size)
-    with untouched(model.module):
-        return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
 
 
 @model_first

@@ -8,7 +8,7 @@ stops there: the gradient never reaches the stem. k gradient CAMs cost one forwa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -168,16 +168,15 @@ class Taken:
 def tap(
     module: nn.Module, names: Sequence[str], gradients: bool = True, runs: Mapping[str, int] | None = None
 ) -> Iterator[Taken]:
-    """Hook the named layers; the hooks are gone when the context ends, however it ends.
+    """Take the outputs of the named layers while the context is open.
 
     runs: how often a layer runs in a pass, where that is known: only its last run counts, and nothing need be
     recorded from the first one on.
     """
     taken = Taken()
     ahead = dict(runs or {})
-    rectified: dict[str, Tensor] = {}  # by layer: what the function behind it is about to take
 
-    def hook(name: str, output: Any) -> Any:
+    def take(name: str, output: Any) -> Any:
         if ahead.get(name, 1) > 1:
             ahead[name] -= 1
             return None
@@ -191,6 +190,18 @@ def tap(
         # The rest of the network gets a copy: an in-place ReLU behind the layer must not change what we keep.
         return replace_first(output, leaf.clone())
 
+    with at_layers(module, names, take):
+        yield taken
+
+
+@contextmanager
+def at_layers(module: nn.Module, names: Sequence[str], told: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Tell of what each named layer returns; an answer, unless it is None, goes on in its place.
+
+    The hooks are gone when the context ends, however it ends.
+    """
+    rectified: dict[str, Tensor] = {}  # by layer: what the function behind it is about to take
+
     def wait_for_function(name: str, output: Any) -> None:
         tensor = first_tensor(output)
         if tensor is not None:
@@ -198,19 +209,19 @@ def tap(
 
     def behind(_function: str, before: Tensor, after: Tensor) -> Tensor | None:
         name = next((name for name, tensor in rectified.items() if tensor is before), None)
-        return None if name is None else hook(name, after)
+        return None if name is None else told(name, after)
 
     functions = [name for name in names if "+" in name]
     with ExitStack() as open_things:
         for name in (*(n for n in names if n not in functions), *functions):
-            told = wait_for_function if name in functions else hook
+            hook = wait_for_function if name in functions else told
             handle = find_module(module, name).register_forward_hook(
-                lambda _m, _i, output, name=name, told=told: told(name, output)
+                lambda _m, _i, output, name=name, hook=hook: hook(name, output)
             )
             open_things.callback(handle.remove)
         if functions:
             open_things.enter_context(Rectified(behind))
-        yield taken
+        yield
 
 
 def replace_first(output: Any, tensor: Tensor) -> Any:

@@ -56,6 +56,13 @@ class Layout:
             tensor = tensor.permute(0, 3, 1, 2)
         return at_least_float(tensor)
 
+    def put_back(self, picture: Tensor, tensor: Tensor) -> Tensor:
+        """The layer's output with this picture in the place of its own."""
+        values = picture if self.kind == "nchw" else picture.permute(0, 2, 3, 1)
+        if self.kind == "tokens":
+            values = torch.cat([tensor[:, : self.prefix], values.flatten(1, 2)], dim=1)
+        return values.to(tensor.dtype)
+
     @property
     def channel_axis(self) -> int:
         return 1 if self.kind == "nchw" else -1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.models.model import Model, at_least_float, class_scores
+from heatproof.models.model import Model, at_least_float, class_scores, untouched
 
 Result = TypeVar("Result")
 
@@ -89,6 +89,15 @@ class Queue:
             return gradients, logits, start, stop
 
         self.each(count, work, lambda result: done(*result))
+
+
+def all_logits(
+    model: Model, images: Tensor, batch_size: int | None = None, progress: Callable[[int], Any] | None = None
+) -> Tensor:
+    """ "b k" logits in evaluation mode, in batches; the module is left as it was."""
+    queue = Queue(model, (int(images.shape[-2]), int(images.shape[-1])), batch_size, progress)
+    with untouched(model.module):
+        return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
 
 
 def input_gradient(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

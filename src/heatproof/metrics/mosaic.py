@@ -1,0 +1,348 @@
+"""Does the map of a class lie on the pictures of that class, in a mosaic of the user's own pictures?
+
+A mosaic is n x n pictures of different classes, each of which the network is sure of. Each class in it is
+explained, and it is known where its evidence lies: in its own cells. No training, no annotation.
+
+    share_c = positive mass of the map of class c inside the cells of c / its positive mass
+    grid_pointing_inside = mean of share_c over the k classes in the mosaic
+    grid_pointing_above  = mean of (share_c - the area of c's cells)
+
+The cells of all classes together are the mosaic, so a map that is the same for every class (edges, centre,
+any map that ignores the network) has a mean share of exactly 1 / k, and lies exactly 0 above chance. So does
+EigenCAM, which reads the network but asks for no class: what is tested is whether a map follows the class.
+
+In a mosaic a network sees all cells at once, so a map may be right and still lie outside its cell: the
+network may have looked there. Not so where the cells are disconnected (models/disconnected.py): each goes
+through the network by itself and one alone reaches the answer.
+
+    disconnected_grid_outside = mean over the cells of the share of positive mass outside the cell explained
+
+All of it is provably false. Gradients of the input and HiResCAM have 0; Grad-CAM, which weighs a channel by
+its mean gradient wherever it is active, has not. A map that ignores the network has exactly 1 - 1 / n^2.
+
+Cite: rao2022towards (GridPG and DiFull). There mosaics hold n^2 classes; here fewer will do, with k = 2 for
+two classes. Mass is counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a
+map that is right would spill over the border. Cells have the pictures' size where the network takes mosaics
+that large; otherwise (a ViT, a fixed head) pictures are shrunk, and the network must be sure of them shrunk
+(and enlarged again) too. A class whose map is constant is left out of its mosaic's mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from typing import NamedTuple, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heatproof.errors import HeatproofError, InputError
+from heatproof.explain.api import MethodCall, explain, read_methods
+from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.models.disconnected import disconnected
+from heatproof.models.model import Model, as_model, probabilities
+from heatproof.models.queue import all_logits, is_out_of_memory
+from heatproof.registry import metric
+from heatproof.types import ArrayLike, Images
+
+Methods = str | Sequence[str]
+Layers = str | Sequence[str] | None
+BLANK = "every map of the mosaic is constant, so nothing in it stands out"
+AT_ONCE = 16  # mosaics in memory
+
+
+@dataclass(frozen=True)
+class Mosaics:
+    """Pictures of which a network is sure, and where they lie in mosaics.
+
+    Args:
+        pictures, classes: "p c h w" and "p".
+        places: "m n n", the picture in each cell.
+        rows, columns: where cells begin, and the last one ends: n + 1 pixels each.
+    """
+
+    pictures: Tensor
+    classes: Tensor
+    places: Tensor
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def cell_classes(self) -> Tensor:
+        """ "m n n"."""
+        return self.classes[self.places]
+
+    @property
+    def areas(self) -> Tensor:
+        """ "n n", each cell's share of the mosaic."""
+        heights, widths = (torch.tensor(edges).double().diff() for edges in (self.rows, self.columns))
+        return torch.outer(heights, widths) / (self.rows[-1] * self.columns[-1])
+
+    def images(self, which: slice | Tensor = slice(None)) -> Tensor:
+        """ "m c H W", model-ready, with each picture in its cell."""
+        lines = []
+        for line, height in zip(self.places[which].unbind(1), np.diff(self.rows).tolist(), strict=True):
+            cells = zip(line.unbind(1), np.diff(self.columns).tolist(), strict=True)
+            lines.append(torch.cat([_shrunk(self.pictures[p], (height, width)) for p, width in cells], -1))
+        return torch.cat(lines, -2)
+
+    def mass(self, values: Tensor) -> Tensor:
+        """ "m n n", float64: the positive mass of maps "m h w" in each cell."""
+        rows, columns = (
+            _overlap(int(count), edges).to(values.device)
+            for count, edges in zip(values.shape[1:], (self.rows, self.columns), strict=True)
+        )
+        return torch.einsum("rh,mhw,cw->mrc", rows, values.clamp(min=0).double(), columns)
+
+
+def _overlap(count: int, edges: Sequence[int]) -> Tensor:
+    """ "n count": how much of each of `count` equal steps lies in each cell."""
+    # In whole numbers, so that a step outside a cell counts 0 there, not a rounding error.
+    start, whole = torch.arange(count) * edges[-1], edges[-1]
+    inside = [
+        (start + whole).clamp(max=last * count) - start.clamp(min=first * count)
+        for first, last in pairwise(edges)
+    ]
+    return torch.stack(inside).clamp(min=0).double() / whole
+
+
+def _shrunk(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    if tuple(pictures.shape[-2:]) == size:
+        return pictures
+    return F.interpolate(pictures.float(), size=size, mode="bilinear", antialias=True).to(pictures.dtype)
+
+
+def make_mosaics(
+    images: Images,
+    labels: ArrayLike | None = None,
+    *,
+    model: Model | nn.Module,
+    cells: int = 2,
+    confident: float = 0.5,
+    mosaics: int | None = None,
+    full_size: bool | None = None,
+    seed: int = 0,
+    **passes: Unpack[Passes],
+) -> Mosaics:
+    """Mosaics of the pictures of which a network is sure.
+
+    Args:
+        images: model-ready "b c H W", or pictures or files.
+        labels: "b"; where given, only pictures that are classified rightly.
+        model: as for hp.explain.
+        cells: along each side of a mosaic.
+        confident: the least probability of a picture's class.
+        mosaics: how many; as many as use each picture about once where None.
+        full_size: whether cells have the pictures' size; where None, if the network takes such mosaics.
+        seed: of which picture lies where.
+        passes: batch_size and progress, as for hp.explain.
+    """
+    model = as_model(model)
+    _check(cells, confident, mosaics, seed)
+    pictures = model.check_images(images).to(model.device)
+    height, width = int(pictures.shape[-2]), int(pictures.shape[-1])
+    classes, sure = _sure(model, pictures, labels, confident, passes)
+    if full_size is None:
+        full_size = _takes(model, pictures[:1].repeat(1, 1, cells, cells))
+    if not full_size and cells > min(height, width):
+        raise InputError(
+            f"pictures of {height}x{width} cannot be shrunk into mosaics of {cells}x{cells} cells"
+        )
+    scale = cells if full_size else 1
+    rows, columns = (
+        tuple(round(i * scale * side / cells) for i in range(cells + 1)) for side in (height, width)
+    )
+    if not full_size:
+        again = _shrunk(_shrunk(pictures, (rows[1], columns[1])), (height, width))
+        sure &= _sure(model, again, classes, confident, passes)[1]
+    count, known = int(sure.sum()), classes[sure].unique().tolist()
+    if count < cells**2 or len(known) < 2:
+        rightly, shrunk = "rightly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
+        one = f", all of class {known[0]}" if len(known) == 1 else ""
+        raise InputError(
+            f"{count} of {len(pictures)} pictures are {rightly}classified with a probability of at least "
+            f"{confident:g}{shrunk}{one}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
+            "or more: give more pictures, or lower confident"
+        )
+    places = _arranged(classes[sure].tolist(), cells, mosaics or count // cells**2, seed)
+    return Mosaics(pictures[sure], classes[sure], places.to(pictures.device), rows, columns)
+
+
+def _check(cells: int, confident: float, mosaics: int | None, seed: int) -> None:
+    if not isinstance(cells, int) or cells < 2:
+        raise InputError(f"cells must be a whole number of at least 2, got {cells!r}")
+    if not 0 <= confident <= 1:
+        raise InputError(f"confident must be a probability from 0 to 1, got {confident!r}")
+    if mosaics is not None and (not isinstance(mosaics, int) or mosaics < 1):
+        raise InputError(f"mosaics must be a whole number of at least 1, or None; got {mosaics!r}")
+    if seed < 0:
+        raise InputError(f"seed must be 0 or more, got {seed}")
+
+
+def _sure(
+    model: Model, pictures: Tensor, labels: ArrayLike | None, confident: float, passes: Passes
+) -> tuple[Tensor, Tensor]:
+    """ "b" classes and "b" bool: whether the network is sure of them, and right where there are labels."""
+    logits = all_logits(model, pictures, **passes)
+    highest, classes = probabilities(logits).max(1)
+    sure = highest >= confident
+    return classes, sure if labels is None else sure & (classes == model.check_targets(labels, logits))
+
+
+def _takes(model: Model, mosaic: Tensor) -> bool:
+    """Whether a network classifies a picture of this size; a pass tells."""
+    try:
+        model.logits(mosaic)
+    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, HeatproofError) as error:
+        if is_out_of_memory(error):
+            raise
+        return False
+    return True
+
+
+def _arranged(classes: Sequence[int], cells: int, mosaics: int, seed: int) -> Tensor:
+    """ "m n n": pictures of as many classes as there are and fit, each class about as often as others."""
+    random = np.random.default_rng(seed)
+    kinds, kind_of = np.unique(classes, return_inverse=True)
+    waiting = [cycle(random.permutation(np.flatnonzero(kind_of == kind))) for kind in range(len(kinds))]
+    places = []
+    for _ in range(mosaics):
+        chosen = np.resize(random.permutation(len(kinds)), cells**2)  # repeated where there are fewer
+        places.append([int(next(waiting[kind])) for kind in random.permutation(chosen)])
+    return torch.tensor(places).view(-1, cells, cells)
+
+
+class Question(NamedTuple):
+    """One thing to explain in every mosaic, and the cells in which its evidence lies."""
+
+    model: Model
+    targets: Tensor  # "m"
+    inside: Tensor  # "m n n", bool
+
+
+def _shares(
+    calls: Sequence[MethodCall],
+    questions: Sequence[Question],
+    mosaics: Mosaics,
+    layer: Layers,
+    seed: int,
+    passes: Passes,
+) -> dict[str, Tensor]:
+    """By method "m k", float64: the share of positive mass inside; NaN where a map is blank."""
+    methods = [call.text for call in calls]
+    found: dict[str, list[Tensor]] = {method: [] for method in methods}
+    for part in torch.arange(len(mosaics.places)).split(AT_ONCE):
+        images = mosaics.images(part)
+        lot = [explain(q.model, images, methods, q.targets[part], layer=layer, seed=seed, **passes)
+               for q in questions]  # fmt: skip
+        for method, rows in found.items():
+            shares = []
+            for question, maps in zip(questions, lot, strict=True):
+                mass = mosaics.mass(maps[method].values)
+                inside = (mass * question.inside[part]).sum((1, 2)) / mass.sum((1, 2))
+                shares.append(inside.masked_fill(maps[method].degenerate, torch.nan))
+            rows.append(torch.stack(shares, 1).cpu())
+    return {method: torch.cat(rows) for method, rows in found.items()}
+
+
+def grid_pointing(
+    methods: Methods = "gradcam",
+    labels: ArrayLike | None = None,
+    *,
+    model: Model | nn.Module,
+    images: Images,
+    cells: int = 2,
+    confident: float = 0.5,
+    mosaics: int | None = None,
+    layer: Layers = None,
+    seed: int = 0,
+    **passes: Unpack[Passes],
+) -> dict[str, PerImage]:
+    """How much of a class's map lies on the pictures of that class in mosaics, against chance.
+
+    Args:
+        methods: whose maps; names, with options where they have some.
+        labels: "b", the pictures' classes: only those classified rightly are used; where None, all are that
+            the network is sure of.
+        model, images: as for hp.explain.
+        cells: along each side of a mosaic.
+        confident: the least probability of a picture's class.
+        mosaics: how many; as many as use each picture about once where None.
+        layer: where CAMs look, as for hp.explain.
+        seed: of which picture lies where, and of methods that draw.
+        passes: batch_size and progress, as for hp.explain.
+
+    Returns:
+        By method: inside and above (chance), each "m", one for each mosaic.
+    """
+    model, calls = as_model(model), read_methods(methods)
+    built = make_mosaics(
+        images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
+    )
+    shown = built.cell_classes
+    kinds = torch.stack([one.unique() for one in shown.flatten(1)])  # "m k": as many in every mosaic
+    questions = [Question(model, kind, shown == kind[:, None, None]) for kind in kinds.unbind(1)]
+    by_chance = torch.stack([(q.inside.cpu() * built.areas).sum((1, 2)) for q in questions], 1)
+    return {
+        method: PerImage(
+            {"inside": shares.nanmean(1).float(), "above": (shares - by_chance).nanmean(1).float()},
+            [Cause(BLANK, shares.isnan().all(1))],
+        )
+        for method, shares in _shares(calls, questions, built, layer, seed, passes).items()
+    }
+
+
+def disconnected_grid(
+    methods: Methods = "gradcam",
+    labels: ArrayLike | None = None,
+    *,
+    model: Model | nn.Module,
+    images: Images,
+    cells: int = 2,
+    confident: float = 0.5,
+    mosaics: int | None = None,
+    layer: Layers = None,
+    seed: int = 0,
+    **passes: Unpack[Passes],
+) -> dict[str, PerImage]:
+    """How much of a map lies on cells that cannot have had any influence; 0 is right.
+
+    Args:
+        methods, labels, model, images, cells, confident, mosaics, layer, seed, passes: as for grid_pointing.
+
+    Returns:
+        By method: outside, "m", one for each mosaic.
+    """
+    model, calls = as_model(model), read_methods(methods)
+    built = make_mosaics(
+        images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, full_size=True,
+        seed=seed, **passes,
+    )  # fmt: skip
+    needs = frozenset[str]().union(*(call.entry.needs for call in calls))
+    alone = disconnected(model, built.pictures, needs, layer, cells)
+    every = torch.eye(cells**2, dtype=torch.bool, device=model.device).unflatten(1, (cells, cells))
+    questions = [
+        Question(one, targets, cell.expand_as(built.places))
+        for one, targets, cell in zip(alone, built.cell_classes.flatten(1).unbind(1), every, strict=True)
+    ]
+    return {
+        method: PerImage({"outside": (1 - shares).nanmean(1).float()}, [Cause(BLANK, shares.isnan().all(1))])
+        for method, shares in _shares(calls, questions, built, None, seed, passes).items()
+    }
+
+
+_WHY = "its mosaics are made of several pictures, so they would change with the batch; call hp.metrics for it"
+metric(
+    "grid_pointing", needs=("model", "images"), higher_is_better=True, bounds=(-1.0, 1.0),
+    cite="rao2022towards", family="Faithfulness", floors=(), judges="map", not_in_a_run=_WHY,
+    parts={"inside": "share of the map on the pictures of its class, in mosaics",
+           "above": "map on the pictures of its class, above chance"},
+)(grid_pointing)  # fmt: skip
+metric(
+    "disconnected_grid", needs=("model", "images"), higher_is_better=False, bounds=(0.0, 1.0),
+    cite="rao2022towards", family="Faithfulness", floors=(), judges="map", not_in_a_run=_WHY,
+    parts={"outside": "share of the map where nothing can have had influence"},
+)(disconnected_grid)  # fmt: skip

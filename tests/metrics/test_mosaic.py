@@ -1,0 +1,357 @@
+"""Mosaics: maps of a class on its own pictures, and cells that cannot have had any influence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import heatproof as hp
+from conftest import same, small_cnn, state_of
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.metrics.mosaic import Mosaics, disconnected_grid, grid_pointing, make_mosaics
+from heatproof.models.disconnected import cut, disconnected, join
+from heatproof.models.model import as_model
+from heatproof.registry import metrics
+from heatproof.run.metrics import read_metrics
+
+SIDE, PATCH = 16, 6
+COLOURS = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]])
+BLIND = ["random", "edges", "centre", "eigencam"]  # the same map for every class
+
+
+def patches(count: int, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Dark noise with a square somewhere, whose colour is the class."""
+    generator = torch.Generator().manual_seed(seed)
+    images, labels = (
+        0.3 * torch.rand(count, 3, SIDE, SIDE, generator=generator),
+        torch.arange(count) % classes,
+    )
+    for image, label in zip(images, labels.tolist(), strict=True):
+        top, left = torch.randint(0, SIDE - PATCH, (2,), generator=generator).tolist()
+        image[:, top : top + PATCH, left : left + PATCH] = COLOURS[label][:, None, None]
+    return images, labels
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Sequential:
+    """Two convolutions, pooling and a linear head, that know the colours."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(12, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4),
+    )  # fmt: skip
+    images, labels = patches(128, seed=1)
+    weights = list(net.parameters())
+    for _ in range(150):
+        slopes = torch.autograd.grad(nn.functional.cross_entropy(net(images), labels), weights)
+        with torch.no_grad():
+            for weight, slope in zip(weights, slopes, strict=True):
+                weight -= 0.5 * slope
+    return net.eval()
+
+
+@torch.no_grad()
+def undecided(net: nn.Module, head: nn.Linear, images: Tensor) -> nn.Module:
+    """A network without training that does not give every picture the same class."""
+    head.bias -= net.eval()(images).mean(0)
+    return net
+
+
+class Tokens(nn.Module):
+    """A transformer of 4x4 patches with a class token, for pictures of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Conv2d(3, 12, 4, stride=4)
+        self.token = nn.Parameter(torch.randn(1, 1, 12))
+        self.position = nn.Parameter(torch.randn(1, (SIDE // 4) ** 2 + 1, 12))
+        self.blocks = nn.Sequential(*(nn.TransformerEncoderLayer(12, 2, 24, norm_first=True, batch_first=True)
+                                      for _ in range(2)))  # fmt: skip
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.embed(images).flatten(2).mT
+        tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], 1)
+        return self.head(self.blocks(tokens + self.position)[:, 0])
+
+
+# --- grid pointing ------------------------------------------------------------------------------------------
+
+
+def test_gradcam_is_far_above_chance_and_what_ignores_the_class_exactly_at_it(trained: nn.Sequential) -> None:
+    images, labels = patches(48)
+    found = grid_pointing(["gradcam", "hirescam", *BLIND], labels, model=trained, images=images)
+    assert found["gradcam"]["inside"].shape == (12,)  # each picture once
+    assert found["gradcam"]["above"].mean() > 0.3 and (found["gradcam"]["above"] > 0).all()
+    assert found["hirescam"]["above"].mean() > 0.1
+    for method in BLIND:
+        assert torch.allclose(found[method]["inside"], torch.tensor(0.25), atol=1e-6)
+        assert torch.allclose(found[method]["above"], torch.tensor(0.0), atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_fewer_classes_than_cells_have_another_chance(trained: nn.Sequential, classes: int) -> None:
+    images, labels = patches(24, classes)
+    found = grid_pointing(["gradcam", *BLIND], labels, model=trained, images=images)
+    for method in BLIND:
+        assert torch.allclose(found[method]["inside"], torch.tensor(1 / classes), atol=1e-6)
+    assert found["gradcam"]["above"].mean() > 0.2
+
+
+def test_the_share_is_that_of_the_definition(trained: nn.Sequential) -> None:
+    """Mosaic by mosaic and class by class, with pixels counted on a map enlarged by repetition."""
+    images, labels = patches(16)
+    found = grid_pointing("gradcam", labels, model=trained, images=images, mosaics=3, seed=5)["gradcam"]
+    built = make_mosaics(images, labels, model=trained, mosaics=3, seed=5)
+    for i, (mosaic, classes) in enumerate(zip(built.images(), built.cell_classes, strict=True)):
+        shares = []
+        for row in range(2):
+            for column in range(2):
+                heat = hp.explain(trained, mosaic[None], "gradcam", int(classes[row, column]))[
+                    "gradcam"
+                ].values
+                big = heat[0].clamp(min=0).double().repeat_interleave(2, 0).repeat_interleave(2, 1)
+                cell = big[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
+                shares.append(float(cell.sum() / big.sum()))
+        assert float(found["inside"][i]) == pytest.approx(sum(shares) / 4, abs=1e-6)
+        assert float(found["above"][i]) == pytest.approx(sum(shares) / 4 - 0.25, abs=1e-6)
+
+
+def test_mosaics_hold_the_pictures_as_they_are_where_the_network_takes_them(trained: nn.Sequential) -> None:
+    images, labels = patches(40)
+    built = make_mosaics(images, labels, model=trained, cells=3, seed=1)
+    assert built.images().shape == (4, 3, 3 * SIDE, 3 * SIDE) and built.rows == (0, SIDE, 2 * SIDE, 3 * SIDE)
+    cells = cut(built.images(), 3)
+    assert torch.equal(cells, built.pictures[built.places.flatten()])
+    assert torch.equal(built.classes[built.places], built.cell_classes)
+    counts = torch.stack([one.flatten().bincount(minlength=4) for one in built.cell_classes])
+    assert counts.min() == 2 and counts.max() == 3  # nine cells, four classes
+    again = make_mosaics(images, labels, model=trained, cells=3, seed=1, batch_size=7)
+    assert torch.equal(built.places, again.places)
+    assert not torch.equal(built.places, make_mosaics(images, labels, model=trained, cells=3, seed=2).places)
+
+
+def test_only_pictures_the_network_is_sure_of_and_right_about_are_used(trained: nn.Sequential) -> None:
+    images, labels = patches(20)
+    faint = images[:4].mean(1, keepdim=True).expand(-1, 3, -1, -1)  # without their colour
+    wrong = images[4:8]
+    shown, told = (
+        torch.cat([faint, wrong, images[8:]]),
+        torch.cat([labels[:4], (labels[4:8] + 1) % 4, labels[8:]]),
+    )
+    highest = trained(shown).softmax(1).amax(1).detach()
+    least = float(highest[:4].max()) + 1e-4
+    assert highest[4:].min() > least
+    assert torch.equal(make_mosaics(shown, told, model=trained, confident=least).pictures, images[8:])
+    assert torch.equal(make_mosaics(shown, model=trained, confident=least).pictures, images[4:])
+
+
+def test_a_network_of_one_size_gets_shrunk_pictures() -> None:
+    net, (images, _) = Tokens(), patches(24)
+    undecided(net, net.head, images)
+    built = make_mosaics(images, model=net, confident=0.0)
+    assert built.images().shape[1:] == images.shape[1:] and built.rows == (0, 8, 16)
+    found = grid_pointing(["gradcam", *BLIND], model=net, images=images, confident=0.0, mosaics=3)
+    for method in BLIND:
+        assert torch.allclose(found[method]["above"], torch.tensor(0.0), atol=1e-6)
+    # Sure of a picture also when it is shrunk: as many as a slow twin finds.
+    shrink: Any = {"mode": "bilinear", "antialias": True}
+    small = nn.functional.interpolate(
+        nn.functional.interpolate(images, size=(8, 8), **shrink), size=SIDE, **shrink
+    )
+    first, second = (net(x).detach().softmax(1).max(1) for x in (images, small))
+    least = float(second.values.median())
+    kept = (first.values >= least) & (second.values >= least) & (first.indices == second.indices)
+    assert 4 <= kept.sum() < (first.values >= least).sum()
+    assert torch.equal(make_mosaics(images, model=net, confident=least).pictures, images[kept])
+
+
+def test_cells_of_odd_pictures_share_the_mosaic_out_to_the_pixel() -> None:
+    built = Mosaics(
+        torch.zeros(1, 3, 15, 15), torch.zeros(1), torch.zeros(1, 2, 2).long(), (0, 8, 15), (0, 8, 15)
+    )
+    assert built.images().shape == (1, 3, 15, 15)
+    assert torch.allclose(built.mass(torch.ones(1, 15, 15))[0] / 225, built.areas)
+    assert torch.allclose(built.mass(torch.ones(1, 3, 3))[0], 9 * built.areas)
+    corner = torch.zeros(1, 5, 5)
+    corner[0, 4, 4] = 2.0
+    assert built.mass(corner)[0].tolist() == [[0, 0], [0, 2]]
+
+
+def test_one_logit_has_two_classes() -> None:
+    images, _ = patches(16, 2)
+    net = nn.Sequential(nn.Conv2d(3, 1, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([9.0, -9.0, 0.0]).view(1, 3, 1, 1))  # red against green
+    found = grid_pointing(["gradient", "hirescam"], model=net, images=images, layer="0", confident=0.5)
+    assert found["hirescam"]["above"].mean() > 0.1
+    assert found["gradient"]["above"].isnan().all()  # the same everywhere
+
+
+# --- the disconnected grid ----------------------------------------------------------------------------------
+
+
+def test_what_cannot_have_influence_gets_nothing_from_honest_methods(trained: nn.Sequential) -> None:
+    images, labels = patches(24)
+    honest = ["gradient", "smoothgrad(samples=3)", "integrated_gradients(steps=4)", "hirescam", "layercam"]
+    found = disconnected_grid([*honest, "gradcam", *BLIND], labels, model=trained, images=images)
+    for method in honest:
+        assert (found[method]["outside"] == 0).all()
+    assert (found["gradcam"]["outside"] > 0).all()  # its weights hold wherever the channel is active
+    for method in BLIND:
+        assert torch.allclose(found[method]["outside"], torch.tensor(0.75), atol=1e-6)
+
+
+def test_every_method_runs_disconnected(cnn: nn.Sequential) -> None:
+    """A head that flattens is as good as one that pools; so is a layer by name, or several."""
+    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    undecided(cnn, cnn[-1], images)
+    costly = ["ablationcam", "scorecam(channels=3)", "lime(samples=20)", "rise(masks=8)",
+              "guided_ig(steps=3)", "blur_ig(steps=3)", "ms-gradcam++", "xgradcam"]  # fmt: skip
+    found = disconnected_grid(costly, model=cnn, images=images, mosaics=1, confident=0.0)
+    assert all(0 <= float(one["outside"]) <= 1 or one["outside"].isnan() for one in found.values())
+    assert float(found["guided_ig(steps=3)"]["outside"]) == float(found["blur_ig(steps=3)"]["outside"]) == 0
+    for layer in ("5", ["2", "5"]):
+        named = disconnected_grid("hirescam", model=cnn, images=images, layer=layer, mosaics=1, confident=0.0)
+        assert float(named["hirescam"]["outside"]) == 0
+
+
+def test_a_disconnected_network_answers_as_the_cell_alone_does() -> None:
+    images, _ = patches(4)
+    mosaic = join(images, 2)
+    assert torch.equal(cut(mosaic, 2), images)
+    assert torch.equal(mosaic[0, :, :SIDE, SIDE:], images[1]) and torch.equal(
+        mosaic[0, :, SIDE:, :SIDE], images[2]
+    )
+    for net in (small_cnn().eval(), Tokens().eval()):
+        model = as_model(net)
+        needs = frozenset({"activations", "gradients"})
+        whole = hp.explain(model, images, "hirescam", 1)["hirescam"].values
+        for cell, one in enumerate(disconnected(model, images, needs, None, 2)):
+            torch.testing.assert_close(
+                one.logits(mosaic)[0], net(images)[cell].detach(), rtol=1e-4, atol=1e-5
+            )
+            heat = hp.explain(one, mosaic, "hirescam", 1)["hirescam"].values
+            parts = cut(heat[:, None], 2)[:, 0]
+            torch.testing.assert_close(parts[cell], whole[cell], rtol=1e-4, atol=1e-5)
+            assert not parts[[i for i in range(4) if i != cell]].any()
+
+
+def test_a_function_behind_the_layer_is_part_of_it() -> None:
+    class Rectifies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(torch.relu(self.conv(images)).mean((2, 3)))
+
+    net, (images, _) = Rectifies(), patches(8)
+    model = as_model(undecided(net, net.head, images))
+    assert hp.models.default_layer(model, images) == "conv+relu"
+    (one, *_) = disconnected(model, images, frozenset({"activations"}), None, 2)
+    mosaic = join(images[:4], 2)
+    alone = hp.explain(model, images[:4], "eigencam")["eigencam"]
+    assert hp.explain(one, mosaic, "eigencam")["eigencam"].values.shape == (1, 2 * SIDE, 2 * SIDE)
+    assert alone.values.shape == (4, SIDE, SIDE)
+    found = disconnected_grid("hirescam", model=model, images=images, confident=0.0, mosaics=1)
+    assert float(found["hirescam"]["outside"]) == 0
+
+
+# --- both ---------------------------------------------------------------------------------------------------
+
+
+BOTH = pytest.mark.parametrize("function", [grid_pointing, disconnected_grid])
+
+
+@BOTH
+def test_a_blank_map_has_a_reason_and_the_model_stays(function: Any) -> None:
+    class Colour(nn.Module):
+        """The mean colour, and a branch in which every unit is dead."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.dead, self.head = nn.Conv2d(3, 4, 1), nn.Linear(3, 3, bias=False)
+            nn.init.constant_(self.dead.bias, -99.0)
+            nn.init.eye_(self.head.weight)
+
+        def forward(self, images: Tensor) -> Tensor:
+            nothing = torch.relu(self.dead(images)).mean((1, 2, 3))
+            return 20 * self.head(images.mean((2, 3))) + nothing[:, None]
+
+    net, (images, labels) = Colour().train(), patches(12, 3)
+    net.head.weight.requires_grad_(False)
+    before = state_of(net)
+    found = function(["gradcam", "edges"], labels, model=net, images=images, layer="dead+relu")
+    assert same(before, state_of(net))
+    for scores, why in ((found["gradcam"], "every map of the mosaic is constant"), (found["edges"], "")):
+        for name, values in scores.items():
+            assert len(values) == 3 and bool(values.isnan().all()) == bool(why)
+            assert all(
+                reason.startswith(why) and bool(reason) == bool(why) for reason in scores.reasons(name)
+            )
+
+
+@BOTH
+def test_bad_input_is_one_sentence(function: Any, trained: nn.Sequential) -> None:
+    images, labels = patches(16)
+
+    def said(shown: Tensor = images, told: Any = None, methods: Any = "gradcam", **options: Any) -> str:
+        with pytest.raises((InputError, UnknownNameError)) as error:
+            function(methods, told, **({"model": trained, "images": shown} | options))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    nan = nn.Sequential(*trained[:-1], nn.Linear(16, 4))
+    nn.init.constant_(nan[-1].weight, float("nan"))
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
+    before = state_of(trained)
+    asks = "; a mosaic of 2x2 cells takes 4, of two classes or more: give more pictures, or lower confident"
+    sure = "are classified with a probability of at least"
+    assert said(images[:3]) == f"3 of 3 pictures {sure} 0.5{asks}"
+    assert said(images[::4]) == f"4 of 4 pictures {sure} 0.5, all of class 0{asks}"
+    wrong = "0 of 16 pictures are rightly classified with a probability of at least 0.5"
+    assert said(told=(labels + 1) % 4) == wrong + asks
+    assert said(model=flat, confident=1.0).startswith("0 of 16")
+    assert said(model=nan).startswith("0 of 16")
+    assert said(told=labels[:5]) == "16 images need one target or 16; got shape (5,)"
+    assert said(told=labels + 9) == "target 9 is out of range; the model has classes 0 to 3"
+    assert said(cells=1) == "cells must be a whole number of at least 2, got 1"
+    assert said(confident=50) == "confident must be a probability from 0 to 1, got 50"
+    assert said(mosaics=0) == "mosaics must be a whole number of at least 1, or None; got 0"
+    assert said(seed=-1) == "seed must be 0 or more, got -1"
+    assert "unknown method 'gradcan'" in said(methods="gradcan")
+    assert "unknown layer 'nowhere'" in said(layer="nowhere")
+    assert said(images[0]).startswith("images must be 'b c h w'")
+    assert same(before, state_of(trained))
+
+
+def test_pictures_smaller_than_the_grid_cannot_be_shrunk() -> None:
+    with pytest.raises(InputError, match="pictures of 2x2 cannot be shrunk into mosaics of 3x3 cells"):
+        grid_pointing(
+            model=nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), images=torch.rand(9, 3, 2, 2), cells=3
+        )
+
+
+def test_a_run_says_why_it_cannot_make_mosaics() -> None:
+    for name in ("grid_pointing", "disconnected_grid"):
+        assert metrics.get(name).judges == "map"
+        with pytest.raises(InputError, match=f"a run cannot compute {name}: its mosaics are made of several"):
+            read_metrics([name])
+
+
+@BOTH
+def test_numbers_do_not_depend_on_the_batch(function: Any, trained: nn.Sequential) -> None:
+    images, labels = patches(80)
+    whole, pieces = (
+        function(["gradcam", "random"], labels, model=trained, images=images, batch_size=size)
+        for size in (64, 3)
+    )
+    for method, scores in whole.items():
+        for name, values in scores.items():
+            assert len(values) == 20 and torch.allclose(values, pieces[method][name], atol=1e-4)
