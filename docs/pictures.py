@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import chdir, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ from heatproof.images.codes import QRSet, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.localisation import budget_masks
+from heatproof.metrics.mosaic import make_mosaics
+from heatproof.metrics.specificity import maps_untrained
+from heatproof.models.disconnected import disconnected
 from heatproof.models.model import as_model
 from heatproof.registry import Card, Entry, explainers, metrics
 from heatproof.report.figures import drawing
@@ -224,6 +227,45 @@ def sanity() -> Image.Image:
         return to_picture(figure)
 
 
+def specificity() -> Image.Image:
+    """A map and what it is held against: maps of untrained networks, and itself turned."""
+    images = ready(data.chelsea())
+    picture = seen(images)[0]
+    maps = hp.explain(network(), images, ["gradcam", "edges"])
+    found = hp.metrics.specificity(maps, model=network(), images=images)
+    tiles = []
+    for method, one in maps.items():
+        shadows = [maps_untrained(maps, network(), images, draw)[method] for draw in (0, 1)]
+        turned = replace(one, values=one.values.flip(-1, -2))
+        weights, place = (float(found[method][part]) for part in ("weights", "place"))
+        said = [(method, ""), ("an untrained network's", f"own {weights:+.2f} above the best of 3"),
+                ("another one's", ""), ("turned", f"own {place:+.2f} above it")]  # fmt: skip
+        for heat, words in zip((one, *shadows, turned), said, strict=True):
+            tiles.append(Tile(overlay(picture, heat.upsample()[0]), *words))
+    return panel(tiles, columns=4)
+
+
+def mosaic() -> Image.Image:
+    """One class explained in a mosaic: as the network sees it, and with its cells disconnected."""
+    images = ready(data.chelsea(), data.coffee(), data.astronaut(), data.rocket())
+    built = make_mosaics(images, model=network(), confident=0.1, mosaics=1)
+    whole, cup = built.images(), int((built.cell_classes == 967).flatten().nonzero())  # an espresso
+    picture = seen(whole)[0]
+    top, left = (side * 224 for side in divmod(cup, 2))
+    box = (left + 2, top + 2, left + 221, top + 221)
+    methods = ["gradcam", "hirescam", "gradient", "edges"]
+    needs = frozenset({"activations", "gradients"})
+    alone = disconnected(network(), built.pictures, needs, None, 2)[cup]
+    tiles = []
+    for title, one in (("", network()), (", disconnected", alone)):
+        for method, maps in hp.explain(one, whole, methods, 967).items():
+            shares = built.mass(maps.values).flatten()
+            inside = float(shares[cup] / shares.sum())
+            heat = framed(overlay(picture, maps.upsample()[0]), box)
+            tiles.append(Tile(heat, f"{method}{title}", f"inside {inside:.2f}, outside {1 - inside:.2f}"))
+    return panel(tiles, columns=4)
+
+
 def agreement() -> Image.Image:
     """Six methods on one photograph, each with its mean rank correlation with the others."""
     images = ready(data.coffee())
@@ -271,7 +313,8 @@ TUTORIALS = {
 PICTURES: dict[str, Callable[[], Image.Image]] = {
     function.__name__: function
     for function in (
-        cscore, structure, cose, localise, insertion_deletion, occlusion, robustness, sanity, agreement,
+        cscore, structure, cose, localise, insertion_deletion, occlusion, robustness, sanity, specificity,
+        mosaic, agreement,
     )
 }  # fmt: skip
 PICTURES |= {name: partial(tutorial, *of) for name, of in TUTORIALS.items()}
@@ -304,7 +347,7 @@ FILES = {  # by the file that computes a metric
     "consistency": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
     "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
     "robustness": "robustness.md", "sanity": "sanity.md", "agreement": "agreement.md",
-    "classifier": "classifier.md",
+    "classifier": "classifier.md", "specificity": "specificity.md", "mosaic": "mosaic.md",
 }  # fmt: skip
 
 
