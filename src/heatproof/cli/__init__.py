@@ -16,6 +16,7 @@ import click
 from heatproof import __version__
 from heatproof.cli._console import COMMAND_LINE, errors, stopped
 from heatproof.cli.bench import bench_command
+from heatproof.cli.calibrate import calibrate_command
 from heatproof.cli.contrast import contrast_command
 from heatproof.cli.demo import demo_command
 from heatproof.cli.explain import explain_command
@@ -111,5 +112,6 @@ for _command in (
     qr_group,
     list_group,
     bench_command,
+    calibrate_command,
 ):
     main.add_command(_command)
