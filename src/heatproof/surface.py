@@ -20,7 +20,7 @@ from heatproof.store import RunFolder, Status
 from heatproof.types import Maps
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, order_methods, read_run
-from heatproof.verdict.judge import judge
+from heatproof.verdict.judge import conclude, judge, keep
 from heatproof.verdict.trajectory import models, ordered
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Run:
         return store.read(checkpoint, method, ids)
 
     def verdict(self, checkpoint: str | None = None, model: str | None = None) -> Verdict:
-        """Whether the maps can be relied on, and the strongest reasons.
+        """Which maps follow the network, whether it looks where it should, and what would decide the rest.
 
         Args:
             checkpoint, model: their names; the last checkpoint, and the only model, where None.
@@ -108,7 +108,8 @@ class Run:
             checkpoint, model: as for verdict.
         """
         path = Path(path) if path is not None else self.path / "report.html"
-        write_page(self._data(checkpoint, model), path)
+        data = self._data(checkpoint, model)
+        keep(data, write_page(data, path))
         return path
 
     def _data(self, checkpoint: str | None, model: str | None) -> RunData:
@@ -184,4 +185,6 @@ def run(
         study, out, engine=engine, shard=shard, fail_fast=fail_fast, retry_broken=retry_broken,
         trust_mtime=trust_mtime,
     )  # fmt: skip
+    if done.done == done.units:
+        conclude(done.folder)
     return Run(done.folder)

@@ -13,14 +13,15 @@ from click.testing import CliRunner, Result
 from heatproof.cli import main
 from heatproof.demo import QUICK, Sizes
 from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settle
-from heatproof.demo.story import advice, failures, first_alarms, same_maps
+from heatproof.demo.story import advice, first_alarms, same_maps
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.errors import InputError
-from heatproof.report.verdict import judge
 from heatproof.store import RunFolder
 from heatproof.studies.cose.found import read_pairs
 from heatproof.verdict.alarms import find_alarms
+from heatproof.verdict.answers import LOOKS, WORDS
 from heatproof.verdict.data import read_run
+from heatproof.verdict.judge import judge
 from heatproof.verdict.trajectory import Trajectory
 
 TINY = Sizes(train=8, test=4, pixels=40, width=2, first_epochs=2, second_epochs=1, keep=(1, 2, 3))
@@ -55,17 +56,17 @@ def test_it_ends_with_the_path_of_a_page_that_holds_everything(made: tuple[Path,
         assert (out / link).is_file(), f"the page leads to {link}"
 
 
-def test_the_verdict_and_its_facts_are_those_of_the_rows(made: tuple[Path, str]) -> None:
+def test_the_verdict_is_that_of_the_rows(made: tuple[Path, str]) -> None:
     out, printed = made
-    data = read_run(of(out, "audit"))
-    verdict = judge(data)
-    assert f"{verdict.title}\n{verdict.sentence}" in printed
-    assert [fact.sentence in printed for fact in verdict.facts] == [True] * 3
-    assert advice(data, verdict) in printed
+    verdict = judge(read_run(of(out, "audit")))
+    assert f"{verdict.headline}\n{verdict.sentence}" in printed and advice(verdict) in printed
+    assert all(
+        f"{one.name}: {LOOKS[one.looks_there]}; {one.test}" in printed for one in verdict.network.classes
+    )
 
 
-def test_every_number_of_a_fact_is_a_mean_over_stored_rows(made: tuple[Path, str]) -> None:
-    """The first fact about a floor, once more by hand: mean difference on the same images."""
+def test_every_margin_is_a_mean_over_stored_rows(made: tuple[Path, str]) -> None:
+    """Mean difference to a floor on the same images, once more by hand."""
     out, _ = made
     data = read_run(of(out, "audit"))
     measure = next(m for m in data.measures if m.base == "structure_score")
@@ -94,7 +95,8 @@ def test_all_families_are_there_for_every_method(made: tuple[Path, str]) -> None
         )
     )
     found = {(row["method"], row["metric"]) for row in rows}
-    wanted = ("cscore", "structure_score", "mask_iou", "insertion", "deletion", "randomisation_ssim")
+    wanted = ("cscore", "structure_score", "mask_iou", "insertion", "deletion", "randomisation_ssim",
+              "specificity_weights", "specificity_place")  # fmt: skip
     missing = [(m, w) for m in audit_methods(QUICK) for w in wanted if (m, w) not in found]
     assert missing == []
     pairs = read_pairs(of(out, "cose"))
@@ -149,13 +151,12 @@ def test_another_seed_needs_another_folder(made: tuple[Path, str], tmp_path: Pat
 def test_every_method_is_judged_in_the_table(made: tuple[Path, str]) -> None:
     out, _ = made
     data = read_run(of(out, "audit"))
-    caught = failures(judge(data), data.real)
     text = (out / "report.html").read_text(encoding="utf-8")
     section = text.partition('<section id="which"')[2].partition("</section>")[0]
-    for method, facts in caught.items():
-        row = section.partition(f"<bdi>{method}</bdi>")[2].partition("</tr>")[0]
-        said = "no failure found" if not facts else f"{len(facts)} failure"
-        assert said in row, method
+    for one in judge(data).methods:
+        row = section.partition(f"<bdi>{one.method}</bdi>")[2].partition("</tr>")[0]
+        assert f"<strong>{WORDS[one.follows]}</strong>" in row, one.method
+        assert all(test.numbers in row for test in one.tests if test.votes)
     # A network that ends in a mean has the same gradient everywhere.
     assert any({"gradcam", "hirescam"} <= set(group) for group in same_maps(data))
 

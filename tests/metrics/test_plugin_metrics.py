@@ -18,12 +18,12 @@ from heatproof.metrics.classifier import ClassifierScore
 from heatproof.registry import metric, metrics
 from heatproof.report.gallery import gallery
 from heatproof.report.page import render
-from heatproof.report.verdict import judge
 from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
 from heatproof.store import RunFolder
 from heatproof.types import Maps
 from heatproof.verdict.data import read_run
+from heatproof.verdict.judge import judge
 from tiny_study import make_study, write_study
 
 
@@ -133,7 +133,8 @@ def test_a_plug_in_of_each_level_is_in_the_tables_the_report_the_verdict_and_the
         assert metrics.get(name).title in page and name in listed
         assert name.replace("_", "\\_") in table
     assert "Heat" in page and data.headline is not None and data.headline.name == "warmth"
-    assert any(fact.rule == "floors" and "warm places" in fact.sentence for fact in verdict.every)
+    (test,) = [test for test in verdict.methods[0].tests if test.title == "warm places"]
+    assert not test.votes and test.n == 32, "what was not calibrated is information"
 
 
 def test_a_level_that_cannot_be_served_is_refused_before_work_starts(tmp_path: Path, registry: None) -> None:

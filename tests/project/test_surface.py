@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import io
+import json
 import pydoc
 import re
 import subprocess
@@ -25,8 +26,8 @@ from test_architecture import PATH
 import heatproof as hp
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
-from heatproof.report.verdict import FAILURE, Fact, Verdict
 from heatproof.store import RunFolder
+from heatproof.verdict.answers import MethodAnswer, NetworkAnswer, Verdict
 from tiny_study import METHODS, make_study
 
 ROOT = Path(__file__).parents[2]
@@ -252,13 +253,11 @@ def test_maps_are_those_of_the_last_checkpoint_or_the_one_named(run: hp.Run) -> 
 
 def test_a_run_tells_its_verdict_its_status_and_writes_its_report(run: hp.Run, tmp_path: Path) -> None:
     verdict = run.verdict()
-    assert verdict.title == "Not enough data to judge" and str(verdict).startswith(
-        f"{verdict.title}. Missing"
-    )
+    assert verdict.follow == "undecided" and str(verdict).startswith(f"{verdict.headline}.\n")
+    assert json.loads((run.path / "verdict.json").read_text(encoding="utf-8")) == verdict.as_json()
     assert run.status().complete and "complete" in repr(run)
-    assert run.report() == run.path / "report.html" and verdict.title in run.path.joinpath(
-        "report.html"
-    ).read_text(encoding="utf-8")
+    assert run.report() == run.path / "report.html"
+    assert verdict.headline in (run.path / "report.html").read_text(encoding="utf-8")
     assert run.report(tmp_path / "audit.html", checkpoint="epoch01").stat().st_size > 10_000
 
 
@@ -322,8 +321,10 @@ def test_c_scores_show_a_table() -> None:
 
 
 def test_verdicts_and_runs_show_what_they_say(run: hp.Run) -> None:
-    verdict = Verdict("stop", EVIL, [Fact(FAILURE, "floors", EVIL, "scores")])
-    assert html_of(verdict).texts == ["Do not rely on these maps", EVIL, "failure", " ", EVIL]
+    one = MethodAnswer(EVIL, "yes", note=EVIL)
+    texts = html_of(Verdict("epoch01", (one,), NetworkAnswer("undecided"))).texts
+    assert texts[:2] == ["Maps follow the network", f"{EVIL} follows the network."]
+    assert texts[-3:] == [EVIL, "follows", EVIL]
     page = html_of(run)
     assert {*METHODS, "insertion(steps=4)", "mean (n) at epoch02"} <= set(page.texts)
     rows = run.folder.scores().sql(

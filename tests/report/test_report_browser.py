@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_report import CLASSES, EVIL, make_run
 
 from heatproof.report.page import write_page
 from heatproof.types import normalise, upsample
 from heatproof.verdict.data import read_run
+from made_run import CLASSES, EVIL, make_run
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright is not installed: pip install playwright"

@@ -18,7 +18,6 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from test_report import CLASSES, EVIL, METHODS, make_run
 
 from heatproof.cli.serve import serve_command
 from heatproof.errors import InputError, StoreError
@@ -30,6 +29,7 @@ from heatproof.report.serve import Server
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Score, Unit
 from heatproof.verdict.data import read_run
+from made_run import CLASSES, EVIL, METHODS, make_run
 
 
 @pytest.fixture(scope="module")

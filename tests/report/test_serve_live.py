@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import CLASSES, EVIL, make_run
 from test_serve_browser import Visit, open_browser, pytestmark, served  # noqa: F401  # where there is no browser
 
 from heatproof.report.serve import Server
 from heatproof.store import Manifest, RunFolder
+from made_run import CLASSES, EVIL, make_run
 from tiny_study import make_study, start
 
 browser = pytest.fixture(scope="module")(open_browser)

@@ -36,9 +36,11 @@ def report_command(
     from heatproof.report.page import write_page
     from heatproof.store import RunFolder
     from heatproof.verdict.data import read_run  # needs duckdb and msgspec
+    from heatproof.verdict.judge import keep
 
     folder = RunFolder.open(run)
     path = out or folder.path / "report.html"
-    verdict = write_page(read_run(folder, model, checkpoint), path, most=gallery, jet=jet)
-    console.print(str(verdict), soft_wrap=True)
-    console.print(f"{folder.status().sentence}\nwrote {path}", soft_wrap=True)
+    data = read_run(folder, model, checkpoint)
+    verdict = write_page(data, path, most=gallery, jet=jet)
+    for line in filter(None, (str(verdict), folder.status().sentence, keep(data, verdict), f"wrote {path}")):
+        console.print(line, soft_wrap=True)

@@ -56,6 +56,7 @@ def run_command(
     from heatproof.run.progress import Progress
     from heatproof.run.study import open_study
     from heatproof.run.weights import foreign_code
+    from heatproof.verdict.judge import conclude
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True)
@@ -95,6 +96,7 @@ def run_command(
     if result.done < result.units:
         console.print("the rest belongs to other shards; the last one adds the group metrics", soft_wrap=True)
     else:
+        console.print(f"{conclude(result.folder).headline}: heatproof verdict {folder}", soft_wrap=True)
         console.print(f"look at it: heatproof report {folder}", soft_wrap=True)
     if result.broken or unanswered:
         ctx.exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -21,7 +20,8 @@ def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_jso
     Two questions, never mixed. A method FOLLOWS the network where its maps lie surely above their own
     shadows: the same method's maps of untrained networks, and the map itself turned by half a turn (metric
     specificity). The network LOOKS THERE where maps that follow it lie on the boxes or parts that were given,
-    surely more often than chance. "Undecided" is an answer too, and says what would decide it.
+    surely more often than chance. "Undecided" is an answer too, and says what would decide it. The verdict on
+    the last checkpoint is kept as RUN/verdict.json.
 
     \b
     Examples:
@@ -32,17 +32,17 @@ def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_jso
     from heatproof.store import RunFolder
     from heatproof.verdict.answers import LOOKS, WORDS
     from heatproof.verdict.data import read_run
-    from heatproof.verdict.judge import FILE, write_verdict
+    from heatproof.verdict.judge import judge, keep
 
-    folder = RunFolder.open(run)
-    verdict = write_verdict(read_run(folder, model, checkpoint))
+    data = read_run(RunFolder.open(run), model, checkpoint)
+    verdict = judge(data)
+    kept = keep(data, verdict)
     if as_json:
-        click.echo(json.dumps(verdict.as_json(), indent=1, ensure_ascii=False))
+        click.echo(verdict.json())
         return
-    console.print(f"[bold]{verdict.headline}[/bold]", soft_wrap=True)
-    console.print(verdict.sentence, soft_wrap=True, markup=False)
-    for note in verdict.notes:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    console.print(verdict.headline, style="bold", soft_wrap=True)
+    for line in (verdict.sentence, *(f"note: {note}" for note in verdict.notes)):
+        console.print(line, soft_wrap=True)
     table = new_table(f"at {verdict.checkpoint}")
     for name in ("", "answer", "why"):
         table.add_column(name, overflow="fold")
@@ -52,8 +52,6 @@ def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_jso
     for of in verdict.network.classes:
         table.add_row(of.name, LOOKS[of.looks_there], str(of.test))
     console.print(table)
-    for alarm in verdict.alarms:
-        console.print(f"alarm at {alarm['checkpoint']}: {alarm['sentence']}", soft_wrap=True, markup=False)
-    if verdict.measured:
-        console.print(verdict.measured, soft_wrap=True, markup=False)
-    console.print(f"written to {folder.path / FILE}", soft_wrap=True, markup=False)
+    alarms = [f"alarm at {alarm['checkpoint']}: {alarm['sentence']}" for alarm in verdict.alarms]
+    for line in filter(None, (*alarms, verdict.measured, kept)):
+        console.print(line, soft_wrap=True)

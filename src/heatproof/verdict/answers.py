@@ -8,6 +8,7 @@ Answers are "yes", "no" or "undecided". `Verdict.as_json` is the file verdict.js
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -39,15 +40,17 @@ LOOKS = {"yes": "looks there", "no": "looks elsewhere", "undecided": "undecided"
 class Test:
     """One test of one method or class: a mean over n images, held against a threshold."""
 
+    __test__ = False  # pytest would take it for a case
+
     name: str  # of the rows
     title: str  # in plain words
-    answer: Answer
+    answer: Answer  # of this test alone
     value: float
     low: float
     high: float
     n: int
-    threshold: float
-    votes: bool
+    threshold: float = math.nan  # what the mean must surely lie above
+    votes: bool = False  # else it is information
     rates: Mapping[str, Any] = field(default_factory=dict)  # its own false alarms and misses, as measured
 
     @property
@@ -86,7 +89,8 @@ class ClassAnswer:
 class NetworkAnswer:
     """Whether the network looks where it should, read from the methods that follow it."""
 
-    looks_there: Answer
+    looks_there: Answer  # undecided where no method follows
+    maps_lie: Answer = "undecided"  # there or elsewhere, whether or not they follow
     classes: tuple[ClassAnswer, ...] = ()
     read_from: tuple[str, ...] = ()  # methods
     test: Test | None = None
@@ -103,9 +107,7 @@ class Verdict:
     network: NetworkAnswer
     alarms: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
-    rates: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of the verdict as a whole, and where they are from
+    rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and where they are from
 
     @property
     def follow(self) -> Answer:
@@ -127,17 +129,19 @@ class Verdict:
 
     @property
     def headline(self) -> str:
-        return HEADLINES.get((self.follow, self.network.looks_there), UNDECIDED)
+        return HEADLINES.get((self.follow, self.network.maps_lie), UNDECIDED)
 
     @property
     def sentence(self) -> str:
-        """The methods by answer, then the network."""
+        """The methods by answer, with what would decide them where it is one thing, then the network."""
         told = []
         for answer, (one, several) in SAID.items():
-            methods = [m.method for m in self.methods if m.follows == answer]
+            methods = [m for m in self.methods if m.follows == answer]
             if methods:
-                told.append(f"{_names(methods)} {several if len(methods) > 1 else one}")
-        return ". ".join([*told, self.network.note] if self.network.note else told) + "."
+                notes = {m.note for m in methods} if answer == "undecided" else {""}
+                why = f" ({notes.pop()})" if len(notes) == 1 and notes != {""} else ""
+                told.append(f"{_names([m.method for m in methods])} {several if methods[1:] else one}{why}")
+        return ". ".join(filter(None, (*told, self.network.note))) + "."
 
     @property
     def measured(self) -> str:
@@ -157,6 +161,7 @@ class Verdict:
         """The content of verdict.json; NaN becomes null."""
         network = {
             "looks_there": self.network.looks_there,
+            "maps_lie": self.network.maps_lie,
             "read_from": list(self.network.read_from),
             "test": asdict(self.network.test) if self.network.test else None,
             "context": dict(self.network.context),
@@ -177,6 +182,10 @@ class Verdict:
             "alarms": list(self.alarms), "notes": list(self.notes), "rates": dict(self.rates),
         })  # fmt: skip
         return found
+
+    def json(self) -> str:
+        """The text of verdict.json."""
+        return json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
 
     def __str__(self) -> str:
         lines = [f"{self.headline}.", self.sentence]

@@ -7,7 +7,7 @@ among the methods of the run,
     undecided           best < informative: on this network no map stands out from its shadows, as it is where
                         the evidence lies everywhere; nobody is judged
     follows             w and p are surely above max(0, yes * best)
-    does not follow     w or p is surely below max(0, no * best)
+    does not follow     w or p is surely below max(0, no * best), or w is exactly 0 on every picture
     undecided           otherwise
 
 "Surely": a one-sided t test over pictures at 5 %, Holm-corrected over the methods of the run (and doubled
@@ -19,24 +19,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtr
 
 from heatproof.verdict.answers import Answer
 
 ENOUGH = 30  # pictures
 LEVEL = 0.05
 KINDS = ("weights", "place")
+Values = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by method: both numbers of every picture
 
 
 @dataclass(frozen=True)
-class Rule:
+class FollowRule:
     """The three numbers that a calibration chooses."""
 
     informative: float
@@ -51,46 +52,70 @@ def calibration() -> Mapping[str, Any]:
     return content
 
 
-def rule() -> Rule:
-    return Rule(**calibration()["rule"])
+def rule() -> FollowRule:
+    return FollowRule(**calibration()["rule"])
 
 
-def answers(values: Mapping[str, tuple[np.ndarray, np.ndarray]], by: Rule) -> dict[str, Answer]:
+def answers(values: Values, by: FollowRule) -> dict[str, Answer]:
     """By method, from both numbers of every picture; NaN is left out.
 
     >>> rng = np.random.default_rng(0)
     >>> high, low = rng.normal(0.5, 0.1, (2, 50)), rng.normal(0.0, 0.1, (2, 50))
-    >>> answers({"gradcam": tuple(high), "noise": tuple(low)}, Rule(0.1, 0.2, 0.1))
+    >>> answers({"gradcam": tuple(high), "noise": tuple(low)}, FollowRule(0.1, 0.2, 0.1))
     {'gradcam': 'yes', 'noise': 'no'}
     """
-    defined = {m: [one[np.isfinite(one)] for one in both] for m, both in values.items()}
-    judged = {m: both for m, both in defined.items() if min(map(len, both)) >= ENOUGH}
-    best = max((min(one.mean() for one in both) for both in judged.values()), default=-math.inf)
     found: dict[str, Answer] = dict.fromkeys(values, "undecided")
-    if best < by.informative:
+    if (sides := limits(values, by)) is None:
         return found
-    high, low = max(0.0, by.yes * best), max(0.0, by.no * best)
-    follow = {m: max(_chance(one, high) for one in both) for m, both in judged.items()}
-    not_follow = {m: min(1.0, 2 * min(_chance(-one, -low) for one in both)) for m, both in judged.items()}
-    for method in judged:
-        if _holm(follow)[method] < LEVEL:
-            found[method] = "yes"
-        elif _holm(not_follow)[method] < LEVEL:
-            found[method] = "no"
-    return found
+    judged, (low, high) = _judged(values), sides
+    above = holm({m: max(chance_above(one, high) for one in both) for m, both in judged.items()})
+    below = holm({m: _chance_below(both, low) for m, both in judged.items()})
+    return found | {m: decided(above[m], below[m]) for m in judged}
 
 
-def _chance(values: np.ndarray, threshold: float) -> float:
-    """p of a mean at or below the threshold, where it is above it; numbers that do not vary are sure."""
-    if np.ptp(values) == 0:
+def limits(values: Values, by: FollowRule) -> tuple[float, float] | None:
+    """Surely below the first: does not follow; surely above the second: follows. None: nobody is judged."""
+    best = max((min(one.mean() for one in both) for both in _judged(values).values()), default=-math.inf)
+    return None if best < by.informative else (max(0.0, by.no * best), max(0.0, by.yes * best))
+
+
+def alone(column: np.ndarray, sides: tuple[float, float] | None) -> Answer:
+    """What one of the two numbers would say if it were the only one and its method the only method."""
+    defined = column[np.isfinite(column)]
+    if sides is None or len(defined) < ENOUGH:
+        return "undecided"
+    return decided(chance_above(defined, sides[1]), chance_above(-defined, -sides[0]))
+
+
+def _judged(values: Values) -> dict[str, list[np.ndarray]]:
+    defined = {m: [one[np.isfinite(one)] for one in both] for m, both in values.items()}
+    return {m: both for m, both in defined.items() if min(map(len, both)) >= ENOUGH}
+
+
+def decided(above: float, below: float) -> Answer:
+    """By the chance of each side."""
+    return "yes" if above < LEVEL else "no" if below < LEVEL else "undecided"
+
+
+def chance_above(values: np.ndarray, threshold: float) -> float:
+    """p of the one-sided t test that the mean is above the threshold; numbers that do not vary are sure."""
+    error = values.std(ddof=1) / math.sqrt(len(values)) if np.ptp(values) else 0.0
+    if error == 0:
         return float(values[0] <= threshold)
-    return float(stats.ttest_1samp(values, threshold, alternative="greater").pvalue)
+    return float(stdtr(len(values) - 1, (threshold - values.mean()) / error))
 
 
-def _holm(chances: Mapping[str, float]) -> dict[str, float]:
+def _chance_below(both: Sequence[np.ndarray], threshold: float) -> float:
+    """p that w or p is below the threshold; 0 for maps that are the same whatever the network is."""
+    if not both[0].any():
+        return 0.0
+    return min(1.0, 2 * min(chance_above(-one, -threshold) for one in both))
+
+
+def holm(chances: Mapping[Any, float]) -> dict[Any, float]:
     """Corrected for their number, the smallest by all of them.
 
-    >>> _holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
     {'a': 0.03, 'c': 0.06, 'b': 0.06}
     """
     found, largest = {}, 0.0

@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import math
 import operator
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
 from heatproof.explain.floors import is_floor
-from heatproof.registry import Registry, explainers, metrics
+from heatproof.registry import explainers, metrics
 from heatproof.run.weights import epoch_of
 from heatproof.store import RunFolder
 from heatproof.verdict.alarms import Alarm, find_alarms
+from heatproof.verdict.answers import Answer
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import judge
-from heatproof.verdict.rules import ALL, LAST, MIN_N, MIN_USABLE, Rule, read_rule
+from heatproof.verdict.rules import ALL, FOLLOWS, LAST, MIN_N, MIN_USABLE, Rule, key_of, matching, read_rule
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -79,12 +79,8 @@ def check(
     """
     run = _Run(folder if isinstance(folder, RunFolder) else RunFolder.open(folder), min_n)
     read = [read_rule(text) for text in rules]
-    plans = [None if rule.mechanisms or rule.question else run.plan(rule) for rule in read]
-    judged = [
-        run.judge(rule, plan) if plan else run.alarms(rule) if rule.mechanisms else run.answers(rule)
-        for rule, plan in zip(read, plans, strict=True)
-    ]
-    return [whole(run.folder, min_usable), *judged]
+    planned = [run.judging(rule) for rule in read]
+    return [whole(run.folder, min_usable), *(judge_it() for judge_it in planned)]
 
 
 def whole(folder: RunFolder, min_usable: float) -> RuleResult:
@@ -137,17 +133,25 @@ class _Run:
         seen = [row["label"] for row in self.folder.scores().sql(query)]
         return {c: names[c] if c < len(names) else str(c) for c in sorted({*seen, *range(len(names))})}
 
+    def judging(self, rule: Rule) -> Callable[[], RuleResult]:
+        """What judges a rule, once its names are looked up."""
+        if rule.mechanisms:
+            return partial(self.alarms, rule)
+        if rule.question:
+            return partial(self.answers, rule, self.asked(rule))
+        return partial(self.judge, rule, self.plan(rule))
+
     def plan(self, rule: Rule) -> _Plan:
         """Look up every name of a rule."""
         stored = list(dict.fromkeys(metric for metric, _ in self.columns))
-        named = _matching(rule.metric, stored, metrics)
+        named = matching(rule.metric, stored, metrics)
         if not named:
             raise self._no_metric(rule.metric, stored)
         methods = list(dict.fromkeys(method for _, method in self.columns))
         chosen_methods: list[str] = []
         chosen_classes: list[int] = []
         for part in rule.parts:
-            as_methods, as_classes = _matching(part, methods, explainers), self._classes(part)
+            as_methods, as_classes = matching(part, methods, explainers), self._classes(part)
             if not as_methods and not as_classes:
                 known = [*filter(None, methods), *self.classes.values()]
                 raise UnknownNameError(f"method or class in the rule {rule.text!r}:", part, known)
@@ -183,30 +187,54 @@ class _Run:
         n = min(value.n for value in values if not rule.any or not holds or value.holds)
         return RuleResult(rule.text, holds, tuple(values), n=n)
 
-    def answers(self, rule: Rule) -> RuleResult:
-        """A question of the verdict: it holds where every answer that is asked for is yes."""
-        found: list[tuple[str, str, str, int]] = []  # of what, where, the answer, pictures
+    def asked(self, rule: Rule) -> list[str] | list[int]:
+        """The methods or classes that a question of the verdict is about; none: all of them."""
         for model in self.models:
-            for place in self._places(model, rule.checkpoint):
-                verdict = judge(read_run(self.folder, model, place))
-                if rule.question == "follows":
-                    found += [
-                        (m.method, place, m.follows, m.tests[0].n if m.tests else 0) for m in verdict.methods
-                    ]
-                else:
-                    network = verdict.network
-                    found += [(c.name, place, c.looks_there, c.test.n) for c in network.classes]
-                    found += [("network", place, network.looks_there, 0)] * (not network.classes)
-        asked = [one for one in found if not rule.parts or _key(one[0]) == _key(rule.parts[0])]
-        if rule.parts and not asked:
-            kind = "method" if rule.question == "follows" else "class"
-            raise UnknownNameError(
-                f"{kind} in the rule {rule.text!r}:", rule.parts[0], [one[0] for one in found]
-            )
-        reasons = tuple(f"{of} at {place}: {answer}" for of, place, answer, _ in asked if answer != "yes")
-        return RuleResult(
-            rule.text, bool(asked) and not reasons, reasons=reasons, n=min(n for *_, n in asked)
-        )
+            self._places(model, rule.checkpoint)
+        if not rule.parts:
+            return []
+        methods = list(dict.fromkeys(m for _, m in self.columns if m and PAIR not in m and not is_floor(m)))
+        about_maps = rule.question == FOLLOWS
+        known = methods if about_maps else list(self.classes.values())
+        found = matching(rule.parts[0], methods, explainers) if about_maps else self._classes(rule.parts[0])
+        if not found:
+            kind = "method" if about_maps else "class"
+            raise UnknownNameError(f"{kind} in the rule {rule.text!r}:", rule.parts[0], known)
+        return found
+
+    def answers(self, rule: Rule, asked: Sequence[str | int]) -> RuleResult:
+        """A question of the verdict: it holds where every answer that is asked for is yes."""
+        found = [
+            (place, *told)
+            for model in self.models
+            for place in self._places(model, rule.checkpoint)
+            for told in self._told(rule, asked, model, place)
+        ]
+        reasons = [f"{of} at {place}: {answer} ({why})" for place, of, answer, _, why in found if why]
+        n = min((n for *_, n, _ in found), default=0)
+        return RuleResult(rule.text, n > 0 and not reasons, reasons=tuple(reasons), n=n)
+
+    def _told(
+        self, rule: Rule, asked: Sequence[str | int], model: str, place: str
+    ) -> Iterator[tuple[str, Answer, int, str]]:
+        """Of what, the answer, its pictures, and why it is not enough."""
+        try:
+            verdict = judge(read_run(self.folder, model, place))
+        except InputError as error:  # not computed yet
+            yield " ".join(rule.parts) or rule.question, "undecided", 0, str(error)
+            return
+        note = verdict.network.note
+        every: list[tuple[str | int | None, tuple[str, Answer, int, str]]] = [
+            (m.method, (m.method, m.follows, min((t.n for t in m.tests if t.votes), default=0), m.note))
+            for m in verdict.methods
+        ]
+        if rule.question != FOLLOWS:
+            classes = verdict.network.classes
+            every = [(c.label, (c.name, c.looks_there, c.test.n, note)) for c in classes]
+        chosen = [told for key, told in every if not asked or key in asked]
+        for of, answer, n, why in chosen or [(" ".join(rule.parts) or "network", "undecided", 0, note)]:
+            few = self._too_few(n) if n < self.min_n else ""
+            yield of, answer, n, few if answer == "yes" else why or "no better than its shadows"
 
     def alarms(self, rule: Rule) -> RuleResult:
         found: list[Alarm] = []
@@ -297,7 +325,7 @@ class _Run:
         return found
 
     def _classes(self, part: str) -> list[int]:
-        named = [c for c, name in self.classes.items() if _key(name) == _key(part)]
+        named = [c for c, name in self.classes.items() if key_of(name) == key_of(part)]
         return named or [c for c in self.classes if str(c) == part]
 
     def _no_metric(self, name: str, stored: list[str]) -> Exception:
@@ -316,23 +344,3 @@ def _margin(value: float, rule: Rule) -> float:
         return -math.inf
     difference = value - rule.limit
     return -abs(difference) if rule.operator == "==" else difference if ">" in rule.operator else -difference
-
-
-def _key(text: str) -> str:
-    return re.sub(r"[-_\s]", "", text.lower())
-
-
-def _matching(given: str, stored: Sequence[str], registry: Registry[Any]) -> list[str]:
-    """Stored names that are meant: the very same, or any variant where no option is given."""
-    exact = [name for name in stored if _key(name) == _key(given)]
-    if exact or "(" in given:
-        return exact
-    meant = _registered(given, registry)
-    return [s for s in stored if " ~ " not in s and _registered(s.partition("(")[0], registry) == meant]
-
-
-def _registered(name: str, registry: Registry[Any]) -> str:
-    try:
-        return _key(registry.get(name).name)
-    except UnknownNameError:
-        return _key(name)

@@ -2,142 +2,148 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
 
 from heatproof.disk import write_whole
+from heatproof.errors import StoreError
 from heatproof.metrics.stats import mean_interval
+from heatproof.store import RunFolder
 from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict
-from heatproof.verdict.data import RunData
-from heatproof.verdict.follow import ENOUGH, KINDS, answers, calibration, rule
+from heatproof.verdict.data import Cell, RunData, read_run
+from heatproof.verdict.follow import ENOUGH, KINDS, FollowRule, alone, answers, calibration, limits, rule
 from heatproof.verdict.look import looks
-from heatproof.verdict.measures import Measure
+from heatproof.verdict.measures import BLANK
 from heatproof.verdict.rules import MIN_USABLE
 
 FILE = "verdict.json"
 CONTRAST = "`heatproof contrast` would decide it"
-BLANK = 0.05
+FEW_BLANK = 0.05
 
 
-def judge(data: RunData) -> Verdict:
-    """The verdict on a run at the checkpoint shown."""
+def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
+    """The verdict on a run at the checkpoint shown. by: another rule than the calibrated one."""
+    by = by or rule()
     notes = tuple(_in_the_way(data))
-    tests = {kind: _column(data, kind) for kind in KINDS}
+    names = [_voting(data, kind) for kind in KINDS]
     nothing = np.full(len(data.images.ids), math.nan)
-    values = {
-        m: tuple(data.images.scores.get((tests[kind] or "", m), nothing) for kind in KINDS) for m in data.real
-    }
-    found = answers({m: (both[0], both[1]) for m, both in values.items()}, rule())
+    values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for m in data.real:
+        weights, place = (data.images.scores.get((name, m), nothing) for name in names)
+        values[m] = weights, place
+    found = answers(values, by)
     if notes:  # nothing is said in favour of maps of a network that does not answer, or of half a run
         found = {m: "undecided" if answer == "yes" else answer for m, answer in found.items()}
-    methods = tuple(_method(data, m, found[m], values[m], tests, bool(notes)) for m in data.real)
-    network = looks(data, [m.method for m in methods if m.follows == "yes"])
+    following = [m for m, answer in found.items() if answer == "yes"]
+    sides = limits(values, by)
+    methods = []
+    for m, answer in found.items():
+        alone_by = {name: alone(column, sides) for name, column in zip(names, values[m], strict=True)}
+        tests = tuple(_tests(data, m, alone_by, math.nan if sides is None else sides[1]))
+        n = min(int(np.isfinite(column).sum()) for column in values[m])
+        told = [_would_decide(n, not all(names), bool(notes)) if answer == "undecided" else ""]
+        blank = data.cells.get((BLANK.name, m), Cell(math.nan)).value
+        if blank >= FEW_BLANK:
+            told.append(_blank(data, m, blank, following))
+        methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(filter(None, told))))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
-    known = calibration()
-    rates = {"rates": known["rates"], "population": known["population"], "made_by": known["made_by"]}
-    return Verdict(data.checkpoint, methods, network, alarms, notes, rates)
+    rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
+    return Verdict(data.checkpoint, tuple(methods), looks(data, following), alarms, notes, rates)
 
 
-def write_verdict(data: RunData) -> Verdict:
-    """The verdict, also as verdict.json in the run's folder."""
+def keep(data: RunData, verdict: Verdict) -> str:
+    """Write verdict.json into the run's folder; what to tell about it.
+
+    The file is about the last checkpoint: the verdict on another is not kept. A folder that may not be
+    written is no reason to fail.
+    """
+    if (data.model, data.checkpoint) != (data.models[0], data.checkpoints[-1]):
+        return ""
+    path = data.folder.path / FILE
+    try:
+        write_whole({path: verdict.json() + "\n"})
+    except StoreError as error:
+        return f"the verdict is not kept: {error}"
+    return f"written to {path}"
+
+
+def conclude(folder: RunFolder) -> Verdict:
+    """The verdict on a run that has just ended, kept in its folder."""
+    data = read_run(folder)
     verdict = judge(data)
-    content = json.dumps(verdict.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole({data.folder.path / FILE: content + "\n"})
+    keep(data, verdict)
     return verdict
 
 
-def _column(data: RunData, kind: str) -> str | None:
-    """The rows' name of the test that votes, with its options."""
-    return next((of.name for of in data.measures if of.base == f"specificity_{kind}"), None)
+def _voting(data: RunData, kind: str) -> str:
+    """The rows' name of a test that votes, with its options; "" where it was not run."""
+    return next((of.name for of in data.measures if of.base == f"specificity_{kind}"), "")
 
 
-def _method(
-    data: RunData, method: str, follows: Answer, values: tuple[np.ndarray, ...],
-    names: dict[str, str | None], in_the_way: bool,
-) -> MethodAnswer:  # fmt: skip
-    shown = []
-    best = rule()
-    for kind, column in zip(KINDS, values, strict=True):
-        if (name := names[kind]) is not None:
-            shown.append(_test(data, name, column, follows, best.no, True))
-    for of in data.measures:
-        cell = data.cells.get((of.name, method))
-        if of.facts.judges == "map" and of.base not in {f"specificity_{kind}" for kind in KINDS} and cell:
-            shown.append(
-                Test(
-                    of.name,
-                    of.plain,
-                    "undecided",
-                    cell.value,
-                    cell.low,
-                    cell.high,
-                    cell.n or 0,
-                    math.nan,
-                    False,
-                )
-            )
-    blank = data.cells.get(("degenerate", method))
-    share = blank.value if blank else math.nan
-    return MethodAnswer(
-        method, follows, tuple(shown), share, _note(follows, values, share, names, in_the_way)
-    )
+def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: float) -> Iterator[Test]:
+    """The tests that vote, then the others that are about maps, as information."""
+    of_maps = [of for of in data.measures if of.facts.judges == "map" or of.name in voting]
+    for of in sorted(of_maps, key=lambda of: of.name not in voting):
+        if cell := data.cells.get((of.name, method)):
+            numbers = (cell.value, cell.low, cell.high, cell.n or 0)
+            if of.name in voting:
+                rates = calibration()["tests"].get(of.base, {})
+                yield Test(of.name, of.plain, voting[of.name], *numbers, threshold, True, rates)
+            else:
+                yield Test(of.name, of.plain, "undecided", *numbers)
 
 
-def _test(
-    data: RunData, name: str, column: np.ndarray, answer: Answer, threshold: float, votes: bool
-) -> Test:
-    of: Measure = next(m for m in data.measures if m.name == name)
-    defined = column[np.isfinite(column)]
-    low, high = mean_interval(defined)
-    mean = float(defined.mean()) if len(defined) else math.nan
-    rates = calibration()["tests"].get(of.base, {})
-    return Test(name, of.plain, answer, mean, low, high, len(defined), threshold, votes, rates)
+def _would_decide(n: int, missing: bool, in_the_way: bool) -> str:
+    if missing:
+        return "add specificity to the metrics of the run"
+    if n < ENOUGH:
+        return f"{n} pictures on which the test can tell, {ENOUGH} are needed"
+    if in_the_way:
+        return "see notes"
+    return f"too close to its shadows on {n} pictures: more pictures, or {CONTRAST}"
 
 
-def _note(
-    follows: Answer,
-    values: tuple[np.ndarray, ...],
-    blank: float,
-    names: dict[str, str | None],
-    in_the_way: bool,
-) -> str:
-    """What would decide it, and how many maps are blank."""
-    n = min(int(np.isfinite(column).sum()) for column in values)
-    told = []
-    if follows == "undecided" and not in_the_way:
-        if None in names.values():
-            told.append("add specificity to the metrics of the run")
-        elif n < ENOUGH:
-            told.append(f"{n} pictures on which the test can tell, {ENOUGH} are needed")
-        else:
-            told.append(f"too close to its shadows on {n} pictures: more pictures, or {CONTRAST}")
-    if blank >= BLANK:
-        told.append(f"{blank:.0%} of its maps are blank")
-    return "; ".join(told)
+def _blank(data: RunData, method: str, share: float, following: Sequence[str]) -> str:
+    """How many maps are blank, and how many of all where a method that follows shows something."""
+    columns = {m: data.images.scores[BLANK.name, m] for m in (method, *following)}
+    own = columns.pop(method) > 0
+    others = [column == 0 for column in columns.values()]
+    beside = f", {np.mean(own & np.any(others, axis=0)):.0%} where a method that follows shows something"
+    return f"{share:.0%} of its maps are blank{beside if others else ''}"
 
 
 def _in_the_way(data: RunData) -> Iterator[str]:
     """What stands in the way of saying anything good."""
     status = data.folder.status()
-    if status.state not in ("complete", "unknown") or status.usable < MIN_USABLE:
-        yield f"the run is not whole: {status.sentence}"
+    if status.state not in ("complete", "unknown"):
+        yield f"the run is not complete: {status.sentence}"
+    elif status.usable < MIN_USABLE:
+        yield f"too few pictures could be used: {status.sentence}"
+    if not data.real:
+        yield "no method of the run looks at the network"
     silent = sum(map(math.isnan, data.images.confidence))
     if silent or not data.images.ids:
         yield f"the network's answers to {silent} of {len(data.images.ids)} pictures are not numbers"
-    known = [
-        (r, label) for r, label in zip(data.images.right, data.images.labels, strict=True) if r is not None
-    ]
-    labels = [label for _, label in known]
-    if len(known) >= ENOUGH and len(set(labels)) > 1:  # of one class alone, chance is to be right always
-        largest = max(labels.count(label) for label in set(labels)) / len(labels)
-        right = [float(r) for r, _ in known]
-        low, high = mean_interval(right)
-        if not low > largest:
-            yield (
-                f"the network is not surely better than chance: right about {np.mean(right):.1%} (95 % "
-                f"interval {low:.1%} to {high:.1%}, n = {len(right)}); the largest class has {largest:.1%}"
-            )
+    yield from _no_skill(data)
+
+
+def _no_skill(data: RunData) -> Iterator[str]:
+    """By recall, so that calling everything the largest class is no skill, however large the class is."""
+    right: dict[int | None, list[float]] = {}
+    for label, one in zip(data.images.labels, data.images.right, strict=True):
+        if one is not None:
+            right.setdefault(label, []).append(float(one))
+    n = sum(map(len, right.values()))
+    if n < ENOUGH:
+        return
+    chance = 1 / (len(right) if len(right) > 1 else max(2, len(data.classes)))
+    weighted = [each * n / len(right) / len(own) for own in right.values() for each in own]
+    low, high = mean_interval(weighted)
+    if not low > chance:
+        yield (
+            f"the network is not surely better than chance: mean recall {np.mean(weighted):.1%} (95 % "
+            f"interval {low:.1%} to {high:.1%}, n = {n}), where guessing has {chance:.1%}"
+        )

@@ -14,12 +14,16 @@ looks-there, looks-there pneumonia   the network looks where it should, on every
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.registry import Registry
 from heatproof.verdict.alarms import NAMES
 
 LAST, ALL = "last", "all"
+FOLLOWS, LOOKS_THERE = "follows", "looks-there"
 MIN_USABLE = 0.95  # of the images that were planned
 MIN_N = 30  # images behind a number, unless the gate is told otherwise; the verdict needs as many
 EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-alarms(1)"
@@ -27,7 +31,7 @@ EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-a
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that was read: either a comparison, or no alarms of these mechanisms."""
+    """A rule that was read: a comparison, no alarms of these mechanisms, or a question of the verdict."""
 
     text: str
     metric: str = ""
@@ -58,16 +62,17 @@ def read_rule(text: str) -> Rule:
         at = reader.place() or ALL
         reader.end("the end, or mechanisms such as (1) or (2, 3)")
         return Rule(text, checkpoint=at, mechanisms=chosen)
-    if question := reader.take(r"(follows|looks-there)(?![\w.-])"):
-        named = (reader.name("a method or a class"),) if reader.take(r"(?=[^\s@])") else ()
+    if question := reader.take(rf"({FOLLOWS}|{LOOKS_THERE})(?![\w.-])"):
+        named = reader.take(_NAME)
         at = reader.place() or LAST
         reader.end("the end")
-        return Rule(text, parts=named, checkpoint=at, question=question[1])
+        parts = tuple(filter(None, named.groups())) if named else ()
+        return Rule(text, parts=parts, checkpoint=at, question=question[1])
     one_is_enough = reader.take(r"any\s*\(") is not None
     metric = reader.name("a metric")
-    parts = []
+    of = []
     while reader.take(r"\."):
-        parts.append(reader.name("a method or a class"))
+        of.append(reader.name("a method or a class"))
     place = reader.place()
     sign = reader.need(r"(>=|<=|==|>|<)", "one of >= <= > < ==")[1]
     limit = float(reader.need(_NUMBER, "a number")[0])
@@ -75,7 +80,28 @@ def read_rule(text: str) -> Rule:
     if one_is_enough:
         reader.need(r"\)", "a closing bracket")
     reader.end("the end")
-    return Rule(text, metric, tuple(parts), sign, limit, place, one_is_enough)
+    return Rule(text, metric, tuple(of), sign, limit, place, one_is_enough)
+
+
+def key_of(text: str) -> str:
+    """What is left of a name when case, hyphens, underscores and spaces do not matter."""
+    return re.sub(r"[-_\s]", "", text.lower())
+
+
+def matching(given: str, stored: Sequence[str], registry: Registry[Any]) -> list[str]:
+    """Stored names that are meant: the very same, or any variant where no option is given."""
+    exact = [name for name in stored if key_of(name) == key_of(given)]
+    if exact or "(" in given:
+        return exact
+    meant = _registered(given, registry)
+    return [s for s in stored if " ~ " not in s and _registered(s.partition("(")[0], registry) == meant]
+
+
+def _registered(name: str, registry: Registry[Any]) -> str:
+    try:
+        return key_of(registry.get(name).name)
+    except UnknownNameError:
+        return key_of(name)
 
 
 class _Reader:

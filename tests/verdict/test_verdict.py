@@ -1,0 +1,417 @@
+"""The verdict: two questions that are never mixed, and nothing good about a network that does not answer."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import zipfile
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from scipy import stats
+
+import heatproof as hp
+from heatproof.cli import main
+from heatproof.errors import UnknownNameError
+from heatproof.report.page import read_report, render
+from heatproof.report.pieces import Section
+from heatproof.store import RunFolder
+from heatproof.verdict import answers, follow
+from heatproof.verdict.answers import HEADLINES, UNDECIDED, MethodAnswer, NetworkAnswer, Verdict
+from heatproof.verdict.data import read_run
+from heatproof.verdict.follow import FollowRule, chance_above, decided, holm
+from heatproof.verdict.gate import check
+from heatproof.verdict.judge import FILE, judge
+from made_run import CLASSES, EVIL, METHODS, Values, make_run
+from tiny_study import make_study
+
+OLD = Path(__file__).parents[1] / "data" / "run-0.1.zip"
+TESTS = ("specificity_weights", "specificity_place")
+REAL = METHODS[:3]
+ANY = FollowRule(informative=-math.inf, yes=0.1, no=0.0)  # judges also where no map stands out
+SHOWN, HIDDEN = 0.9, 0.02  # how often a peak lies on the object; by chance 0.2
+
+
+def heatproof(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def scores(level: Mapping[str, float] | float = 0.6, lie: float = SHOWN) -> Values:
+    """How far maps lie above their shadows, by method, and how often their peaks lie on the object."""
+
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        if metric == "pointing":
+            return (random.random(100) < (lie if method in REAL else 0.2)).astype(float)
+        own = level if isinstance(level, float) else level.get(method, 0.6)
+        return random.normal(own, 0.1, 100)
+
+    return values
+
+
+def verdict_on(folder: Path, values: Values, by: FollowRule | None = None, **options: Any) -> Verdict:
+    options = {"metrics": (*TESTS, "pointing"), "maps": False, "images": 100, **options}
+    return judge(read_run(make_run(folder, values, **options)), by)
+
+
+# --- what is said -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("follows", ["yes", "no"])
+@pytest.mark.parametrize("lie", ["yes", "no"])
+def test_the_four_headlines(tmp_path: Path, follows: str, lie: str) -> None:
+    values = scores(0.6 if follows == "yes" else -0.6, SHOWN if lie == "yes" else HIDDEN)
+    verdict = verdict_on(tmp_path / "run", values, ANY)
+    assert {m.follows for m in verdict.methods} == {follows}
+    assert verdict.headline == HEADLINES[follows, lie] and verdict.network.maps_lie == lie  # type: ignore[index]
+    level = {("yes", "yes"): "clear", ("yes", "no"): "care"}.get((follows, lie), "stop")
+    assert verdict.level == level
+    assert verdict.network.looks_there == (lie if follows == "yes" else "undecided")
+    if follows == "no":
+        assert "no method was found to follow it; maps lie" in verdict.sentence
+
+
+def test_where_maps_lie_never_speaks_against_them(tmp_path: Path) -> None:
+    """The worst plausibility there can be: a finding about the network, not about its maps."""
+    verdict = verdict_on(tmp_path / "run", scores(0.6, lie=0.0))
+    assert {m.follows for m in verdict.methods} == {"yes"} and verdict.level == "care"
+    assert {one.looks_there for one in verdict.network.classes} == {"no"}
+    assert verdict.sentence.endswith(f"The network looks elsewhere on {', '.join(CLASSES)}.")
+    assert "look at what it uses" in verdict.headline
+    good = verdict_on(tmp_path / "good", scores(0.6, lie=1.0))
+    assert [m.follows for m in verdict.methods] == [m.follows for m in good.methods]
+
+
+def test_one_class_that_looks_elsewhere_is_enough(tmp_path: Path) -> None:
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        found = scores()(metric, method, random)
+        return np.where(np.arange(100) % 2 == 0, found, 0.0) if metric == "pointing" else found
+
+    network = verdict_on(tmp_path / "run", values).network
+    assert [one.looks_there for one in network.classes] == ["yes", "no"] and network.looks_there == "no"
+    assert network.read_from == REAL and set(network.context) == {"edges"}
+    assert network.test is not None and network.test.answer == "yes", "all pictures together hide it"
+
+
+def test_each_method_has_its_own_answer(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path / "run", scores({"gradcam": 0.6, "layercam": -0.3}), metrics=TESTS)
+    assert [m.follows for m in verdict.methods] == ["yes", "no", "yes"] and verdict.level == "clear"
+    assert verdict.sentence == (
+        "gradcam and lime(samples=9) follow the network. layercam does not follow it. "
+        "Whether the network looks where it should was not asked: no boxes or masks were given."
+    )
+    told = [(t.name, t.answer, t.votes, t.n) for t in verdict.methods[1].tests]
+    assert told == [(name, "no", True, 100) for name in TESTS]
+    assert verdict.network.read_from == () and verdict.headline == HEADLINES["yes", "undecided"]
+
+
+def test_blank_maps_are_told_beside_those_that_are_not(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path / "run", scores(), blank={"layercam": 30, "lime(samples=9)": 4})
+    assert [m.note for m in verdict.methods] == [
+        "", "30% of its maps are blank, 30% where a method that follows shows something", "",
+    ]  # fmt: skip
+    assert verdict.methods[1].blank == pytest.approx(0.3)
+
+
+# --- undecided, and what would decide it --------------------------------------------------------------------
+
+
+def undecided(verdict: Verdict) -> set[str]:
+    """The notes of methods, none of which was decided."""
+    assert {m.follows for m in verdict.methods} == {"undecided"} and verdict.headline == UNDECIDED
+    assert verdict.level == "thin" and verdict.network.looks_there == "undecided"
+    return {m.note for m in verdict.methods}
+
+
+def test_a_run_without_the_test_says_which(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path / "run", scores(), metrics=("insertion", "pointing"))
+    assert undecided(verdict) == {"add specificity to the metrics of the run"}
+    assert "are undecided (add specificity to the metrics of the run)" in verdict.sentence
+    assert [(t.name, t.votes) for t in verdict.methods[0].tests] == [("insertion", False)]
+
+
+def test_few_pictures_decide_nothing(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path / "run", scores(), images=20)
+    assert undecided(verdict) == {"20 pictures on which the test can tell, 30 are needed"}
+
+
+def test_what_is_close_to_its_shadows_stays_undecided(tmp_path: Path) -> None:
+    rule = FollowRule(informative=0.1, yes=0.5, no=0.0)
+    verdict = verdict_on(tmp_path / "run", scores({"layercam": 0.3}), rule)
+    near = verdict.methods[1]
+    assert near.follows == "undecided" and near.note == (
+        "too close to its shadows on 100 pictures: more pictures, or `heatproof contrast` would decide it"
+    )
+    nobody = verdict_on(tmp_path / "flat", scores(), FollowRule(informative=2.0, yes=0.1, no=0.0))
+    assert len(undecided(nobody)) == 1, "where no map stands out, nobody is judged"
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ({"wrong": 1.0}, "better than chance: mean recall 0.0% (95 % interval 0.0% to 0.0%, n = 100), where"),
+        ({"wrong": 0.5}, "not surely better than chance"),
+        ({"labels": lambda i: int(i % 10 == 0), "predicted": lambda i: 0}, "where guessing has 50.0%"),
+        ({"labels": lambda i: 0, "predicted": lambda i: 1}, "where guessing has 50.0%"),
+        ({"confidence": math.nan}, "answers to 100 of 100 pictures are not numbers"),
+    ],
+    ids=["always wrong", "guesses", "calls all the larger class", "wrong about one class", "nan"],
+)
+def test_nothing_good_is_said_of_a_network_without_skill(
+    tmp_path: Path, options: dict[str, Any], note: str
+) -> None:
+    verdict = verdict_on(tmp_path / "run", scores(), **options)
+    assert undecided(verdict) == {"see notes"} and note in " ".join(verdict.notes)
+
+
+def test_a_rare_class_is_no_lack_of_skill(tmp_path: Path) -> None:
+    """Right about nine tenths of both classes, with less accuracy than calling everything the larger one."""
+    options = {"labels": lambda i: int(i % 12 == 0), "wrong": 0.1}
+    assert verdict_on(tmp_path / "run", scores(), **options).notes == ()
+
+
+def test_answers_that_are_nan_in_every_test_decide_nothing(tmp_path: Path) -> None:
+    def nothing(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        return np.full(100, math.nan)
+
+    verdict = verdict_on(tmp_path / "run", nothing)
+    assert undecided(verdict) == {"0 pictures on which the test can tell, 30 are needed"}
+    assert "0 pictures with truth" in verdict.sentence or "no method was found" in verdict.sentence
+
+
+def test_real_networks_without_numbers_or_skill(tmp_path: Path) -> None:
+    """Untrained weights, and weights that are NaN, in a whole run with the test that votes."""
+    metrics = ["accuracy", "specificity(draws=1, steps=2)"]
+    study = make_study(tmp_path / "study", 32, ["gradcam", "random"], metrics)
+    weights = torch.load(tmp_path / "study/epochs/epoch02.pt", weights_only=True)
+    torch.save({k: v * float("nan") for k, v in weights.items()}, tmp_path / "study/epochs/epoch02.pt")
+    ended = heatproof("run", study, "--out", tmp_path / "out")
+    assert ended.exit_code == 1 and f"{UNDECIDED}: heatproof verdict" in ended.output
+    kept = json.loads((tmp_path / "out" / FILE).read_text())
+    assert kept["checkpoint"] == "epoch02" and "are not numbers" in kept["notes"][-1]
+    run = hp.open_run(tmp_path / "out")
+    assert "better than chance" in run.verdict("epoch01").notes[-1]
+    for checkpoint in ("epoch01", "epoch02"):
+        assert run.verdict(checkpoint).level == "thin"
+
+
+# --- the tests behind it ------------------------------------------------------------------------------------
+
+
+def test_the_chance_is_that_of_a_t_test() -> None:
+    values = np.random.default_rng(0).normal(0.1, 0.3, 40)
+    for threshold in (-0.2, 0.1, 0.4):
+        known = stats.ttest_1samp(values, threshold, alternative="greater").pvalue
+        assert chance_above(values, threshold) == pytest.approx(known)
+        assert chance_above(-values, -threshold) == pytest.approx(1 - known)
+    constant = np.full(40, 0.1)
+    assert [chance_above(constant, t) for t in (0.0, 0.1, 0.2)] == [0.0, 1.0, 1.0]
+    assert chance_above(-constant, -0.1) == 1.0, "what is at the threshold is on neither side"
+    chance_above(constant + 1e-17 * np.arange(40), 0.2)  # and nothing is warned of
+
+
+def test_many_methods_are_corrected_by_hand() -> None:
+    assert holm({"a": 0.012, "b": 0.5, "c": 0.02, "d": 0.03}) == pytest.approx(
+        {"a": 0.048, "c": 0.06, "d": 0.06, "b": 0.5}
+    )
+    assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0} and holm({}) == {}
+    assert [decided(0.04, 1.0), decided(0.06, 0.04), decided(0.06, 0.06)] == ["yes", "no", "undecided"]
+
+
+def test_a_crowd_makes_chance_findings_rarer() -> None:
+    """A method that is just sure alone is not sure as the best of twenty."""
+    rng = np.random.default_rng(3)
+    wave = rng.normal(0, 1, 50)
+    wave = (wave - wave.mean()) / wave.std(ddof=1) * 0.1
+    edge = stats.t.isf(0.03, 49) * 0.1 / math.sqrt(50)  # p = 0.03
+    rule = FollowRule(informative=-math.inf, yes=0.0, no=0.0)
+    one = {"m": (wave + edge, wave + edge)}
+    assert follow.answers(one, rule) == {"m": "yes"}
+    crowd = {f"{i}": (wave, wave) for i in range(19)}
+    assert follow.answers(one | crowd, rule)["m"] == "undecided"
+
+
+def test_both_numbers_must_be_above_and_one_below_is_enough() -> None:
+    rng = np.random.default_rng(0)
+    high, low = rng.normal(0.5, 0.1, 50), rng.normal(-0.3, 0.1, 50)
+    few = np.where(np.arange(50) < 29, high, np.nan)
+    values = {"best": (high, high), "weights": (high, low), "place": (low, high), "few": (high, few)}
+    found = follow.answers(values, FollowRule(0.1, 0.1, 0.0))
+    assert found == {"best": "yes", "weights": "no", "place": "no", "few": "undecided"}
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+def test_the_file_has_the_published_form(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", scores(), metrics=(*TESTS, "pointing"), maps=False, cscores=(0.6, 0.01))
+    shown = heatproof("verdict", run.path, "--json")
+    kept = (run.path / FILE).read_text(encoding="utf-8")
+    assert shown.exit_code == 0 and shown.output == kept
+    found = json.loads(kept, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert list(found) == [
+        "schema", "headline", "sentence", "checkpoint", "methods", "network", "alarms", "notes", "rates",
+    ]  # fmt: skip
+    assert found["schema"] == 1 and found["headline"] == HEADLINES["yes", "yes"]
+    assert [set(one) for one in found["methods"]] == [{"method", "follows", "blank", "note", "tests"}] * 3
+    assert {one["follows"] for one in found["methods"]} == {"yes"}
+    numbers = {"name", "title", "answer", "value", "low", "high", "n", "threshold", "votes", "rates"}
+    assert all(set(test) == numbers for one in found["methods"] for test in one["tests"])
+    assert {"looks_there", "classes"} <= set(found["network"]) and set(found["network"]["classes"]) == {
+        *CLASSES
+    }
+    assert {one["looks_there"] for one in found["network"]["classes"].values()} == {"yes"}
+    assert {alarm["name"] for alarm in found["alarms"]} == {"attribution collapse"}
+    assert Verdict("a", (), NetworkAnswer("undecided")).as_json()["network"]["test"] is None
+
+
+def test_the_command_says_what_the_file_says(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", scores(), metrics=(*TESTS, "pointing"), maps=False)
+    shown = heatproof("verdict", run.path).output
+    for word in (HEADLINES["yes", "yes"], *REAL, "follows", "looks there", "95 % interval", f"{FILE}"):
+        assert word in shown
+    before = (run.path / FILE).read_bytes()
+    early = heatproof("verdict", run.path, "--checkpoint", "epoch01")
+    assert early.exit_code == 0 and "at epoch01" in early.output and "written to" not in early.output
+    assert (run.path / FILE).read_bytes() == before, "the file is about the last checkpoint"
+    assert heatproof("verdict", tmp_path / "nowhere").exit_code == 2
+    assert heatproof("verdict", run.path, "--checkpoint", "epoch9").exit_code == 2
+
+
+def test_a_folder_of_an_older_version_gets_a_new_verdict(tmp_path: Path) -> None:
+    with zipfile.ZipFile(OLD) as archive:
+        archive.extractall(tmp_path)
+    shown = heatproof("verdict", tmp_path / "out")
+    assert shown.exit_code == 0 and UNDECIDED in shown.output
+    assert "add specificity to the metrics of the run" in shown.output
+    assert json.loads((tmp_path / "out" / FILE).read_text())["schema"] == 1
+
+
+def test_a_folder_that_may_not_be_written_is_read_all_the_same(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", scores(), metrics=TESTS, images=40)
+    (run.path / FILE).mkdir()  # also root cannot put a file there
+    why = f"the verdict is not kept: cannot write {run.path / FILE}"
+    for shown in (heatproof("verdict", run.path), heatproof("report", run.path, "-o", tmp_path / "a.html")):
+        assert shown.exit_code == 0 and why in shown.output.replace("\n", "")
+    assert heatproof("verdict", run.path, "--json").exit_code == 0
+    assert hp.open_run(run.path).report(tmp_path / "b.html").is_file()
+
+
+def test_a_run_in_python_keeps_its_verdict(tmp_path: Path) -> None:
+    run = hp.run(make_study(tmp_path, 4, ["gradcam"], ["accuracy"]), tmp_path / "out")
+    assert json.loads((run.path / FILE).read_text()) == run.verdict().as_json()
+    shutil.rmtree(run.path / "scores")
+    part = hp.run(make_study(tmp_path, 8, ["gradcam"], ["accuracy"]), tmp_path / "two", shard=(0, 2))
+    assert not (part.path / FILE).exists(), "half a run is no run"
+
+
+# --- the gate -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """gradcam and lime follow, layercam does not; the network looks there for the first class alone."""
+
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        found = scores({"layercam": -0.3})(metric, method, random)
+        return np.where(np.arange(100) % 2 == 0, found, 0.0) if metric == "pointing" else found
+
+    folder = tmp_path_factory.mktemp("gate") / "run"
+    return make_run(folder, values, metrics=(*TESTS, "pointing"), images=100, maps=False)
+
+
+@pytest.mark.parametrize(
+    ("rule", "holds", "reason"),
+    [
+        ("follows gradcam", True, ""),
+        ("follows Grad-CAM", True, ""),
+        ("follows lime", True, ""),
+        ("follows gradcam@all", True, ""),
+        ("follows gradcam @ epoch01", True, ""),
+        ("follows layercam", False, "layercam at epoch02: no (no better than its shadows)"),
+        ("follows", False, "layercam at epoch02: no"),
+        ("looks-there 0", True, ""),
+        (f"looks-there '{CLASSES[0]}'", True, ""),
+        ("looks-there 1", False, f"{CLASSES[1]} at epoch02: no (The network looks elsewhere on"),
+        ("looks-there", False, f"{CLASSES[1]} at epoch02: no"),
+    ],
+)
+def test_rules_ask_the_verdict(judged: RunFolder, rule: str, holds: bool, reason: str) -> None:
+    found = check(judged, [rule])[1]
+    assert found.holds is holds and len(found.reasons) == (not holds)
+    assert all(told.startswith(reason) for told in found.reasons)
+    assert found.n == (50 if rule.startswith("looks") else 100)
+    assert heatproof("gate", judged.path, "--rule", rule).exit_code == (not holds)
+
+
+def test_rules_of_the_verdict_refuse_names_and_small_numbers(judged: RunFolder, tmp_path: Path) -> None:
+    for rule, known in (
+        ("follows gradcan", "gradcam"),
+        ("follows random", "gradcam"),
+        ("looks-there x", "dog"),
+    ):
+        with pytest.raises(UnknownNameError, match=known):
+            check(judged, [rule])
+        assert heatproof("gate", judged.path, "--rule", rule).exit_code == 2
+    assert heatproof("gate", judged.path, "--rule", "follows gradcam layercam").exit_code == 2
+    assert heatproof("gate", judged.path, "--rule", "follows gradcam@epoch7").exit_code == 2
+    few = check(judged, ["follows gradcam"], min_n=101)[1]
+    assert few.reasons == ("gradcam at epoch02: yes (100 images are fewer than 101)",)
+    bare = make_run(tmp_path / "bare", scores(), metrics=(), maps=False)
+    for rule, why in (("follows", "add specificity"), ("looks-there 0", "no boxes or masks were given")):
+        found = check(bare, [rule])[1]
+        assert not found.holds and found.n == 0 and why in found.reasons[0]
+
+
+# --- names on pages -----------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_evil_names_are_shown_in_the_verdict_and_never_run(tmp_path: Path) -> None:
+    """On the page, on the dashboard and in a notebook."""
+    methods = (EVIL[0], EVIL[1], *METHODS)
+    run = make_run(
+        tmp_path / "run", scores(), metrics=(*TESTS, "pointing"), methods=methods, images=40, maps=False,
+        cscores=(0.6, 0.01),
+    )  # fmt: skip
+    data = read_run(run)
+    verdict = judge(data)
+    page = render(data, verdict, None).partition('<section class="verdict')[2].partition("</section>")[0]
+    live = read_report(data, verdict, Section("pictures", "Pictures", {})).fragments()["verdict"]
+    for text in (page, str(live), verdict._repr_html_()):
+        shown = Tags(text)
+        assert not {"script", "img", "b"} & set(shown.tags)
+        assert not [name for name in shown.attributes if name.startswith("on")]
+        assert all(name in shown.text for name in (*methods[:2], *CLASSES))
+    assert "nan" not in page.lower()
+    assert str(verdict).count(EVIL[0]) == 1 + (EVIL[0] in verdict.sentence)
+
+
+def test_a_verdict_of_nothing_can_be_shown() -> None:
+    empty = Verdict("epoch01", (), NetworkAnswer("undecided", note="nothing was asked"))
+    assert empty.sentence == "nothing was asked." and empty.follow == "undecided" and empty.measured == ""
+    test = answers.Test("t", "title", "undecided", math.nan, math.nan, math.nan, 0)
+    assert str(test) == "title: not measured"
+    one = MethodAnswer("gradcam", "undecided", (test,), note="why")
+    assert "gradcam is undecided (why)." in Verdict("a", (one,), NetworkAnswer("undecided")).sentence
