@@ -38,8 +38,8 @@ def demo_command(out: Path, quick: bool, seed: int) -> None:
 
 
 def show(found: Audit, seconds: float) -> None:
-    """The verdict, what to do, both trainings, and where the page is."""
-    from heatproof.demo.story import advice, first_alarms
+    """The verdict, what to do, the cheating twin, both trainings, and where the page is."""
+    from heatproof.demo.story import advice, first_alarms, told_apart
     from heatproof.verdict.answers import LOOKS
 
     def say(text: str, style: str | None = None) -> None:
@@ -50,6 +50,8 @@ def show(found: Audit, seconds: float) -> None:
     for of in found.verdict.network.classes:
         say(f"  {of.name}: {LOOKS[of.looks_there]}; {of.test}")
     say(f"What to do: {advice(found.verdict)}")
+    say(f"\nThe cheating twin, a copy that was taught to look at a tag: {found.twin.flips}")
+    say(f"  {told_apart(found.twin)}")
     for name, data in found.twins.items():
         firsts = first_alarms(data.alarms)
         count = f"{len(data.alarms)} alarm{'s' * (len(data.alarms) != 1)}"

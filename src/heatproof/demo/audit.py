@@ -12,20 +12,23 @@ from heatproof.demo import settings
 from heatproof.demo.settings import HARMFUL, HEALTHY, LIGHT, Sizes
 from heatproof.demo.story import story
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
+from heatproof.demo.twin import Twin, cheating_twin
 from heatproof.report.page import write_page
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress as RunProgress
 from heatproof.studies import cose
 from heatproof.studies.cose.found import Found
 from heatproof.studies.skeleton import named_run
-from heatproof.train import Epoch, History
+from heatproof.train import Epoch, History, TrainProgress
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
 
 
 class Counter(Protocol):
-    """What finished epochs are reported to."""
+    """What epochs are reported to."""
+
+    def now(self, detail: str) -> None: ...
 
     def done(self, what: str | None, steps: int = 1) -> None: ...
 
@@ -40,11 +43,12 @@ class Audit:
     report: Path
     audit: RunData  # the healthy network at its last checkpoint, in depth
     verdict: Verdict
+    twin: Twin  # the cheating one
     twins: Mapping[str, RunData]  # healthy and harmful, checkpoint by checkpoint
     verdicts: Mapping[str, Verdict]
     cose: Found
     histories: Mapping[str, History]
-    computed: int  # pictures explained and epochs trained by this call
+    computed: int  # pictures explained and epochs trained by this call, and inputs to explain the twin
 
 
 def run(
@@ -71,6 +75,8 @@ def run(
             "audit", weights[HEALTHY][-1:], settings.audit_methods(sizes), settings.audit_metrics(sizes),
             "the healthy network, in depth: every method, every family of metrics",
         )  # fmt: skip
+        say(f"the cheating twin: a copy of it that learns to look at a tag, on {2 * sizes.twin} new pictures")
+        twin, taught = _teach(out, sizes, seed, weights[HEALTHY][-1], steps)
         twins = {
             name: runs.study(
                 name, paths, settings.FOLLOWED_METHODS, settings.FOLLOWED,
@@ -81,8 +87,9 @@ def run(
         found = runs.cose(weights[HEALTHY], sizes)
     verdicts = {name: write_page(of, out / name / "report.html", most=24) for name, of in twins.items()}
     report = out / "report.html"
-    verdict = write_page(audit, report, more=story(sizes, audit, judge(audit), twins, verdicts, found))
-    return Audit(report, audit, verdict, twins, verdicts, found, histories, runs.computed + epochs)
+    verdict = write_page(audit, report, more=story(sizes, audit, judge(audit), twin, twins, verdicts, found))
+    computed = epochs + runs.computed + taught
+    return Audit(report, audit, verdict, twin, twins, verdicts, found, histories, computed)
 
 
 def _train(out: Path, sizes: Sizes, seed: int, steps: Steps | None) -> tuple[dict[str, History], int]:
@@ -100,6 +107,29 @@ def _train(out: Path, sizes: Sizes, seed: int, steps: Steps | None) -> tuple[dic
 
         histories = train_twins(out, sizes, seed, told)
     return histories, finished
+
+
+def _teach(out: Path, sizes: Sizes, seed: int, weights: str, steps: Steps | None) -> tuple[Twin, int]:
+    """The cheating twin, and how many epochs and inputs of it this call took."""
+    taken = 0
+    with steps("the cheating twin", 1) if steps else nullcontext() as counter:
+
+        def told(which: str, at: TrainProgress | int) -> None:
+            nonlocal taken
+            if isinstance(at, int):
+                taken, detail = taken + at, f"maps, {taken + at} inputs"
+            elif at.result is None:
+                return
+            else:
+                network = {"A": "with the tag", "B": "without it"}[which]
+                taken, detail = taken + 1, f"{network}, epoch {at.epoch}: loss {at.result.loss:.3f}"
+            if counter is not None:
+                counter.now(detail)
+
+        twin = cheating_twin(out, sizes, seed, weights, told)
+        if taken and counter is not None:
+            counter.done(twin.point.planting.sentence)
+    return twin, taken
 
 
 @dataclass

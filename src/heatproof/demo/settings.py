@@ -46,6 +46,7 @@ class Sizes:
     steps: int = 10  # of insertion and deletion
     lime: str = "lime(samples=100, segment_count=36)"
     depths: int = 5  # at which the network is randomised
+    twin: int = 100  # codes that the cheating twin learns from and explains, and as many negatives
     cose_images: int = 40
     cose_draws: int = 1  # magnitudes per transform
 
@@ -57,7 +58,8 @@ class Sizes:
 FULL = Sizes()
 QUICK = Sizes(
     train=160, test=30, pixels=48, first_epochs=7, second_epochs=4, keep=(3, 7, 9, 11), steps=4,
-    lime="lime(samples=30, segment_count=16)", depths=1, cose_images=6,
+    lime="lime(samples=30, segment_count=16)", depths=1, twin=80,
+    cose_images=6,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the demo's page says beyond a usual report: what was done, which maps to use, the alarms, COSE.
+"""What the demo's page says beyond a usual report: which maps to use, the cheating twin, the alarms, COSE.
 
 Everything is read from the run folders; the words only arrange it.
 """
@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
+from PIL import Image
 
+from heatproof.contrast.api import Contrast
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
+from heatproof.demo.twin import Twin
 from heatproof.explain.floors import is_floor
+from heatproof.report.album import AlbumClass
 from heatproof.report.charts import Line, LinePanel, Mark
 from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
+from heatproof.studies.contrast.page import address, maps_over_pictures, table
 from heatproof.studies.cose.found import Found
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import LOOKS, WORDS, Verdict
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
+NETWORKS = {"A": "A, the cheating twin", "B": "B, the healthy one"}
+STRIP, STRIP_PICTURES = "gradcam", 3  # maps that are shown under both networks
 SAME = 0.9995  # rank correlation from which two methods' maps are called one and the same
 
 
@@ -27,12 +35,18 @@ def story(
     sizes: Sizes,
     audit: RunData,
     verdict: Verdict,
+    twin: Twin,
     twins: Mapping[str, RunData],
     verdicts: Mapping[str, Verdict],
     found: Found,
 ) -> list[Section]:
     """The sections, in the order in which a stranger needs them."""
-    return [which_maps(audit, verdict), two_trainings(sizes, twins, verdicts), under_changes(found)]
+    return [
+        which_maps(audit, verdict),
+        cheating(twin),
+        two_trainings(sizes, twins, verdicts),
+        under_changes(found),
+    ]
 
 
 def advice(verdict: Verdict) -> str:
@@ -85,6 +99,64 @@ def same_maps(audit: RunData) -> list[list[str]]:
         else:
             groups.append([method])
     return [group for group in groups if len(group) > 1]
+
+
+def cheating(twin: Twin) -> Section:
+    """Two networks of which it is known what they use, and which methods show it."""
+    point = twin.point
+    content: dict[str, Any] = {
+        "token": twin.found.token.name,
+        "epochs": point.epochs,
+        "flips": twin.flips,
+        "holds": point.holds,
+    }
+    if point.holds:
+        content |= {
+            "n": point.scores[STRIP].n,
+            "strip": _side_by_side(twin.found, STRIP),
+            "albums": [(NETWORKS[which], AlbumClass(pages)) for which, pages in twin.albums.items()],
+            "answer": told_apart(twin),
+            "numbers": table(point),
+        }
+    return Section("twin", "The cheating twin", content, room="demo")
+
+
+def _side_by_side(found: Contrast, method: str) -> Grid:
+    """Pictures with the tag, and the same method's maps of them under both networks."""
+
+    def cell(drawn: Image.Image, below: str) -> Markup:
+        return with_sub(Markup('<img width="128" alt="{}" src="{}">').format(below, address(drawn)), below)
+
+    score, laid = found.scores[method], maps_over_pictures(found, method)
+    rows = [
+        [
+            "The picture",
+            *(cell(one, f"a code with a {found.token.name}") for one in found.pictures[:STRIP_PICTURES]),
+        ]
+    ]
+    for which, maps, inside in zip(NETWORKS, laid, (score.a, score.b), strict=True):
+        told = [f"{share:.0%} on the {found.token.name}" for share in inside[:STRIP_PICTURES]]
+        rows.append([NETWORKS[which], *map(cell, maps[:STRIP_PICTURES], told)])
+    heads = [f"Maps of {method}", *[""] * STRIP_PICTURES]
+    return Grid(heads, rows, f"Maps of {method} under both networks")
+
+
+def told_apart(twin: Twin) -> str:
+    """Which methods tell the two networks apart, in one to three sentences."""
+    if not twin.point.holds:
+        return "Nobody can tell the two apart: planting failed."
+    by, token = twin.methods, twin.found.token.name
+    said = {
+        "show": f"so that a person sees it: most maps of the cheating twin lie on the {token}.",
+        "tell": f"in numbers only: a person would not see the {token} in most maps.",
+    }
+    told = []
+    for kind, methods in by.items():
+        if methods:
+            one = len(methods) == 1
+            verb = ("does not tell" if one else "do not tell") if kind == "neither" else f"tell{'s' * one}"
+            told.append(f"{listed(methods)} {verb} the two apart{f' {said[kind]}' if kind in said else '.'}")
+    return " ".join(told)
 
 
 def two_trainings(sizes: Sizes, twins: Mapping[str, RunData], verdicts: Mapping[str, Verdict]) -> Section:

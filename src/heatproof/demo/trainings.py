@@ -56,6 +56,11 @@ def _complete(manifest: Path, count: int) -> bool:
         return sum(1 for _ in csv.DictReader(file)) == count
 
 
+def codes_to_learn(n: int, sizes: Sizes, seed: int, use: str) -> Data:
+    """So many codes and as many negatives."""
+    return as_data(make_codes("qr", n, n, sizes.pixels, _seed(seed, use)))
+
+
 def train_twins(out: Path, sizes: Sizes, seed: int, told: Told) -> dict[str, History]:
     """Both trainings, or what an earlier call left of them: epoch by epoch, over both phases.
 
@@ -64,8 +69,7 @@ def train_twins(out: Path, sizes: Sizes, seed: int, told: Told) -> dict[str, His
     network = NETWORK.format(size=sizes.pixels, width=sizes.width, seed=seed)
     write_whole({out / "network.py": network})
     train, valid = (
-        as_data(make_codes("qr", n, n, sizes.pixels, _seed(seed, use)))
-        for n, use in ((sizes.train, "train"), (sizes.test, "valid"))
+        codes_to_learn(n, sizes, seed, use) for n, use in ((sizes.train, "train"), (sizes.test, "valid"))
     )
     first, second = two_phase_recipe(
         sizes.first_epochs, sizes.second_epochs, head_lr=3e-3, full_lr=1e-3, first_depth="all"

@@ -32,7 +32,7 @@ def contrast_page(found: Contrast) -> str:
         "policy": policy(""),
         "style": Markup(asset("page.css")),
         "answers": answers(found),
-        "tables": [(point, _table(point)) for point in found.points],
+        "tables": [(point, table(point)) for point in found.points],
         "curves": _curves(found) if len(judged) > 1 else None,
         "strips": _strips(found),
     }
@@ -63,7 +63,7 @@ def answers(found: Contrast) -> list[str]:
     return said
 
 
-def _table(point: ContrastPoint) -> Grid | None:
+def table(point: ContrastPoint) -> Grid | None:
     if not point.scores:
         return None
     rows = []
@@ -108,27 +108,32 @@ def _curves(found: Contrast) -> Panels:
 
 
 def _strips(found: Contrast) -> list[tuple[str, str]]:
-    return [(method, _address(strip(found, method))) for method, score in found.scores.items() if score.maps]
+    return [(method, address(strip(found, method))) for method, score in found.scores.items() if score.maps]
 
 
 def strip(found: Contrast, method: str, most: int = SHOWN, heading: str = "") -> Image.Image:
     """Pictures with the token, each beside its maps under A and under B; two of them in a row."""
-    score = found.scores[method]
-    size = (found.pictures[0].height, found.pictures[0].width)
-    maps = [
-        Maps(method, torch.from_numpy(values), size, torch.zeros(len(values))).upsample()
-        for values in score.maps
-    ]
+    score, laid = found.scores[method], maps_over_pictures(found, method)
     tiles = []
     for i, picture in enumerate(found.pictures[:most]):
         tiles.append(Tile(picture, "the picture"))
-        for heat, inside, title in zip(maps, (score.a, score.b), (A, B), strict=True):
-            tiles.append(Tile(overlay(picture, heat[i]), title, f"{inside[i]:.0%} on the token"))
+        for drawn, inside, title in zip(laid, (score.a, score.b), (A, B), strict=True):
+            tiles.append(Tile(drawn[i], title, f"{inside[i]:.0%} on the token"))
     rows = [tiles[start : start + 6] for start in range(0, len(tiles), 6)]
     return sheet(rows, heading=heading, side=SIDE)
 
 
-def _address(picture: Image.Image) -> str:
+def maps_over_pictures(found: Contrast, method: str) -> list[list[Image.Image]]:
+    """A method's maps under A, then those under B, each laid over its picture."""
+    size = (found.pictures[0].height, found.pictures[0].width)
+    maps = [
+        Maps(method, torch.from_numpy(values), size, torch.zeros(len(values))).upsample()
+        for values in found.scores[method].maps
+    ]
+    return [[overlay(*both) for both in zip(found.pictures, heats, strict=False)] for heats in maps]
+
+
+def address(picture: Image.Image) -> str:
     out = io.BytesIO()
     picture.save(out, "PNG")
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
