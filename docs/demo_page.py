@@ -1,8 +1,8 @@
-"""Makes what docs/demo.md shows: the table of seeds, what the demo prints, and two pictures of its report.
+"""Makes what docs/demo.md shows: what the demo prints, its methods, the seeds, and pictures of its report.
 
     heatproof demo --seed 0 --out SEED0            the same for seeds 1 and 2
     python docs/demo_page.py SEED0 SEED1 SEED2     rewrites the marked parts of demo.md, and the pictures
-    python docs/demo_page.py SEED0                 all but the tables of seeds
+    python docs/demo_page.py SEED0                 all but the table of seeds
 
 The pictures are of the first folder's report. They need playwright and chromium.
 """
@@ -18,12 +18,13 @@ from heatproof.cli.demo import show
 from heatproof.demo import FULL, run
 from heatproof.demo.audit import Audit
 from heatproof.demo.settings import CODE
-from heatproof.demo.story import test_answers
 from heatproof.report.tables import Column, Table
+from heatproof.verdict.answers import WORDS
 from heatproof.verdict.trajectory import Trajectory
 
 DOCS = Path(__file__).parent
-PAGE, TOP, GALLERY = DOCS / "demo.md", DOCS / "report.png", DOCS / "report-gallery.png"
+PAGE, TOP, TWIN = DOCS / "demo.md", DOCS / "report.png", DOCS / "report-twin.png"
+GALLERY = DOCS / "report-gallery.png"
 CHROMIUM = "/usr/bin/chromium"
 WIDTH, HEIGHT = 1440, 1000
 
@@ -47,18 +48,20 @@ def seed_table(audits: dict[int, Audit]) -> str:
     return Table("seeds", title, tuple(map(Column, columns)), tuple(rows), marked=False).markdown()
 
 
-def method_table(audits: dict[int, Audit]) -> str:
-    """Which tests each method failed, seed by seed."""
-    methods = next(iter(audits.values())).audit.real
-    rows = [(method, *(failed_tests(audit, method) for audit in audits.values())) for method in methods]
-    columns = ("method", *(f"seed {seed}" for seed in audits))
-    title = "Tests that a method failed, in the audit of the healthy network"
+def method_table(audit: Audit) -> str:
+    """What the verdict, without the truth, and the contrast test, with it, say of each method."""
+    rows = []
+    for one in audit.verdict.methods:
+        votes = [f"{test.value:+.2f}" for test in one.tests if test.votes]
+        score = audit.twin.found.scores[one.method]
+        low, high = score.interval
+        auc = f"{score.auc:.2f} ({low:.2f} to {high:.2f})"
+        rows.append((one.method, WORDS[one.follows], *votes, auc, f"{score.seen:.0%}"))
+    columns = (
+        "method", "verdict", "above untrained", "above itself turned", "AUC of A against B", "tag is seen",
+    )  # fmt: skip
+    title = "The verdict on the healthy network, and which methods tell the cheating twin from it"
     return Table("methods", title, tuple(map(Column, columns)), tuple(rows), marked=False).markdown()
-
-
-def failed_tests(audit: Audit, method: str) -> str:
-    answers = test_answers(audit.audit, audit.verdict, method)
-    return ", ".join(test for test, answer in answers.items() if answer == "no") or "–"
 
 
 def printed(audit: Audit) -> str:
@@ -78,7 +81,7 @@ def put(page: str, mark: str, content: str) -> str:
 
 
 def photograph(report: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
-    """The top of a report and the top of its gallery, as a browser shows them."""
+    """The top of a report, of its cheating twin and of its gallery, as a browser shows them."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -87,18 +90,19 @@ def photograph(report: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
         page.goto(report.resolve().as_uri())
         page.wait_for_selector("#gallery .card canvas")
         page.screenshot(path=str(TOP))
-        page.evaluate("document.getElementById('pictures').scrollIntoView({behavior: 'instant'})")
-        page.wait_for_timeout(300)
-        page.screenshot(path=str(GALLERY))
+        for section, path in (("twin", TWIN), ("pictures", GALLERY)):
+            page.evaluate(f"document.getElementById('{section}').scrollIntoView({{behavior: 'instant'}})")
+            page.wait_for_timeout(300)
+            page.screenshot(path=str(path))
         browser.close()
 
 
 def main(folders: list[str]) -> None:
     audits = {seed: run(Path(folder), FULL, seed) for seed, folder in enumerate(folders)}
     text = PAGE.read_text(encoding="utf-8")
-    parts = {"printed": printed(audits[0])}
+    parts = {"printed": printed(audits[0]), "methods": method_table(audits[0])}
     if len(audits) > 1:
-        parts |= {"seeds": seed_table(audits), "methods": method_table(audits)}
+        parts["seeds"] = seed_table(audits)
     for mark, content in parts.items():
         text = put(text, mark, content)
     PAGE.write_text(text, encoding="utf-8")

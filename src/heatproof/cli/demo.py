@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("demo")
 @click.option("--out", "-o", type=PATH, default=Path("demo"), help="Folder.")
-@click.option("--quick", is_flag=True, help="Less of everything: under a minute, and a weaker network.")
+@click.option("--quick", is_flag=True, help="Less of everything: one or two minutes, and a weaker network.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Everything follows from it.")
 def demo_command(out: Path, quick: bool, seed: int) -> None:
     """Make QR pictures, train a small network on them twice, once harmfully, and audit its heatmaps.
