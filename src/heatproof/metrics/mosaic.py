@@ -285,14 +285,14 @@ def grid_pointing(
     shown = built.cell_classes
     kinds = torch.stack([one.unique() for one in shown.flatten(1)])  # "m k": as many in every mosaic
     questions = [Question(model, kind, shown == kind[:, None, None]) for kind in kinds.unbind(1)]
-    by_chance = torch.stack([(q.inside.cpu() * built.areas).sum((1, 2)) for q in questions], 1)
-    return {
-        method: PerImage(
-            {"inside": shares.nanmean(1).float(), "above": (shares - by_chance).nanmean(1).float()},
-            [Cause(BLANK, shares.isnan().all(1))],
-        )
-        for method, shares in _shares(calls, questions, built, layer, seed, passes).items()
-    }
+    areas = torch.stack([(q.inside.cpu() * built.areas).sum((1, 2)) for q in questions], 1)
+    found = {}
+    for method, shares in _shares(calls, questions, built, layer, seed, passes).items():
+        blank = shares.isnan()
+        # Rounded before they are subtracted: what is at chance has 0, not a rounding error above it.
+        inside, chance = shares.nanmean(1).float(), areas.masked_fill(blank, torch.nan).nanmean(1).float()
+        found[method] = PerImage({"inside": inside, "above": inside - chance}, [Cause(BLANK, blank.all(1))])
+    return found
 
 
 def disconnected_grid(
