@@ -21,9 +21,7 @@ CLASSES = ("no code", "QR code")
 CODE = 1
 HEALTHY, HARMFUL = "healthy", "harmful"
 HARM = (1.0, 0.01)  # weight of the classes in the harmful second phase
-CAMS = (
-    "gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam", "ms-gradcam++",
-)  # fmt: skip
+CAMS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "ms-gradcam++")
 LIGHT = (*CAMS, "gradient")
 FLOORS = ("random", "edges", "centre")
 CLASSIFIER = ("auc", "accuracy", "recall")
@@ -44,8 +42,8 @@ class Sizes:
     second_epochs: int = 6
     keep: tuple[int, ...] = (2, 5, 8, 10, 12, 14)  # epochs whose weights are explained
     steps: int = 10  # of insertion and deletion
-    lime: str = "lime(samples=100, segment_count=36)"
-    depths: int = 5  # at which the network is randomised
+    lime: str = "lime(samples=60, segment_count=25)"
+    depths: int = 3  # at which the network is randomised
     twin: int = 100  # codes that the cheating twin learns from and explains, and as many negatives
     cose_images: int = 40
     cose_draws: int = 1  # magnitudes per transform
@@ -57,7 +55,7 @@ class Sizes:
 
 FULL = Sizes()
 QUICK = Sizes(
-    train=160, test=30, pixels=48, first_epochs=7, second_epochs=4, keep=(3, 7, 9, 11), steps=4,
+    train=160, test=36, pixels=48, first_epochs=7, second_epochs=4, keep=(3, 7, 9, 11), steps=4,
     lime="lime(samples=30, segment_count=16)", depths=1, twin=80,
     cose_images=6,
 )  # fmt: skip
