@@ -70,7 +70,7 @@ def test_rows_come_back_bit_for_bit(run: RunFolder) -> None:
     assert stored == expected
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(
         st.builds(
@@ -531,6 +531,29 @@ def test_killed_at_random_moments_every_part_is_whole(run: RunFolder) -> None:
         assert r["s"] == pytest.approx(sum(r["low"] + i / 7 for i in range(3000)))
     maps = run.maps().read("epoch1", "gradcam")
     assert len(maps) == 40 * len(done), f"a finished unit lacks maps (seed {seed})"
+    with run.lock():
+        assert list(run.path.rglob("*.tmp")) == []
+
+
+def test_killed_while_it_says_how_it_stands_leaves_nothing_behind(run: RunFolder) -> None:
+    killed = python(
+        """
+        import os, signal, sys
+        from heatproof.store import RunFolder
+        replace = os.replace
+        def killed(source, target):  # written, not yet renamed
+            if str(target).endswith("status.json"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+        os.replace = killed
+        with RunFolder.open(sys.argv[1]).lock():
+            pass
+        """,
+        run.path,
+    )
+    killed.communicate(timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name.split(".")[0] for path in run.path.glob("*.tmp")] == ["status"]
     with run.lock():
         assert list(run.path.rglob("*.tmp")) == []
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from heatproof.disk import clear_failure, write_whole
 from heatproof.errors import HeatproofError, StoreError
-from heatproof.store.lease import Leftovers, claim, turn, writing
+from heatproof.store.lease import Lease, Leftovers, claim, turn, writing
 from heatproof.store.ledger import Ledger, Seal, check_file, known_record, refuse_links, remove, write_record
 from heatproof.store.manifest import GROWING, Manifest, maker
 from heatproof.store.maps import MapStore, shard_files
@@ -127,18 +127,19 @@ class RunFolder:
         with writing(self.path) as lease:
             with _turn(self.path):
                 claim(lease, self.path, name)
-                self._say(name, "started")
+                self._say(lease, name, "started")
             try:
                 leftovers = Leftovers(self.path)
                 yield
                 leftovers.look_again()
             except BaseException as error:
                 asked = isinstance(error, KeyboardInterrupt | StopRequested)
-                self._last_words(name, "stopped" if asked else "failed", "" if asked else _sentence(error))
+                state, why = ("stopped", "") if asked else ("failed", _sentence(error))
+                self._last_words(lease, name, state, why)
                 raise
             else:
                 whole = (plan := self.planned()) is not None and set(plan["units"]) <= self.done()
-                self._last_words(name, "complete" if whole else "ended")
+                self._last_words(lease, name, "complete" if whole else "ended")
             finally:
                 lease.hold([shard for shard in lease.shards if shard != name])
 
@@ -274,14 +275,15 @@ class RunFolder:
             check_file(path, seal.files[f"scores/{path.name}"] if seal else None)
         return list(parts)
 
-    def _say(self, shard: str, state: str, reason: str = "") -> None:
+    def _say(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         count = shard.rpartition("/")[2]
         kept = {name: last for name, last in self.said().items() if name.rpartition("/")[2] == count}
-        write_record(self.path / "status.json", {**kept, shard: {"state": state, "reason": reason}})
+        said = {**kept, shard: {"state": state, "reason": reason}}
+        write_record(self.path / "status.json", said, lease.id)
 
-    def _last_words(self, shard: str, state: str, reason: str = "") -> None:
+    def _last_words(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         with suppress(StoreError), _turn(self.path):  # on a full disk nothing more can be said
-            self._say(shard, state, reason)
+            self._say(lease, shard, state, reason)
 
 
 def run_in(path: str | Path) -> Path:
