@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from markupsafe import escape
 
 from heatproof.cli import main
 from heatproof.demo import QUICK, Sizes
 from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settle
-from heatproof.demo.story import advice, first_alarms, same_maps
+from heatproof.demo.story import advice, first_alarms, same_maps, told_apart
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
+from heatproof.demo.twin import FOLDER, Twin, cheating_twin
 from heatproof.errors import InputError
+from heatproof.report.pieces import number
 from heatproof.store import RunFolder
 from heatproof.studies.cose.found import read_pairs
+from heatproof.train import TrainProgress
 from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.answers import LOOKS, WORDS
 from heatproof.verdict.data import read_run
@@ -50,15 +55,19 @@ def test_it_ends_with_the_path_of_a_page_that_holds_everything(made: tuple[Path,
     page = Path(unquote(urlparse(last).path))
     assert last.startswith("file://") and page == (out / "report.html").resolve()
     text = page.read_text(encoding="utf-8")
-    for section in ("which", "trainings", "cose", "scores", "pictures", "curves", "agreement", "made"):
-        assert f'<section id="{section}"' in text, section
+    found = re.findall(r'<section id="([a-z]+)"', text)
+    told = [section for section in found if section in ("which", "twin", "trainings", "cose", "scores")]
+    assert told == ["which", "twin", "trainings", "cose", "scores"]
+    assert {"pictures", "curves", "agreement", "made"} <= set(found)
     for link in re.findall(r'href="(?!https:)([^"#]+)"', text):
         assert (out / link).is_file(), f"the page leads to {link}"
 
 
-def test_the_verdict_is_that_of_the_rows(made: tuple[Path, str]) -> None:
+def test_the_healthy_network_gets_a_good_verdict_and_it_is_that_of_the_rows(made: tuple[Path, str]) -> None:
     out, printed = made
     verdict = judge(read_run(of(out, "audit")))
+    assert (verdict.follow, verdict.network.looks_there, verdict.level) == ("yes", "yes", "clear")
+    assert next(one for one in verdict.methods if one.method == "gradcam").follows == "yes"
     assert f"{verdict.headline}\n{verdict.sentence}" in printed and advice(verdict) in printed
     assert all(
         f"{one.name}: {LOOKS[one.looks_there]}; {one.test}" in printed for one in verdict.network.classes
@@ -159,6 +168,76 @@ def test_every_method_is_judged_in_the_table(made: tuple[Path, str]) -> None:
         assert all(test.numbers in row for test in one.tests if test.votes)
     # A network that ends in a mean has the same gradient everywhere.
     assert any({"gradcam", "hirescam"} <= set(group) for group in same_maps(data))
+
+
+@pytest.fixture(scope="module")
+def twin(made: tuple[Path, str]) -> Twin:
+    """The cheating twin that the demo left, read and not trained."""
+
+    def told(which: str, at: object) -> None:
+        raise AssertionError(f"{which} was computed again")
+
+    weights = gather_weights(made[0], HEALTHY, QUICK)[-1]
+    return cheating_twin(made[0], QUICK, 0, weights, told)
+
+
+def test_the_twin_uses_the_tag_and_the_healthy_network_does_not(twin: Twin) -> None:
+    a, b = twin.point.planting
+    assert a.share >= 0.9 and b.share <= 0.1 and min(a.n, b.n) >= 16
+    largest = {which: pages.groups[0] for which, pages in twin.albums.items()}
+    assert largest["A"].changed >= 0.5 * largest["A"].n, "A may know the code beside the tag as well"
+    assert largest["A"].n >= 0.7 * twin.albums["A"].n, "the tag is one group, and the first"
+    assert largest["A"].elsewhere <= 0.2 * largest["A"].n
+
+
+def test_gradcam_tells_the_twins_apart_and_floors_cannot(twin: Twin) -> None:
+    assert "gradcam" in twin.methods["show"]
+    for floor in ("random", "edges", "centre"):
+        assert twin.found.scores[floor].auc == 0.5
+        assert not any(floor in methods for methods in twin.methods.values())
+
+
+def test_the_twin_is_on_the_page_and_in_the_terminal(made: tuple[Path, str], twin: Twin) -> None:
+    out, printed = made
+    assert twin.flips in printed and told_apart(twin) in printed
+    text = (out / "report.html").read_text(encoding="utf-8")
+    section = text.partition('<section id="twin"')[2].partition("</section>")[0]
+    assert str(escape(twin.flips[1:])) in section and str(escape(told_apart(twin))) in section
+    for pages in twin.albums.values():
+        assert pages.groups[0].sentence in section
+    scores = twin.point.scores
+    for method, score in scores.items():
+        row = section.rpartition(f"<bdi>{escape(method)}</bdi>")[2].partition("</tr>")[0]
+        assert number(score.auc) in row, method
+    strip = section.partition("Maps of gradcam")[2].partition("</table>")[0]
+    assert strip.count("data:image/png") == 3 * 3
+
+
+def test_a_demo_killed_while_the_twin_was_trained_goes_on(made: tuple[Path, str], tmp_path: Path) -> None:
+    """Killed once in an epoch of A and once before the maps: its maps are the same in the end."""
+    shutil.copytree(made[0] / "weights", tmp_path / "weights")
+    weights = gather_weights(made[0], HEALTHY, QUICK)[-1]
+    trained: list[tuple[str, int]] = []
+    stops = [("A", 3), ("maps", 0)]
+
+    class Killed(Exception):
+        pass
+
+    def told(which: str, at: TrainProgress | int) -> None:
+        epoch = 0 if isinstance(at, int) else at.epoch
+        if not isinstance(at, int) and at.result is not None:
+            trained.append((which, epoch))
+        elif (which, epoch) in stops:
+            stops.remove((which, epoch))
+            raise Killed
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            cheating_twin(tmp_path, QUICK, 0, weights, told)
+    again = cheating_twin(tmp_path, QUICK, 0, weights, told)
+    assert trained == [(which, i + 1) for which in "AB" for i in range(again.point.epochs)]
+    scores = Path(FOLDER, "strength-100", "scores.json")
+    assert (tmp_path / scores).read_bytes() == (made[0] / scores).read_bytes()
 
 
 def test_trainings_share_a_phase_resume_and_repeat(tmp_path: Path) -> None:
