@@ -2,7 +2,9 @@
 
 For each class, crops and their features are found as crops.py says. Each channel of the features is taken in
 deviations from its mean over all places of all pictures, so that what every place shares makes nothing alike;
-then they are grouped by average linkage on their cosine distance, cut at CUT, the largest group first.
+then they are grouped by average linkage on their cosine distance, the largest group first: cut at CUT, and
+below it where both parts are at most half as wide as the gap between them, which is GAP or more. (A network
+of two classes keeps little but the answer in its last layer, so that all its evidence is near.)
 
 A mark that only one class has in its pictures shows up as the first group of that class without anybody
 asking for it; whether the network needs it is what painting it over tells. Maps that do not follow the
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.cluster.hierarchy import ClusterNode, linkage, to_tree
 from torch import nn
 
 from heatproof.errors import InputError
@@ -26,6 +28,7 @@ from heatproof.types import ArrayLike, Maps
 from heatproof.verdict.crops import ClassCrops, Crop, Layer, find_crops
 
 CUT = 0.7  # where crops of one class end and those of another begin (measured: docs/album.md)
+GAP = 0.25  # from which on two tight parts are two groups
 PER_CLASS = 100  # pictures
 MOST_CLASSES, MOST_GROUPS, MOST_CROPS = 12, 6, 12  # that are kept
 CROP = 96  # pixels of a crop's longer side, at most
@@ -187,9 +190,22 @@ def alike(features: np.ndarray) -> list[np.ndarray]:
         return [np.zeros(1, int)]
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     distances = np.clip(1 - unit @ unit.T, 0, 2)[np.triu_indices(len(unit), 1)]
-    numbers = fcluster(linkage(distances, "average"), CUT, "distance")
     lots = []
-    for number in np.unique(numbers):
-        lot = np.flatnonzero(numbers == number)
+    for group in _apart(to_tree(linkage(distances, "average"))):
+        lot = np.sort(group.pre_order())
         lots.append(lot[np.argsort(-(unit[lot] @ unit[lot].mean(0)), kind="stable")])
     return sorted(lots, key=lambda lot: (-len(lot), lot.min()))
+
+
+def _apart(tree: ClusterNode) -> list[ClusterNode]:
+    """The groups in a tree of linkages: cut at CUT, and below it where the parts are tight for their gap."""
+    groups, left = [], [tree]
+    while left:
+        node = left.pop()
+        parts = [] if node.is_leaf() else [node.left, node.right]
+        widest = max((part.dist for part in parts), default=0)  # 0: of single crops, whose width is not known
+        if parts and (node.dist > CUT or (node.dist > GAP and 0 < widest <= node.dist / 2)):
+            left += parts
+        else:
+            groups.append(node)
+    return groups
