@@ -14,7 +14,15 @@ from heatproof.cli._console import console, new_table
 @click.option("--checkpoint", help="At this checkpoint; the last one where none is named.")
 @click.option("--model", help="Of this model, where the run has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of a table.")
-def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_json: bool) -> None:
+@click.option("--album", is_flag=True, help="Also make the evidence album, which the report then shows.")
+@click.option(
+    "--study",
+    type=click.Path(path_type=Path),
+    help="With --album: the study's TOML file, to build its network from.",
+)
+def verdict_command(
+    run: Path, checkpoint: str | None, model: str | None, as_json: bool, album: bool, study: Path | None
+) -> None:
     """Say which maps of the folder RUN follow the network, and whether it looks where it should.
 
     Two questions, never mixed. A method FOLLOWS the network where its maps lie surely above their own
@@ -23,9 +31,14 @@ def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_jso
     surely more often than chance. "Undecided" is an answer too, and says what would decide it. The verdict on
     the last checkpoint is kept as RUN/verdict.json.
 
+    --album builds the network again, cuts out what lies under the strongest maps of the methods that follow,
+    and groups the crops by what they look like to the network. A network that comes as code is built only
+    where --study names the file that says so.
+
     \b
     Examples:
       heatproof verdict runs/first
+      heatproof verdict runs/first --album --study study.toml && heatproof report runs/first
       heatproof verdict runs/first --json > verdict.json
       heatproof gate runs/first --rule "follows gradcam" --rule "looks-there pneumonia"
     """
@@ -34,9 +47,16 @@ def verdict_command(run: Path, checkpoint: str | None, model: str | None, as_jso
     from heatproof.verdict.data import read_run
     from heatproof.verdict.judge import judge, keep
 
-    data = read_run(RunFolder.open(run), model, checkpoint)
+    folder = RunFolder.open(run)
+    data = read_run(folder, model, checkpoint)
     verdict = judge(data)
     kept = keep(data, verdict)
+    if album:
+        from heatproof.verdict.kept_album import write_album
+
+        following = [one.method for one in verdict.methods if one.follows == "yes"]
+        made = write_album(folder, following or None, checkpoint=checkpoint, study=study)
+        kept = f"{kept}; the album to {made}, heatproof report shows it"
     if as_json:
         click.echo(verdict.json())
         return

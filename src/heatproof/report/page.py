@@ -1,6 +1,6 @@
 """One HTML file that says whether the maps of a run can be trusted; it opens from disk and loads nothing.
 
-    verdict -> scores -> pictures -> training, classes, curves, agreement -> provenance, definitions
+    verdict -> album -> scores -> pictures -> training, classes, curves, agreement -> provenance, definitions
 
 The text and the charts are written here; the script only draws heatmaps and opens folds. A content policy in
 the page allows this one script by its hash, styles, and pictures inside the page: nothing else runs or loads,
@@ -22,6 +22,7 @@ from markupsafe import Markup, escape
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
+from heatproof.report.album import album_section
 from heatproof.report.definitions import definitions
 from heatproof.report.gallery import MOST, gallery
 from heatproof.report.pieces import Grid, Section, fill, named
@@ -31,6 +32,7 @@ from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import LOOKS, WORDS, Verdict
 from heatproof.verdict.data import RunData
 from heatproof.verdict.judge import judge
+from heatproof.verdict.kept_album import read_album
 
 AFTER_THE_PICTURES = (trajectories, classes, curves, agreement, made, definitions)
 
@@ -98,7 +100,8 @@ def read_report(
 ) -> ReportPage:
     """All sections of a run. more: sections to stand before its own."""
     rest = [section(data) for section in AFTER_THE_PICTURES]
-    return ReportPage(data, verdict, (*more, scores(data)), pictures, rest)
+    album = album_section(read_album(data.folder))
+    return ReportPage(data, verdict, (*more, album, scores(data)), pictures, rest)
 
 
 def write_page(
