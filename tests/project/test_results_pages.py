@@ -12,6 +12,7 @@ import re
 
 import pytest
 from claims import RESULTS, ROOT, Page, Rows
+from claims.calibration import calibration
 from claims.cose import cose
 from claims.cscore import cscore
 from claims.front import front
@@ -19,7 +20,7 @@ from claims.localise import localise
 from claims.qr import qr
 from claims.speed import speed
 
-PAGES = [front(), cose(), cscore(), localise(), qr(), speed()]
+PAGES = [front(), calibration(), cose(), cscore(), localise(), qr(), speed()]
 
 NAME = re.compile(r"[A-Za-z][A-Za-z-]*[/-]?\d+")  # ResNet-50, ViT-Ti/16, H200, fp32: no measurement
 YEAR = re.compile(r"\b(19|20)\d\d\b")
