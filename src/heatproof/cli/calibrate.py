@@ -57,6 +57,11 @@ def calibrate_command(
     if not only_judge:
         say = lambda text: console.print(text, soft_wrap=True, markup=False)  # noqa: E731
         measure_members(out, data, best_device(device), quick=quick, shard=(int(which), int(count)), say=say)
+        if int(count) > 1:
+            console.print(
+                "measured; once all shards are, judge with --only-judge", soft_wrap=True, markup=False
+            )
+            return
     measured = thresholds.read_members(out)
     rule, chosen, published = thresholds.calibrate(measured)
     rows = [row for member in measured for row in thresholds.judged_rows(member, rule)]
