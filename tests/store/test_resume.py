@@ -44,7 +44,7 @@ worker.Worker.compute, worker.Worker.group = slow_compute, slow_group
 kills, done_before = 0, []
 rng = random.Random()
 for attempt in range(11):
-    done_before.append(sorted(p.stem for p in (out / "seals").glob("*.json")))  # a part without one is not done
+    done_before.append(sorted(p.stem for p in (out / "seals").glob("*.json")))  # the last of a unit
     child = os.fork()
     if child == 0:
         engine.run_study(study, out)
