@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from heatproof.contrast.tokens import Token
-from heatproof.contrast.truth import MOST_ASKED, all_logits, flips
+from heatproof.contrast.truth import MOST_ASKED, flips
 from heatproof.models.model import Model, predicted
+from heatproof.models.queue import all_logits
 
 STEPS, BATCHES = 24, (4, 32)  # wanted in an epoch, and the least and most pictures in each
 

@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.contrast.pair import Pair
-from heatproof.contrast.truth import all_logits
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.metrics.localisation import localise
 from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.models.model import Model, class_scores
+from heatproof.models.queue import all_logits
 from heatproof.types import Maps
 
 TOKEN_REMOVED = "token removed"

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from heatproof.models.model import Model, predicted, untouched
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, predicted
+from heatproof.models.queue import all_logits
 
 PLANTED, CLEAN, ASKED = 0.9, 0.1, 0.5
 MOST_ASKED = 200  # pictures
@@ -59,15 +59,6 @@ class Planting(NamedTuple):
 
 def _share(flips: Flips) -> str:
     return f"{flips.share:.0%} ({flips.n} of {flips.shown} pictures)" if flips.n else "none (0 pictures)"
-
-
-def all_logits(model: Model, images: Tensor) -> Tensor:
-    """ "n k" logits of many model-ready pictures, in batches that fit."""
-    size = int(images.shape[-2]), int(images.shape[-1])
-    with untouched(model.module):
-        return Queue(model, size).predict(
-            len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits
-        )
 
 
 @torch.no_grad()

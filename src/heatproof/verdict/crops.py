@@ -23,12 +23,11 @@ from scipy.ndimage import center_of_mass, find_objects, label
 from torch import Tensor
 from torch.nn import functional as F
 
-from heatproof.contrast.truth import all_logits
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.kit import pixel_maps
 from heatproof.models.capture import capture
 from heatproof.models.model import Model, predicted, target_probabilities, untouched
-from heatproof.models.queue import Queue
+from heatproof.models.queue import Queue, all_logits
 from heatproof.show import pixels
 from heatproof.types import Maps
 

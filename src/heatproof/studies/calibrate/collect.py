@@ -25,13 +25,13 @@ from torch import Tensor
 
 from heatproof.contrast.pair import Pair, make_pair
 from heatproof.contrast.score import contrast_auc, inside_token
-from heatproof.contrast.truth import all_logits
 from heatproof.explain.api import explain
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import localise
 from heatproof.metrics.specificity import DRAWS, STEPS, above_shadows, against_untrained
 from heatproof.models.model import Model, predicted
+from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import untrained_copy
 from heatproof.studies.calibrate.population import Member, make_network, open_pictures, positive_class
 from heatproof.train.data import Data, stratified_split
