@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MEANS = """
-    select metric, method, avg(value) filter (not isnan(value)) as mean,
+    select metric, method, avg(value order by value) filter (not isnan(value)) as mean,
            count(*) filter (not isnan(value)) as n
     from scores where method <> '' and image <> '' and checkpoint = ? group by all order by all
 """

@@ -289,7 +289,8 @@ def test_unknown_metrics_and_missing_parts_are_said(tmp_path: Path) -> None:
 
 
 def test_the_same_run_gives_the_same_page(run: RunFolder, data: RunData) -> None:
-    assert page_of(data) == page_of(read_run(run))
+    first = page_of(data)  # several times: DuckDB hands unordered groups back as its threads finish
+    assert all(page_of(read_run(run)) == first for _ in range(8))
 
 
 def test_definitions_name_direction_bounds_and_paper(data: RunData) -> None:

@@ -138,7 +138,7 @@ class Scores:
                       case when image <> '' then metric
                            when label is not null then metric || ' (class)'
                            else metric || ' (checkpoint)' end as quantity,
-                      avg(value) filter (not isnan(value)) as mean,
+                      avg(value order by value) filter (not isnan(value)) as mean,
                       count(*) filter (not isnan(value)) as n, count(*) as total
                from scores group by all order by all"""
         )

@@ -175,7 +175,7 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         query = f"select {columns} from scores where model = ? and checkpoint = ? and {rest}"
         return scores.sql(query, [model, checkpoint, *parameters])
 
-    broken = select("image, any_value(reason) as reason", "metric = 'image' group by 1 order by 1")
+    broken = select("image, min(reason) as reason", "metric = 'image' group by 1 order by 1")
     groups = _group_cells(select)
     return RunData(
         folder=folder,
@@ -211,9 +211,9 @@ def _one_of(kind: str, wanted: str | None, known: Sequence[str], default: str) -
 def _images(select: Select) -> Images:
     """All image-level scores of a checkpoint, as arrays over the images."""
     rows = select(
-        """image, any_value(label) as label,
+        """image, min(label) as label,
            max(value) filter (metric = 'predicted' and not isnan(value)) as predicted,
-           any_value(explained) filter (method <> '') as explained,
+           min(explained) filter (method <> '') as explained,
            max(value) filter (metric = 'probability' and not isnan(value)) as confidence""",
         "image <> '' and metric <> 'image' group by 1 order by 1",
     )
@@ -222,7 +222,7 @@ def _images(select: Select) -> Images:
     arrays: dict[tuple[str, str], np.ndarray] = {}
     groups = select(
         "metric, method, list(image) as images, list(value) as found",
-        "image <> '' and method <> '' group by 1, 2",
+        "image <> '' and method <> '' group by 1, 2 order by 1, 2",
     )
     for group in groups:
         if stands_beside(group["metric"]):
@@ -263,7 +263,7 @@ def _group_cells(select: Select) -> dict[tuple[str, str, int | None], Cell]:
     Their counts and intervals are rows of their own and go into the same cell.
     """
     rows = select(
-        "metric, method, label, value, reason", "image = '' and not contains(method, ?) order by label", PAIR
+        "metric, method, label, value, reason", "image = '' and not contains(method, ?) order by label, metric, method", PAIR
     )
     values = {(row["metric"], row["method"], row["label"]): row for row in rows}
     cells = {}
@@ -282,7 +282,7 @@ def _group_cells(select: Select) -> dict[tuple[str, str, int | None], Cell]:
 def _paths(folder: RunFolder, model: str, checkpoints: Sequence[str]) -> dict[tuple[str, str], list[float]]:
     """Means by checkpoint, of images or of whole checkpoints."""
     rows = folder.scores().sql(
-        """select metric, method, checkpoint, avg(value) filter (not isnan(value)) as mean from scores
+        """select metric, method, checkpoint, avg(value order by value) filter (not isnan(value)) as mean from scores
            where model = ? and not contains(method, ?) and (image <> '' or label is null)
            group by all order by all""",
         [model, PAIR],
@@ -306,7 +306,7 @@ def _alarms(folder: RunFolder, model: str) -> list[Alarm]:
 
 def _agreement(select: Select) -> dict[str, dict[tuple[str, str], float]]:
     found: dict[str, dict[tuple[str, str], float]] = {}
-    for row in select("metric, method, value", "contains(method, ?)", PAIR):
+    for row in select("metric, method, value", "contains(method, ?) order by all", PAIR):
         first, _, second = row["method"].partition(PAIR)
         kind = row["metric"].partition("(")[0].removeprefix("method_agreement").strip("_") or "agreement"
         found.setdefault(kind, {})[first, second] = row["value"]
@@ -318,7 +318,7 @@ def _curves(select: Select) -> dict[str, dict[str, list[tuple[int, float]]]]:
     rows = select(
         r"""method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
             regexp_extract(metric, '_at_(\d+)', 1)::int as percent,
-            avg(value) filter (not isnan(value)) as mean""",
+            avg(value order by value) filter (not isnan(value)) as mean""",
         r"regexp_matches(metric, '^(insertion|deletion)_at_\d+') group by all order by all",
     )
     found: dict[str, dict[str, list[tuple[int, float]]]] = {}

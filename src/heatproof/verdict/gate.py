@@ -267,7 +267,7 @@ class _Run:
             which, name = "label = ?", self.classes[c]
             parameters.append(c)  # type: ignore[arg-type]
         row: dict[str, Any] = self.folder.scores().sql(
-            "select avg(value) filter (not isnan(value)) as value, "
+            "select avg(value order by value) filter (not isnan(value)) as value, "
             "count(*) filter (not isnan(value)) as n, count(*) as total, max(reason) as reason, "
             "count(*) filter (image <> '') as images from scores "
             f"where model = ? and checkpoint = ? and metric = ? and method = ? and {which}",

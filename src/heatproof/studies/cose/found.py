@@ -150,7 +150,7 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
         pairs = pairs.where(np.array([answered[image] == 1 for image in pairs.image], dtype=bool))
     order = (*(c for c in folder.manifest.models if c != final), final)
     empty = scores.sql(
-        "select method, avg(value) as share from scores where metric = 'degenerate' and checkpoint = ? "
+        "select method, avg(value order by value) as share from scores where metric = 'degenerate' and checkpoint = ? "
         "group by method",
         [final],
     )
