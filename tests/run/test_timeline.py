@@ -1,0 +1,47 @@
+"""Spans: kept while somebody records, with their stage, from every thread; nothing at all otherwise."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from heatproof.timeline import FRAME, NOTHING, recording, span
+
+
+def test_nobody_recording_is_one_shared_empty_context() -> None:
+    with recording():
+        pass
+    assert span("forward", inputs=3) is NOTHING and span("decode") is NOTHING
+    with span("a"), span("b"):  # which may be entered inside itself
+        pass
+
+
+def test_a_span_knows_its_stage_and_its_inputs() -> None:
+    with recording() as kept, span(FRAME, "u1"), span("metric", "insertion"), span("forward", inputs=7):
+        pass
+    inner, metric, unit = kept.spans
+    assert (inner.name, inner.inputs, inner.stage) == ("forward", 7, ("metric", "insertion"))
+    assert metric.stage == ("metric", "insertion") and unit.stage == (FRAME, "u1")
+    assert unit.start <= metric.start <= inner.start <= inner.end <= metric.end <= unit.end <= kept.ended
+
+
+def test_threads_have_stages_of_their_own() -> None:
+    def decode() -> None:
+        with span("decode"):
+            pass
+
+    with recording() as kept, span("metric", "a"):
+        thread = threading.Thread(target=decode, name="decoder")
+        thread.start()
+        thread.join()
+    decoded, metric = kept.spans
+    assert decoded.stage == ("decode", "") and decoded.thread != metric.thread == kept.main
+    assert kept.names[decoded.thread] == "decoder"
+
+
+def test_an_error_ends_the_span_and_the_recording() -> None:
+    with pytest.raises(RuntimeError), recording() as kept, span("metric", "a"):
+        raise RuntimeError
+    assert [one.name for one in kept.spans] == ["metric"] and kept.ended > 0
+    assert span("x") is NOTHING
