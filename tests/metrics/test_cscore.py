@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heatproof.errors import InputError
 from heatproof.metrics import map_pairs
 from heatproof.metrics.consistency import cscore, cscore_by_class, global_cscore, soft_iou
-from heatproof.metrics.gold import calibrate, gold_list, temperature, thresholds
+from heatproof.metrics.gold import confidence_weights, gold_list, temperature, thresholds
 from heatproof.metrics.map_pairs import sampled_mean, soft_iou_matrix
 from heatproof.registry import metrics
 from heatproof.types import Maps
@@ -394,6 +394,39 @@ def test_adaptive_threshold_survives_a_shift_and_follows_the_ranking() -> None:
     assert cscore_by_class(random_maps(10), y, shifted, tau="adaptive").classes[0].n == 4
 
 
+def slow_calibrated(y: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """Image by image: its fold by its place among its class, the temperature of the other fold."""
+    both = np.stack([1 - p, p], 1) if p.ndim == 1 else p
+    own = both[np.arange(len(y)), y]
+    fold = np.empty(len(y), int)
+    for c in set(y.tolist()):
+        members = [i for i in range(len(y)) if y[i] == c]
+        for place, i in enumerate(sorted(members, key=lambda i: own[i])):
+            fold[i] = place % 2
+    found = []
+    for i in range(len(y)):
+        others = [j for j in range(len(y)) if fold[j] != fold[i]]
+        t = temperature(y[others], both[others])
+        powers = both[i] ** (1 / t)
+        found.append(powers[y[i]] / powers.sum())
+    return np.array(found)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 4), st.integers(4, 30))
+@settings(max_examples=25, deadline=None)
+def test_no_image_is_weighed_with_a_temperature_fitted_on_it(seed: int, classes: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    y, p = rng.integers(0, classes, n), rng.dirichlet(np.ones(classes), n)
+    weights = confidence_weights(y, p, "calibrated")
+    assert weights.numpy() == pytest.approx(slow_calibrated(y, p), rel=1e-4)
+    order = rng.permutation(n)
+    assert confidence_weights(y[order], p[order], "calibrated").numpy() == pytest.approx(
+        weights[order].numpy(), rel=1e-4
+    )
+    given_t = confidence_weights(y, p, "calibrated", 1.0).numpy()
+    assert given_t == pytest.approx(p[np.arange(n), y], rel=1e-12)
+
+
 def test_weights_change_the_weights_only() -> None:
     maps, y = random_maps(30), np.arange(30) % 2
     p = np.where(y == 1, confidences(30), 1 - confidences(30))
@@ -403,7 +436,7 @@ def test_weights_change_the_weights_only() -> None:
     assert [s.n for s in flat.classes.values()] == [s.n for s in calibrated.classes.values()] == [15, 15]
     ones = maps[y == 1].numpy()
     assert flat.classes[1].value == pytest.approx(slow_cscore(ones, np.ones(15)), abs=1e-6)
-    q = calibrate(p, temperature(y, p))[y == 1, 1].numpy()
+    q = slow_calibrated(y, p)[y == 1]
     assert calibrated.classes[1].value == pytest.approx(slow_cscore(ones, q), abs=1e-6)
     assert len({s.classes[1].value for s in (plain, flat, calibrated)}) == 3
 
@@ -437,6 +470,7 @@ Y, P = [0, 1, 1], [0.9, 0.8, 0.7]
         (lambda m: cscore_by_class(m, Y, P, anchor=[3]), "anchor must hold image indices from 0 to 2"),
         (lambda m: cscore_by_class(m, Y, P, anchor=[0.5]), "anchor must be a boolean mask"),
         (lambda m: cscore_by_class(m, Y, P, weights="none"), "weights must be 'confidence'"),
+        (lambda m: cscore_by_class(m, Y, P, temperature=0), "a temperature is a positive number"),
         (lambda m: soft_iou(m, m[:2]), "two maps 'h w' or 'b h w' of one shape"),
         (lambda m: soft_iou(m, -m), "without negative values"),
         (lambda m: global_cscore([0.5], [1, 2]), "sizes has 2 entries but values has 1"),

@@ -60,18 +60,18 @@ def brief(alarms: list[Alarm]) -> list[tuple[int, str, str | None, str | None]]:
     return [(a.mechanism, a.checkpoint, a.method, a.class_name) for a in alarms]
 
 
-def one(architecture: str, mechanism: int, checkpoint: str) -> Alarm:
+def one(architecture: str, mechanism: int, checkpoint: str, method: str | None = None) -> Alarm:
     found = [
         a
         for a in find_alarms(published(architecture))
-        if (a.mechanism, a.checkpoint) == (mechanism, checkpoint)
+        if (a.mechanism, a.checkpoint) == (mechanism, checkpoint) and method in (None, a.method)
     ]
     assert len(found) == 1, brief(found)
     return found[0]
 
 
 def test_scorecam_of_resnet_is_caught_one_checkpoint_before_auc_falls() -> None:
-    alarm = one("ResNet50V2", 2, "E25")
+    alarm = one("ResNet50V2", 2, "E25", "ScoreCAM")
     assert (alarm.method, alarm.label, alarm.epoch, alarm.auc_tells_at) == ("ScoreCAM", None, 25, "E30")
     assert alarm.evidence["cscore"] == 0.014 and alarm.evidence["best_before"] == 0.698
 
@@ -81,6 +81,16 @@ def test_gradcam_of_densenet_hides_pneumonia() -> None:
     assert (alarm.method, alarm.class_name, alarm.severity) == ("GradCAM", "Pneumonia", "critical")
     assert (alarm.evidence["cscore"], alarm.evidence["overall"]) == (0.014, 0.197)
     assert alarm.auc_tells_at is None
+
+
+def test_a_class_that_falls_from_its_own_best_is_a_collapse_of_that_class() -> None:
+    """What the global score hides and what a class has lost are two things: 0.887 at E25, 0.008 at E30."""
+    alarm = one("InceptionV3", 2, "E30")
+    assert (alarm.method, alarm.class_name, alarm.severity) == ("GradCAM", "Pneumonia", "critical")
+    assert (alarm.evidence["cscore"], alarm.evidence["best_before"]) == (0.008, 0.887)
+    assert "the GradCAM maps of Pneumonia agree no more: C-Score 0.008, after 0.887 at E25" in alarm.sentence
+    never = [a for a in find_alarms(published("DenseNet201")) if a.checkpoint == "E5"]
+    assert brief(never) == [(3, "E5", "GradCAM", "Pneumonia")]  # 0.078 before was nothing to lose
 
 
 def test_densenet_calls_every_image_pneumonia() -> None:
@@ -266,9 +276,18 @@ def test_a_layer_silent_for_all_is_one_alarm_per_method(trained: tuple[Network, 
 def test_evidence_moved_at_random_is_class_masking_and_nothing_else(
     trained: tuple[Network, Trajectory],
 ) -> None:
+    """And where the class had agreed more than ten times as well before, a collapse of the class."""
     places = torch.where((LABELS == 0)[:, None], anywhere(len(LABELS), 9), HOME[LABELS])
-    alarms = then(trained, trained[0], pictures(LABELS, places, 1))
-    assert brief(alarms) == [(3, "broken", method, "lying") for method in METHODS]
+    images = pictures(LABELS, places, 1)
+    alone = find_alarms(Trajectory((checkpoint("broken", 6, trained[0], images),), trained[1].class_names))
+    assert brief(alone) == [(3, "broken", method, "lying") for method in METHODS]
+    alarms = then(trained, trained[0], images)
+    assert [(a.method, a.class_name) for a in alarms] == [(method, "lying") for method in METHODS]
+    for a in alarms:
+        past = max(c.methods[str(a.method)].classes[0].value for c in trained[1] if c.auc > 0.75)
+        assert a.mechanism == (2 if "best_before" in a.evidence else 3)
+        assert (a.mechanism == 2) <= (a.evidence["cscore"] < past / 10)
+    assert {a.mechanism for a in alarms} == {2, 3}
 
 
 # --- single rules ----------------------------------------------------------------------------
@@ -309,6 +328,14 @@ def test_an_untrained_network_is_no_past_to_fall_from() -> None:
     trained = state(0.95, (0.05, 0.05))
     assert find_alarms(Trajectory((state(0.6, (0.9, 0.9)), trained))) == []
     assert brief(find_alarms(Trajectory((state(0.9, (0.9, 0.9)), trained)))) == [(2, "t", "m", None)]
+
+
+def test_a_class_is_held_against_its_own_past_where_the_mean_hides_it() -> None:
+    before, after = state(0.95, (0.9, 0.9), name="t0"), state(0.95, (0.05, 0.9), name="t1")
+    assert brief(find_alarms(Trajectory((before, after)))) == [(2, "t1", "m", "class 0")]
+    assert brief(find_alarms(Trajectory((after,)))) == [(3, "t1", "m", "class 0")]  # nothing is known before
+    few = state(0.95, (0.9, 0.9), gold=(4, 50), name="t0")  # four images are no past
+    assert brief(find_alarms(Trajectory((few, after))))[-1:] == [(3, "t1", "m", "class 0")]
 
 
 def test_few_images_prove_nothing() -> None:

@@ -23,9 +23,9 @@ says how well the sample knows the C of these very maps; it does not cover the c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -33,11 +33,12 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics.gold import (
-    calibrate,
+    Weights,
+    anchored,
     class_labels,
     class_probabilities,
+    confidence_weights,
     gold_list,
-    temperature,
     thresholds,
 )
 from heatproof.metrics.kit import as_tensor, pixel_maps, same_length, sized_maps
@@ -53,6 +54,9 @@ from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.registry import metric
 from heatproof.show import plain_table
 from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
+
+if TYPE_CHECKING:
+    from heatproof.metrics.scene import Group
 
 NAN = float("nan")
 
@@ -172,6 +176,14 @@ def cscore(
     return _score(rows, p, exact_up_to, half_width, resamples, (seed,))[0]
 
 
+def _in_a_run(function: Callable[..., CScores], group: Group, options: Mapping[str, Any]) -> CScores:
+    """An anchor is named there: its list is made of what the network said at that checkpoint."""
+    given = dict(options)
+    if name := given.get("anchor"):
+        given["anchor"] = gold_list(group.labels, group.at(name), given.get("tau", 0.5))
+    return function(group.maps, group.labels, group.probabilities, seed=group.seed, **given)
+
+
 @metric(
     "cscore",
     needs=("maps", "labels", "probabilities"),
@@ -182,9 +194,7 @@ def cscore(
     title="C-Score: alike within a class",
     family="Consistency",
     own_class=True,
-    call=lambda function, group, options: function(
-        group.maps, group.labels, group.probabilities, seed=group.seed, **options
-    ),
+    call=_in_a_run,
     floors=(),  # a map that ignores the network is perfectly alike
 )
 def cscore_by_class(
@@ -195,7 +205,8 @@ def cscore_by_class(
     alpha: float = 2.0,
     *,
     anchor: ArrayLike | None = None,
-    weights: Literal["confidence", "calibrated", "uniform"] = "confidence",
+    weights: Weights = "confidence",
+    temperature: float | None = None,
     exact_up_to: int = EXACT_UP_TO,
     half_width: float = HALF_WIDTH,
     resamples: int = 1000,
@@ -208,14 +219,15 @@ def cscore_by_class(
         labels, probs, tau: what gold lists are made of, see gold_list.
         anchor: a mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
         weights: what the confidence in an image is: its probability, that after calibration, or 1.
+        temperature: of the calibration, fitted on other images; else on the other half of these, see gold.py.
         alpha, exact_up_to, half_width, resamples, seed: as for cscore.
     """
     rows = _rows(maps, alpha)
     p = class_probabilities(probs).to(rows.values.device)
     same_length(maps=rows, labels=labels, probs=p)
     y = class_labels(labels, p.shape[1]).to(p.device)
-    gold = gold_list(y, p, tau) if anchor is None else _anchored(anchor, len(y)).to(p.device)
-    confidence = _weights(y, p, weights)
+    gold = gold_list(y, p, tau) if anchor is None else anchored(anchor, len(y)).to(p.device)
+    confidence = confidence_weights(y, p, weights, temperature)
     used = thresholds(y, p, tau) if anchor is None else torch.full((p.shape[1],), NAN)
 
     classes: dict[int, CScore] = {}
@@ -251,29 +263,6 @@ def _rows(maps: Maps | ArrayLike, alpha: float) -> _EmphasisedRows:
     if not (alpha > 0 and math.isfinite(alpha)):
         raise InputError(f"alpha must be a positive number; got {alpha}")
     return _EmphasisedRows(*sized_maps(maps), alpha)
-
-
-def _anchored(anchor: ArrayLike, n: int) -> Tensor:
-    chosen = as_tensor(anchor)
-    if chosen.dtype == torch.bool:
-        same_length(labels=range(n), anchor=chosen)
-        return chosen
-    if chosen.is_floating_point() and chosen.numel():
-        raise InputError("anchor must be a boolean mask or image indices")
-    chosen = chosen.long()
-    if chosen.ndim != 1 or ((chosen < 0) | (chosen >= n)).any():
-        raise InputError(f"anchor must hold image indices from 0 to {n - 1}, or be a mask of {n} entries")
-    return torch.zeros(n, dtype=torch.bool, device=chosen.device).index_fill_(0, chosen, True)
-
-
-def _weights(y: Tensor, p: Tensor, kind: str) -> Tensor:
-    if kind not in ("confidence", "calibrated", "uniform"):
-        raise InputError(f"weights must be 'confidence', 'calibrated' or 'uniform'; got {kind!r}")
-    if kind == "uniform":
-        return torch.ones(len(y), dtype=p.dtype, device=p.device)
-    if kind == "calibrated":
-        p = calibrate(p, temperature(y, p))
-    return p.gather(1, y[:, None])[:, 0]
 
 
 def _score(

@@ -10,14 +10,18 @@ Beyond the paper, which names both as open:
 - tau="adaptive": tau_c is the n_c-th largest p(c) of all images, where n_c of them carry the label c, so
   that c is predicted as often as it occurs. It depends on the ranking of p(c) alone, as AUC does: a
   shifted threshold cannot empty the list, a lost ranking still does.
-- calibrated confidence: one temperature T, p**(1/T) renormalised, by least negative log-likelihood on the
-  images at hand (guo2017calibration). It changes weights, never membership.
+- calibrated confidence: one temperature T, p**(1/T) renormalised, by least negative log-likelihood
+  (guo2017calibration). It changes weights, never membership. No image is weighed with a temperature that was
+  fitted on it: the images of each class, in the order of p(c), go to two folds in turn, and each fold has the
+  temperature of the other; or a temperature that was fitted elsewhere is given.
+- an anchored list: the one of another checkpoint, with today's confidence.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -28,6 +32,47 @@ from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.types import ArrayLike
 
 TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
+FIRST = "first"  # an anchor: the first checkpoint of a run or of a monitored training
+Weights = Literal["confidence", "calibrated", "uniform"]
+
+
+@dataclass(frozen=True)
+class ListRule:
+    """Which images count, and how much: what a study, a run and a monitor may be told about gold lists.
+
+    >>> ListRule("adaptive", "calibrated").text
+    "cscore(tau='adaptive', weights='calibrated')"
+    """
+
+    tau: float | Literal["adaptive"] = 0.5
+    weights: Weights = "confidence"
+    anchor: str | None = None  # the checkpoint whose lists count at all others
+
+    def __post_init__(self) -> None:
+        checked_tau(self.tau)
+        if self.weights not in get_args(Weights):
+            raise InputError(f"weights must be 'confidence', 'calibrated' or 'uniform'; got {self.weights!r}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those that are not the default, as cscore takes them."""
+        plain = {"tau": 0.5, "weights": "confidence", "anchor": None}
+        return {name: getattr(self, name) for name in plain if getattr(self, name) != plain[name]}
+
+    @property
+    def text(self) -> str:
+        """The metric as runs name it."""
+        given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"cscore({given})" if given else "cscore"
+
+
+def checked_tau(tau: Any) -> float | Literal["adaptive"]:
+    """A probability or "adaptive"; else an error."""
+    if tau == "adaptive":
+        return "adaptive"
+    if isinstance(tau, (str, bool)) or not 0 <= tau <= 1:
+        raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
+    return float(tau)
 
 
 def class_probabilities(probs: ArrayLike) -> Tensor:
@@ -77,10 +122,9 @@ def gold_list(labels: ArrayLike, probs: ArrayLike, tau: float | Literal["adaptiv
 def thresholds(labels: ArrayLike, probs: ArrayLike, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
     """ "k": the threshold each class's gold list is made with."""
     p, y = _checked(labels, probs)
-    if tau != "adaptive":
-        if isinstance(tau, str) or not 0 <= tau <= 1:
-            raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
-        return torch.full((p.shape[1],), float(tau), dtype=p.dtype, device=p.device)
+    limit = checked_tau(tau)
+    if limit != "adaptive":
+        return torch.full((p.shape[1],), limit, dtype=p.dtype, device=p.device)
     size = torch.bincount(y, minlength=p.shape[1])
     if len(y) == 0:
         return torch.ones(p.shape[1], dtype=p.dtype, device=p.device)
@@ -107,6 +151,57 @@ def calibrate(probs: ArrayLike, t: float) -> Tensor:
     """ "b k": probabilities at temperature t."""
     p = class_probabilities(probs).clamp(min=torch.finfo(torch.float32).tiny)
     return (p.log() / t).softmax(1)
+
+
+def confidence_weights(
+    labels: ArrayLike, probs: ArrayLike, kind: Weights = "confidence", t: float | None = None
+) -> Tensor:
+    """ "b": what the confidence in each image counts.
+
+    Args:
+        labels, probs: as for gold_list.
+        kind: the probability of the own class, that after calibration, or 1.
+        t: a temperature fitted on other images; None: each half of these gets that of the other.
+    """
+    p, y = _checked(labels, probs)
+    ListRule(weights=kind)  # refuses other words
+    if t is not None and not 0 < t < math.inf:
+        raise InputError(f"a temperature is a positive number; got {t}")
+    if kind == "uniform":
+        return torch.ones(len(y), dtype=p.dtype, device=p.device)
+    own = p.gather(1, y[:, None])[:, 0]
+    if kind == "confidence":
+        return own
+    if t is not None:
+        return calibrate(p, t).gather(1, y[:, None])[:, 0]
+    weights, second = own.clone(), _second_fold(y, own)
+    for fold in (second, ~second):
+        fitted = calibrate(p[fold], temperature(y[~fold], p[~fold]))
+        weights[fold] = fitted.gather(1, y[fold][:, None])[:, 0]
+    return weights
+
+
+def _second_fold(y: Tensor, own: Tensor) -> Tensor:
+    """ "b" bool: every other image of each class, in the order of its confidence, not of the list."""
+    second = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    for c in y.unique():
+        members = torch.nonzero(y == c)[:, 0]
+        second[members[own[members].argsort(stable=True)][1::2]] = True
+    return second
+
+
+def anchored(anchor: ArrayLike, n: int) -> Tensor:
+    """ "b" bool: a list given as a mask or as indices, checked."""
+    chosen = as_tensor(anchor)
+    if chosen.dtype == torch.bool:
+        same_length(labels=range(n), anchor=chosen)
+        return chosen
+    if chosen.is_floating_point() and chosen.numel():
+        raise InputError("anchor must be a boolean mask or image indices")
+    chosen = chosen.long()
+    if chosen.ndim != 1 or ((chosen < 0) | (chosen >= n)).any():
+        raise InputError(f"anchor must hold image indices from 0 to {n - 1}, or be a mask of {n} entries")
+    return torch.zeros(n, dtype=torch.bool, device=chosen.device).index_fill_(0, chosen, True)
 
 
 def _checked(labels: ArrayLike, probs: ArrayLike) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from heatproof.models import Model, probabilities
@@ -53,3 +54,5 @@ class Group:
     labels: Tensor  # "b"
     probabilities: Tensor  # "b k"; zero where a class's probability was not kept
     seed: int
+    # Probabilities of the same images at another checkpoint, by its name; zero where there are none.
+    at: Callable[[str], Tensor] = lambda name: torch.zeros(0)

@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ from heatproof.errors import InputError
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScore, CScores
+from heatproof.metrics.gold import ListRule
 from heatproof.models import Model, probabilities
 from heatproof.models.model import untouched
 from heatproof.types import Maps
@@ -63,8 +63,10 @@ class Measured:
     unusable: Mapping[str, int]  # by method: maps that are not finite, left out of its score
 
 
-def measure(found: Answers, labels: Tensor, tau: float | Literal["adaptive"], seed: int) -> Measured:
-    """Scores of one pass."""
+def measure(
+    found: Answers, labels: Tensor, rule: ListRule, seed: int, listed: Tensor | None = None
+) -> Measured:
+    """Scores of one pass. listed: "b" bool, the gold list where it is anchored."""
     lost = int((~torch.isfinite(found.logits).all(1)).sum())
     if lost:
         raise InputError(f"the model's output is NaN or infinite for {lost} of {len(labels)} images")
@@ -75,11 +77,12 @@ def measure(found: Answers, labels: Tensor, tau: float | Literal["adaptive"], se
         unusable[method] = int((~good).sum())
         usable = good.cpu()
         kept = maps if good.all() else maps.take(good)
-        scores[method] = (
-            cscore_by_class(kept, labels[usable], probs[usable], tau=tau, seed=seed)
-            if usable.any()
-            else _no_scores(probs.shape[1])
-        )
+        scores[method] = _no_scores(probs.shape[1])
+        if usable.any():
+            scores[method] = cscore_by_class(
+                kept, labels[usable], probs[usable], tau=rule.tau, weights=rule.weights, seed=seed,
+                anchor=None if listed is None else listed[usable],
+            )  # fmt: skip
         degenerate[method] = float(kept.degenerate.double().mean())
     return Measured(
         scores, degenerate, auc(labels, probs), accuracy(labels, probs), recall(labels, probs), unusable

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from heatproof.metrics.gold import ListRule, gold_list
 from heatproof.metrics.scene import Scene
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
-from heatproof.run.group import cells
+from heatproof.run.group import cells, read_answers
 from heatproof.run.metrics import read_metrics
 from heatproof.run.plan import Task, make_plan
 from heatproof.run.score import RowMaker, only_finite
@@ -37,10 +38,10 @@ class Recorder:
 
     def __init__(
         self, path: str | PathLike[str], held: HeldOut, methods: Sequence[str], batch_size: int, seed: int,
-        tau: float | str, layer: Any,
+        rule: ListRule, layer: Any,
     ) -> None:  # fmt: skip
         self.path, self.held = Path(path), held
-        self.cscore = "cscore" if tau == 0.5 else f"cscore(tau={tau!r})"
+        self.cscore = rule.text
         config = {
             "kind": "monitor",
             "methods": list(methods),
@@ -66,6 +67,15 @@ class Recorder:
         found = Trajectory.from_run(folder)
         by_epoch = {c.epoch: c for c in found if c.name in whole}
         return replace(found, checkpoints=tuple(by_epoch.values()))
+
+    def anchored(self, rule: ListRule) -> dict[str, bool] | None:
+        """The list that the first checkpoint in the folder made, by image."""
+        first = next(iter(self.manifest.models), None)
+        if first is None:
+            return None
+        found = read_answers(RunFolder.open(self.path), first)
+        gold = gold_list(found.labels, found.probabilities, rule.tau)
+        return dict(zip(found.ids, gold.tolist(), strict=True))
 
     def _complete(self, folder: RunFolder, checkpoint: str) -> bool:
         plan = make_plan(folder.manifest, len(self.held))

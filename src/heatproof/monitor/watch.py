@@ -21,10 +21,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import HeatproofError, InputError, TargetError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Preprocess, Source
+from heatproof.metrics.gold import FIRST, ListRule, Weights, gold_list
 from heatproof.models import Model, load_model
 from heatproof.monitor.held import HeldOut, hold
 from heatproof.monitor.measure import Answers, measure, same_randomness, undisturbed
@@ -58,6 +61,8 @@ class Monitor:
         out: a run folder to write and to resume.
         layer: where CAMs look; found by itself where None.
         tau: of the gold lists, see hp.metrics.gold_list.
+        weights: of the C-Score, see hp.metrics.cscore_by_class.
+        anchor: "first": the lists of the first epoch that is measured hold for all of them.
         loggers: trackers, see trackers.py: what has a method log(report).
         on_alarm: called with each new alarm, in every process, instead of a line in the log.
         stop_on: mechanisms ("class masking", ..., or "any") for which step() raises AlarmRaised; callbacks
@@ -80,6 +85,8 @@ class Monitor:
         out: str | PathLike[str] | None = None,
         layer: str | Sequence[str] | None = None,
         tau: float | Literal["adaptive"] = 0.5,
+        weights: Weights = "confidence",
+        anchor: Literal["first"] | None = None,
         loggers: Sequence[Tracker] = (),
         on_alarm: Callable[[Alarm], object] | None = None,
         stop_on: str | int | Sequence[str | int] = (),
@@ -92,14 +99,17 @@ class Monitor:
             raise InputError(f"every is a number of epochs, at least 1; got {every}")
         if max_seconds is not None and not max_seconds > 0:
             raise InputError(f"max_seconds must be above 0; got {max_seconds}")
-        if tau != "adaptive" and (isinstance(tau, str) or not 0 <= tau <= 1):
-            raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
+        if anchor not in (None, FIRST):
+            raise InputError(
+                f"a monitor anchors its lists to the 'first' epoch or not at all; got {anchor!r}"
+            )
         if seed < 0:
             raise InputError(f"seed must be 0 or more, got {seed}")
         for logger in loggers:
             if not callable(getattr(logger, "log", None)):
                 raise InputError(f"a logger has a method log(report); {type(logger).__name__} has none")
-        self.every, self.batch_size, self.layer, self.tau, self.seed = every, batch_size, layer, tau, seed
+        self.every, self.batch_size, self.layer, self.seed = every, batch_size, layer, seed
+        self.rule = ListRule(tau, weights, anchor)
         self.loggers, self.on_alarm, self.max_seconds = tuple(loggers), on_alarm, max_seconds
         self._all = hold(
             images, labels, preprocess=preprocess, class_names=class_names, limit=limit, seed=seed,
@@ -111,14 +121,16 @@ class Monitor:
             log.warning("%s is left out: %s", failure.id, failure.reason)
         self.trajectory = Trajectory((), self._all.classes)
         self._known: tuple[Any, Model] | None = None
+        self._listed: dict[str, bool] | None = None
         self._said: set[str] = set()
         self._spent, self._born = 0.0, time.perf_counter()
         self._recorder: Recorder | None = None
         if out is not None:
             from heatproof.monitor.record import Recorder  # which needs duckdb and msgspec
 
-            self._recorder = Recorder(out, self._all, self.methods, batch_size, seed, tau, layer)
+            self._recorder = Recorder(out, self._all, self.methods, batch_size, seed, self.rule, layer)
             self.trajectory = self._recorder.trajectory() or self.trajectory
+            self._listed = self._recorder.anchored(self.rule) if anchor else None
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -186,7 +198,8 @@ class Monitor:
         try:
             wrapped = self._model(model)
             found = self._answers(wrapped, held)
-            numbers = measure(found, held.labels, self.tau, self.seed)
+            listed = self._anchored(held, found)
+            numbers = measure(found, held.labels, self.rule, self.seed, listed)
             if self._recorder is not None:
                 try:
                     name = self._recorder.write(wrapped, epoch, self._rows, found, numbers)
@@ -196,10 +209,10 @@ class Monitor:
                 if count:
                     left = f"{method} left {count} of {len(held)} images out"
                     self._say(f"{left}: their maps have NaN or infinite values")
-            probs = found.probabilities
-            alarms, new = self._alarms(
-                CheckpointState.measured(name, epoch, held.labels, probs, numbers.scores, self.tau, held.ids)
+            state = CheckpointState.measured(
+                name, epoch, held.labels, found.probabilities, numbers.scores, self.rule.tau, held.ids, listed
             )
+            alarms, new = self._alarms(state)
             pictures, heat = _shown(held, found)
         except Exception as error:  # training goes on, whatever it is
             problem = str(error) or type(error).__name__
@@ -221,6 +234,15 @@ class Monitor:
             except TargetError as error:
                 raise InputError(f"the labels do not match the model's outputs: {error}") from error
         return Answers(logits.cpu(), maps)
+
+    def _anchored(self, held: HeldOut, found: Answers) -> Tensor | None:
+        """The list in force, where it is that of the first epoch."""
+        if self.rule.anchor is None:
+            return None
+        if self._listed is None and torch.isfinite(found.logits).all():
+            gold = gold_list(held.labels, found.probabilities, self.rule.tau)
+            self._listed = dict(zip(held.ids, gold.tolist(), strict=True))
+        return torch.tensor([bool(self._listed and self._listed.get(name)) for name in held.ids])
 
     def _alarms(self, now: CheckpointState) -> tuple[tuple[Alarm, ...], tuple[Alarm, ...]]:
         """Add the checkpoint; its alarms, and those of them that the checkpoint before did not have.

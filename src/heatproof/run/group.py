@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from heatproof.metrics.scene import Group
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.run.metrics import MetricRequest, read_metrics
-from heatproof.run.plan import Task
+from heatproof.run.plan import Task, anchor_of
 from heatproof.run.score import NOT_DEFINED, RowMaker
 from heatproof.store import MapStore, RunFolder
 from heatproof.types import Maps, Score
@@ -59,7 +60,7 @@ def group_rows(
 ) -> list[Score]:
     """The rows of one group task; pairs of maps are compared on the device."""
     answers = read_answers(folder, task.unit.checkpoint, tuple(map(valid_unicode, ids)))
-    group, rows = _Stored(task, answers, folder.maps(), device), RowMaker(model, task.unit.checkpoint)
+    group, rows = _Stored(folder, task, answers, folder.maps(), device), RowMaker(model, task.unit.checkpoint)
     requests = read_metrics(task.unit.metrics)
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
@@ -115,10 +116,22 @@ def read_answers(
     return StoredAnswers(known, own, table, complete=len(classes) == table.numel())
 
 
+def anchor_answers(
+    folder: RunFolder, checkpoint: str, ids: Sequence[str], model: str | None = None
+) -> Tensor:
+    """ "b k": what was said about these images there; zeros where one could not be used."""
+    found = read_answers(folder, checkpoint, ids, model)
+    place = {name: i for i, name in enumerate(ids)}
+    probabilities = torch.zeros(len(ids), found.probabilities.shape[1], dtype=found.probabilities.dtype)
+    probabilities[[place[name] for name in found.ids]] = found.probabilities
+    return probabilities
+
+
 @dataclass(frozen=True)
 class _Stored:
     """What a group task reads."""
 
+    folder: RunFolder
     task: Task
     answers: StoredAnswers
     maps: MapStore
@@ -144,10 +157,15 @@ class _Stored:
         labels, probabilities = self.answers.labels[chosen], self.answers.probabilities[chosen]
         if entry.call:
             there = None if maps is None else maps.to(self.device)
-            group = Group(there, labels, probabilities, self.task.unit.seed)
+            names = [self.answers.ids[i] for i in chosen]
+            group = Group(there, labels, probabilities, self.task.unit.seed, partial(self._at, names))
             return entry.call(entry.function, group, options)
         offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
         return entry.function(**{name: offered[name] for name in entry.needs}, **options)
+
+    def _at(self, names: Sequence[str], anchor: str) -> Tensor:
+        """What the network said about these images at another checkpoint."""
+        return anchor_answers(self.folder, anchor_of(anchor, list(self.folder.manifest.models)), names)
 
     def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Pairs in which at least one method is the task's own."""

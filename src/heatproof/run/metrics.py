@@ -11,7 +11,7 @@ from heatproof.registry import Metric, check_options, metrics, parse_call
 
 OFFERED = frozenset({"maps", "labels", "probabilities", "boxes", "masks", "model", "images"})
 STORED = frozenset({"maps", "labels", "probabilities"})  # of all images of a checkpoint
-RESERVED = ("progress", "batch_size", "layer", "anchor", "boxes", "masks", "targets", "seed", "logits",
+RESERVED = ("progress", "batch_size", "layer", "boxes", "masks", "targets", "seed", "logits",
             "same_images", "changed_images", "then")  # fmt: skip
 
 
@@ -34,6 +34,11 @@ class MetricRequest:
         values = dict(self.options).values()
         reads = self.group and "probabilities" in self.entry.needs and not self.entry.own_class
         return reads or "adaptive" in values or "calibrated" in values
+
+    @property
+    def anchor(self) -> str:
+        """The checkpoint whose answers it needs beside those of its own, "" where it needs none."""
+        return str(dict(self.options).get("anchor") or "")
 
     @property
     def per_method(self) -> bool:
@@ -83,6 +88,10 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
         if option in RESERVED:
             raise InputError(f"{entry.name}: {option} is set by the run itself; leave it out")
     check_options(entry, options)
+    if not isinstance(options.get("anchor", ""), str):
+        raise InputError(
+            f"{entry.name}: anchor is the name of a checkpoint, or 'first'; got {options['anchor']!r}"
+        )
     refusal = f"a run cannot compute {entry.name}"
     if entry.not_in_a_run:
         raise InputError(f"{refusal}: {entry.not_in_a_run}")

@@ -15,10 +15,11 @@ shards by their number modulo n.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, UnknownNameError
+from heatproof.metrics.gold import FIRST
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.provenance import unit_origin
 from heatproof.store import Manifest
@@ -36,6 +37,7 @@ class Task:
     kind: Literal["explain", "score", "group"]
     beside: tuple[str, ...] = ()  # of a group: methods that were there before, for metrics that compare
     among: tuple[str, ...] = ()  # of a group that compares checkpoints: all of them, the last one last
+    after: tuple[str, ...] = ()  # of a group: other checkpoints whose answers it reads
 
     @property
     def with_answers(self) -> bool:
@@ -91,8 +93,10 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
             made = manifest.seed, origin([checkpoint], span)
             tasks = tuple(t for step in steps for t in step.block_tasks(checkpoint, span, *made))
             blocks.append(Block(checkpoint, span, tasks))
-        made = manifest.seed, origin([checkpoint], (0, images))
-        groups += [t for step in steps for t in step.group_tasks(checkpoint, images, *made)]
+        for step in steps:
+            anchors = step.anchors(list(manifest.models))
+            made = manifest.seed, origin(list(dict.fromkeys([checkpoint, *anchors])), (0, images))
+            groups += [replace(t, after=anchors) for t in step.group_tasks(checkpoint, images, *made)]
     among = tuple(manifest.models)
     return RunPlan(tuple(blocks), (*groups, *_across(manifest, images, among, origin(among, (0, images)))))
 
@@ -104,6 +108,13 @@ def _across(manifest: Manifest, images: int, among: tuple[str, ...], origin: str
         for method in manifest.config["methods"]:
             unit = Unit(among[-1], (0, images), (method,), (request.text,), manifest.seed, origin)
             yield Task(unit, "group", among=among)
+
+
+def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
+    """The checkpoint that an anchor means."""
+    if name != FIRST and name not in checkpoints:
+        raise UnknownNameError("checkpoint to anchor gold lists to", name, [FIRST, *checkpoints])
+    return checkpoints[0] if name == FIRST else name
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -135,6 +146,11 @@ class _Step:
         late = _texts(self.new_metrics, group=False)
         if late and self.old_methods:
             yield Task(Unit(checkpoint, span, self.old_methods, late, seed, origin), "score")
+
+    def anchors(self, checkpoints: Sequence[str]) -> tuple[str, ...]:
+        """The checkpoints that metrics anchor their lists to."""
+        named = dict.fromkeys(r.anchor for r in (*self.metrics, *self.new_metrics) if r.anchor)
+        return tuple(anchor_of(name, checkpoints) for name in named)
 
     def group_tasks(self, checkpoint: str, images: int, seed: int, origin: str) -> Iterator[Task]:
         lots = (

@@ -179,7 +179,7 @@ class Work:
             task
             for task in self.plan.groups
             if task.unit.hash not in done
-            and all(self.plan.hashes(of) <= done for of in task.among or (task.unit.checkpoint,))
+            and all(self.plan.hashes(of) <= done for of in task.among or (task.unit.checkpoint, *task.after))
         ]
 
 

@@ -5,8 +5,9 @@ Three mechanisms (elangovan2026cscore), judged at every checkpoint t from what w
     1 gold-list collapse     a class's gold list is nearly empty: |G_c| < max(2, N_c / 10), and |G_c| / N_c is
                              surely below 1/2; and it was not so before, or the model is sure of most other
                              images, here and at the checkpoint before (if there is one)
-    2 attribution collapse   a method's C is surely below a tenth of its best so far; or a class's maps (every
-                             class's: the method's) are, surely, all zeros in more than half of the cases
+    2 attribution collapse   a method's C, or that of a class, is surely below a tenth of its own best so far;
+                             or a class's maps (every class's: the method's) are, surely, all zeros in more
+                             than half of the cases
     3 class masking          a class's C is surely below half of the C over all classes
 
 each only while AUC holds: it is at least 0.75 and not below its best so far by more than sampling error,
@@ -18,7 +19,8 @@ both squared errors, by hanley1982auc.
 
 Each number has a reason of its own; what else was weighed, and how far each can be moved before the alarms on
 the published tables change, is in docs/alarms.md:
-- near_zero, a tenth: "nearly nothing" is an order of magnitude less than what there was, or could be.
+- near_zero, a tenth: "nearly nothing" is an order of magnitude less than what there was, or could be; a best
+  below a tenth was nearly nothing itself, so that there is nothing to fall from.
 - far_below, a half: the number over all classes then claims more than twice what the class has.
 - most, a half: most maps of a class say nothing; most of its images are not recognised.
 - high_auc, 0.75: half way from guessing to perfect. Below it AUC itself says that the model is no good.
@@ -28,13 +30,14 @@ the published tables change, is in docs/alarms.md:
   exact binomial one (clopper1934binomial) for counts, bootstrap for C. Pages print none: the value counts.
 
 Hanley's SE is the mean over classes, each against the rest. "Before" and "so far" mean checkpoints at which
-AUC held: what an untrained network does by chance is no past to fall from, and one that is not sure of
-anything yet has lost no class. Two looks at a class that never had a list tell a wrong threshold from one on
-its way.
+AUC held, and of a class also that it had a list to judge: what an untrained network does by chance is no past
+to fall from, and one that is not sure of anything yet has lost no class. Two looks at a class that never had
+a list tell a wrong threshold from one on its way.
 
 An alarm of a higher number yields to a lower one about the same thing: a class without a gold list has no C
 to judge (2, 3), and the global score hides nobody where the method itself has collapsed, nor a class whose
-maps are known to be empty (3). Where AUC is not known, 1 is not judged, since it says nothing without it.
+maps are known to be empty or have fallen apart (3). Where AUC is not known, 1 is not judged, since it says
+nothing without it.
 """
 
 from __future__ import annotations
@@ -179,17 +182,18 @@ class _Look:
     def _method(self, method: str, state: MethodState, listed: Mapping[int, CScore]) -> Iterator[Alarm]:
         """Collapse of the method first, then of single classes, then what the global score hides."""
         blank = {c for c, score in listed.items() if self._mostly_blank(score)}
-        before = self._best_before(method)
-        if before and listed and _high(state.overall) < self.thresholds.near_zero * before[1]:
+        before = self._fallen_from(method, None, state.overall)
+        if before and listed:
             yield self._attribution(method, state.overall, None, before)
         elif blank and len(blank) == len(listed):
             yield self._attribution(method, state.overall, None, None)
         else:
-            for c in sorted(blank):
-                yield self._attribution(method, listed[c], c, None)
             limit = self.thresholds.far_below * state.overall.value
             for c, score in sorted(listed.items()):
-                if c not in blank and len(listed) > 1 and _high(score) < limit:
+                past = None if c in blank else self._fallen_from(method, c, score)
+                if c in blank or past:
+                    yield self._attribution(method, score, c, past)
+                elif len(listed) > 1 and _high(score) < limit:
                     yield self._masking(method, state.overall, c, score)
 
     def _holds(self, k: int) -> bool:
@@ -223,20 +227,17 @@ class _Look:
         hits = round(score.degenerate * score.n)
         return share_bounds(hits, score.n, self.thresholds.confidence)[0] > self.thresholds.most
 
-    def _best_before(self, method: str) -> tuple[str, float] | None:
-        """Where the method agreed best before, and how well."""
-        found = [
-            (checkpoint.methods[method].overall.value, checkpoint.name)
-            for k, checkpoint in enumerate(self.run.checkpoints[: self.k])
-            if self._holds(k)
-            and method in checkpoint.methods
-            and checkpoint.methods[method].overall.n >= self.thresholds.fewest
-            and not math.isnan(checkpoint.methods[method].overall.value)
-        ]
-        if not found:
-            return None
-        value, name = max(found, key=lambda one: one[0])
-        return name, value
+    def _fallen_from(self, method: str, c: int | None, now: CScore) -> tuple[str, float] | None:
+        """Where the method (or its maps of a class) agreed best before, and how well, if that is lost."""
+        best: tuple[str, float] | None = None
+        for k, checkpoint in enumerate(self.run.checkpoints[: self.k]):
+            state = checkpoint.methods.get(method)
+            score = None if state is None else state.overall if c is None else state.classes.get(c)
+            judged = score is not None and score.n >= self.thresholds.fewest and self._holds(k)
+            if judged and score is not None and score.value > (best[1] if best else -1):
+                best = checkpoint.name, score.value
+        near_zero = self.thresholds.near_zero
+        return best if best and best[1] >= near_zero and _high(now) < near_zero * best[1] else None
 
     def _gold_list(self, c: int) -> Alarm:
         state, name = self.now.classes[c], self.run.class_name(c)

@@ -68,16 +68,19 @@ class CheckpointState:
         scores: Mapping[str, CScores],
         tau: Any = 0.5,
         ids: Sequence[str] | None = None,
+        listed: Tensor | None = None,
     ) -> CheckpointState:
         """From labels "b", probabilities "b k" and what cscore_by_class gave for each method.
 
-        Images without `ids` are known by their place, which must be the same at every checkpoint.
+        Images without `ids` are known by their place, which must be the same at every checkpoint. `listed`,
+        "b" bool, is the list in force where it is anchored.
         """
         y = as_tensor(labels).long()
         methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
         return CheckpointState(
-            name, epoch, auc(y, probs).value, accuracy(y, probs).value, _lists(y, probs, tau), methods,
+            name, epoch, auc(y, probs).value, accuracy(y, probs).value,
+            _lists(y, gold_list(y, probs, tau) if listed is None else listed), methods,
             _moves(names, y, probs),
         )  # fmt: skip
 
@@ -198,7 +201,8 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
 
 def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> CheckpointState | None:
     """One checkpoint's rows; None where it has no C-Score yet."""
-    from heatproof.run.group import read_answers
+    from heatproof.run.group import anchor_answers, read_answers
+    from heatproof.run.plan import anchor_of
     from heatproof.run.weights import epoch_of
 
     rows = folder.scores().sql(
@@ -233,16 +237,19 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     ranking = cells.get(("", None, "auc"), (NAN, ""))[0]
     if ranked and ("", None, "auc") not in cells:  # the run was not asked for it
         ranking = auc(y, probs).value
-    tau = parse_call(metric)[1].get("tau", 0.5)
+    lists = parse_call(metric)[1]
+    listed = probs
+    if anchor := lists.get("anchor"):
+        listed = anchor_answers(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
+    gold = gold_list(y, listed, lists.get("tau", 0.5))
     return CheckpointState(
         checkpoint, epoch_of(checkpoint), ranking, _accuracy(folder, model, checkpoint),
-        _lists(y, probs, tau), states, _moves(ids, y, probs) if ranked else {},
+        _lists(y, gold), states, _moves(ids, y, probs) if ranked else {},
     )  # fmt: skip
 
 
-def _lists(y: Tensor, probs: Any, tau: Any) -> dict[int, ClassState]:
-    """Images and gold lists by class, at the threshold in force."""
-    gold = gold_list(y, probs, tau)
+def _lists(y: Tensor, gold: Tensor) -> dict[int, ClassState]:
+    """Images and gold lists by class."""
     return {c: ClassState(int((y == c).sum()), int(gold[y == c].sum())) for c in sorted(set(y.tolist()))}
 
 
