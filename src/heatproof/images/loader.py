@@ -27,6 +27,7 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.images.preprocess import Carried, Preprocess
 from heatproof.images.source import Source
+from heatproof.timeline import span
 from heatproof.types import Batch, Truth
 
 MOST_WORKERS = 16
@@ -144,9 +145,10 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
     """Fill `out`, "c H W", with the numbers Preprocess gives for the picture."""
     sample = source.sample(i)
     try:
-        picture = source.read(sample)
-        pixels = np.asarray(preprocess.crop(picture))
-        boxes, masks = source.truth(i, preprocess, picture.size)
+        with span("decode"):
+            picture = source.read(sample)
+            pixels = np.asarray(preprocess.crop(picture))
+            boxes, masks = source.truth(i, preprocess, picture.size)
     except InputError as error:
         return Failure(sample.id, str(error), _transient(error))
     out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

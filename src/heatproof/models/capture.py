@@ -29,6 +29,7 @@ from heatproof.models.layers import (
 )
 from heatproof.models.model import Model, at_least_float, class_scores
 from heatproof.models.queue import Queue
+from heatproof.timeline import span
 from heatproof.types import Trace
 
 
@@ -256,7 +257,8 @@ def _gradients(
             "the model's output carries no gradient; does its forward run under torch.no_grad()?"
         )
     # Images of a batch do not see each other in evaluation mode, so the sum's gradient is each image's own.
-    found = torch.autograd.grad(score, list(wanted.values()), allow_unused=True)
+    with span("backward"):
+        found = torch.autograd.grad(score, list(wanted.values()), allow_unused=True)
     for name, gradient in zip(wanted, found, strict=True):
         if gradient is None:
             raise LayerError(f"layer {name!r} does not lead to the output; name one that does")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.models.model import Model, at_least_float, class_scores, untouched
+from heatproof.timeline import span
 
 Result = TypeVar("Result")
 
@@ -105,7 +106,8 @@ def input_gradient(model: Model, images: Tensor, targets: Tensor) -> tuple[Tenso
     with torch.inference_mode(False), torch.enable_grad():
         inputs = model.ready(images).detach().clone().requires_grad_()
         logits = model.forward(inputs)
-        (gradient,) = torch.autograd.grad(class_scores(logits, targets).sum(), inputs)
+        with span("backward"):
+            (gradient,) = torch.autograd.grad(class_scores(logits, targets).sum(), inputs)
     return at_least_float(gradient), logits.detach()
 
 
