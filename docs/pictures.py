@@ -36,6 +36,7 @@ import heatproof as hp
 from heatproof.cli import main as command_line
 from heatproof.cli.listing import better, bounds, cost
 from heatproof.explain.baselines import baseline_images
+from heatproof.facts import FILE, facts_text
 from heatproof.images.codes import QRSet, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
@@ -347,7 +348,7 @@ FILES = {  # by the file that computes a metric
     "consistency": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
     "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
     "robustness": "robustness.md", "sanity": "sanity.md", "agreement": "agreement.md",
-    "classifier": "classifier.md", "specificity": "specificity.md", "mosaic": "mosaic.md",
+    "classifier": "classifier.md", "specificity": "specificity.md", "mosaic": "mosaic.md", "blobs": "localise.md",
 }  # fmt: skip
 
 
@@ -444,7 +445,7 @@ def tables() -> dict[Path, str]:
             raise ValueError(f"{path.name} has no place for the table of {name}")
         start, end = found.span()
         made[path] = f"{text[:start]}{table()}\n{text[end:]}"
-    return made
+    return made | {FILE: facts_text([explainers, metrics])}
 
 
 def main(names: list[str]) -> None:

@@ -25,8 +25,14 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
     against the model (insertion, deletion), for each class and as means over classes with 95 % intervals.
     Three maps that know nothing of the model (random, edges, centre) always stand beside the others.
 
-    Pictures are filtered as in the thesis behind the protocol: one object, one box, 10 to 80 % of them.
-    One that cannot be used is reported, and the others go on; the exit code is then 1.
+    Pictures are filtered as in the thesis behind the protocol: one object, one box, 10 to 80 % of them;
+    --exclude leaves out labels nobody could be sure of. One that cannot be used is reported, and the others
+    go on; the exit code is then 1.
+
+    Also on the page: how many pixels suffice (where insertion and deletion cross), how scattered maps are
+    against the network's confidence, what the flagged pictures of a class share; on request tables by group
+    of classes (--groups), the same pictures with other seeds (--repeats), LIME by number of segments
+    (--segment-counts).
 
     \b
     Written to the folder --out:
@@ -40,8 +46,10 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
     Examples:
       heatproof study localise --model lite0 --images imagenet --limit 40
       heatproof study localise examples/localise.toml --device cuda
+      heatproof study localise --model lite0 --images imagenet --groups imagenet --exclude ambiguous \\
+          --repeats 5 --segment-counts 30,100,200,300
       heatproof study localise --model torchvision:resnet18 --checkpoint best.pt --images imagenet \\
-          --methods "gradcam,lime,gradcam++,rise" --preprocess thesis
+          --methods "gradcam,lime,gradcam++,rise" --preprocess thesis --layer last_conv
 
     An imagenet folder holds images/ and boxes.csv (file, class_index, x0, y0, x1, y1; a row per box) or XML
     box files. In FILE.toml the keys are the names of these options, with _ for -.

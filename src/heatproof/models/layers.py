@@ -69,7 +69,7 @@ class Layout:
 
 
 def find_module(module: nn.Module, name: str) -> nn.Module:
-    """The part of that name, or the only one whose name ends so; else the nearest names.
+    """The part of that name, or the only one whose name ends so; last_conv: the last convolution.
 
     A name may end with "+relu": the part's output behind the function that rectifies it (activated.py).
     """
@@ -80,10 +80,11 @@ def find_module(module: nn.Module, name: str) -> nn.Module:
         found = module
     if found is not module:
         return found
-    names = [n for n, _ in module.named_modules() if n]
-    ends_so = [n for n in names if n.endswith("." + name)]
+    ends_so = [n for n, _ in module.named_modules() if n.endswith("." + name)]
+    if name == "last_conv":  # as papers say it
+        ends_so = [n for n, part in module.named_modules() if isinstance(part, nn.Conv2d)][-1:]
     if len(ends_so) != 1:
-        raise UnknownNameError("layer", name, ends_so or names)
+        raise UnknownNameError("layer", name, ends_so or [n for n, _ in module.named_modules() if n])
     return module.get_submodule(ends_so[0])
 
 

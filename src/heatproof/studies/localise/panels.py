@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from heatproof.metrics import insertion_deletion
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.registry import parse_call
-from heatproof.report.case_study import ClassMap, View, case_study, confusion
-from heatproof.report.panels import explains
+from heatproof.report.case_study import ClassMap, View, case_study, confusion, tinted, with_boxes
+from heatproof.report.panels import Tile, explains, sheet
 from heatproof.show import pixels
 from heatproof.store import MapStore
 from heatproof.studies.localise.scored import KINDS, Flag, Scored
@@ -54,13 +54,30 @@ class Studio:
 
     def cases(self, picked: Sequence[Picked]) -> list[Path]:
         """A case-study panel of each picture."""
-        return [path for lot in self._lots(picked) for path in self._cases(*lot)]
+        return [path for lot in self.lots(picked) for path in self._cases(*lot)]
 
     def confused(self, picked: Sequence[Picked]) -> list[Path]:
         """True and predicted class side by side, for pictures that were classified wrongly."""
-        return [path for lot in self._lots(picked) for path in self._confused(*lot)]
+        return [path for lot in self.lots(picked) for path in self._confused(*lot)]
 
-    def _lots(self, picked: Sequence[Picked]) -> list[tuple[Batch, dict[str, str]]]:
+    def segment_sheet(self, maps: MapStore, methods: Mapping[int, str], images: Sequence[str]) -> Path:
+        """The five segments that speak most for the class, for each number of segments."""
+        rows: list[list[Tile]] = []
+        for batch, _ in self.lots([(image, "") for image in images]):
+            ids, best = [valid_unicode(name) for name in batch.ids], {}
+            for count, method in methods.items():
+                lot = maps.read(self.scored.checkpoint, method, ids).to(self.model.device)
+                cut = self._segments(method, batch.images.to(self.model.device))
+                best[count] = top_segments(upsample(lot.signed, lot.image_size), cut, 5).cpu()
+            for i, (name, picture, boxes) in enumerate(self._pictures(batch)):
+                shown = [
+                    Tile(tinted(picture, five[i], dim=True), f"{n} segments") for n, five in best.items()
+                ]
+                rows.append([Tile(with_boxes(picture, boxes), name), *shown])
+        return self.save(sheet(rows, heading="LIME: the five segments that speak most"), "counts", "segments")
+
+    def lots(self, picked: Sequence[Picked]) -> list[tuple[Batch, dict[str, str]]]:
+        """The pictures, a few at a time, with why they are shown."""
         place = {valid_unicode(sample.id): i for i, sample in enumerate(self.source.samples)}
         rows = [place[image] for image, _ in picked]
         loaded = batches(self.source, self.model.preprocess, AT_ONCE, rows)
@@ -87,7 +104,7 @@ class Studio:
         for name, picture, boxes in self._pictures(batch):
             heading = f"{self._heading(name)}; {why[name]}"
             panel = case_study(picture, boxes, views[name], heading, self.scored.budget)
-            written.append(self._save(panel, name, "case"))
+            written.append(self.save(panel, name, "case"))
         return written
 
     def _confused(self, batch: Batch, why: dict[str, str]) -> list[Path]:
@@ -111,7 +128,7 @@ class Studio:
             titles = [f"{scored.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)]
             heading = f"{name}: the true label is {titles[0]}; the network says {titles[1]}; {why[name]}"
             panel = confusion(picture, boxes, pairs, (titles[0], titles[1]), heading, scored.budget)
-            written.append(self._save(panel, name, "confused"))
+            written.append(self.save(panel, name, "confused"))
         return written
 
     def _stored(self, method: str, ids: Sequence[str]) -> Maps:
@@ -148,7 +165,7 @@ class Studio:
         told = explains(scored.explained[image], scored.labels[image], guess, scored.class_name)
         return f"{image}: {told}; {chance:.0%} sure"
 
-    def _save(self, panel: Image.Image, image: str, kind: str) -> Path:
+    def save(self, panel: Image.Image, image: str, kind: str) -> Path:
         folder = self.settings.out / "panels"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{kind}-{Path(image).with_suffix('').as_posix().replace('/', '_')}.png"

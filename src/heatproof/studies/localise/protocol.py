@@ -7,16 +7,17 @@
 The run is an ordinary run folder (OUT/run, from OUT/study.toml), so it can be killed and taken up again, and
 everything but the panels is rebuilt from it without a model pass. keak2026budget.
 
-Deviations: the floors (random, edges, centre) are always beside the methods; means carry 95 % intervals; the
-thesis resizes to 256 x 256 while preprocess="thesis" resizes the shorter side to 256, as its network's own
-pipeline does; pictures whose label looks wrong to a person, which the thesis drops by hand, stay in.
+Deviations: the floors (random, edges, centre) are always beside the methods; means carry 95 % intervals;
+pictures whose label looks wrong to a person, which the thesis drops by hand, stay in unless `exclude` names
+them; CAMs read behind the last activation, not in front of it, unless layer="last_conv" (the thesis: conv2 of
+the last block) says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby, islice
+from itertools import groupby, islice, starmap
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,17 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import Opened, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.store import RunFolder
-from heatproof.studies.localise import tables
+from heatproof.studies.localise import further, tables
+from heatproof.studies.localise.groups import class_groups, excluded, group_table
 from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
-from heatproof.studies.localise.pictures import Sifted, reasons, sift, write_list
+from heatproof.studies.localise.patterns import FEWEST, find_patterns
+from heatproof.studies.localise.pictures import Aside, Sifted, reasons, sift, write_list
 from heatproof.studies.localise.scored import Flag, Scored, at_budget, budgets_of, find_flags, read_scores
 from heatproof.studies.localise.settings import FLOORS, PREPROCESS, FlagThresholds, LocaliseSettings
 from heatproof.studies.settings import with_floors
 from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file
 
+SHOWN_SWEPT = 3  # pictures
 ON_THE_PAGE = 8  # flagged images of each kind; the rest is in the table's files
 
 
@@ -67,6 +71,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     opened = Opened(study_from(_config(settings)), settings.out, best_device(settings.device))
     model = opened.model(opened.checkpoints[0].name)
     sifted = known_pictures(settings, model)
+    groups = class_groups(settings.groups, sifted.classes) if settings.groups else {}
     write_list(sifted, settings.out / "pictures.csv")
     steps = filter_steps(sifted, settings)
     images = {"root": str(sifted.root.resolve()), "class_names": list(sifted.classes)}
@@ -76,12 +81,15 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
         raise InputError(f"no picture could be used; see the rows 'image' in {settings.out / 'run'}")
     book = Book(settings.out, f"Localisation and faithfulness of {model.name}")
     _write_filter(book, sifted, steps, scored)
-    flags = write_report(book, scored, result.folder, settings)
-    panels: list[Path] = []
-    if settings.panels:
-        source = open_study(study_file(settings.out)).source
-        studio = Studio(scored, result.folder.maps(), model, source, settings)
-        panels = _write_panels(book, studio, flags)
+    flags = write_report(book, scored, result.folder, settings, groups)
+    source = open_study(study_file(settings.out)).source
+    studio = Studio(scored, result.folder.maps(), model, source, settings)
+    _write_patterns(book, studio, flags)
+    if settings.repeats > 1:
+        _write_repeats(book, studio)
+    if settings.segment_counts:
+        _write_sweep(book, studio, images, progress)
+    panels = _write_panels(book, studio, flags) if settings.panels else []
     return LocaliseOutcome(book.write(), book, result, sifted, tuple(panels))
 
 
@@ -91,7 +99,7 @@ def known_pictures(settings: LocaliseSettings, model: Model) -> Sifted:
     count, names = max(2, model.logits(blank).shape[1]), settings.class_names
     if names and len(names) != count:
         raise InputError(f"class_names lists {len(names)} names, but {model.name} has {count} classes")
-    sifted = sift(settings.kind, settings.images, count, names or model.classes)
+    sifted = without(sift(settings.kind, settings.images, count, names or model.classes), settings.exclude)
     if names or not model.classes:
         return sifted
     used = {label: sifted.classes[label] for _, label in sifted.entries}
@@ -99,14 +107,32 @@ def known_pictures(settings: LocaliseSettings, model: Model) -> Sifted:
     return replace(sifted, entries=tuple((entry, numbers[label]) for entry, label in sifted.entries))
 
 
-def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The run that the protocol asks for, in the form of run/config.py."""
+def without(sifted: Sifted, exclude: str | None) -> Sifted:
+    """Less what the user leaves out, which is set aside with the reason."""
+    if exclude is None:
+        return sifted
+    labels, pictures = excluded(exclude, sifted.classes)
+    asides = {
+        entry.image: labels.get(label, f"it is listed in {Path(exclude).name}")
+        for entry, label in sifted.entries
+        if label in labels or entry.image in pictures
+    }
+    kept = tuple(pair for pair in sifted.entries if pair[0].image not in asides)
+    if not kept:
+        raise InputError(f"no picture is left: {exclude} leaves out all {len(sifted.entries)}")
+    return replace(sifted, entries=kept, aside=(*sifted.aside, *starmap(Aside, asides.items())))
+
+
+def _config(
+    settings: LocaliseSettings, images: Mapping[str, Any] | None = None, *, lime: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The run that the protocol asks for, in the form of run/config.py; lime: the sweep over segments."""
     unusual = (("steps", settings.steps, 100), ("baseline", settings.baseline, "blur"))
     options = ", ".join(f"{name}={value!r}" for name, value, usual in unusual if value != usual)
     curve, chosen = f"({options})" if options else "", settings.budget
     areas = ("mask_iou", "box_iou", "inside", "reachable")
     measured = [at_budget(metric, budget) for budget in budgets_of(chosen) for metric in areas]
-    measured += [at_budget("pointing", chosen), at_budget("filled", chosen)]
+    measured += [at_budget(metric, chosen) for metric in ("pointing", "filled", "dispersion")]
     library = settings.model.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS
     model = {
         "spec": local_spec(settings.model), "name": Path(settings.model).name, "layer": settings.layer,
@@ -114,10 +140,11 @@ def _config(settings: LocaliseSettings, images: Mapping[str, Any] | None = None)
         "pretrained": True if library and not settings.checkpoint else None,
     }  # fmt: skip
     pictures = {
-        "kind": "csv", "path": "pictures.csv", "limit": settings.limit, "single_object": True,
+        "kind": "csv", "path": "pictures.csv", "single_object": True,
+        "limit": min(settings.limit or settings.subset, settings.subset) if lime else settings.limit,
         "box_share": list(settings.box_share), "seed": settings.seed, "options": dict(images or {}),
     }  # fmt: skip
-    methods = with_floors(settings.methods, FLOORS)
+    methods = lime or with_floors(settings.methods, FLOORS)
     metrics = ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"]
     own = PREPROCESS[settings.preprocess]
     return run_config(settings, methods, metrics, model, pictures, settings.target, preprocess=own)
@@ -157,7 +184,13 @@ def _write_filter(book: Book, sifted: Sifted, steps: Sequence[tuple[str, int]], 
             book.text(f"{what} ({count}):\n\n" + "\n".join(listed[:20]))
 
 
-def write_report(book: Book, scored: Scored, folder: RunFolder, settings: LocaliseSettings) -> list[Flag]:
+def write_report(
+    book: Book,
+    scored: Scored,
+    folder: RunFolder,
+    settings: LocaliseSettings,
+    groups: Mapping[str, set[int]] | None = None,
+) -> list[Flag]:
     """Tables, figures and flags, from the run folder alone; the flags."""
     budgets = budgets_of(settings.budget)
     book.heading("Results")
@@ -192,6 +225,15 @@ def write_report(book: Book, scored: Scored, folder: RunFolder, settings: Locali
     caption = "Mean curves over classes: pixels taken away (deletion) or shown (insertion), the best first"
     with faithfulness_figure(walked, floors, "probability of the class") as figure:
         book.figure(figure, "faithfulness", caption)
+    book.table(further.sufficient_table(scored))
+    book.table(further.dispersion_table(scored))
+    if groups:
+        book.heading("By group")
+        table = group_table(scored, groups)
+        if table is None:
+            book.text("None of the groups has a picture here.")
+        else:
+            book.table(table)
     book.heading("By class")
     for table in tables.class_tables(scored):
         book.table(table)
@@ -215,6 +257,36 @@ def _write_flags(book: Book, scored: Scored, flags: list[Flag], limits: FlagThre
         kinds = groupby(flags, key=lambda flag: flag.kind)  # they are in order
         worst = [flag for _, lot in kinds for flag in islice(lot, ON_THE_PAGE)]
         book.text(tables.flag_table(worst, scored).markdown())
+
+
+def _write_patterns(book: Book, studio: Studio, flags: list[Flag]) -> None:
+    book.heading("What flagged pictures share")
+    found = find_patterns(studio, flags)
+    if not found:
+        book.text(
+            f"No class has {FEWEST} pictures that are faithful but off-object and look alike to the network."
+        )
+    for pattern in found:
+        book.text(f"{pattern.sentence}\n\n![{pattern.class_name}](panels/{pattern.picture.name})")
+
+
+def _write_repeats(book: Book, studio: Studio) -> None:
+    scored, settings = studio.scored, studio.settings
+    picked = [(image, "") for image in scored.images[: settings.subset]]
+    batches = [batch for batch, _ in studio.lots(picked)]
+    book.heading("Stability")
+    book.table(further.repeated(studio.model, batches, scored.explained, settings))
+
+
+def _write_sweep(book: Book, studio: Studio, images: Mapping[str, Any], progress: Progress | None) -> None:
+    settings, methods = studio.settings, further.swept_methods(studio.settings)
+    config = _config(settings, images, lime=list(methods.values()))
+    result = named_run(settings.out, "segments", config, progress)
+    book.heading("How many segments")
+    scored = read_scores(result.folder, settings.budget, settings.seed)
+    book.table(further.sweep_table(scored, methods))
+    drawn = studio.segment_sheet(result.folder.maps(), methods, scored.images[:SHOWN_SWEPT])
+    book.text(f"![LIME with other numbers of segments](panels/{drawn.name})")
 
 
 def _write_panels(book: Book, studio: Studio, flags: list[Flag]) -> list[Path]:

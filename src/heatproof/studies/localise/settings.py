@@ -6,11 +6,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from heatproof.errors import InputError
 from heatproof.explain.baselines import BASELINES
 from heatproof.studies.settings import DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option, words
 
 FLOORS = ("random", "edges", "centre")  # always beside the methods
-PREPROCESS: dict[str, dict[str, Any]] = {"own": {}, "thesis": {"size": [224, 224], "resize": 256}}
+PREPROCESS: dict[str, dict[str, Any]] = {
+    "own": {},
+    "thesis": {"size": [224, 224], "resize": [256, 256]},
+    "shorter-side": {"size": [224, 224], "resize": 256},
+}
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers between commas."""
+    try:
+        return tuple(int(word) for word in words(text))
+    except ValueError:
+        raise InputError(f"{text!r} is no list of whole numbers such as 30,100,200,300") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +59,28 @@ class LocaliseSettings(Settings):
     )
     preprocess: str = option(
         "own",
-        "The model's own, or resize 256 and crop 224 with its normalisation.",
+        "The model's own; or, with its normalisation, stretched to 256 x 256 and cropped to 224 (thesis), or "
+        "the shorter side resized to 256 and cropped.",
         choices=tuple(PREPROCESS),
+    )
+    exclude: str | None = option(
+        None,
+        "Left out: ambiguous (ImageNet's labels that mean the same), or a file, a class or picture a line.",
+    )
+    groups: str | None = option(
+        None, "Tables for groups of classes: imagenet, or a CSV file with the columns class and group."
     )
     box_share: tuple[float, float] = option((0.1, 0.8), "Least and most of the picture that its box covers.")
     limit: int | None = option(None, LIMIT, least=1)
     panels: int = option(12, "Case studies to draw, and as many confused pictures.", least=0)
+    repeats: int = option(0, "Explain some pictures so often with other seeds: are maps stable?", least=0)
+    segment_counts: tuple[int, ...] = option(
+        (), "LIME with other numbers of segments: 30,100,200,300.", read=counts, shown="none"
+    )
+    subset: int = option(12, "Pictures for repeats and segment counts.", least=1)
     steps: int = option(100, "Steps of insertion and deletion.", least=1)
     baseline: str = option("blur", "What deleted pixels become.", choices=BASELINES)
-    layer: str | None = option(None, LAYER, short="l")
+    layer: str | None = option(None, f"{LAYER} last_conv: as the thesis.", short="l")
     thresholds: FlagThresholds = field(default_factory=FlagThresholds)
     out: Path = option(Path("runs/localise"), "Folder.", short="o")
     batch_size: int = option(16, "Pictures per unit.", least=1)
