@@ -13,26 +13,27 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing
-import torch
 from PIL import Image
-from torch import Tensor
-from torch.nn import functional as F
 
 from heatproof.errors import InputError
+from heatproof.lazy import torch
 from heatproof.show import Strip, as_pictures, colours, overlay, text
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from heatproof.images.preprocess import Preprocess
     from heatproof.models.model import Model
     from heatproof.models.queue import Queue
 
-ArrayLike = Tensor | numpy.typing.ArrayLike
+ArrayLike: TypeAlias = "Tensor | numpy.typing.ArrayLike"
 Picture = str | PathLike[str] | Image.Image
-Images = ArrayLike | Picture | Sequence[Picture]  # model-ready "b c H W", or what goes through preprocessing
+# Model-ready "b c H W", or what goes through preprocessing.
+Images: TypeAlias = "ArrayLike | Picture | Sequence[Picture]"
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,10 @@ class Maps:
         Args:
             rows: places, a "b" bool that says of each whether it stays, or a slice.
         """
-        index = rows if isinstance(rows, Tensor | slice) else list(rows)
+        index = rows if isinstance(rows, torch.Tensor | slice) else list(rows)
 
         def of(one: Tensor) -> Tensor:
-            return one[index.to(one.device) if isinstance(index, Tensor) else index]
+            return one[index.to(one.device) if isinstance(index, torch.Tensor) else index]
 
         ids = tuple(self.ids[i] for i in of(torch.arange(len(self))).tolist()) if self.ids else ()
         signed = None if self.signed_values is None else of(self.signed_values)
@@ -287,7 +288,8 @@ def upsample(values: Tensor, size: tuple[int, int]) -> Tensor:
     values = _wide(values)
     if tuple(values.shape[-2:]) == tuple(size):
         return values
-    grown = F.interpolate(values[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    grow = torch.nn.functional.interpolate
+    grown = grow(values[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
     low, high = (extreme(values, dim=(1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
     return torch.where(low == high, low, grown)  # a constant stays one, also where its weights round
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.explain.blur import gaussian_blur
-from heatproof.models.model import Model, at_least_float
+from heatproof.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from heatproof.models.model import Model
 
 BLUR_SIGMA = 10.0
 BASELINES = ("blur", "black", "mean", "noise")  # for pixels that are taken away
@@ -25,6 +28,9 @@ def baseline_images(
     zero (in normalised space), black (0 before normalisation), blur (Gaussian, sigma 10), mean (the image's
     own, per channel) or noise (standard normal in normalised space, by the seed, the same for every image).
     """
+    from heatproof.explain.blur import gaussian_blur
+    from heatproof.models.model import at_least_float
+
     if kind not in known:
         raise InputError(f"unknown baseline {kind!r}; {did_you_mean(kind, known)}")
     images = at_least_float(images)

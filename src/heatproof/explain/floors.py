@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from heatproof.errors import HeatproofError
-from heatproof.explain.segments import pictures_of
+from heatproof.lazy import torch
 from heatproof.registry import Card, explainer, explainers, parse_call
 from heatproof.types import Trace
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GREY = (0.2125, 0.7154, 0.0721)  # luminance of red, green, blue, as scikit-image weighs them
 FLOOR_CARD = Card(
@@ -48,6 +49,8 @@ def edges(trace: Trace) -> Tensor:
     luminance of the picture restored through the model's preprocessing, or the channels' mean where there
     are not three.
     """
+    from heatproof.explain.segments import pictures_of
+
     pictures = pictures_of(trace.model, trace.images)
     if pictures.shape[1] == 3:
         grey = torch.einsum("c,bchw->bhw", pictures.new_tensor(GREY), pictures)
@@ -55,8 +58,8 @@ def edges(trace: Trace) -> Tensor:
         grey = pictures.mean(1)
     smooth, difference = grey.new_tensor([0.25, 0.5, 0.25]), grey.new_tensor([1.0, 0.0, -1.0])
     down, across = torch.outer(difference, smooth), torch.outer(smooth, difference)
-    padded = F.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")
-    slopes = F.conv2d(padded, torch.stack([down, across])[:, None])
+    padded = torch.nn.functional.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")
+    slopes = torch.nn.functional.conv2d(padded, torch.stack([down, across])[:, None])
     return (slopes.square().sum(1) / 2).sqrt()
 
 
@@ -84,7 +87,7 @@ def floor_name(method: str) -> str:
         entry = explainers.get(parse_call(method)[0])
     except HeatproofError:
         return ""
-    return entry.name if entry.card is FLOOR_CARD else ""
+    return entry.name if entry.card == FLOOR_CARD else ""
 
 
 def is_floor(method: str) -> bool:

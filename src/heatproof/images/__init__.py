@@ -1,63 +1,19 @@
 """Where pictures come from, and what is done to them before a model sees them."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import inspect
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from heatproof.lazy import names_are_late
 
-from heatproof.errors import InputError, UnknownNameError, did_you_mean
-from heatproof.images.codes import make_qr
-from heatproof.images.csv import open_csv
-from heatproof.images.folder import open_dicom, open_folder
-from heatproof.images.hf import open_hf
-from heatproof.images.imagenet import open_imagenet
-from heatproof.images.loader import Failure, Loaded, batches
-from heatproof.images.memory import open_memory, open_npz
-from heatproof.images.preprocess import Carried, Preprocess, open_image
-from heatproof.images.source import Sample, Source, select
+if TYPE_CHECKING:
+    from heatproof.images.codes import make_qr
+    from heatproof.images.kinds import SOURCES, open_source, source_options
+    from heatproof.images.loader import Failure, Loaded, batches
+    from heatproof.images.preprocess import Carried, Preprocess, open_image
+    from heatproof.images.source import Sample, Source, select
 
 __all__ = [
     "SOURCES", "Carried", "Failure", "Loaded", "Preprocess", "Sample", "Source", "batches", "make_qr",
     "open_image", "open_source", "select", "source_options",
 ]  # fmt: skip
 
-SOURCES: dict[str, Callable[..., Source]] = {
-    "folder": open_folder,
-    "csv": open_csv,
-    "imagenet": open_imagenet,
-    "npz": open_npz,
-    "hf": open_hf,
-    "dicom": open_dicom,
-    "memory": open_memory,
-}
-
-
-def source_options(kind: str) -> dict[str, Any]:
-    """What may be set for a kind of source, with the defaults: its own options, then the filters."""
-    if kind not in SOURCES:
-        raise UnknownNameError("kind of source", kind, SOURCES)
-    return _options(SOURCES[kind]) | _options(select)
-
-
-def open_source(kind: str, path: Any, **options: Any) -> Source:
-    """The pictures of one kind of source, filtered.
-
-    kind: folder, csv, imagenet, npz, hf, dicom or memory. path: a file or folder; for memory, the pictures.
-    options: those of the kind (see its open_ function) and the filters of `select`.
-    """
-    known = source_options(kind)
-    if isinstance(path, str | Path) and "\0" in str(path):
-        raise InputError(f"the path {str(path)!r} holds a NUL character, which no file name can; correct it")
-    for name in options:
-        if name not in known:
-            raise InputError(f"a {kind} source has no option {name!r}; {did_you_mean(name, known)}")
-    filters = {name: value for name, value in options.items() if name in _options(select)}
-    own = {name: value for name, value in options.items() if name not in filters}
-    return select(SOURCES[kind](path, **own), **filters)
-
-
-def _options(function: Callable[..., Source]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+names_are_late(__name__)

@@ -29,16 +29,15 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
-from scipy import ndimage
-from torch.nn import functional as F
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.symbols import Random
+from heatproof.lazy import torch
 
 SEVERITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PICTURES_AT_ONCE = 32
@@ -76,6 +75,8 @@ def homography(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def blur(picture: Picture, severity: float, random: Random) -> Picture:
     sigma = SIGMA * severity * min(picture.shape[:2])
+    from scipy import ndimage
+
     values = ndimage.gaussian_filter(picture.astype(np.float32), (sigma, sigma, 0), mode="nearest")
     return to_bytes(values)
 
@@ -167,14 +168,15 @@ def _random(seed: int, number: int, kind: str) -> Random:
 def _warp(pictures: np.ndarray, masks: Masks | None, maps: np.ndarray) -> tuple[np.ndarray, Masks | None]:
     warped = np.empty_like(pictures)
     carried = None if masks is None else {part: np.empty_like(mask) for part, mask in masks.items()}
+    sample = partial(torch.nn.functional.grid_sample, align_corners=False)
     for some, sources in _sources(np.linalg.inv(maps), *pictures.shape[1:3]):
         values = torch.from_numpy(pictures[some]).permute(0, 3, 1, 2).float()
-        read = F.grid_sample(values, sources, mode="bilinear", padding_mode="border", align_corners=False)
+        read = sample(values, sources, mode="bilinear", padding_mode="border")
         warped[some] = to_bytes(read.permute(0, 2, 3, 1).numpy())
         for part, mask in (masks or {}).items():
             assert carried is not None
             flags = torch.from_numpy(mask[some])[:, None].float()
-            read = F.grid_sample(flags, sources, mode="nearest", padding_mode="zeros", align_corners=False)
+            read = sample(flags, sources, mode="nearest", padding_mode="zeros")
             carried[part][some] = read[:, 0].numpy() >= 0.5
     return warped, carried
 

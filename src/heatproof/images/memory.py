@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.images.files import bit_depth, check_bits, check_file, eight_bits, scale_to_bytes
 from heatproof.images.preprocess import Box, check_box
 from heatproof.images.source import Sample, Source, content_stamp
+from heatproof.lazy import torch
 
 CHANNELS = (1, 3)
 
@@ -97,14 +97,15 @@ def open_npz(
 
 
 def _array(values: Any) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
 def to_pixels(image: Any, name: str, bits: int | None = None) -> np.ndarray:
     """ "h w" or "h w 3", 8-bit. Tensors have channels first, arrays last, unless only the other fits."""
     array = _array(eight_bits(image, bits) if isinstance(image, Image.Image) else image)
     shape = array.shape
-    if array.ndim == 3 and shape[0] in CHANNELS and (isinstance(image, Tensor) or shape[2] not in CHANNELS):
+    tensor = isinstance(image, torch.Tensor)
+    if array.ndim == 3 and shape[0] in CHANNELS and (tensor or shape[2] not in CHANNELS):
         array = np.moveaxis(array, 0, 2)
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]

@@ -20,16 +20,18 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.images.dicom import is_dicom_file, read_dicom
 from heatproof.images.files import MAX_PIXELS, Size, eight_bits, named_file, picture_reader
+from heatproof.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -128,8 +130,8 @@ class Preprocess:
 
         The mask, "h w", may have another size than the picture: it is stretched over it.
         """
-        device = mask.device if isinstance(mask, Tensor) else None
-        marked = np.asarray(mask.detach().cpu() if isinstance(mask, Tensor) else mask) != 0
+        device = mask.device if isinstance(mask, torch.Tensor) else None
+        marked = np.asarray(mask.detach().cpu() if isinstance(mask, torch.Tensor) else mask) != 0
         if marked.ndim != 2 or 0 in marked.shape:
             raise InputError(f"a mask has rows and columns; got shape {marked.shape}")
         x, y = self.axes(picture)

@@ -15,15 +15,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.files import Size, picture_size, read_image
 from heatproof.images.preprocess import Box, Carried, Preprocess
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAME_SHAPE = 0.02  # sides may be rounded when a picture is resized; more is another shape
 

@@ -34,14 +34,15 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from heatproof.errors import InputError, UnknownNameError
+from heatproof.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEPS = 30  # magnitudes on each side of zero
 DRAWS = 6
@@ -50,7 +51,7 @@ ERODED = 5  # SSIM's window
 WHOLE = 0.999  # a pixel of the mask that survived two interpolations
 LUMINANCE = (19595, 38470, 7471)  # of red, green, blue, in 65536ths: how Pillow makes a picture grey
 
-Change = Callable[[Tensor, Tensor], Tensor]
+Change: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Transform:
         ones = torch.ones(len(magnitudes), *size, device=magnitudes.device)
         back = self.inverse_maps(self.transport(ones, magnitudes), magnitudes)
         lost = (back < WHOLE).float()
-        return F.max_pool2d(lost[:, None], ERODED, stride=1, padding=ERODED // 2)[:, 0] == 0
+        return torch.nn.functional.max_pool2d(lost[:, None], ERODED, stride=1, padding=ERODED // 2)[:, 0] == 0
 
 
 def _translate(pixels: Tensor, magnitudes: Tensor, *, dim: int) -> Tensor:
@@ -133,7 +134,8 @@ def _rotate(pixels: Tensor, magnitudes: Tensor) -> Tensor:
     columns = cos * x - sin * y[:, None]
     rows = sin * x + cos * y[:, None]
     grid = torch.stack([columns * (2 / width), rows * (2 / height)], -1).float()
-    turned = F.grid_sample(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    read = torch.nn.functional.grid_sample
+    turned = read(pixels.float(), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return turned if pixels.is_floating_point() else (turned + 0.5).floor().clamp(0, 255).to(pixels.dtype)
 
 

@@ -25,9 +25,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from heatproof.errors import StoreError
+from heatproof.lazy import torch
 from heatproof.store.ledger import plain, read_record, write_record
 
 PACKAGES = (

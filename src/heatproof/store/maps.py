@@ -25,17 +25,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images.files import MAX_PIXELS
+from heatproof.lazy import torch
 from heatproof.store.ledger import Seal, check_file, plain
 from heatproof.types import Maps, Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
 MOST = 1 << 26  # bytes of an unpacked index: a million maps

@@ -13,7 +13,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.explain.api import read_methods
 from heatproof.registry import split_calls
 
 LAYER = "Where CAMs look; found by itself by default."
@@ -61,6 +60,8 @@ class Settings:
 
 def with_floors(methods: Sequence[str], floors: Sequence[str]) -> tuple[str, ...]:
     """The methods, then the floors that are not among them."""
+    from heatproof.explain.api import read_methods
+
     names = {request.entry.name for request in read_methods(methods)}
     return (*methods, *(floor for floor in floors if floor not in names))
 

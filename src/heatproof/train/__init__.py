@@ -1,23 +1,29 @@
 """The training recipes the papers need: two-phase, ZS, FT-Struct, FT-LeakMin, over one seeded epoch loop."""
 
-import warnings
+from __future__ import annotations
 
-from heatproof.train.data import Data, read_data, stratified_split
-from heatproof.train.leakmin import LeakMin
-from heatproof.train.loop import TrainProgress, fit, validate
-from heatproof.train.networks import SmallNet, new_head, small_net
-from heatproof.train.parts import DEPTHS, trained_parts
-from heatproof.train.protocols import (
-    CHECKPOINTS,
-    GRID,
-    REGIMES,
-    ablation_grid,
-    regime,
-    regime_recipe,
-    two_phase,
-    two_phase_recipe,
-)
-from heatproof.train.recipe import Epoch, History, Phase, Recipe
+import warnings
+from typing import TYPE_CHECKING
+
+from heatproof.lazy import names_are_late
+
+if TYPE_CHECKING:
+    from heatproof.train.data import Data, read_data, stratified_split
+    from heatproof.train.leakmin import LeakMin
+    from heatproof.train.loop import TrainProgress, fit, validate
+    from heatproof.train.networks import SmallNet, new_head, small_net
+    from heatproof.train.parts import DEPTHS, trained_parts
+    from heatproof.train.protocols import (
+        CHECKPOINTS,
+        GRID,
+        REGIMES,
+        ablation_grid,
+        regime,
+        regime_recipe,
+        two_phase,
+        two_phase_recipe,
+    )
+    from heatproof.train.recipe import Epoch, History, Phase, Recipe
 
 __all__ = [
     "CHECKPOINTS", "DEPTHS", "GRID", "REGIMES", "Data", "Epoch", "History", "LeakMin", "Phase", "Recipe",
@@ -26,8 +32,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+names_are_late(__name__)
+
+
 def __getattr__(name: str) -> type[TrainProgress]:
     if name != "Progress":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from heatproof.train.loop import TrainProgress
+
     warnings.warn("heatproof.train.Progress is called TrainProgress now", DeprecationWarning, stacklevel=2)
     return TrainProgress

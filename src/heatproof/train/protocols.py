@@ -35,9 +35,8 @@ from heatproof.train.data import Data
 from heatproof.train.leakmin import LeakMin
 from heatproof.train.loop import Place, TrainProgress, fit
 from heatproof.train.parts import Depth
-from heatproof.train.recipe import History, Phase, Recipe
+from heatproof.train.recipe import CHECKPOINTS, History, Phase, Recipe
 
-CHECKPOINTS = (1, 5, 10, 15, 20, 25, 30)
 TRANSFER, FINE_TUNING = "transfer", "fine-tuning"
 REGIMES = ("zs", "ft-struct", "ft-leakmin")
 GRID = (0.0, 0.25, 0.5)  # of lambda and of alpha

@@ -14,17 +14,19 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, Protocol
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.models.model import Model
-from heatproof.train.data import Data
-from heatproof.train.parts import Depth
+from heatproof.lazy import torch
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from heatproof.models.model import Model
+    from heatproof.train.data import Data
+    from heatproof.train.parts import Depth
+
+CHECKPOINTS = (1, 5, 10, 15, 20, 25, 30)  # epochs of elangovan2026cscore whose weights are kept
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("cosine", "constant")
 BALANCED = "balanced"
@@ -125,7 +127,8 @@ class Phase:
         """Mean over the batch (weighted, where there are weights)."""
         if logits.shape[1] == 1:
             logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
-        return F.cross_entropy(logits, labels, weights, label_smoothing=self.label_smoothing)
+        loss = torch.nn.functional.cross_entropy
+        return loss(logits, labels, weights, label_smoothing=self.label_smoothing)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,7 @@ from typing import Any
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
-from heatproof.explain.api import read_methods
 from heatproof.explain.floors import is_floor
-from heatproof.images.backgrounds import find_photos
-from heatproof.images.codes import versions_that_fit
-from heatproof.images.symbols import find_symbol
-from heatproof.models.load import best_device
 from heatproof.registry import explainers
 from heatproof.store.manifest import compare_configs
 from heatproof.studies import settings as shared
@@ -115,6 +110,12 @@ FULL: dict[str, Any] = {
 
 def check(settings: QrSettings) -> QrSettings:
     """The settings with what follows from them filled in; what cannot work is refused."""
+    from heatproof.explain.api import read_methods
+    from heatproof.images.backgrounds import find_photos
+    from heatproof.images.codes import versions_that_fit
+    from heatproof.images.symbols import find_symbol
+    from heatproof.models.load import best_device
+
     if settings.heavy == ("all",):
         named = {name.partition("(")[0] for name in settings.every_method}
         settings = replace(settings, heavy=tuple(name for name in explainers.names() if name not in named))
