@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -128,6 +128,7 @@ class Maps:
         explained: "b", the class that each map explains.
         ids: names of the images.
         signed_values: "b h w", where the sign means something that `values` loses.
+        dead: "b" bool, whether the layer it is read from says the same at every place; None without a layer.
     """
 
     method: str
@@ -136,6 +137,7 @@ class Maps:
     explained: Tensor
     ids: tuple[str, ...] = ()
     signed_values: Tensor | None = None
+    dead: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.values.shape[0])
@@ -168,10 +170,7 @@ class Maps:
         Args:
             device: such as "cpu" or "cuda".
         """
-        signed = None if self.signed_values is None else self.signed_values.to(device)
-        return replace(
-            self, values=self.values.to(device), explained=self.explained.to(device), signed_values=signed
-        )
+        return replace(self, **self._each(lambda name: getattr(self, name).to(device)))
 
     def take(self, rows: Tensor | Sequence[int] | slice) -> Maps:
         """The maps of some images, with their names, classes and signs.
@@ -185,10 +184,12 @@ class Maps:
             return one[index.to(one.device) if isinstance(index, torch.Tensor) else index]
 
         ids = tuple(self.ids[i] for i in of(torch.arange(len(self))).tolist()) if self.ids else ()
-        signed = None if self.signed_values is None else of(self.signed_values)
-        return replace(
-            self, values=of(self.values), explained=of(self.explained), ids=ids, signed_values=signed
-        )
+        return replace(self, ids=ids, **self._each(lambda name: of(getattr(self, name))))
+
+    def _each(self, change: Callable[[str], Tensor]) -> dict[str, Any]:
+        """Every tensor that there is, changed."""
+        names = ("values", "explained", "signed_values", "dead")
+        return {name: change(name) for name in names if getattr(self, name) is not None}
 
     def numpy(self) -> np.ndarray:
         """ "b h w": the values as an array, at the method's own size."""
@@ -253,14 +254,8 @@ class Maps:
         """
         if len(parts) == 1:
             return parts[0]
-        signed = [p.signed_values for p in parts if p.signed_values is not None]
-        return replace(
-            parts[0],
-            values=torch.cat([p.values for p in parts]),
-            explained=torch.cat([p.explained for p in parts]),
-            ids=tuple(i for p in parts for i in p.ids),
-            signed_values=torch.cat(signed) if signed else None,
-        )
+        every = parts[0]._each(lambda name: torch.cat([getattr(p, name) for p in parts]))
+        return replace(parts[0], ids=tuple(i for p in parts for i in p.ids), **every)
 
 
 def normalise(values: Tensor) -> Tensor:

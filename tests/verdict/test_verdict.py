@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from heatproof.verdict.answers import HEADLINES, UNDECIDED, MethodAnswer, Networ
 from heatproof.verdict.data import read_run
 from heatproof.verdict.follow import FollowRule, chance_above, decided, holm
 from heatproof.verdict.gate import check
-from heatproof.verdict.judge import FILE, judge
+from heatproof.verdict.judge import FILE, UNMOVED, judge
 from made_run import CLASSES, EVIL, METHODS, Values, make_run
 from tiny_study import make_study
 
@@ -103,20 +103,80 @@ def test_each_method_has_its_own_answer(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path / "run", scores({"gradcam": 0.6, "layercam": -0.3}), metrics=TESTS)
     assert [m.follows for m in verdict.methods] == ["yes", "no", "yes"] and verdict.level == "clear"
     assert verdict.sentence == (
-        "gradcam and lime(samples=9) follow the network. layercam does not follow it. "
-        "Whether the network looks where it should was not asked: no boxes or masks were given."
+        "gradcam and lime(samples=9) follow the network. layercam does not follow the network. "
+        "Whether the network looks where it should was not asked: it takes pictures with boxes or masks, and "
+        "pointing or structure_score among the metrics."
     )
     told = [(t.name, t.answer, t.votes, t.n) for t in verdict.methods[1].tests]
     assert told == [(name, "no", True, 100) for name in TESTS]
+    assert verdict.methods[1].note == "no better than its shadows"
     assert verdict.network.read_from == () and verdict.headline == HEADLINES["yes", "undecided"]
 
 
 def test_blank_maps_are_told_beside_those_that_are_not(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path / "run", scores(), blank={"layercam": 30, "lime(samples=9)": 4})
     assert [m.note for m in verdict.methods] == [
-        "", "30% of its maps are blank, 30% where a method that follows shows something", "",
+        "", "30% of its maps are blank: 30% where another method that follows shows something", "",
     ]  # fmt: skip
     assert verdict.methods[1].blank == pytest.approx(0.3)
+
+
+def blank_first(count: int, methods: Sequence[str], level: Mapping[str, float] | float = 0.6) -> Values:
+    """Scores where the first maps of some methods are blank: the tests that vote are not defined there."""
+
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        found = scores(level)(metric, method, random)
+        return np.where(np.arange(100) < count, np.nan, found) if method in methods else found
+
+    return values
+
+
+def test_blank_maps_count_only_where_a_method_that_follows_shows_something(tmp_path: Path) -> None:
+    silent = {"layercam": 65}
+    beside = verdict_on(tmp_path / "beside", blank_first(65, ["layercam"]), blank=silent)
+    assert [m.follows for m in beside.methods] == ["yes", "undecided", "yes"]
+    assert beside.methods[1].note == (
+        "it follows where it shows something, which it mostly does not: name another layer; "
+        "65% of its maps are blank: 65% where another method that follows shows something"
+    )
+    others = dict.fromkeys(REAL, 65)
+    together = verdict_on(tmp_path / "together", blank_first(65, REAL), blank=others)
+    assert {m.follows for m in together.methods} == {"yes"}, "the network has nothing to show there"
+    assert {m.note for m in together.methods} == {
+        "65% of its maps are blank: 0% where another method that follows shows something"
+    }
+    worse = {"gradcam": -0.3, "lime(samples=9)": -0.3}
+    alone = verdict_on(tmp_path / "alone", blank_first(65, ["layercam"], worse), blank=silent)
+    assert [m.follows for m in alone.methods] == ["no", "yes", "no"]
+    assert alone.methods[1].note == "65% of its maps are blank"
+    half = verdict_on(tmp_path / "half", blank_first(55, ["layercam"]), blank={"layercam": 55})
+    assert half.methods[1].follows == "yes", "not surely most of them"
+
+
+def test_maps_that_random_weights_do_not_change_do_not_follow_whatever_others_do(tmp_path: Path) -> None:
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        found = scores(0.0)(metric, method, random)
+        return np.zeros(100) if metric == TESTS[0] and method == "layercam" else found
+
+    verdict = verdict_on(tmp_path / "run", values)
+    assert [m.follows for m in verdict.methods] == ["undecided", "no", "undecided"]
+    assert [(t.answer, t.votes) for t in verdict.methods[1].tests] == [("no", True), ("undecided", True)]
+    assert verdict.methods[1].note == UNMOVED and verdict.headline == UNDECIDED
+    few = verdict_on(tmp_path / "few", values, images=20)
+    assert {m.follows for m in few.methods} == {"undecided"}
+
+
+def test_which_metrics_vote_is_a_fact_of_the_registry() -> None:
+    """The name stands in no file that judges or shows."""
+    assert [f"{follow.voter().name}_{kind}" for kind in follow.KINDS] == [*TESTS]
+    rooms = Path(follow.__file__).parents[1]
+    files = [
+        file
+        for room in ("verdict", "monitor", "report", "demo", "cli")
+        for file in (rooms / room).glob("*.py")
+    ]
+    for file in files:
+        assert follow.voter().name not in file.read_text(encoding="utf-8"), file.name
 
 
 # --- undecided, and what would decide it --------------------------------------------------------------------
@@ -146,7 +206,8 @@ def test_what_is_close_to_its_shadows_stays_undecided(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path / "run", scores({"layercam": 0.3}), rule)
     near = verdict.methods[1]
     assert near.follows == "undecided" and near.note == (
-        "too close to its shadows on 100 pictures: more pictures, or `heatproof contrast` would decide it"
+        "too close to its shadows on 100 pictures: more pictures, or `heatproof contrast MODEL IMAGES` would "
+        "decide it"
     )
     nobody = verdict_on(tmp_path / "flat", scores(), FollowRule(informative=2.0, yes=0.1, no=0.0))
     assert len(undecided(nobody)) == 1, "where no map stands out, nobody is judged"
@@ -364,7 +425,10 @@ def test_rules_of_the_verdict_refuse_names_and_small_numbers(judged: RunFolder, 
     few = check(judged, ["follows gradcam"], min_n=101)[1]
     assert few.reasons == ("gradcam at epoch02: yes (100 images are fewer than 101)",)
     bare = make_run(tmp_path / "bare", scores(), metrics=(), maps=False)
-    for rule, why in (("follows", "add specificity"), ("looks-there 0", "no boxes or masks were given")):
+    for rule, why in (
+        ("follows", "add specificity"),
+        ("looks-there 0", "takes pictures with boxes or masks"),
+    ):
         found = check(bare, [rule])[1]
         assert not found.holds and found.n == 0 and why in found.reasons[0]
 

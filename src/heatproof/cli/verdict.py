@@ -25,11 +25,11 @@ def verdict_command(
 ) -> None:
     """Say which maps of the folder RUN follow the network, and whether it looks where it should.
 
-    Two questions, never mixed. A method FOLLOWS the network where its maps lie surely above their own
-    shadows: the same method's maps of untrained networks, and the map itself turned by half a turn (metric
-    specificity). The network LOOKS THERE where maps that follow it lie on the boxes or parts that were given,
-    surely more often than chance. "Undecided" is an answer too, and says what would decide it. The verdict on
-    the last checkpoint is kept as RUN/verdict.json.
+    Two questions, never mixed. A method FOLLOWS the network where its maps are surely better than their own
+    shadows: the same method's maps of untrained networks, and the map itself turned by half a turn. The
+    network LOOKS THERE where maps that follow it lie on the boxes or parts that were given, surely more often
+    than chance. "Undecided" is an answer too, and says what would decide it: a metric that the run lacks,
+    more pictures, or the contrast test. The verdict on the last checkpoint is kept as RUN/verdict.json.
 
     --album builds the network again, cuts out what lies under the strongest maps of the methods that follow,
     and groups the crops by what they look like to the network. A network that comes as code is built only

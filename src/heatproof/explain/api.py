@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import Explainer, check_options, explainers, parse_call, split_calls
 from heatproof.types import ArrayLike, Images, Maps, Signed, Trace
+
+READ = {"activations", "gradients"}  # of the trace's layer
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,18 @@ class MethodCall:
             explained=trace.targets,
             signed_values=None if signed is None else signed.detach().float().contiguous(),
         )
+
+    def dead(self, layers: Mapping[str | None, Tensor], trace: Trace) -> Tensor | None:
+        """ "b" bool: images in which every layer that the method reads is dead."""
+        needs = set(self.entry.needs)
+        names = trace.scales if "scales" in needs else (trace.layer,) if needs & READ else ()
+        known = [layers[name] for name in names if name in layers]
+        return torch.stack(known).all(0) if known else None
+
+
+def dead_layers(trace: Trace) -> dict[str | None, Tensor]:
+    """By layer "b" bool: images in which each of its channels says the same at every place."""
+    return {name: (one.amax((2, 3)) == one.amin((2, 3))).all(1) for name, one in trace.activations.items()}
 
 
 def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
@@ -130,7 +144,8 @@ def shared_pass(
     def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
         batch = images[start:stop].to(model.device)
         trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
-        return [call(trace) for call in calls], trace.logits
+        dead = dead_layers(trace)
+        return [replace(call(trace), dead=call.dead(dead, trace)) for call in calls], trace.logits
 
     with untouched(model.module):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.

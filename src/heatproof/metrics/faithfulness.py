@@ -271,5 +271,5 @@ for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, 
         cite="petsiuk2018rise", aliases=(f"{_name}_auc",),
         about=f"Mean probability of the class while the map's strongest pixels are {_done} first.",
         title=f"{_name}: evidence {_done} first", family="Faithfulness", bundle="insertion_deletion",
-        call=_in_a_run, judges="map", test=True, headline=True,
+        call=_in_a_run, judges="map", headline=True,
     )(insertion_deletion)  # fmt: skip

@@ -248,7 +248,7 @@ metric(
     about="How far insertion less deletion lies above that of the map's own shadows.", family="Faithfulness",
     parts={"weights": "better than its own map of an untrained network",
            "place": "better than itself turned by half a turn"},
-    floors=(), judges="map", call=_in_a_run,
+    floors=(), judges="map", test=True, call=_in_a_run,
 )(specificity)  # fmt: skip
 metric(
     "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",

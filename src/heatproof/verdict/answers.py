@@ -29,7 +29,7 @@ HEADLINES = {
 UNDECIDED = "Not decided yet whether the maps follow the network"
 SAID: dict[Answer, tuple[str, str]] = {
     "yes": ("follows the network", "follow the network"),
-    "no": ("does not follow it", "do not follow it"),
+    "no": ("does not follow the network", "do not follow the network"),
     "undecided": ("is undecided", "are undecided"),
 }
 WORDS = {"yes": "follows", "no": "does not follow", "undecided": "undecided"}

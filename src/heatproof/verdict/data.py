@@ -21,7 +21,7 @@ from heatproof.metrics.sanity import Margin, above_floors
 from heatproof.metrics.stats import mean_interval
 from heatproof.store import Manifest, RunFolder
 from heatproof.verdict.alarms import Alarm, find_alarms
-from heatproof.verdict.measures import Measure, in_order, measure, part, stands_beside
+from heatproof.verdict.measures import BLANK, Measure, in_order, measure, part, stands_beside
 from heatproof.verdict.trajectory import Trajectory, class_names, ordered
 
 NAN = float("nan")
@@ -97,6 +97,7 @@ class RunData:
     by_class: Mapping[tuple[str, str, int], Cell]  # (metric, method, class) -> numbers about that class
     agreement: Mapping[str, Mapping[tuple[str, str], float]]  # kind -> (method, method) -> mean
     curves: Mapping[str, Mapping[str, list[tuple[int, float]]]]  # method -> metric -> (percent, mean)
+    blank_reasons: Mapping[tuple[str, str], int]  # (method, why) -> number of blank maps
     alarms: list[Alarm]  # of methods that are not floors, at any checkpoint
     broken: list[tuple[str, str]]  # pictures that could not be used, and why
 
@@ -191,6 +192,7 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         by_class={(name, m, label): c for (name, m, label), c in groups.items() if label is not None},
         agreement=_agreement(select),
         curves=_curves(select),
+        blank_reasons=_blank_reasons(select),
         alarms=_alarms(folder, model),
         broken=[(row["image"], row["reason"]) for row in broken],
     )
@@ -263,7 +265,9 @@ def _group_cells(select: Select) -> dict[tuple[str, str, int | None], Cell]:
     Their counts and intervals are rows of their own and go into the same cell.
     """
     rows = select(
-        "metric, method, label, value, reason", "image = '' and not contains(method, ?) order by label, metric, method", PAIR
+        "metric, method, label, value, reason",
+        "image = '' and not contains(method, ?) order by label, metric, method",
+        PAIR,
     )
     values = {(row["metric"], row["method"], row["label"]): row for row in rows}
     cells = {}
@@ -282,8 +286,8 @@ def _group_cells(select: Select) -> dict[tuple[str, str, int | None], Cell]:
 def _paths(folder: RunFolder, model: str, checkpoints: Sequence[str]) -> dict[tuple[str, str], list[float]]:
     """Means by checkpoint, of images or of whole checkpoints."""
     rows = folder.scores().sql(
-        """select metric, method, checkpoint, avg(value order by value) filter (not isnan(value)) as mean from scores
-           where model = ? and not contains(method, ?) and (image <> '' or label is null)
+        """select metric, method, checkpoint, avg(value order by value) filter (not isnan(value)) as mean
+           from scores where model = ? and not contains(method, ?) and (image <> '' or label is null)
            group by all order by all""",
         [model, PAIR],
     )
@@ -302,6 +306,15 @@ def _alarms(folder: RunFolder, model: str) -> list[Alarm]:
     except InputError:  # no C-Score in this run, so nothing to watch
         return []
     return [alarm for alarm in find_alarms(trajectory) if not is_floor(alarm.method or "")]
+
+
+def _blank_reasons(select: Select) -> dict[tuple[str, str], int]:
+    rows = select(
+        "method, reason, count(*) as n",
+        "metric = ? and value > 0 and reason <> '' group by 1, 2 order by 1, 2",
+        BLANK.name,
+    )
+    return {(row["method"], row["reason"]): row["n"] for row in rows}
 
 
 def _agreement(select: Select) -> dict[str, dict[tuple[str, str], float]]:

@@ -1,13 +1,14 @@
 """Does the map follow the network? Asked of each method, by how far its maps lie above their own shadows.
 
-Two numbers per picture (metrics/specificity.py): above the method's maps under random weights, and above the
-map itself turned by half a turn. With w and p their means over pictures, and `best` the largest min(w, p)
-among the methods of the run,
+Two numbers per picture, of the metric that is registered to vote: above the method's maps under random
+weights, and above the map itself turned by half a turn. With w and p their means over pictures, and `best` the
+largest min(w, p) among the methods of the run,
 
+    does not follow     w is exactly 0 on every picture: random weights change nothing about these maps
     undecided           best < informative: on this network no map stands out from its shadows, as it is where
-                        the evidence lies everywhere; nobody is judged
+                        the evidence lies everywhere; nobody else is judged
     follows             w and p are surely above max(0, yes * best)
-    does not follow     w or p is surely below max(0, no * best), or w is exactly 0 on every picture
+    does not follow     w or p is surely below max(0, no * best)
     undecided           otherwise
 
 "Surely": a one-sided t test over pictures at 5 %, Holm-corrected over the methods of the run (and doubled
@@ -28,11 +29,12 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
+from heatproof.registry import Metric, metrics
 from heatproof.verdict.answers import Answer
 
 ENOUGH = 30  # pictures
 LEVEL = 0.05
-KINDS = ("weights", "place")
+KINDS = ("weights", "place")  # the parts of the metric that votes
 Values = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by method: both numbers of every picture
 
 
@@ -56,6 +58,12 @@ def rule() -> FollowRule:
     return FollowRule(**calibration()["rule"])
 
 
+def voter() -> Metric:
+    """The registered metric that the question rests on; it has both numbers as parts."""
+    voting = (entry for entry in metrics if entry.test and entry.judges == "map")
+    return next(entry for entry in voting if {*KINDS} <= entry.parts.keys())
+
+
 def answers(values: Values, by: FollowRule) -> dict[str, Answer]:
     """By method, from both numbers of every picture; NaN is left out.
 
@@ -65,12 +73,19 @@ def answers(values: Values, by: FollowRule) -> dict[str, Answer]:
     {'gradcam': 'yes', 'noise': 'no'}
     """
     found: dict[str, Answer] = dict.fromkeys(values, "undecided")
-    if (sides := limits(values, by)) is None:
-        return found
-    judged, (low, high) = _judged(values), sides
-    above = holm({m: max(chance_above(one, high) for one in both) for m, both in judged.items()})
-    below = holm({m: _chance_below(both, low) for m, both in judged.items()})
-    return found | {m: decided(above[m], below[m]) for m in judged}
+    judged = _judged(values)
+    if (sides := limits(values, by)) is not None:
+        low, high = sides
+        above = holm({m: max(chance_above(one, high) for one in both) for m, both in judged.items()})
+        below = holm({m: _chance_below(both, low) for m, both in judged.items()})
+        found |= {m: decided(above[m], below[m]) for m in judged}
+    return found | {m: "no" for m, both in judged.items() if unmoved(both)}
+
+
+def unmoved(both: Sequence[np.ndarray]) -> bool:
+    """Whether random weights change nothing about a method's maps: a proof, whatever other methods do."""
+    weights = both[0][np.isfinite(both[0])]
+    return len(weights) >= ENOUGH and not weights.any()
 
 
 def limits(values: Values, by: FollowRule) -> tuple[float, float] | None:
@@ -79,12 +94,18 @@ def limits(values: Values, by: FollowRule) -> tuple[float, float] | None:
     return None if best < by.informative else (max(0.0, by.no * best), max(0.0, by.yes * best))
 
 
-def alone(column: np.ndarray, sides: tuple[float, float] | None) -> Answer:
-    """What one of the two numbers would say if it were the only one and its method the only method."""
-    defined = column[np.isfinite(column)]
-    if sides is None or len(defined) < ENOUGH:
-        return "undecided"
-    return decided(chance_above(defined, sides[1]), chance_above(-defined, -sides[0]))
+def alone(both: Sequence[np.ndarray], sides: tuple[float, float] | None) -> tuple[Answer, ...]:
+    """What each of the two numbers would say if it were the only one and its method the only method."""
+    told: list[Answer] = []
+    for kind, column in zip(KINDS, both, strict=True):
+        defined = column[np.isfinite(column)]
+        if kind == KINDS[0] and unmoved(both):
+            told.append("no")
+        elif sides is None or len(defined) < ENOUGH:
+            told.append("undecided")
+        else:
+            told.append(decided(chance_above(defined, sides[1]), chance_above(-defined, -sides[0])))
+    return tuple(told)
 
 
 def _judged(values: Values) -> dict[str, list[np.ndarray]]:
@@ -107,7 +128,7 @@ def chance_above(values: np.ndarray, threshold: float) -> float:
 
 def _chance_below(both: Sequence[np.ndarray], threshold: float) -> float:
     """p that w or p is below the threshold; 0 for maps that are the same whatever the network is."""
-    if not both[0].any():
+    if unmoved(both):
         return 0.0
     return min(1.0, 2 * min(chance_above(-one, -threshold) for one in both))
 

@@ -28,7 +28,7 @@ from heatproof.store import RunFolder
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.answers import Answer
 from heatproof.verdict.data import read_run
-from heatproof.verdict.judge import judge
+from heatproof.verdict.judge import SEE_NOTES, judge
 from heatproof.verdict.rules import ALL, FOLLOWS, LAST, MIN_N, MIN_USABLE, Rule, key_of, matching, read_rule
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
@@ -223,7 +223,7 @@ class _Run:
         except InputError as error:  # not computed yet
             yield " ".join(rule.parts) or rule.question, "undecided", 0, str(error)
             return
-        note = verdict.network.note
+        note, in_the_way = verdict.network.note, "; ".join(verdict.notes)
         every: list[tuple[str | int | None, tuple[str, Answer, int, str]]] = [
             (m.method, (m.method, m.follows, min((t.n for t in m.tests if t.votes), default=0), m.note))
             for m in verdict.methods
@@ -234,7 +234,7 @@ class _Run:
         chosen = [told for key, told in every if not asked or key in asked]
         for of, answer, n, why in chosen or [(" ".join(rule.parts) or "network", "undecided", 0, note)]:
             few = self._too_few(n) if n < self.min_n else ""
-            yield of, answer, n, few if answer == "yes" else why or "no better than its shadows"
+            yield of, answer, n, few if answer == "yes" else why.replace(SEE_NOTES, in_the_way)
 
     def alarms(self, rule: Rule) -> RuleResult:
         found: list[Alarm] = []

@@ -11,17 +11,38 @@ import numpy as np
 from heatproof.disk import write_whole
 from heatproof.errors import StoreError
 from heatproof.metrics.stats import mean_interval
+from heatproof.run.score import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
+from heatproof.verdict.alarms import share_bounds
 from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict
 from heatproof.verdict.data import Cell, RunData, read_run
-from heatproof.verdict.follow import ENOUGH, KINDS, FollowRule, alone, answers, calibration, limits, rule
+from heatproof.verdict.follow import (
+    ENOUGH,
+    KINDS,
+    FollowRule,
+    Values,
+    alone,
+    answers,
+    calibration,
+    limits,
+    rule,
+    unmoved,
+    voter,
+)
 from heatproof.verdict.look import looks
 from heatproof.verdict.measures import BLANK
 from heatproof.verdict.rules import MIN_USABLE
 
 FILE = "verdict.json"
-CONTRAST = "`heatproof contrast` would decide it"
-FEW_BLANK = 0.05
+CONTRAST = "`heatproof contrast MODEL IMAGES` would decide it"
+SEE_NOTES = "see notes"
+FEW_BLANK, MOSTLY = 0.05, 0.5
+MONITOR = "monitor"  # the kind of a run folder that a training writes
+UNMOVED = "random weights change nothing about its maps"
+BLANK_WORDS = {
+    NO_EVIDENCE: "for want of positive evidence for the explained class",
+    DEAD_LAYER: "because the layer is dead there",
+}
 
 
 def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
@@ -35,20 +56,31 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         weights, place = (data.images.scores.get((name, m), nothing) for name in names)
         values[m] = weights, place
     found = answers(values, by)
+    yes = [m for m, answer in found.items() if answer == "yes"]
+    silent = [m for m in yes if _says_nothing(data, m, yes, values)]
+    found |= dict.fromkeys(silent, "undecided")
     if notes:  # nothing is said in favour of maps of a network that does not answer, or of half a run
         found = {m: "undecided" if answer == "yes" else answer for m, answer in found.items()}
     following = [m for m, answer in found.items() if answer == "yes"]
     sides = limits(values, by)
     methods = []
     for m, answer in found.items():
-        alone_by = {name: alone(column, sides) for name, column in zip(names, values[m], strict=True)}
+        alone_by = dict(zip(names, alone(values[m], sides), strict=True))
         tests = tuple(_tests(data, m, alone_by, math.nan if sides is None else sides[1]))
-        n = min(int(np.isfinite(column).sum()) for column in values[m])
-        told = [_would_decide(n, not all(names), bool(notes)) if answer == "undecided" else ""]
         blank = data.cells.get((BLANK.name, m), Cell(math.nan)).value
+        told = []
+        if answer == "no":
+            told.append(UNMOVED if unmoved(values[m]) else "no better than its shadows")
+        elif answer == "undecided" and not all(names):
+            told.append(_missing(data))
+        elif m in silent:
+            told.append("it follows where it shows something, which it mostly does not: name another layer")
+        elif answer == "undecided":
+            n = min(int(np.isfinite(column).sum()) for column in values[m])
+            told.append(_would_decide(n, bool(notes), sides is None))
         if blank >= FEW_BLANK:
             told.append(_blank(data, m, blank, following))
-        methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(filter(None, told))))
+        methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(told)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
     return Verdict(data.checkpoint, tuple(methods), looks(data, following), alarms, notes, rates)
@@ -80,7 +112,21 @@ def conclude(folder: RunFolder) -> Verdict:
 
 def _voting(data: RunData, kind: str) -> str:
     """The rows' name of a test that votes, with its options; "" where it was not run."""
-    return next((of.name for of in data.measures if of.base == f"specificity_{kind}"), "")
+    base = f"{voter().name}_{kind}"
+    return next((of.name for of in data.measures if of.base == base), "")
+
+
+def _says_nothing(data: RunData, method: str, following: Sequence[str], values: Values) -> bool:
+    """Whether surely most of its maps are blank, of pictures on which another method that follows is not.
+
+    Only pictures count on which the test could tell.
+    """
+    empty = data.images.scores.get((BLANK.name, method))
+    others = [np.isfinite(values[m][0]) for m in following if m != method]
+    if empty is None or not others:
+        return False
+    shown = np.any(others, axis=0)
+    return bool(shown.any()) and share_bounds(int((empty[shown] > 0).sum()), int(shown.sum()))[0] > MOSTLY
 
 
 def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: float) -> Iterator[Test]:
@@ -96,23 +142,36 @@ def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: 
                 yield Test(of.name, of.plain, "undecided", *numbers)
 
 
-def _would_decide(n: int, missing: bool, in_the_way: bool) -> str:
-    if missing:
-        return "add specificity to the metrics of the run"
+def _missing(data: RunData) -> str:
+    """How the test that votes gets into this run."""
+    if data.manifest.config.get("kind") == MONITOR:
+        return f"the monitor was not told to measure {voter().name}: Monitor(metrics=[{voter().name!r}])"
+    return f"add {voter().name} to the metrics of the run"
+
+
+def _would_decide(n: int, in_the_way: bool, nobody: bool) -> str:
     if n < ENOUGH:
         return f"{n} pictures on which the test can tell, {ENOUGH} are needed"
     if in_the_way:
-        return "see notes"
+        return SEE_NOTES
+    if nobody:
+        return f"no method stands out from its shadows on this network, so none is judged: {CONTRAST}"
     return f"too close to its shadows on {n} pictures: more pictures, or {CONTRAST}"
 
 
 def _blank(data: RunData, method: str, share: float, following: Sequence[str]) -> str:
-    """How many maps are blank, and how many of all where a method that follows shows something."""
-    columns = {m: data.images.scores[BLANK.name, m] for m in (method, *following)}
-    own = columns.pop(method) > 0
-    others = [column == 0 for column in columns.values()]
-    beside = f", {np.mean(own & np.any(others, axis=0)):.0%} where a method that follows shows something"
-    return f"{share:.0%} of its maps are blank{beside if others else ''}"
+    """How many maps are blank and why, and how many where another method that follows shows something."""
+    own = data.images.scores[BLANK.name, method] > 0
+    others = [data.images.scores[BLANK.name, m] == 0 for m in following if m != method]
+    why = [
+        f"{count / len(own):.0%} {words}"
+        for reason, words in BLANK_WORDS.items()
+        if (count := data.blank_reasons.get((method, reason), 0))
+    ]
+    if others:
+        beside = np.mean(own & np.any(others, axis=0))
+        why.append(f"{beside:.0%} where another method that follows shows something")
+    return f"{share:.0%} of its maps are blank{': ' * bool(why)}{', '.join(why)}"
 
 
 def _in_the_way(data: RunData) -> Iterator[str]:

@@ -25,19 +25,20 @@ import numpy as np
 
 from heatproof.explain.floors import floor_name
 from heatproof.metrics.stats import mean_interval
+from heatproof.registry import metrics
 from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test
 from heatproof.verdict.data import RunData
 from heatproof.verdict.follow import ENOUGH, calibration, chance_above, decided, holm
 from heatproof.verdict.measures import Measure
 
-NO_TRUTH = "Whether the network looks where it should was not asked: no boxes or masks were given"
+NOT_ASKED = "Whether the network looks where it should was not asked"
 
 
 def looks(data: RunData, following: Sequence[str]) -> NetworkAnswer:
     """The answer for the network and for each class of which there are pictures with truth."""
     of = _measure(data)
     if of is None:
-        return NetworkAnswer("undecided", note=NO_TRUTH)
+        return NetworkAnswer("undecided", note=_not_asked(data))
     sign = 1 if of.higher_is_better else -1
     columns = {m: sign * column for (name, m), column in data.images.scores.items() if name == of.name}
     chance = next((columns[m] for m in data.floors if floor_name(m) == "random" and m in columns), None)
@@ -78,6 +79,13 @@ def _measure(data: RunData) -> Measure | None:
     """The number of this run that is registered to judge the network."""
     found = [of for of in data.measures if of.is_test and of.facts.judges == "network"]
     return next((of for of in found if any((of.name, m) in data.images.scores for m in data.real)), None)
+
+
+def _not_asked(data: RunData) -> str:
+    if not data.real:
+        return f"{NOT_ASKED}: no method of the run looks at the network"
+    names = " or ".join(entry.name for entry in metrics if entry.test and entry.judges == "network")
+    return f"{NOT_ASKED}: it takes pictures with boxes or masks, and {names} among the metrics"
 
 
 def _answers(columns: Mapping[Any, np.ndarray]) -> dict[Any, Answer]:

@@ -1,0 +1,168 @@
+"""The four headlines in real runs: from pictures and weights to verdict.json, the command and the page."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from contrast.discs import SIDE, TAG, model_ready, network
+from heatproof.contrast import make_pair
+from heatproof.registry import explainer, explainers
+from heatproof.run.config import toml
+from heatproof.show import pixels
+from heatproof.types import Trace
+from heatproof.verdict.answers import HEADLINES, UNDECIDED
+from heatproof.verdict.judge import FILE, UNMOVED
+from verdict.test_verdict import heatproof
+
+EACH = 40
+NETWORK = f"""
+from torch import nn
+from heatproof.images import Preprocess
+from heatproof.models import Model
+
+def discs():
+    net = nn.Sequential(nn.Conv2d(3, 8, 5, 2, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(),
+                        nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                        nn.Linear(16, 2))
+    return Model(net, "discs", Preprocess(({SIDE}, {SIDE}), {SIDE}, (0.5,) * 3, (0.5,) * 3))
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two networks that know green from blue discs; A uses a tag. New pictures, with and without it."""
+    folder = tmp_path_factory.mktemp("discs")
+    model = network()
+    pair = make_pair(model, *model_ready(model), TAG, positive=1, lr=3e-3, out=folder / "pair")
+    assert pair.holds
+    (folder / "net.py").write_text(NETWORK)
+    for name, one in (("a", pair.a), ("b", pair.b)):
+        torch.save(one.module.state_dict(), folder / f"{name}.pt")
+    images, labels = model_ready(model, 4 * EACH, seed=9)
+    tagged, masks = TAG.plant(images, [str(i) for i in range(len(images))], model.preprocess)
+    boxes = [box_of(picture) for picture in pixels(images, model.preprocess)]
+    apart = [
+        not mask[y0 : y1 + 1, x0 : x1 + 1].any() for mask, (x0, y0, x1, y1) in zip(masks, boxes, strict=True)
+    ]
+    blue, green = ([i for i in range(len(images)) if labels[i] == c and apart[i]][:EACH] for c in (1, 0))
+    assert len(blue) == len(green) == EACH
+    tagged[labels == 0] = images[labels == 0]
+    for name, lot in (("plain", images), ("tagged", tagged)):
+        (folder / name).mkdir()
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["path", "label", "x0", "y0", "x1", "y1"])
+            for i in (*blue, *green):
+                (picture,) = pixels(lot[i : i + 1], model.preprocess)
+                Image.fromarray(picture).save(folder / name / f"{i:03d}.png")
+                rows.writerow([f"{name}/{i:03d}.png", ("green", "blue")[int(labels[i])], *boxes[i]])
+    return folder
+
+
+def box_of(picture: np.ndarray) -> tuple[int, ...]:
+    """About the disc: all of one colour, which noise is not."""
+    down, across = np.nonzero((picture[..., 0] < 75) & (picture[..., 0] > 45))
+    return across.min(), down.min(), across.max(), down.max()
+
+
+@pytest.fixture(autouse=True)
+def two_that_never_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Methods of a plug-in: what is colourful in the picture, and a corner of it."""
+    explainers.names()
+    for name in ("_entries", "_keys"):
+        monkeypatch.setattr(explainers, name, dict(getattr(explainers, name)))
+
+    @explainer("colourful", cite="adebayo2018sanity")
+    def colourful(trace: Trace) -> Tensor:
+        """Where red, green and blue differ most."""
+        smooth = F.avg_pool2d(trace.images, 5, 1, 2)
+        return smooth.amax(1) - smooth.amin(1)
+
+    @explainer("corner", cite="adebayo2018sanity")
+    def corner(trace: Trace) -> Tensor:
+        """The corner at the top left, a little of the picture's brightness with it."""
+        steps = torch.linspace(1, 0, SIDE)
+        return torch.outer(steps, steps) ** 4 + 1e-3 * trace.images.mean(1)
+
+    yield
+
+
+def told(folder: Path, weights: str, pictures: str, methods: list[str]) -> tuple[dict[str, Any], str, str]:
+    """verdict.json, what the command prints, and the page, of a run."""
+    study = {
+        "methods": [*methods, "random"],
+        "metrics": ["specificity(draws=2, steps=6)", "pointing", "accuracy"],
+        "run": {"batch_size": 40, "threads": 1, "workers": 1, "device": "cpu"},
+        "model": {"spec": "net.py:discs", "checkpoints": [f"{weights}.pt"]},
+        "images": {"kind": "csv", "path": f"{pictures}.csv", "options": {"class_names": ["green", "blue"]}},
+    }
+    path, out = folder / "study.toml", folder / f"{weights}-{pictures}-{'-'.join(methods)}"
+    path.write_text(toml(study))
+    ended = heatproof("run", path, "--out", out)
+    assert ended.exit_code == 0, ended.output
+    kept = json.loads((out / FILE).read_text())
+    shown = heatproof("verdict", out)
+    assert shown.exit_code == 0
+    assert heatproof("report", out, "-o", out / "page.html").exit_code == 0
+    page = unescape((out / "page.html").read_text())
+    head = page.partition('<section class="verdict')[2].partition("</section>")[0]
+    assert f"{kept['headline']}: heatproof verdict" in ended.output
+    for text in (shown.output, head):
+        assert kept["headline"] in text and kept["sentence"] in text
+    return kept, shown.output, head
+
+
+@pytest.mark.parametrize(
+    ("weights", "pictures", "method", "follows", "lie"),
+    [
+        ("b", "plain", "gradcam", "yes", "yes"),
+        ("a", "tagged", "gradcam", "yes", "no"),
+        ("b", "plain", "colourful", "no", "yes"),
+        ("b", "plain", "corner", "no", "no"),
+    ],
+)
+def test_each_headline_in_a_run_of_its_own(
+    place: Path, weights: str, pictures: str, method: str, follows: str, lie: str
+) -> None:
+    kept, shown, page = told(place, weights, pictures, [method])
+    assert kept["headline"] == HEADLINES[follows, lie]  # type: ignore[index]
+    assert [one["follows"] for one in kept["methods"]] == [follows]
+    assert kept["network"]["maps_lie"] == lie
+    assert kept["network"]["looks_there"] == (lie if follows == "yes" else "undecided")
+    if follows == "no":
+        assert all(UNMOVED in text for text in (kept["methods"][0]["note"], " ".join(shown.split()), page))
+        (weights_alone, _) = (test for test in kept["methods"][0]["tests"] if test["votes"])
+        assert weights_alone["value"] == 0 and weights_alone["answer"] == "no"
+
+
+def test_beside_one_that_follows_the_others_are_judged_too(place: Path) -> None:
+    kept, _, _ = told(place, "b", "plain", ["gradcam", "corner"])
+    assert [one["follows"] for one in kept["methods"]] == ["yes", "no"]
+    assert kept["headline"] == HEADLINES["yes", "yes"] and kept["network"]["read_from"] == ["gradcam"]
+
+
+def test_where_no_map_stands_out_the_verdict_says_what_would_decide(place: Path) -> None:
+    """A plug-in's noise that varies with the network: alone, it is like a map of evidence everywhere."""
+
+    @explainer("dice", needs=("activations",), cite="adebayo2018sanity")
+    def dice(trace: Trace) -> Tensor:
+        """Noise that follows the activations' last digits and nothing else."""
+        mixed = (trace.activation.sum(1) * 1e4).sin()
+        return mixed - mixed.amin((1, 2), keepdim=True)
+
+    kept, _, page = told(place, "b", "plain", ["dice"])
+    assert kept["headline"] == UNDECIDED and [one["follows"] for one in kept["methods"]] == ["undecided"]
+    would = "no method stands out from its shadows on this network, so none is judged: `heatproof contrast"
+    assert all(would in text for text in (kept["methods"][0]["note"], kept["sentence"], page))
