@@ -2,6 +2,9 @@
 
 A plug-in package names its modules under the entry-point groups "heatproof.explainers" and
 "heatproof.metrics"; importing them runs their decorators, as importing our own files does.
+
+While torch is not imported, what is known of our own methods and metrics is read from facts.json (facts.py):
+commands that call none of them begin at once.
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
+from heatproof.facts import Facts, entry_of, facts_of, read_facts
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Explainer(Entry):
 
     card: Card = field(default_factory=Card)
     cost: str = ""  # per image, where neither `needs` nor an option says it
+    only: str = ""  # "cnn" or "transformer", where it refuses other networks
 
     def __call__(self, function: Function) -> Function:
         explainers.add(replace(self, function=function))
@@ -141,20 +149,23 @@ EntryT = TypeVar("EntryT", bound=Entry)
 class Registry(Generic[EntryT]):
     """Names to entries. Case, hyphens, underscores and spaces in a name do not matter."""
 
-    def __init__(self, kind: str, package: str, group: str) -> None:
-        self.kind, self.package, self.group = kind, package, group
+    def __init__(self, kind: str, package: str, group: str, entry: type[EntryT]) -> None:
+        self.kind, self.package, self.group, self.entry = kind, package, group, entry
         self._entries: dict[str, EntryT] = {}
         self._keys: dict[str, str] = {}
-        self._loaded = False
+        self._told: set[str] = set()  # of these the facts are known, not yet the function
+        self._complete = self._imported = False
 
     def add(self, entry: EntryT) -> None:
         for name in (entry.name, *entry.aliases):
             owner = self._keys.setdefault(_key(name), entry.name)
             if owner != entry.name:
                 raise InputError(f"{self.kind} name {name!r} is already taken by {owner!r}")
-        if entry.name in self._entries and self._entries[entry.name].function is not entry.function:
+        known = self._entries.get(entry.name)
+        if known and entry.name not in self._told and known.function is not entry.function:
             raise InputError(f"{self.kind} {entry.name!r} is registered twice")
         self._entries[entry.name] = entry
+        self._told.discard(entry.name)
 
     def get(self, name: str) -> EntryT:
         self._load()
@@ -171,28 +182,68 @@ class Registry(Generic[EntryT]):
         return (self._entries[name] for name in self.names())
 
     def as_registered(self) -> list[EntryT]:
-        """In the order of their files."""
+        """In the order of their files, those of plug-ins last."""
         self._load()
-        return list(self._entries.values())
+        return sorted(self._entries.values(), key=lambda entry: self._place(entry.function.__module__))
+
+    def _place(self, module: str) -> tuple[bool, str]:
+        return module.rpartition(".")[0] != self.package, module
 
     def _load(self) -> None:
-        """Import every file of the package and every plug-in once."""
-        if self._loaded:
+        """Know every entry: its facts at least, and its function where torch is imported anyway."""
+        if self._imported or (self._complete and "torch" not in sys.modules):
             return
-        self._loaded = True
-        package = importlib.import_module(self.package)
-        for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{self.package}.{module.name}")
-        for plugin in entry_points(group=self.group):
+        from importlib.metadata import entry_points
+
+        plugins = entry_points(group=self.group)
+        if "torch" in sys.modules or plugins or not self.tell():
+            self._import(plugins)
+        self._complete = True
+
+    def _import(self, plugins: EntryPoints) -> None:
+        """Every file of the package and every plug-in, whose decorators register what is in them."""
+        self._imported = True
+        for module in self._files():
+            importlib.import_module(module)
+        for plugin in plugins:
             plugin.load()
+
+    def _files(self) -> list[str]:
+        package = importlib.import_module(self.package)
+        return [f"{self.package}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+
+    def facts(self) -> dict[str, list[Facts]]:
+        """Those of our own entries by file, as facts.json holds them."""
+        importlib.import_module("torch")  # so that the entries are read, not what was told of them
+        found: dict[str, list[Facts]] = {file: [] for file in self._files()}
+        for entry in self.as_registered():
+            if entry.function.__module__ in found:
+                found[entry.function.__module__].append(facts_of(entry))
+        return found
+
+    def tell(self) -> bool:
+        """Add what facts.json says; False where a file came or went since it was written."""
+        by_file = read_facts().get(self.package, {})
+        if by_file.keys() != set(self._files()):
+            return False
+        for file, entries in by_file.items():
+            for facts in entries:
+                if (name := facts["name"]) not in self._entries:
+                    self.add(entry_of(self.entry, file, partial(self._real, name), **facts))
+                    self._told.add(name)
+        return True
+
+    def _real(self, name: str) -> EntryT:
+        importlib.import_module("torch")
+        return self.get(name)
 
 
 def _key(name: str) -> str:
     return re.sub(r"[-_\s]", "", name.lower())
 
 
-explainers: Registry[Explainer] = Registry("method", "heatproof.explain", "heatproof.explainers")
-metrics: Registry[Metric] = Registry("metric", "heatproof.metrics", "heatproof.metrics")
+explainers = Registry("method", "heatproof.explain", "heatproof.explainers", Explainer)
+metrics = Registry("metric", "heatproof.metrics", "heatproof.metrics", Metric)
 
 explainer, metric = Explainer, Metric  # as decorators
 

@@ -1,8 +1,8 @@
 """Does the map follow the network? Asked of each method, by how far its maps lie above their own shadows.
 
 Two numbers per picture, of the metric that is registered to vote: above the method's maps under random
-weights, and above the map itself turned by half a turn. With w and p their means over pictures, and `best` the
-largest min(w, p) among the methods of the run,
+weights, and above the map itself turned by half a turn. With w and p their means over pictures, and `best`
+the largest min(w, p) among the methods of the run,
 
     does not follow     w is exactly 0 on every picture: random weights change nothing about these maps
     undecided           best < informative: on this network no map stands out from its shadows, as it is where
