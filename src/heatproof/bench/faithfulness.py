@@ -10,8 +10,8 @@ from torch import Tensor
 
 from heatproof.bench.common import Row, cost, network, side_by_side
 from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
+from heatproof.models.batches import usual_batch
 from heatproof.models.model import Model
-from heatproof.models.queue import automatic_batch
 
 SIZE = (224, 224)
 STEPS = 100
@@ -34,7 +34,7 @@ def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
 
 def _beside_bare(model: Model, count: int, repeat: int, device: str) -> list[Row]:
     images, maps = _inputs(count, device)
-    batch = automatic_batch(torch.device(device), SIZE)
+    batch = usual_batch(torch.device(device), SIZE)
     passes = count * 2 * STEPS
     full = torch.randn(batch, 3, *SIZE, device=device).contiguous(memory_format=torch.channels_last)
     rest = full[: passes % batch].contiguous(memory_format=torch.channels_last)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -31,8 +30,8 @@ from heatproof.models.checkpoints import ClassCountError, first_line, load_check
 from heatproof.models.layers import find_module
 from heatproof.models.libraries import LIBRARIES, NetworkRequest, build_lite0, from_keras, sized
 from heatproof.models.model import Model
+from heatproof.models.specs import KERAS_FILES, LITE
 
-LITE = ("lite0", "efficientnet-lite0", "efficientnet_lite0")
 FORMS = "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
 
 
@@ -51,6 +50,7 @@ def load_model(
     layer: str | None = None,
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
+    precision: str | None = None,
     allow_pickle: bool = False,
     **build_options: object,
 ) -> Model:
@@ -65,6 +65,7 @@ def load_model(
         device: where it goes; it stays where it is where None.
         layer, classes, preprocess: where CAMs look, the classes' names and what pictures go through, where
             the model's own are not wanted.
+        precision: "fp32", "tf32" or "bf16"; as the network and torch are set where None.
         allow_pickle: let checkpoints and .keras files run the code inside them.
         build_options: for the library's own builder.
 
@@ -83,7 +84,12 @@ def load_model(
     if checkpoint is not None:
         model = _with_weights(model, spec_or_module, request, Path(checkpoint))
     names = _class_names(classes, num_classes)
-    changes: dict[str, Any] = {"layer": layer, "classes": names, "preprocess": preprocess}
+    changes: dict[str, Any] = {
+        "layer": layer,
+        "classes": names,
+        "preprocess": preprocess,
+        "precision": precision,
+    }
     model = replace(model, **{name: value for name, value in changes.items() if value is not None})
     if model.layer is not None:
         find_module(model.module, model.layer)
@@ -123,7 +129,7 @@ def _build_by_name(spec: str, request: NetworkRequest) -> Model:
     elif path.endswith(".py") and factory:
         with _one_sentence(spec):
             model = _factory(Path(path).expanduser(), replace(request, name=factory))
-    elif spec.endswith(keras_graph.FILES):
+    elif spec.endswith(KERAS_FILES):
         _refuse_options(request, spec)
         model = from_keras(keras_graph.read_model(str(Path(spec).expanduser()), request.allow_pickle))
     elif spec.endswith(".py"):
@@ -133,25 +139,6 @@ def _build_by_name(spec: str, request: NetworkRequest) -> Model:
     if not isinstance(model.module, keras_graph.KerasClassifier):  # whose layers may be someone's own
         model.module.eval()
     return replace(model, name=spec)
-
-
-def placed_spec(spec: str, folder: Path) -> str:
-    """The spec with the full path of the file or folder it names, which is relative to `folder`.
-
-    >>> placed_spec("net.py:make", Path("/studies")), placed_spec("lite0", Path("/studies"))
-    ('/studies/net.py:make', 'lite0')
-    """
-    library, _, name = spec.partition(":")
-    path, _, factory = spec.rpartition(":")
-    if path.endswith(".py"):
-        return f"{_placed(path, folder)}:{factory}"
-    if library == "hf" and _placed(name, folder).exists():
-        return f"hf:{_placed(name, folder)}"
-    return str(_placed(spec, folder)) if spec.endswith(keras_graph.FILES) else spec
-
-
-def _placed(path: str, folder: Path) -> Path:
-    return Path(os.path.abspath(folder / Path(path).expanduser()))
 
 
 def _as_model(thing: Any) -> Model:
@@ -166,7 +153,7 @@ def _as_model(thing: Any) -> Model:
 
 
 def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path) -> Model:
-    if isinstance(model.module, keras_graph.KerasClassifier) and path.suffix in keras_graph.FILES:
+    if isinstance(model.module, keras_graph.KerasClassifier) and path.suffix in KERAS_FILES:
         model.module.load_keras_weights(path)
         return model
     try:
@@ -196,7 +183,8 @@ def _factory(path: Path, request: NetworkRequest) -> Model:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if request.num_classes is not None and "num_classes" not in parameters and not takes_any:
             raise ModelError(f"{request.name} in {path.name} takes no num_classes; leave it out or add it")
-        made = make(**request.chosen_classes, **request.options)
+        with keras_graph.fresh_names() if "keras" in sys.modules else nullcontext():
+            made = make(**request.chosen_classes, **request.options)
     if not isinstance(made, (nn.Module, Model)) and not keras_graph.is_keras(made):
         raise ModelError(f"{path.name}:{request.name} returned {type(made).__name__}, not an nn.Module")
     return _as_model(made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
@@ -18,6 +18,8 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.preprocess import Preprocess, open_image
 from heatproof.models.heads import MEANING, LastStep, as_logits, find_head, scores_of
 from heatproof.models.interrupts import deferring
+from heatproof.models.precision import check_precision, computing
+from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
 PICTURE = (str, PathLike, Image.Image)
@@ -34,6 +36,9 @@ class Model:
         classes: their names.
         layer, scales: where CAMs and multi-scale CAMs look; found by itself where None.
         call: how images enter the module, where it is not module(images).
+        precision: "fp32", "tf32" or "bf16" (see precision.py); as the network and torch are set where None.
+        inputs_per_pass: of methods and metrics that need many, for images as `preprocess` makes them; chosen
+            by throughput where None (see batches.py).
     """
 
     module: nn.Module
@@ -43,12 +48,17 @@ class Model:
     layer: str | None = None
     scales: tuple[str, ...] | None = None
     call: Callable[[Tensor], object] | None = None
+    precision: str | None = None
+    inputs_per_pass: int | None = None
     # What a search need not repeat.
     found: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
             raise InputError(f"a model must be an nn.Module, got {type(self.module).__name__}")
+        check_precision(self.precision)
+        if self.inputs_per_pass is not None and self.inputs_per_pass < 1:
+            raise InputError(f"inputs_per_pass must be at least 1, got {self.inputs_per_pass}")
         # Hooks do not reach into what torch.compile or data parallelism wrapped around the model.
         compiled = getattr(self.module, "_orig_mod", None)
         if isinstance(compiled, nn.Module):
@@ -78,19 +88,26 @@ class Model:
     def forward(self, images: Tensor) -> Tensor:
         """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
         deferring.answer()
-        call = self.call or self.module
         if self.head is not None:
             # A network that writes to its input gets a copy.
-            scores = scores_of(call(images.clone() if self.found["writes"] else images), len(images))
+            scores = self._scores(images.clone() if self.found["writes"] else images)
             return as_logits(at_least_float(scores), self.head)
         with LastStep() as last:
             given = images.clone()
             before = None if given.is_inference() else given._version
-            scores = scores_of(call(given), len(images))
+            scores = self._scores(given)
         head = find_head(self.module, scores, last.of(scores))
         if torch.isfinite(scores).all():
             self.found |= {"writes": before is None or given._version != before, "head": head}
         return as_logits(at_least_float(scores), head)
+
+    def _scores(self, images: Tensor) -> Tensor:
+        with self.computing(), span("forward", inputs=len(images)):
+            return scores_of((self.call or self.module)(images), len(images))
+
+    def computing(self) -> AbstractContextManager[None]:
+        """The model's precision, while the context is open: for a backward pass; forward sees to itself."""
+        return computing(self.precision, self.device)
 
     @property
     def head(self) -> str | None:
@@ -228,13 +245,14 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
     Ctrl-C waits meanwhile (see interrupts.py): an exception between a change and its `finally` would stay.
     """
-    cuda = sorted({w.device.index for w in module.parameters() if w.device.type == "cuda"})
+    parts, weights = _insides(module)
+    cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
     with deferring, torch.random.fork_rng(devices=cuda), given_back(module):
-        for part in module.modules():
+        for part in parts:
             # Not module.eval(): users override it, and some overrides do more than set the flag. Past
             # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
             part.__dict__["training"] = False
-        for weight in module.parameters():
+        for weight in weights:
             if weight.requires_grad:
                 weight.requires_grad_(False)
         yield
@@ -243,16 +261,24 @@ def untouched(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def given_back(module: nn.Module) -> Iterator[None]:
     """Modes and requires_grad flags come back, whatever happens."""
-    modes = [(part, part.training) for part in module.modules()]
-    flags = [(weight, weight.requires_grad) for weight in module.parameters()]
+    parts, weights = _insides(module)
+    modes = [part.training for part in parts]
+    flags = [weight.requires_grad for weight in weights]
     try:
         yield
     finally:
-        for part, training in modes:
+        for part, training in zip(parts, modes, strict=True):
             part.__dict__["training"] = training
-        for weight, wanted in flags:
+        for weight, wanted in zip(weights, flags, strict=True):
             if weight.requires_grad != wanted:
                 weight.requires_grad_(wanted)
+
+
+def _insides(module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
+    """Every part and every parameter, each once; several times faster than module.parameters()."""
+    parts = list(module.modules())
+    owned = (weight for part in parts for weight in part._parameters.values() if weight is not None)
+    return parts, list({id(weight): weight for weight in owned}.values())
 
 
 @contextmanager

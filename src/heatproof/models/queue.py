@@ -2,28 +2,35 @@
 
 A job is one (image, variant) pair. Jobs of all images are numbered through and run in full batches; the
 variants of a batch are built on the device when their turn comes, so memory does not grow with their number.
+How many make a batch is the queue's own affair (batches.py), as is how its passes run: with batch norms
+folded (folding.py) where there are enough of them, recorded as CUDA graphs (graphs.py) where they come again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.models.batches import batch_for, told_batch, usual_batch
+from heatproof.models.folding import WORTH_IT, Folding, folding_of
+from heatproof.models.graphs import Graphs, recordable, state_of
 from heatproof.models.model import Model, at_least_float, class_scores, untouched
 from heatproof.timeline import span
 
 Result = TypeVar("Result")
-
-PIXELS = 224 * 224
-CPU_BATCH, CUDA_BATCH = 32, 256  # at 224x224: past these, throughput of the usual networks is flat
+SAMPLE = 8  # pictures that a trial of batch sizes is made of
 
 
 class Queue:
-    """Runs numbered jobs through a model in batches of a size that fits."""
+    """Runs numbered jobs through a model in batches of a size that fits.
+
+    batch_size: of every pass; where None it is the Model's own, or chosen by throughput.
+    """
 
     def __init__(
         self,
@@ -35,20 +42,24 @@ class Queue:
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         self.model = model
-        self.batch_size = batch_size or automatic_batch(model.device, image_size)
+        self.chooses = batch_size is None
+        self.batch_size = batch_size or told_batch(model, image_size) or usual_batch(model.device, image_size)
         self.progress = progress
 
-    def each(self, count: int, work: Callable[[int, int], Result], done: Callable[[Result], Any]) -> None:
+    def each(
+        self, count: int, work: Callable[[int, int], Result], done: Callable[[Result], Any], kind: str = ""
+    ) -> None:
         """Call work(start, stop) over all jobs and hand results on; halve the batch when memory runs out."""
         start = 0
         while start < count:
-            stop = min(count, start + self.batch_size)
+            stop = start + self._next(count - start, kind)
             try:
                 result = work(start, stop)
             except (RuntimeError, MemoryError) as error:
                 if stop - start == 1 or not is_out_of_memory(error):
                     raise
-                self.batch_size = (stop - start + 1) // 2
+                self.fits[kind, self.image_size] = (stop - start + 1) // 2
+                self.model.found.pop("graphs", None)
                 if self.model.device.type == "cuda":
                     torch.cuda.empty_cache()
                 continue
@@ -57,20 +68,34 @@ class Queue:
                 self.progress(stop - start)
             start = stop
 
+    def _next(self, left: int, kind: str) -> int:
+        """Inputs of the next batch. The last two share what is left: few inputs alone would be slow."""
+        full = min(self.batch_size, self.fits.get((kind, self.image_size), self.batch_size))
+        splits = full < left < 2 * full and self.model.device.type != "cuda"
+        return (left + 1) // 2 if splits else min(left, full)
+
     def predict(
         self, count: int, make: Callable[[int, int], Tensor], read: Callable[[Tensor, int, int], Tensor]
     ) -> Tensor:
-        """Forward passes only. make(start, stop) builds images, read(logits, start, stop) reads them."""
+        """Forward passes only. make(start, stop) builds images, read(logits, start, stop) reads them.
+
+        The caller holds `untouched(...)`.
+        """
         results: list[Tensor] = []
+        runner: Runner | None = None
+        if self.chooses and count > self.batch_size:
+            self.batch_size = batch_for(self.model, make(0, min(count, SAMPLE)), count)
 
         # no_grad, not inference_mode: networks that cache tensors in evaluation mode could not train with
         # a cached inference tensor afterwards, and the speed is the same.
         @torch.no_grad()
         def work(start: int, stop: int) -> Tensor:
-            logits = self.model.forward(self.model.ready(make(start, stop)))
-            return read(logits, start, stop)
+            nonlocal runner
+            images = self.model.ready(make(start, stop))
+            runner = runner or Runner(self.model, images, count)
+            return read(runner.logits(images), start, stop)
 
-        self.each(count, work, results.append)
+        self.each(count, work, results.append, "forward")
         return torch.cat(results)
 
     def input_gradients(
@@ -81,15 +106,79 @@ class Queue:
     ) -> None:
         """Gradients of the target's logit with respect to the input.
 
-        make(start, stop) returns images and targets; done(gradients, logits, start, stop) takes them on.
+        make(start, stop) returns images and targets; done(gradients, logits, start, stop) takes them on. The
+        caller holds `untouched(...)`.
         """
+        runner: Runner | None = None
 
         def work(start: int, stop: int) -> tuple[Tensor, Tensor, int, int]:
+            nonlocal runner
             images, targets = make(start, stop)
-            gradients, logits = input_gradient(self.model, images, targets)
-            return gradients, logits, start, stop
+            images = self.model.ready(images)
+            runner = runner or Runner(self.model, images, count)
+            return *runner.input_gradients(images, targets), start, stop
 
-        self.each(count, work, lambda result: done(*result))
+        self.each(count, work, lambda result: done(*result), "gradients")
+
+
+class Runner:
+    """Passes of one job, in which nobody looks inside the network: folded and recorded where that pays."""
+
+    def __init__(self, model: Model, images: Tensor, count: int) -> None:
+        self.model = model
+        self.folding: Folding | None = None
+        self.graphs = graphs_of(model)
+        self.key: Any = self.graphs and (state_of(model.module), model.precision, count >= WORTH_IT)
+        if count >= WORTH_IT:
+            self.folding = folding_of(model, images[:1])
+        if self.folding is not None:
+            self.folding.refresh(model.precision)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """ "b k" for images that are `ready`."""
+        if self.graphs is None:
+            return self._logits(images)
+        made: Tensor = self.graphs.run(("logits", self.key), self._logits, (images,), pad=True)
+        return made.clone()
+
+    def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """ "b c h w" gradient of each target's logit and the "b k" logits."""
+        if self.graphs is None:
+            return self._gradients(images, targets)
+        given = images, targets.to(images.device)
+        gradient, logits = self.graphs.run(("gradients", self.key), self._gradients, given, pad=True)
+        return gradient.clone(), logits.clone()
+
+    def _logits(self, images: Tensor) -> Tensor:
+        with self.folding() if self.folding else nullcontext():
+            return self.model.forward(images)
+
+    def _gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        with self.folding() if self.folding else nullcontext():
+            return input_gradient(self.model, images, targets)
+
+
+def graphs_of(model: Model) -> Graphs | None:
+    """The recordings of a network on a GPU, after its first pass; None where passes are not recorded."""
+    if model.device.type != "cuda" or model.head is None or not recordable(model.module):
+        return None
+    graphs: Graphs = model.found.setdefault("graphs", Graphs())
+    return graphs
+
+
+def how_it_runs(model: Model) -> list[str]:
+    """Sentences for a run's log: what was found out about running this network."""
+    said = [
+        f"{batch} inputs of {'x'.join(map(str, shape))} per pass were fastest"
+        for (_, _, shape), batch in model.found.get("batches", {}).items()
+    ]
+    _, folding = model.found.get("folding") or (None, None)
+    if folding is not None and folding.pairs:
+        said.append(f"{len(folding.pairs)} batch norms are folded into the convolutions in front of them")
+    graphs = model.found.get("graphs")
+    if graphs is not None and graphs.reason:
+        said.append(f"passes run kernel by kernel: {graphs.reason}")
+    return said
 
 
 def all_logits(
@@ -106,15 +195,9 @@ def input_gradient(model: Model, images: Tensor, targets: Tensor) -> tuple[Tenso
     with torch.inference_mode(False), torch.enable_grad():
         inputs = model.ready(images).detach().clone().requires_grad_()
         logits = model.forward(inputs)
-        with span("backward"):
+        with model.computing(), span("backward"):
             (gradient,) = torch.autograd.grad(class_scores(logits, targets).sum(), inputs)
     return at_least_float(gradient), logits.detach()
-
-
-def automatic_batch(device: torch.device, image_size: tuple[int, int]) -> int:
-    """A batch that fills the device for images of this size; the queue shrinks it where memory is short."""
-    full = CUDA_BATCH if device.type == "cuda" else CPU_BATCH
-    return max(1, min(4 * full, full * PIXELS // (image_size[0] * image_size[1])))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,0 +1,173 @@
+"""Batch norms folded into the convolutions in front of them, for passes in which nobody looks inside.
+
+    bn(conv(x)) = s (W x + b - mean) + beta = (s W) x + (s (b - mean) + beta),   s = gamma / sqrt(var + eps)
+
+One pass over one image tells which pairs there are: the norm's input is the convolution's output itself,
+nothing else reads it, and both run once. In a folded pass the convolution answers with the folded weights and
+the norm hands its input on, each by an instance attribute that is gone when the pass ends, as in tail.py. The
+folded weights are made anew for every job, in memory of their own, so weights that were changed meanwhile, in
+whatever way, are seen. They take as much memory again as the folded convolutions' weights, and stay with the
+Model. Where the folded network's answer to that image is not the network's own, nothing is folded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from heatproof.models.model import Model, untouched, watched
+
+WORTH_IT = 256  # inputs of a job from which folding saves more than making the weights costs
+RELATIVE = 1e-4  # how far the folded answer may be, of the largest logit
+BatchNorm = nn.modules.batchnorm._BatchNorm
+READ_ON_THE_HOST = ("item", "tolist", "__bool__", "__float__", "__int__", "equal", "allclose", "numpy")
+Found = tuple[tuple[object, ...], "Folding"] | tuple[None, None]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Folding:
+    """The pairs of one network, and room for their folded weights. The caller holds `untouched(...)`."""
+
+    def __init__(self, model: Model, image: Tensor) -> None:
+        self.pairs, plain = foldable(model, image)
+        self.parts = [part for pair in self.pairs for part in pair]
+        self.weights: list[Tensor] = []
+        self.biases: list[Tensor] = []
+        if self.pairs and not self._agrees(model, image, plain):
+            self.pairs, self.parts, self.weights, self.biases = [], [], [], []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copied network finds its own pairs."""
+        return None
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def refresh(self, precision: str | None = None) -> None:
+        """Fold the weights as they are now; into the same memory each time, where a CUDA graph reads them."""
+        for number, (conv, norm) in enumerate(self.pairs):
+            scale, shift = _scale_and_shift(conv, norm)
+            dtype = torch.bfloat16 if precision == "bf16" else conv.weight.dtype
+            if number == len(self.weights):
+                room = torch.empty_like(conv.weight, dtype=dtype, memory_format=torch.channels_last)
+                self.weights.append(room)
+                self.biases.append(torch.empty_like(scale, dtype=dtype))
+            torch.mul(conv.weight, scale.to(conv.weight.dtype)[:, None, None, None], out=self.weights[number])
+            self.biases[number].copy_(shift)
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Folded while the context is open."""
+        if any("forward" in part.__dict__ for part in self.parts):  # someone else's patch: left alone
+            yield
+            return
+        try:
+            for (conv, norm), weight, bias in zip(self.pairs, self.weights, self.biases, strict=True):
+                conv.__dict__["forward"] = partial(conv._conv_forward, weight=weight, bias=bias)
+                norm.__dict__["forward"] = _as_it_is
+            yield
+        finally:
+            for part in self.parts:
+                part.__dict__.pop("forward", None)
+
+    @torch.no_grad()
+    def _agrees(self, model: Model, image: Tensor, plain: Tensor) -> bool:
+        self.refresh(model.precision)
+        with self():
+            folded = model.forward(image)
+        # bfloat16 rounds each of the two at other places.
+        allowed = (RELATIVE if model.precision != "bf16" else 0.1) * plain.abs().amax().clamp(min=1e-6)
+        return bool(torch.isfinite(plain).all() and ((folded - plain).abs() <= allowed).all())
+
+
+def folding_of(model: Model, image: Tensor) -> Folding | None:
+    """What can be folded, found once for a Model; None where nothing can, or what ran was another network."""
+    if model.call is not None:  # who knows where it leads
+        return None
+    key = model.device, model.dtype, model.precision, *map(id, model.module.modules())
+    known, folding = cast(Found, model.found.get("folding") or (None, None))
+    if known != key or folding is None:
+        folding = Folding(model, image)
+        model.found["folding"] = key, folding
+    usable = bool(folding.pairs) and not any(part.training or _is_watched(part) for part in folding.parts)
+    return folding if usable else None
+
+
+def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNorm]], Tensor]:
+    """Pairs of a convolution and the norm that alone reads it, as they run; and the logits "1 k"."""
+    runs: Counter[nn.Module] = Counter()
+    from_conv: dict[int, nn.Conv2d] = {}  # by the output, which `kept` keeps from being reused
+    pairs: list[tuple[nn.Conv2d, BatchNorm, Tensor]] = []
+    kept: list[Any] = []
+
+    def ended(_name: str, part: nn.Module, args: Any, _kwargs: Any, output: Any) -> None:
+        runs[part] += 1
+        kept.append(output)
+        if isinstance(part, nn.Conv2d) and type(part).forward is nn.Conv2d.forward:
+            from_conv[id(output)] = part
+        elif isinstance(part, BatchNorm) and type(part).forward is BatchNorm.forward and args:
+            conv = from_conv.get(id(args[0]))
+            if conv is not None and part.running_var is not None and part.running_mean is not None:
+                pairs.append((conv, part, args[0]))
+
+    with untouched(model.module), torch.no_grad(), watched(model.module, ended), Readers() as readers:
+        logits = model.forward(image)
+    found = [
+        (conv, norm)
+        for conv, norm, between in pairs
+        if runs[conv] == runs[norm] == 1
+        and readers.of(between) == 1
+        and conv.out_channels == norm.num_features
+        and conv.weight.is_floating_point()
+        and not (_is_watched(conv) or _is_watched(norm))
+    ]
+    return found, logits
+
+
+class Readers(TorchFunctionMode):
+    """Counts the functions that read each tensor's values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[int] = Counter()
+        self.kept: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        reads = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
+        if reads or getattr(func, "__name__", "") in READ_ON_THE_HOST:
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.kept += given
+            self.counts.update({id(one) for one in given})
+        return result
+
+    def of(self, tensor: Tensor) -> int:
+        return self.counts[id(tensor)]
+
+
+def _scale_and_shift(conv: nn.Conv2d, norm: BatchNorm) -> tuple[Tensor, Tensor]:
+    """What the weights are multiplied by, and the folded bias, in float64."""
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight
+    bias = 0.0 if conv.bias is None else conv.bias
+    shift = (bias - norm.running_mean.double()) * scale
+    return scale, shift if norm.bias is None else shift + norm.bias
+
+
+def _as_it_is(images: Tensor) -> Tensor:
+    return images
+
+
+def _is_watched(part: nn.Module) -> bool:
+    return any(getattr(part, hooks) for hooks in HOOKS) or "forward" in part.__dict__

@@ -1,0 +1,141 @@
+"""Passes recorded as CUDA graphs: what was launched kernel by kernel is launched at once.
+
+At small batches a GPU waits for Python. A pass of one shape that comes again is recorded the third time and
+replayed from then on; a smaller batch is padded with what the last one left there. A recording reads weights
+where they lie, so it sees weights that were changed in place; all else that it cannot see is part of its key:
+where the weights lie, the parts of the network, their plain attributes and modes. Networks with hooks run
+Python of somebody's own and are never recorded. What cannot be recorded (a network that asks the GPU for a
+number in the middle of its pass) runs as before, and `reason` says why.
+
+A Model keeps its last few recordings, and the memory of their passes, as long as it lives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from heatproof.models.interrupts import deferring
+from heatproof.timeline import span
+
+MOST = 6  # recordings a Model keeps
+SEEN = 2  # passes of a shape before it is recorded
+WARM_UP = 2
+PLAIN = (int, float, bool, str, tuple, type(None))
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+log = logging.getLogger("heatproof")
+
+Function = Callable[..., Any]  # tensors "b ..." in, a tree of tensors "b ..." out
+
+
+class Replay:
+    """One function at one batch size, on the device of what it is given."""
+
+    def __init__(self, function: Function, given: Sequence[Tensor]) -> None:
+        self.size, self.device = len(given[0]), given[0].device
+        with torch.cuda.device(self.device):
+            self._record(function, given)
+
+    def _record(self, function: Function, given: Sequence[Tensor]) -> None:
+        self.room = [one.detach().clone() for one in given]
+        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):  # libraries set up their work space outside the recording
+            for _ in range(WARM_UP):
+                function(*self.room)
+        current.wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.made = function(*self.room)
+
+    def __call__(self, given: Sequence[Tensor]) -> Any:
+        with torch.cuda.device(self.device):
+            for room, one in zip(self.room, given, strict=True):
+                room[: len(one)].copy_(one, non_blocking=True)
+            self.graph.replay()
+        return self.made
+
+
+class Graphs:
+    """The recordings of one network."""
+
+    def __init__(self, record: Callable[[Function, Sequence[Tensor]], Any] = Replay) -> None:
+        self.record = record
+        self.kept: OrderedDict[tuple[Hashable, int], Any] = OrderedDict()
+        self.seen: Counter[Hashable] = Counter()
+        self.reason = ""  # why nothing is recorded any more
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
+        """A copied network records its own passes."""
+        return Graphs(self.record)
+
+    def run(self, key: Hashable, function: Function, given: Sequence[Tensor], pad: bool = False) -> Any:
+        """function(*given), from a recording where there is one; pad: of a larger batch, where this is not.
+
+        What is returned is overwritten by the next pass.
+        """
+        count = len(given[0])
+        deferring.answer()
+        if self.reason:
+            return function(*given)
+        shape = key, tuple((one.dtype, one.stride(), tuple(one.shape[1:])) for one in given)
+        for size in (count, self._larger(shape, count)) if pad else (count,):
+            if (shape, size) in self.kept:
+                self.kept.move_to_end((shape, size))
+                with span("forward", inputs=count):
+                    return _first_rows(self.kept[shape, size](given), size, count)
+        self.seen[shape, count] += 1
+        if self.seen[shape, count] <= SEEN:
+            return function(*given)
+        try:
+            recording = self.record(function, given)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            self.reason = f"its pass cannot be recorded as a CUDA graph ({str(error).splitlines()[0][:120]})"
+            log.info("passes run kernel by kernel: %s", self.reason)
+            self.kept.clear()
+            return function(*given)
+        self.kept[shape, count] = recording
+        while len(self.kept) > MOST:
+            self.kept.popitem(last=False)
+        if len(self.seen) > 64 * MOST:
+            self.seen.clear()
+        return recording(given)
+
+    def _larger(self, shape: Hashable, count: int) -> int:
+        return min((size for s, size in self.kept if s == shape and size > count), default=0)
+
+
+def _first_rows(made: Any, size: int, count: int) -> Any:
+    """Without the rows that padded the batch."""
+    if size == count:
+        return made
+    return tree_map_only(Tensor, lambda one: one[:count] if len(one) == size else one, made)
+
+
+def recordable(module: nn.Module) -> bool:
+    """Whether nothing but torch runs in the network's pass: no hook, no patched forward."""
+    return not any(
+        "forward" in part.__dict__ or any(getattr(part, hooks) for hooks in HOOKS)
+        for part in module.modules()
+    )
+
+
+def state_of(module: nn.Module) -> int:
+    """A hash of all that a recording cannot see change: where weights lie, parts, modes, plain attributes."""
+    marks: list[Any] = []
+    for part in module.modules():
+        own = part.__dict__
+        marks.append(id(part))
+        marks += [one.data_ptr() for one in own["_parameters"].values() if one is not None]
+        marks += [one.data_ptr() for one in own["_buffers"].values() if one is not None]
+        marks += [(name, value) for name, value in own.items() if type(value) in PLAIN]
+    try:
+        return hash(tuple(marks))
+    except TypeError:  # a tuple with a list in it
+        return hash(repr(marks))
