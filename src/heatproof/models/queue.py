@@ -43,7 +43,11 @@ class Queue:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
         self.model = model
         self.chooses = batch_size is None
-        self.batch_size = batch_size or told_batch(model, image_size) or usual_batch(model.device, image_size)
+        # Where memory ran out before, for passes of this kind: a later queue need not find out again.
+        self.fits: dict[tuple[str, tuple[int, int]], int] = model.found.setdefault("fits", {})
+        self.image_size = image_size
+        told = batch_size or told_batch(model, image_size)
+        self.batch_size = told or usual_batch(model.device, image_size)
         self.progress = progress
 
     def each(
