@@ -15,28 +15,41 @@ import click
 
 from heatproof import __version__
 from heatproof.cli._console import COMMAND_LINE, errors, stopped
-from heatproof.cli.bench import bench_command
-from heatproof.cli.calibrate import calibrate_command
-from heatproof.cli.contrast import contrast_command
-from heatproof.cli.demo import demo_command
-from heatproof.cli.explain import explain_command
-from heatproof.cli.export import export_command
-from heatproof.cli.gate import gate_command
-from heatproof.cli.listing import list_group
-from heatproof.cli.qr import qr_group
-from heatproof.cli.report import report_command
-from heatproof.cli.run import run_command
-from heatproof.cli.serve import serve_command
-from heatproof.cli.sql import sql_command
-from heatproof.cli.study import study_group
-from heatproof.cli.verdict import verdict_command
-from heatproof.cli.verify import verify_command
+from heatproof.cli._late import LateGroup
 from heatproof.errors import HeatproofError
 
 CRASHED = 3
+SECTIONS = {
+    "Look around": {
+        "demo": "A whole audit on made-up pictures, in minutes, without data or downloads.",
+        "explain": "Heatmaps of a network for some pictures.",
+        "list": "Methods, metrics, and the layers of a network.",
+    },
+    "Measure": {
+        "run": "Explain and score what STUDY.toml describes: your network, your pictures.",
+        "contrast": "Which heatmaps show what a network uses? Tried with planted evidence.",
+        "study": "The protocols of four papers, and the contrast test, from data to conclusions.",
+    },
+    "Read a run": {
+        "verdict": "Which maps follow the network, and whether it looks where it should.",
+        "report": "One HTML file with everything.",
+        "serve": "The same as a live page, also while the run is going.",
+        "sql": "Ask the scores anything.",
+        "export": "The scores as CSV, Parquet or LaTeX.",
+    },
+    "Keep watch": {
+        "gate": "Fail a build when a run breaks a rule.",
+        "verify": "Is a run folder still what was written into it?",
+    },
+    "Beside that": {
+        "qr": "Pictures of codes with exact masks of their parts.",
+        "bench": "How fast heatproof is on this machine, beside other packages.",
+        "calibrate": "How often the verdict itself is wrong.",
+    },
+}
 
 
-class Commands(click.Group):
+class Commands(LateGroup):
     """Shows what heatproof raises on purpose, and Ctrl-C, as one sentence instead of a traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -75,7 +88,10 @@ def _sentence(error: Exception) -> str | None:
 
 @click.group(
     cls=Commands,
+    sections=SECTIONS,
+    renamed={"list": "listing"},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+    epilog='Tab completion: eval "$(_HEATPROOF_COMPLETE=bash_source heatproof)"; zsh_source, fish_source.',
 )
 @click.version_option(__version__, prog_name="heatproof")
 @click.option("--debug", is_flag=True, help="Show the whole traceback when something goes wrong.")
@@ -88,30 +104,16 @@ def main(debug: bool) -> None:
       heatproof explain lite0 example:cat             heatmaps of a real ImageNet classifier, offline
       heatproof list methods                          what can be computed, and what it costs
 
+    \b
+    Then your own network and pictures, described in a file:
+      heatproof run study.toml --dry-run              check the file; heatproof run --help says more
+      heatproof run study.toml --out runs/first       maps and scores; the same command goes on after a stop
+      heatproof verdict runs/first                    which maps to believe, and what the network looks at
+      heatproof report runs/first                     all of it as one page
+
     Every command explains itself: heatproof COMMAND --help
 
     Exit codes: 0 all went well; 1 some images could not be used, a rule of the gate does not hold, or a run
     folder is not what was written; 2 it could not start or go on; 3 a bug; 130 stopped by Ctrl-C, and run,
     study and demo go on with the same command.
     """
-
-
-for _command in (
-    demo_command,
-    explain_command,
-    contrast_command,
-    run_command,
-    study_group,
-    report_command,
-    verdict_command,
-    serve_command,
-    gate_command,
-    sql_command,
-    export_command,
-    verify_command,
-    qr_group,
-    list_group,
-    bench_command,
-    calibrate_command,
-):
-    main.add_command(_command)

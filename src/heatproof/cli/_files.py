@@ -7,16 +7,19 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from heatproof.errors import InputError
-from heatproof.images.dicom import SUFFIXES as DICOM_SUFFIXES
-from heatproof.images.files import EXAMPLES, named_file, suffixes
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 def find_images(given: Sequence[str]) -> list[Path]:
     """The files that are meant: a folder means the pictures in it, a pattern the files that match."""
+    from heatproof.images.dicom import SUFFIXES as DICOM_SUFFIXES
+    from heatproof.images.files import named_file, suffixes
+
     found: list[Path] = []
     for text in given:
         path = named_file(text).expanduser()
@@ -35,6 +38,8 @@ def find_images(given: Sequence[str]) -> list[Path]:
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
     """A name for each file's pictures; files that would share one are told apart by a number."""
+    from heatproof.images.files import EXAMPLES, named_file
+
     examples = {named_file(f"example:{name}"): name for name in EXAMPLES}
     seen: Counter[str] = Counter()
     names = []

@@ -12,18 +12,19 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import click
 from click.core import ParameterSource
-from rich.table import Table as Grid
 
 from heatproof.cli._console import console, new_table
 from heatproof.errors import InputError, did_you_mean
-from heatproof.report.tables import Table
-from heatproof.run.config import ModelTable
-from heatproof.run.weights import foreign_code
 from heatproof.studies.settings import KEY, Option, Settings
+
+if TYPE_CHECKING:
+    from rich.table import Table as Grid
+
+    from heatproof.report.tables import Table
 
 
 class StudyCommand(click.Command):
@@ -59,6 +60,9 @@ class StudyCommand(click.Command):
     def _read(self, ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
         if path is None:
             return
+        from heatproof.run.config import ModelTable
+        from heatproof.run.weights import foreign_code
+
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -11,18 +11,20 @@ import re
 from dataclasses import asdict, fields
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import torch
 from rich.table import Table
 
 from heatproof import __version__
 from heatproof import bench as sections_of
-from heatproof.bench.common import Row
 from heatproof.cli._console import PATH, console, errors, new_table
 from heatproof.cli._files import make_folder
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.store.scores import csv_cell
+from heatproof.lazy import torch
+
+if TYPE_CHECKING:
+    from heatproof.bench.common import Row
 
 
 @click.command("bench")
@@ -82,6 +84,9 @@ def run_section(name: str, quick: bool, device: str) -> list[dict[str, object]]:
 
 
 def write_table(path: Path, measured: list[dict[str, object]]) -> None:
+    from heatproof.bench.common import Row
+    from heatproof.store.scores import csv_cell
+
     columns = ["section", *(field.name for field in fields(Row)), "machine", "heatproof", "date", "quick"]
     try:
         with path.open("w", newline="", encoding="utf-8") as file:

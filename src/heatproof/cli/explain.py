@@ -6,25 +6,24 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import torch
-from PIL import Image
-from rich.table import Table
-from torch import Tensor
 
 from heatproof.cli._console import PATH, Steps, console, errors, new_table, steps
 from heatproof.cli._files import file_part, find_images, make_folder, save, unique_names
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
-from heatproof.explain.api import explain, read_methods
-from heatproof.images.preprocess import open_image, to_tensor
-from heatproof.models.keras_graph import FILES
-from heatproof.models.load import LITE, best_device, load_model
-from heatproof.models.model import Model, probabilities
+from heatproof.lazy import torch
+from heatproof.models.specs import KERAS_FILES, LITE
 from heatproof.registry import split_calls
-from heatproof.report.panels import Tile, explains, panel
 from heatproof.show import COLOUR_MAPS, overlay
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from rich.table import Table
+    from torch import Tensor
+
+    from heatproof.models.model import Model
 
 IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
 
@@ -105,8 +104,12 @@ def explain_command(
 
     An image that cannot be read is reported and the others go on; the exit code is then 1.
     """
-    read_methods(methods)  # a misspelt name should not wait for the model
     paths = find_images(images)
+    if not any(path.exists() for path in paths):
+        raise InputError(f"there is no file {paths[0]}; name image files, folders of them or quoted patterns")
+    from heatproof.explain.api import read_methods
+
+    read_methods(methods)  # a misspelt name should not wait for the model
     loaded = open_model(model, **choice)
     loaded.check_channels()
     options = {
@@ -145,6 +148,10 @@ def explain_some(
     progress: Steps,
 ) -> list[Explained]:
     """Those of the images that can be read."""
+    from heatproof.explain.api import explain
+    from heatproof.images.preprocess import open_image, to_tensor
+    from heatproof.models.model import probabilities
+
     seen: dict[str, Image.Image] = {}
     for name, path in named:
         try:
@@ -172,6 +179,8 @@ def explain_some(
 
 def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
     """Write one image's overlays and its panel."""
+    from heatproof.report.panels import Tile, explains, panel
+
     guess = int(one.chances.argmax())
     note = f"explains {class_name(model, one.target)}, {one.chances[one.target]:.1%}"
     told = explains(one.target, None, guess, lambda c: f"{class_name(model, c)}, {one.chances[c]:.1%}")
@@ -213,9 +222,11 @@ def open_model(
     device: str | None,
 ) -> Model:
     """The model the options name. Without a checkpoint, pretrained weights are wanted."""
+    from heatproof.models.load import best_device, load_model
+
     if random_weights and checkpoint is not None:
         raise InputError("--random-weights and --checkpoint exclude each other; leave one out")
-    if random_weights and (spec.lower() in LITE or spec.startswith("hf:") or spec.endswith(FILES)):
+    if random_weights and (spec.lower() in LITE or spec.startswith("hf:") or spec.endswith(KERAS_FILES)):
         raise InputError(f"{spec} brings its own weights; leave out --random-weights")
     pretrained = checkpoint is None and not random_weights
     try:

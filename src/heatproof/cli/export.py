@@ -8,7 +8,6 @@ import click
 
 from heatproof.cli._console import console
 from heatproof.errors import InputError
-from heatproof.store import RunFolder
 
 
 @click.command("export")
@@ -24,6 +23,8 @@ def export_command(run: Path, csv: Path | None, parquet: Path | None, latex: Pat
       heatproof export runs/first --csv scores.csv
       heatproof export runs/first --parquet scores.parquet --latex table.tex
     """
+    from heatproof.store import RunFolder
+
     wanted = {name: path for name, path in (("csv", csv), ("parquet", parquet), ("latex", latex)) if path}
     if not wanted:
         raise InputError("nothing to export; name a file with --csv, --parquet or --latex")

@@ -7,15 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 import click
-import torch
 
 from heatproof.cli._console import console, new_table
 from heatproof.errors import InputError
-from heatproof.models.activated import why
-from heatproof.models.capture import capture
-from heatproof.models.layers import picture_layers
-from heatproof.models.load import load_model
-from heatproof.models.model import untouched
+from heatproof.lazy import torch
 from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
 from heatproof.run.metrics import read_metrics
 
@@ -146,6 +141,12 @@ def list_layers(model: str, image_size: int | None) -> None:
       heatproof list layers torchvision:resnet50
       heatproof list layers timm:convnext_tiny --image-size 384
     """
+    from heatproof.models.activated import why
+    from heatproof.models.capture import capture
+    from heatproof.models.layers import picture_layers
+    from heatproof.models.load import load_model
+    from heatproof.models.model import untouched
+
     loaded = load_model(model)
     size = (image_size, image_size) if image_size else loaded.preprocess.size
     blank = torch.zeros(1, loaded.preprocess.channels, *size)

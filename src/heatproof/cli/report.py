@@ -33,12 +33,13 @@ def report_command(
       heatproof report runs/first --out audit.html --gallery 24
       heatproof report runs/first --checkpoint epoch05
     """
-    from heatproof.report.page import write_page
     from heatproof.store import RunFolder
+
+    folder = RunFolder.open(run)  # before torch is imported, which takes its time
+    from heatproof.report.page import write_page
     from heatproof.verdict.data import read_run  # needs duckdb and msgspec
     from heatproof.verdict.judge import keep
 
-    folder = RunFolder.open(run)
     path = out or folder.path / "report.html"
     data = read_run(folder, model, checkpoint)
     verdict = write_page(data, path, most=gallery, jet=jet)

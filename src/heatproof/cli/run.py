@@ -50,6 +50,9 @@ def run_command(
     A picture that cannot be used, or gets NaN for an answer, becomes a row with the reason and the run goes
     on; the exit code is then 1. Ctrl-C finishes the unit in hand and leaves with 130.
     """
+    from heatproof.run.config import read_study
+
+    read_study(study)  # before torch is imported, which takes its time
     from heatproof.run.engine import prepare, run_study  # needs msgspec
     from heatproof.run.estimate import estimate, outline
     from heatproof.run.plan import read_shard

@@ -33,6 +33,9 @@ def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool)
       heatproof serve runs/first --port 9000 --no-open
       heatproof serve runs/first --host 0.0.0.0
     """
+    from heatproof.store import RunFolder
+
+    RunFolder.open(run)  # before torch is imported, which takes its time
     from heatproof.report.serve import Server  # needs duckdb and msgspec
 
     with Server(run, host, port, token) as server:

@@ -13,8 +13,6 @@ import click
 
 from heatproof.cli._console import console, new_table
 from heatproof.errors import visible
-from heatproof.store import RunFolder
-from heatproof.store.scores import csv_cell
 
 
 @click.command("sql")
@@ -43,6 +41,8 @@ def sql_command(run: Path, query: str, form: str, files: bool) -> None:
                                 where image <> '' and not isnan(value) group by all order by all"
       heatproof sql runs/first "select image, reason from scores where metric = 'image'" --format csv
     """
+    from heatproof.store import RunFolder
+
     rows = RunFolder.open(run).scores().ask(query, files)
     names = list(rows[0]) if rows else []
     if form == "json":
@@ -66,6 +66,8 @@ def sql_command(run: Path, query: str, form: str, files: bool) -> None:
 
 
 def _cell(value: Any, shown: Callable[[str], str]) -> Any:
+    from heatproof.store.scores import csv_cell
+
     return csv_cell(shown(value)) if isinstance(value, str) else value
 
 

@@ -11,7 +11,7 @@ from heatproof.cli._console import console, errors, new_table
 from heatproof.cli._study import StudyCommand, tell
 from heatproof.cli.run import broken_table
 from heatproof.run.progress import Progress
-from heatproof.studies.cose import CoseSettings, cose_study
+from heatproof.studies.cose.settings import CoseSettings
 
 
 @click.command("cose", cls=StudyCommand, settings=CoseSettings)
@@ -42,6 +42,8 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
     A picture or a checkpoint that cannot be used is reported and the rest goes on; the exit code is then 1.
     """
+    from heatproof.studies.cose import cose_study
+
     result = cose_study(CoseSettings(**given), Progress(console))
     table = new_table(f"COSE of {result.found.model} on {result.found.dataset}, {result.found.images} images")
     for heading in ("method", "consistency", "sensitivity", "COSE, %"):

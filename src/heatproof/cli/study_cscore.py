@@ -12,7 +12,7 @@ from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
 from heatproof.run.progress import Progress
-from heatproof.studies.cscore import CscoreSettings, compare, cscore_study
+from heatproof.studies.cscore.settings import CscoreSettings
 
 REFERENCE = click.Option(
     ["--reference"], type=click.Path(path_type=Path),
@@ -49,6 +49,8 @@ def cscore_command(ctx: click.Context, reference: Path | None, given: dict[str, 
     if reference is not None:
         _compare(ctx, reference, settings)
         return
+    from heatproof.studies.cscore import cscore_study
+
     with steps("training", settings.last_epoch) as bar:
 
         def told(state: Any) -> None:
@@ -69,6 +71,8 @@ def cscore_command(ctx: click.Context, reference: Path | None, given: dict[str, 
 def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> None:
     if len(settings.checkpoints) != 1:
         raise InputError("--reference compares one weight file: name it with --checkpoints FILE")
+    from heatproof.studies.cscore import compare
+
     images = settings.images[0] if settings.images else None
     weights = Path(settings.checkpoints[0])
     found = compare(reference, weights, settings.out, None, images, Progress(console))

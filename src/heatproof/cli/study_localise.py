@@ -10,7 +10,7 @@ from heatproof.cli._console import console, errors, new_table
 from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.cli.run import broken_table
 from heatproof.run.progress import Progress
-from heatproof.studies.localise import LocaliseSettings, localise_study
+from heatproof.studies.localise.settings import LocaliseSettings
 
 SHOWN = 10
 
@@ -54,6 +54,8 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
     An imagenet folder holds images/ and boxes.csv (file, class_index, x0, y0, x1, y1; a row per box) or XML
     box files. In FILE.toml the keys are the names of these options, with _ for -.
     """
+    from heatproof.studies.localise import localise_study
+
     outcome = localise_study(LocaliseSettings(**given), Progress(console))
     if outcome.sifted.aside:
         table = new_table(f"{len(outcome.sifted.aside)} pictures were set aside")

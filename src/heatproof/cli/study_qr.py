@@ -9,7 +9,7 @@ import click
 from heatproof.cli._console import console, steps
 from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.run.progress import Progress
-from heatproof.studies.qr import FULL, QrSettings, qr_study, total_epochs
+from heatproof.studies.qr.settings import FULL, QrSettings
 
 SHOWN = ("table-2", "table-3", "table-4", "table-5", "table-6")
 FULL_SIZE = click.Option(
@@ -46,6 +46,8 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
       heatproof study qr --symbol datamatrix --out runs/matrix
       heatproof study qr --full --model torchvision:convnext_base --device cuda
     """
+    from heatproof.studies.qr import qr_study, total_epochs
+
     settings = QrSettings(**(FULL if full else {}) | given)
     with steps("training", total_epochs(settings)) as bar:
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from heatproof.cli._console import console, new_table
-from heatproof.store import RunFolder
+
+if TYPE_CHECKING:
+    from heatproof.store import RunFolder
 
 SHOWN = 20
 
@@ -29,7 +32,7 @@ def verify_command(ctx: click.Context, run: Path, repair: bool, upgrade: bool) -
 
     The exit code is 1 where a file is damaged, missing or foreign, also where --repair took care of it.
     """
-    from heatproof.store import verify
+    from heatproof.store import RunFolder, verify
     from heatproof.store.folder import run_in
 
     path = run_in(run)

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from heatproof.errors import CheckpointError, ModelError, UnknownNameError, need
 from heatproof.models.checkpoints import ALLOW_PICKLE, first_line
 
-FILES = (".keras", ".h5", ".hdf5")
 SQUASHING = {"softmax", "log_softmax", "sigmoid", "log_sigmoid"}
 TRANSPARENT = {"Dropout", "Flatten", "Identity", "Reshape"}  # may stand behind the squashing
 # A graph that starts with one of these scales its pixels itself.

@@ -17,7 +17,7 @@ from typing import Any
 from heatproof.errors import InputError, StoreError
 from heatproof.images import Loaded, Source
 from heatproof.images.identity import Hashes, files_of, identify
-from heatproof.models.load import placed_spec
+from heatproof.models.specs import placed_spec
 from heatproof.run.config import as_config, study_from
 from heatproof.store import Manifest
 from heatproof.store.ledger import read_record, write_record

@@ -22,19 +22,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
 
 from heatproof.errors import InputError, ModelError
-from heatproof.models import Model, load_model
-from heatproof.models.keras_graph import FILES, KerasClassifier
-from heatproof.models.load import placed_spec
-from heatproof.models.random_weights import reinitialise
+from heatproof.lazy import torch
+from heatproof.models.specs import KERAS_FILES, placed_spec
 from heatproof.run.config import ModelTable, Study
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from heatproof.models import Model
+
 RANDOM, PRETRAINED, OWN = "random", "pretrained", "own"
-Weights = list[tuple[str, Tensor]]
+Weights: TypeAlias = "list[tuple[str, Tensor]]"
 LIBRARIES_WITHOUT_WEIGHTS = ("torchvision", "timm", "keras")
 
 
@@ -82,7 +83,7 @@ def foreign_code(table: ModelTable) -> str:
     'runs net.py and unpickles best.pt'
     """
     path = table.spec.rpartition(":")[0]
-    inside = table.allow_pickle and table.spec.endswith(FILES)
+    inside = table.allow_pickle and table.spec.endswith(KERAS_FILES)
     pickled = _listed(table.checkpoints) if table.allow_pickle else []
     remote = table.options.get("trust_remote_code")
     phrases = [
@@ -116,6 +117,8 @@ def build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) ->
 
 
 def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:
+    from heatproof.models import load_model
+
     with _seeded(seed):
         return load_model(
             placed_spec(table.spec, folder),
@@ -141,6 +144,9 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
 
 
 def _drawn_anew(model: Model, seed: int) -> Model:
+    from heatproof.models.keras_graph import KerasClassifier
+    from heatproof.models.random_weights import reinitialise
+
     if isinstance(model.module, KerasClassifier):
         with _seeded(seed):
             return replace(model, module=model.module.untrained())

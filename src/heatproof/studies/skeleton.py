@@ -13,7 +13,7 @@ import numpy as np
 from heatproof.disk import write_whole
 from heatproof.explain.floors import is_floor
 from heatproof.metrics.stats import mean_interval
-from heatproof.models.load import placed_spec
+from heatproof.models.specs import placed_spec
 from heatproof.report.tables import Value
 from heatproof.run.config import toml
 from heatproof.run.engine import Result, run_study

@@ -46,12 +46,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from scipy.special import betaincinv
-
-from heatproof.metrics.consistency import CScore
-from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
+if TYPE_CHECKING:
+    from heatproof.metrics.consistency import CScore
+    from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}
 Severity = Literal["warning", "critical"]
@@ -146,6 +145,8 @@ def share_bounds(hits: int, n: int, confidence: float = 0.95) -> tuple[float, fl
     >>> [round(bound, 3) for bound in share_bounds(0, 317)]
     [0.0, 0.012]
     """
+    from scipy.special import betaincinv
+
     tail = (1 - confidence) / 2
     low = float(betaincinv(hits, n - hits + 1, tail)) if hits else 0.0
     high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
