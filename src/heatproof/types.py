@@ -138,6 +138,8 @@ class Maps:
     ids: tuple[str, ...] = ()
     signed_values: Tensor | None = None
     dead: Tensor | None = None
+    error: Tensor | None = None
+    passes: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.values.shape[0])
@@ -188,7 +190,7 @@ class Maps:
 
     def _each(self, change: Callable[[str], Tensor]) -> dict[str, Any]:
         """Every tensor that there is, changed."""
-        names = ("values", "explained", "signed_values", "dead")
+        names = ("values", "explained", "signed_values", "dead", "error", "passes")
         return {name: change(name) for name in names if getattr(self, name) is not None}
 
     def numpy(self) -> np.ndarray:
@@ -223,7 +225,7 @@ class Maps:
         return Strip([overlay(picture, one, cmap, alpha) for picture, one in heat], self.ids)
 
     def save(self, path: str | Path) -> None:
-        """Write values, explained, ids, method, image_size, and signed where there is one.
+        """Write values, explained, ids, method, image_size; signed, error and passes where there are any.
 
         Args:
             path: a file whose name ends in .npz, which numpy.load opens.
@@ -232,8 +234,8 @@ class Maps:
             raise InputError(f"maps are saved as .npz; name {Path(path).stem}.npz instead of {path}")
         content: dict[str, Any] = {"values": self.numpy(), "explained": self.explained.cpu().numpy()}
         content |= {"ids": self.ids, "method": self.method, "image_size": self.image_size}
-        if self.signed_values is not None:
-            content["signed"] = self.signed_values.detach().cpu().numpy()
+        beside = {"signed": self.signed_values, "error": self.error, "passes": self.passes}
+        content |= {name: one.detach().cpu().numpy() for name, one in beside.items() if one is not None}
         try:
             np.savez_compressed(path, **content)
         except OSError as error:

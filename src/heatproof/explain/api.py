@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
+from heatproof.explain.sampling import Estimate
 from heatproof.models.capture import capture
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import Explainer, check_options, explainers, parse_call, split_calls
+from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Maps, Signed, Trace
 
 READ = {"activations", "gradients"}  # of the trace's layer
@@ -28,8 +30,14 @@ class MethodCall:
     options: dict[str, Any]
 
     def __call__(self, trace: Trace) -> Maps:
-        result = self.entry.function(trace, **self.options)
-        values, signed = result if isinstance(result, Signed) else (result, None)
+        with span("method", self.text):
+            result = self.entry.function(trace, **self.options)
+        beside: dict[str, Tensor] = {}
+        if isinstance(result, Signed):
+            beside = {"signed_values": result.signed.detach().float().contiguous()}
+        elif isinstance(result, Estimate):
+            beside = {"error": result.error.float(), "passes": result.passes}
+        values = result.values if isinstance(result, Signed | Estimate) else result
         if values.ndim != 3 or len(values) != len(trace.images):
             raise InputError(f"{self.entry.name} returned shape {tuple(values.shape)}, not 'b h w'")
         return Maps(
@@ -37,7 +45,7 @@ class MethodCall:
             values=values.detach().float().contiguous(),
             image_size=trace.image_size,
             explained=trace.targets,
-            signed_values=None if signed is None else signed.detach().float().contiguous(),
+            **beside,
         )
 
     def dead(self, layers: Mapping[str | None, Tensor], trace: Trace) -> Tensor | None:
@@ -143,7 +151,8 @@ def shared_pass(
 
     def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
         batch = images[start:stop].to(model.device)
-        trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
+        with span("shared pass"):
+            trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
         dead = dead_layers(trace)
         return [replace(call(trace), dead=call.dead(dead, trace)) for call in calls], trace.logits
 

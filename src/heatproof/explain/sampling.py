@@ -1,0 +1,94 @@
+"""Maps that are estimates: drawn in rounds, until the part that matters is known well enough.
+
+RISE and LIME read a map out of draws, so every value of it has a standard error, which stands beside it. With
+a number of draws the map is what those say. With "auto" the draws come in rounds, and an image is done when
+
+    sqrt(mean over T of error^2) <= bound * (mean over T of the map - mean of the whole map)
+
+where T is the strongest fifth of the map: what is uncertain there is small beside what lifts it above the
+rest. Images that are done cost nothing more, the others go on up to a ceiling. After which round an image
+stops depends on its own draws alone, so neither its batch nor its company changes a map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError
+
+AUTO = "auto"
+REGION = 0.2  # of all pixels: the strongest, which budgets and readers look at
+BOUND = 0.2
+Ask = Callable[[Tensor, int, int], Tensor]  # (images, first draw, last + 1) -> "r n" scores
+Fit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, "r n" scores) -> "r h w" maps, errors
+
+
+class Estimate(NamedTuple):
+    """What a method returns that draws: its maps, how far they may be off, what they took."""
+
+    values: Tensor  # "b h w"
+    error: Tensor  # "b h w", the standard error of each value
+    passes: Tensor  # "b", inputs sent through the network for each map
+
+
+def rounds_of(method: str, option: str, asked: int | str, first: int, ceiling: int) -> list[int]:
+    """How many draws an image has had after each round; one round where a number is asked for.
+
+    Rounds of "auto" double every second time, so that no image goes far beyond its need.
+
+    >>> rounds_of("lime", "samples", 40, 250, 1000), rounds_of("lime", "samples", "auto", 250, 1000)
+    ([40], [250, 375, 500, 750, 1000])
+    """
+    if asked == AUTO:
+        steps = [step for i in range(64) for step in (first << i, 3 * first << i >> 1)]
+        return [*(step for step in steps if step < ceiling), ceiling]
+    if not isinstance(asked, int) or asked < 1:
+        raise InputError(f"{method} {option} must be a whole number of at least 1 or {AUTO!r}, got {asked!r}")
+    return [asked]
+
+
+def in_rounds(count: int, rounds: Sequence[int], ask: Ask, fit: Fit, bound: float = BOUND) -> Estimate:
+    """The maps of `count` images; each image takes part in rounds until it is settled."""
+    if not bound > 0:
+        raise InputError(f"bound must be above 0, got {bound}")
+    left, scores = torch.arange(count), None
+    found: list[tuple[Tensor, Tensor, Tensor, int]] = []
+    for start, stop in pairwise([0, *rounds]):
+        new = ask(left, start, stop)
+        scores = new if scores is None else torch.cat([scores, new], 1)
+        values, error = fit(left, scores)
+        done = settled(values, error, bound).cpu() if stop < rounds[-1] else torch.ones_like(left).bool()
+        found.append((left[done], values[done.to(values.device)], error[done.to(error.device)], stop))
+        left, scores = left[~done], scores[~done.to(scores.device)]
+        if not len(left):
+            break
+    order = torch.cat([which for which, *_ in found]).argsort()
+    values, error = (torch.cat([one[i] for one in found]) for i in (1, 2))
+    passes = torch.cat([torch.full_like(which, stop) for which, _, _, stop in found])
+    order = order.to(values.device)
+    return Estimate(values[order], error[order], passes.to(values.device)[order])
+
+
+def settled(values: Tensor, error: Tensor, bound: float = BOUND) -> Tensor:
+    """ "b" bool: maps whose strongest fifth is known within `bound` of its height over the map's mean."""
+    return uncertainty(values, error) <= bound
+
+
+def uncertainty(values: Tensor, error: Tensor) -> Tensor:
+    """ "b": the error of a map's strongest fifth, as a share of how far it stands above the map's mean.
+
+    >>> values = torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0]]])
+    >>> uncertainty(values, torch.full((1, 1, 5), 0.2)).tolist()
+    [0.25]
+    """
+    pixels, errors = values.flatten(1).double(), error.flatten(1).double()
+    top = pixels.topk(max(1, round(REGION * pixels.shape[1])), dim=1)
+    height = top.values.mean(1) - pixels.mean(1)
+    doubt = errors.gather(1, top.indices).square().mean(1).sqrt()
+    # Where no draw changes anything, nothing stands out and nothing is in doubt.
+    return torch.where(doubt > 0, doubt / height, 0.0)
