@@ -29,7 +29,7 @@ from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseResult, CoseSettings, cose_study, pairs
-from heatproof.studies.cose.page import PUBLISHED
+from heatproof.studies.cose.several import PUBLISHED
 from heatproof.studies.cose.settings import PAPER_METHODS
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
@@ -261,7 +261,7 @@ def test_a_study_writes_its_rows_tables_and_figures(study: CoseSettings, tmp_pat
         assert part in page
     assert "/" + str(tmp_path).lstrip("/") not in page
     assert {p.name for p in (tmp_path / "out" / "tables").glob("*.csv")} == {
-        "cose.csv", "table1.csv", "splits.csv", "transforms.csv", "to_final.csv",
+        "cose.csv", "networks.csv", "splits.csv", "table1.csv", "to_final.csv", "transforms.csv",
     }  # fmt: skip
     assert not math.isnan(found.accuracy["epoch02"])
 

@@ -30,6 +30,7 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
       summary.md      everything below on one page
       tables/         COSE, Table 1 beside the published one, splits, SSIM to the final maps
       figures/        violins over images, curves over magnitude, SSIM against accuracy
+      panels/         maps before and after a change that kept the answer, and one that did not
       scores/ maps/   a row per picture, method and pair (heatproof sql OUT "from scores"), the final maps
 
     \b
@@ -39,6 +40,10 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
           --checkpoints 'epochs/vit*.pt' --methods all --device cuda --out runs/cose-vit
       heatproof study cose examples/cose.toml --limit 8
       heatproof study cose examples/cose.toml --beside runs/cose-vit       both models in one Table 1
+
+    The paper trains its networks with these transforms and asks for 75 % accuracy; the page says which
+    networks meet that (`heatproof study cscore --transforms` trains one so). --paper takes the authors' own
+    settings where the paper leaves a choice, --similarity another way to compare maps.
 
     A picture or a checkpoint that cannot be used is reported and the rest goes on; the exit code is then 1.
     """

@@ -31,7 +31,7 @@ pictures and maps alike; the authors take the nearest pixel for pictures. New pi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -285,6 +285,25 @@ def draw(seed: int, ids: Sequence[str], draws: int = DRAWS, names: Sequence[str]
     total = sum(counts.values())
     table = np.array([np.concatenate(row) for row in rows]).reshape(len(ids), total)
     return Drawn(tuple(name for name in chosen for _ in range(counts[name])), table)
+
+
+def vary(pictures: Tensor, masks: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Each picture under one transform or none, by chance, with a magnitude by chance; masks move along.
+
+    The way to train a network whose answers stay under all of them (TrivialAugment). Chance is torch's, drawn
+    on the CPU whatever the device, so that a training repeats itself anywhere.
+    """
+    which = torch.randint(len(TRANSFORMS) + 1, (len(pictures),))
+    steps = torch.randint(2 * STEPS, (len(pictures),)).numpy()
+    changed, moved = pictures.clone(), {part: mask.clone() for part, mask in masks.items()}
+    for number, transform in enumerate(TRANSFORMS.values(), start=1):
+        rows = (which == number).nonzero().flatten()
+        drawn = transform.magnitudes[steps[rows.numpy()] % len(transform.magnitudes)]
+        magnitudes, rows = torch.from_numpy(drawn).to(pictures.device), rows.to(pictures.device)
+        changed[rows] = transform.apply(pictures[rows], magnitudes)
+        for part, mask in masks.items():
+            moved[part][rows] = transform.transport(mask[rows].float(), magnitudes) >= 0.5
+    return changed, moved
 
 
 def _magnitudes(seed: int, image: str, name: str) -> np.ndarray:

@@ -14,13 +14,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, did_you_mean
 from heatproof.metrics.kit import raw_maps
 from heatproof.metrics.similarity import REACH, REASONS, ssim
 from heatproof.metrics.stability import cose_map
 from heatproof.types import Maps, upsample
 
 AT_ONCE = 64  # maps at the image's size in memory
+SIMILARITIES = (
+    "local5",
+    "eq2",
+    "pearson",
+)  # SSIM in windows, SSIM as eq. 2 has it, Pearson's r of the pixels
 
 
 class Pairs(NamedTuple):
@@ -41,16 +46,44 @@ def comparable(maps: Maps) -> Tensor:
     return cose_map(upsample(raw_maps(maps), maps.image_size))
 
 
-def alike(first: Tensor, second: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """SSIM of maps "n H W" and, where it is NaN, which of `similarity.REASONS`; all stays on the device."""
-    value = ssim(first, second, mask=mask)
+def alike(
+    first: Tensor, second: Tensor, mask: Tensor | None = None, similarity: str = "local5"
+) -> tuple[Tensor, Tensor]:
+    """SSIM of maps "n H W" and, where it is NaN, which of `similarity.REASONS`; all stays on the device.
+
+    similarity: of SIMILARITIES; the paper prints eq. 2, its code has windows, its supplement Pearson's r.
+    """
+    if similarity not in SIMILARITIES:
+        raise InputError(f"unknown similarity {similarity!r}; {did_you_mean(similarity, SIMILARITIES)}")
+    if similarity == "pearson":
+        value, constant = _pearson(first, second, mask), 3
+    else:
+        value, constant = ssim(first, second, mode=similarity, mask=mask), 1
     unseen = torch.zeros_like(value, dtype=torch.bool)
     if mask is not None:
-        unseen = ~mask[:, REACH:-REACH, REACH:-REACH].flatten(1).any(1)
-    return value, torch.where(value.isnan(), torch.where(unseen, 2, 1), 0)
+        counted = mask[:, REACH:-REACH, REACH:-REACH] if similarity == "local5" else mask
+        unseen = ~counted.flatten(1).any(1)
+    return value, torch.where(value.isnan(), torch.where(unseen, 2, constant), 0)
 
 
-def checkpoint_pairs(earlier: Maps, final: Maps) -> Pairs:
+def _pearson(first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
+    """Over the pixels of each pair that count, in float64; NaN where one of the maps is constant there."""
+    shape = torch.broadcast_shapes(first.shape, second.shape)
+    counted = torch.ones(shape, dtype=torch.bool, device=first.device) if mask is None else mask
+    n = counted.flatten(1).sum(1).double()
+    deviations = []
+    for maps in (first, second):
+        pixels = maps.double().expand(shape).masked_fill(~counted, 0).flatten(1)
+        apart = (pixels - (pixels.sum(1) / n)[:, None]).masked_fill(~counted.flatten(1), 0)
+        flat = maps.expand(shape).masked_fill(~counted, -torch.inf).flatten(1).amax(1) == (
+            maps.expand(shape).masked_fill(~counted, torch.inf).flatten(1).amin(1)
+        )
+        deviations.append(apart.masked_fill(flat[:, None], torch.nan))
+    x, y = deviations
+    return ((x * y).sum(1) / ((x * x).sum(1) * (y * y).sum(1)).sqrt()).clamp(-1, 1).float()
+
+
+def checkpoint_pairs(earlier: Maps, final: Maps, similarity: str = "local5") -> Pairs:
     """A method's maps at an earlier checkpoint against the final ones, image by image (eq. 7, the models).
 
     Both explain what their own checkpoint predicts, so the prediction stayed where they explain one class.
@@ -59,7 +92,7 @@ def checkpoint_pairs(earlier: Maps, final: Maps) -> Pairs:
         raise InputError("the maps of the two checkpoints are not of the same images in the same order")
     device = final.values.device
     parts = [
-        alike(comparable(final.take(part)), comparable(earlier.take(part)).to(device))
+        alike(comparable(final.take(part)), comparable(earlier.take(part)).to(device), None, similarity)
         for part in (slice(start, start + AT_ONCE) for start in range(0, len(final), AT_ONCE))
     ]
     values, why = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -37,7 +37,12 @@ K1, K2 = 0.01, 0.03
 C1, C2 = 0.01, 0.03
 SIDE, REACH = 5, 2
 WINDOW = SIDE * SIDE
-REASONS = ("", "both maps are constant, so they have no range", "the mask leaves no pixel to compare")
+REASONS = (
+    "",
+    "both maps are constant, so they have no range",
+    "the mask leaves no pixel to compare",
+    "one of the maps is constant, and nothing correlates with that",
+)
 STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of float64
 
 

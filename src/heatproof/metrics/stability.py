@@ -80,12 +80,12 @@ def cose(
     return Cose(
         consistency,
         sensitivity,
-        float(_harmonic(consistency, sensitivity)),
+        float(harmonic(consistency, sensitivity)),
         *counts,
         undefined,
         percentile_interval(means[:, 0]),
         percentile_interval(means[:, 1]),
-        percentile_interval(_harmonic(means[:, 0], means[:, 1])),
+        percentile_interval(harmonic(means[:, 0], means[:, 1])),
         _reason(*counts, undefined),
     )
 
@@ -202,7 +202,8 @@ def _ssims(values: ArrayLike, name: str) -> np.ndarray:
     return array
 
 
-def _harmonic(c: Any, s: Any) -> np.ndarray:
+def harmonic(c: Any, s: Any) -> np.ndarray:
+    """COSE in % of both halves; 0 where they cancel, NaN where one is."""
     c, s = np.asarray(c, np.float64), np.asarray(s, np.float64)
     positive = c + s > 0
     mean = 200 * c * s / np.where(positive, c + s, 1)

@@ -3,6 +3,7 @@
     epoch05.safetensors   weights and buffers behind epoch 5, for load_model(..., checkpoint=...)
     state.pt              weights, optimiser and history behind the last epoch, for weights_only=True
     history.json          one row per epoch
+    recipe.json           how it was trained, for whoever reads the weights later
 
 Files are whole or absent, and state.pt comes after the weights of its epoch, so an epoch that counts as done
 has left all its files. Random numbers need no place in it: they follow from the seed and the epoch.
@@ -11,6 +12,7 @@ has left all its files. Random numbers need no place in it: they follow from the
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,9 @@ from torch import Tensor, nn
 from heatproof.disk import Content, write_whole
 from heatproof.errors import CheckpointError, StoreError
 from heatproof.models.checkpoints import first_line
-from heatproof.train.recipe import History
+from heatproof.train.recipe import History, Recipe
 
-STATE, HISTORY = "state.pt", "history.json"
+STATE, HISTORY, RECIPE = "state.pt", "history.json", "recipe.json"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ def save(
     history: History,
     fingerprint: dict[str, str],
     keep: bool,
+    recipe: Recipe | None = None,
 ) -> None:
     """Write what an epoch leaves behind."""
     epoch = len(history)
@@ -64,6 +67,8 @@ def save(
         files[weights_file(folder, epoch)] = lambda path: safetensors.torch.save_file(weights, path)
     files[folder / STATE] = lambda path: torch.save(state, path)
     files[folder / HISTORY] = history.to_json() + "\n"
+    if recipe is not None:
+        files[folder / RECIPE] = recipe.described() + "\n"
     try:
         write_whole(files)
     except StoreError:
@@ -92,6 +97,15 @@ def load(folder: Path, fingerprint: dict[str, str]) -> Saved | None:
                 "or remove that one to start anew"
             )
     return saved
+
+
+def trained_with_transforms(folder: Path) -> bool | None:
+    """Whether COSE's transforms were part of the training that wrote this folder; None: nobody knows."""
+    try:
+        said = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+        return bool(said.get("transforms", False))
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def digest(module: nn.Module) -> str:

@@ -39,6 +39,21 @@ def violins(panels: Mapping[str, Spread], methods: Sequence[str]) -> Iterator[An
 
 
 @contextmanager
+def bars(means: Mapping[str, Mapping[str, float]], methods: Sequence[str]) -> Iterator[Any]:
+    """A group of bars per method, a bar per data set."""
+    with drawing(max(6.4, 1.1 * len(methods)), 3.2) as (figure, axes):
+        width = 0.8 / len(means)
+        for k, (dataset, values) in enumerate(means.items()):
+            at = [i + (k - (len(means) - 1) / 2) * width for i in range(len(methods))]
+            heights = [values.get(m, np.nan) for m in methods]
+            axes.bar(at, heights, width, color=COLOURS[k % len(COLOURS)], label=dataset)
+        axes.set_xticks(range(len(methods)), [_short(m) for m in methods], rotation=30, ha="right")
+        axes.set_ylabel("COSE, %")
+        axes.legend(loc="best")
+        yield figure
+
+
+@contextmanager
 def magnitudes(curves: Mapping[str, Mapping[str, Mapping[float, Cose]]]) -> Iterator[Any]:
     """Columns: all, geometric, photometric; rows: consistency, sensitivity, COSE; a line per method."""
     titles = ("consistency", "sensitivity", "COSE, %")

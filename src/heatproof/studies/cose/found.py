@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,8 @@ import numpy as np
 
 from heatproof.errors import InputError
 from heatproof.images.transforms import STEPS, TRANSFORMS
-from heatproof.metrics.stability import Cose, Pearson, cose, cose_split, ssim_to_final
+from heatproof.metrics.stability import Cose, Pearson, cose, cose_split, harmonic, ssim_to_final
+from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.store import RunFolder
 from heatproof.studies.skeleton import mean_value
 
@@ -57,6 +58,17 @@ class PairColumns:
         part = np.divide(np.abs(self.magnitude), reaches, out=np.zeros_like(reaches), where=reaches > 0)
         return np.asarray(np.rint(part * STEPS).astype(int))
 
+    def by_image(self, names: Sequence[str]) -> np.ndarray:
+        """ "2 2 n": sums of SSIM or of 1 - SSIM, and how many, for kept and changed predictions."""
+        place = {name: i for i, name in enumerate(names)}
+        at = np.array([place[name] for name in self.image], dtype=int)
+        found = np.zeros((2, 2, len(names)))
+        for side, (rows, values) in enumerate(((self.same, self.ssim), (~self.same, 1 - self.ssim))):
+            kept = rows & ~np.isnan(values)
+            found[side, 0] = np.bincount(at[kept], values[kept], len(names))
+            found[side, 1] = np.bincount(at[kept], minlength=len(names))
+        return found
+
     def cose(self, **options: Any) -> Cose:
         sides = self.same, ~self.same
         return cose(*(self.ssim[s] for s in sides), *(self.image[s] for s in sides), **options)
@@ -81,6 +93,9 @@ class Found:
     pairs: PairColumns
     accuracy: Mapping[str, float]  # by checkpoint; NaN without labels
     degenerate: Mapping[str, float]  # share of empty maps of the final model, by method
+    pretraining: str | None = None
+    trained_with: str = "unknown"  # whether the transforms were part of the training
+    similarity: str = "local5"
 
     @cached_property
     def scores(self) -> dict[str, Cose]:
@@ -92,6 +107,22 @@ class Found:
         """The same with consistency over inputs alone, as eq. 4 has it."""
         counted = self.pairs.where(~self.pairs.same | (self.pairs.transform != CHECKPOINT))
         return {m: counted.where(counted.method == m).cose() for m in self.methods}
+
+    def ahead(self, first: str, second: str, resamples: int = 1000) -> tuple[float, Interval]:
+        """By how much the first method's COSE is above the second's, with its 95 % interval.
+
+        Both are taken on the same resampled images, so that images which are hard for both do not count.
+        """
+        names = sorted({*self.of(first).image, *self.of(second).image})
+        sums = [self.of(method).by_image(names) for method in (first, second)]
+        drawn = [np.arange(len(names)), *resample(len(names), resamples)]
+        totals = np.array([[one[:, :, rows].sum(-1) for rows in drawn] for one in sums])  # "2 r 2 2"
+        halves = np.divide(
+            totals[..., 0], totals[..., 1], out=np.full(totals.shape[:-1], np.nan), where=totals[..., 1] > 0
+        )
+        scores = harmonic(halves[..., 0], halves[..., 1])
+        apart = scores[0] - scores[1]
+        return float(apart[0]), percentile_interval(apart[1:])
 
     def of(self, method: str) -> PairColumns:
         return self.pairs.where(self.pairs.method == method)
@@ -150,8 +181,8 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
         pairs = pairs.where(np.array([answered[image] == 1 for image in pairs.image], dtype=bool))
     order = (*(c for c in folder.manifest.models if c != final), final)
     empty = scores.sql(
-        "select method, avg(value order by value) as share from scores where metric = 'degenerate' and checkpoint = ? "
-        "group by method",
+        "select method, avg(value order by value) as share from scores "
+        "where metric = 'degenerate' and checkpoint = ? group by method",
         [final],
     )
     return Found(
@@ -165,6 +196,9 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
         pairs=pairs,
         accuracy={c: mean_value(r["value"] for r in answers if r["checkpoint"] == c).value for c in order},
         degenerate={row["method"]: row["share"] for row in empty},
+        pretraining=config.get("pretraining"),
+        trained_with=config.get("trained_with", "unknown"),
+        similarity=config.get("similarity", "local5"),
     )
 
 

@@ -7,27 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from heatproof.errors import MissingExtraError
 from heatproof.explain.floors import is_floor
 from heatproof.images import Failure
 from heatproof.metrics.stability import Cose
-from heatproof.registry import explainers, parse_call
 from heatproof.report.book import Book
 from heatproof.report.figures import cose as figures
 from heatproof.report.tables import Cell, Column, Table, Value
+from heatproof.studies.cose.examples import NAMES
 from heatproof.studies.cose.found import CHANGES, CHECKPOINT, GEOMETRIC, KINDS, PHOTOMETRIC, Found
-from heatproof.studies.cose.settings import PAPER_METHODS, CoseSettings
-from heatproof.studies.skeleton import floor_rows
+from heatproof.studies.cose.settings import CoseSettings
+from heatproof.studies.cose.several import first_table, group_table, training_table
+from heatproof.studies.skeleton import floor_rows, mean_value
 
-# Table 1 of the paper: each model's mean over its five data sets, and the row "Overall"; see PAPER_METHODS.
-PUBLISHED = {
-    "ConvNext": (59.28, 63.82, 63.43, 55.68, 61.36, 59.59, 56.52),
-    "ResNet50": (60.66, 58.47, 42.87, 50.60, 54.25, 57.97, 53.71),
-    "Swin-T": (65.57, 66.64, 55.25, 52.63, 63.43, 61.93, 58.96),
-    "ViT-B/16": (65.98, 68.72, 58.63, 58.41, 65.56, 61.07, 61.31),
-    "Overall": (63.23, 64.66, 54.59, 54.73, 61.33, 60.11, 57.94),
-}
 SHOWN = 10  # images that could not be used
 
 
@@ -37,6 +31,7 @@ def write_page(
     others: Sequence[Found],
     failed: Sequence[Failure],
     skipped: Mapping[str, str],
+    examples: Sequence[tuple[str, Image.Image]] = (),
 ) -> Path:
     """summary.md in the study's folder, with its tables and figures."""
     book = Book(settings.out, f"COSE: {found.model} on {found.dataset}")
@@ -49,8 +44,14 @@ def write_page(
         book.text(f"{len(failed)} images could not be used: {named}{'; ...' if len(failed) > SHOWN else ''}.")
     book.text(_conclusion(found))
     book.table(score_table(found))
+    if examples:
+        _show(book, examples)
     book.heading("Table 1")
     book.table(first_table(studies))
+    book.table(training_table(studies))
+    groups = group_table(studies)
+    if groups:
+        book.table(groups)
     book.heading("Where the score comes from")
     book.table(split_table(found))
     book.table(transform_table(found))
@@ -63,6 +64,16 @@ def write_page(
         except MissingExtraError as error:
             book.text(f"No figures: {error}.")
     return book.write()
+
+
+def _show(book: Book, examples: Sequence[tuple[str, Image.Image]]) -> None:
+    folder = book.folder / "panels"
+    folder.mkdir(parents=True, exist_ok=True)
+    book.heading("Before and after")
+    book.text("A change that kept the answer, where the map should stay, and one that did not.")
+    for number, (image, drawn) in enumerate(examples, start=1):
+        drawn.save(folder / f"pair-{number}.png")
+        book.text(f"![Maps of {image} before and after](panels/pair-{number}.png)")
 
 
 def score_table(found: Found) -> Table:
@@ -85,33 +96,10 @@ def score_table(found: Found) -> Table:
         "Brackets: 95 % over images. Same, changed: pairs whose prediction stayed or not. By eq. 4: "
         "checkpoints that predict the same do not count towards consistency."
     )
+    if found.similarity != "local5":
+        note += f" Maps are compared by {NAMES[found.similarity]}."
     title = f"COSE of {found.model} on {found.dataset}"
     return Table("cose", title, columns, rows, note, unranked=floor_rows(found.methods))
-
-
-def first_table(studies: Sequence[Found]) -> Table:
-    """Methods down, a column per data set and model; the paper's values last."""
-    methods = list(dict.fromkeys(m for study in studies for m in study.methods))
-    columns = (
-        Column("method"),
-        *(Column(f"{study.dataset}, {study.model}", ".2f", True) for study in studies),
-        *(Column(f"published: {name}", ".2f") for name in PUBLISHED),
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for method in methods:
-        ours = [study.scores[method].value if method in study.scores else None for study in studies]
-        name, options = parse_call(method)
-        entry = explainers.get(name).name
-        theirs: list[float | None] = [None] * len(PUBLISHED)
-        if entry in PAPER_METHODS and (not options or name not in methods):
-            theirs = [row[PAPER_METHODS.index(entry)] for row in PUBLISHED.values()]
-        rows.append((method, *ours, *theirs))
-    note = (
-        "COSE in %. Published: Table 1 of daroya2023cose, each model's mean over five data sets, with other "
-        "weights and images than ours: a reference, not a target."
-    )
-    title, floors = "COSE by data set and model", floor_rows(methods)
-    return Table("table1", title, columns, tuple(rows), note, unranked=floors)
 
 
 def split_table(found: Found) -> Table:
@@ -178,6 +166,19 @@ def draw_figures(book: Book, found: Found, studies: Sequence[Found]) -> None:
         }
         with figures.violins({"COSE, %": families}, methods) as figure:
             book.figure(figure, "families", "COSE over models and data sets, by the kind of network")
+        datasets = dict.fromkeys(study.dataset for study in studies)
+        if len(datasets) > 1:
+            means = {
+                name: {
+                    m: mean_value(
+                        s.scores[m].value for s in studies if s.dataset == name and m in s.scores
+                    ).value
+                    for m in methods
+                }
+                for name in datasets
+            }
+            with figures.bars(means, methods) as figure:
+                book.figure(figure, "datasets", "Mean COSE of each method by data set")
     if (found.pairs.step > 0).any():
         curves = {
             title: {m: found.by_magnitude(m, kind) for m in methods}
@@ -213,10 +214,19 @@ def _conclusion(found: Found) -> str:
         reasons = dict.fromkeys(s.reason for s in found.scores.values() if s.reason)
         return f"No method has a COSE: {'; '.join(reasons) or 'no method was ranked'}."
     text = f"{order[0]} has the highest COSE, {ranked[order[0]].value:.2f} %"
-    text += f", then {order[1]}, {ranked[order[1]].value:.2f} %." if len(order) > 1 else "."
+    text += _lead(found, *order[:2]) if len(order) > 1 else "."
     steady = max(ranked, key=lambda m: ranked[m].consistency)
     lively = max(ranked, key=lambda m: ranked[m].sensitivity)
     return f"{text} {steady} is the most consistent, {lively} the most sensitive."
+
+
+def _lead(found: Found, first: str, second: str) -> str:
+    gap, (low, high) = found.ahead(first, second)
+    sure = "surely ahead" if low > 0 else "not surely ahead: the interval holds 0"
+    return (
+        f", then {second}, {found.scores[second].value:.2f} %. The difference is {gap:.2f} points (95 % over "
+        f"images: {low:.2f} to {high:.2f}), so {first} is {sure}."
+    )
 
 
 def _value(score: Cose) -> Value:

@@ -44,6 +44,7 @@ def input_pairs(
     *,
     seed: int = 0,
     same_seed: bool = False,
+    similarity: str = "local5",
     layer: str | Sequence[str] | None = None,
     batch_size: int | None = None,
     progress: Callable[[int], Any] | None = None,
@@ -79,6 +80,7 @@ def input_pairs(
                     originals[method][which[part]],
                     transform.inverse_maps(heat[part], magnitudes[part]),
                     masks[transform.name],
+                    similarity,
                 )
                 for transform, part in pieces
             ]

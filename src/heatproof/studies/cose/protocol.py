@@ -20,6 +20,9 @@ so consistency is `avg(value)` over 'cose_same%', and sensitivity `avg(1 - value
 final model's maps are kept too, so that another checkpoint costs only its own passes. A unit is one
 checkpoint, a few images and the methods that were asked for together: a killed study goes on with the next.
 
+The paper trains its networks with these transforms, so that answers stay under them; `heatproof study cscore
+--transforms` does that for networks of ours, and the page says which networks it is true of.
+
 Deviations: consistency and sensitivity both pool inputs and models; the paper's eq. 4 leaves models out of
 consistency, which is shown beside. The stored maps have half precision, so an SSIM against a checkpoint may
 be off by 1e-4. `require_correct` keeps only images that the final model gets right, as the authors' code
@@ -31,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,7 @@ from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.similarity import REASONS
 from heatproof.models import Model
 from heatproof.models.load import best_device
+from heatproof.registry import explainers, parse_call
 from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
@@ -54,11 +58,13 @@ from heatproof.run.study import Opened, check_classes
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
+from heatproof.studies.cose.examples import example_pairs
 from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.pairs import input_pairs, model_ready
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.studies.skeleton import run_config, some
+from heatproof.train.folder import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
 
 
@@ -76,6 +82,7 @@ class CoseResult:
 def cose_study(settings: CoseSettings, progress: Progress | None = None) -> CoseResult:
     """Compute what is missing in the folder `out` and write its page."""
     progress = progress or Progress(quiet=True)
+    settings = as_the_authors(settings) if settings.paper else settings
     others = [read_pairs(RunFolder.open(path)) for path in settings.beside]
     opened = _open(settings)
     hashes, skipped = _usable(opened)
@@ -91,12 +98,15 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
     if found.images == 0:
         raise InputError(f"no image could be used: {failed[0].id}: {failed[0].reason}")
-    page = write_page(settings, found, others, failed, skipped)
+    shown = example_pairs(settings, opened, found, final)
+    page = write_page(settings, found, others, failed, skipped, shown)
     return CoseResult(folder, page, found, failed, skipped)
 
 
 # What may change without a word: no number depends on it, or hashes guard it.
-FREE = ("images.path", "model.checkpoints", "batch_size", "name", "dataset")
+FREE = (
+    "images.path", "model.checkpoints", "batch_size", "name", "dataset", "pretraining", "trained_with",
+)  # fmt: skip
 FAILED = "select distinct image, reason from scores where metric = 'cose' order by image"
 
 
@@ -164,8 +174,9 @@ class CoseWorker:
         told, labels = self.settings, labels_of(batch)
         drawn = draw(told.seed, batch.ids, told.draws, told.transforms)
         found = input_pairs(
-            model, pictures, maps, drawn, seed=told.seed, same_seed=told.same_seed, **self.passes
-        )
+            model, pictures, maps, drawn, seed=told.seed, same_seed=told.same_seed,
+            similarity=told.similarity, **self.passes,
+        )  # fmt: skip
         classes = found.predicted.tolist()
         for method, one in maps.items():
             values, whys, before = (
@@ -181,7 +192,8 @@ class CoseWorker:
         """An earlier checkpoint's maps against the final ones, which are stored."""
         store, labels = self.folder.maps(), labels_of(batch)
         for method, one in maps.items():
-            pairs = checkpoint_pairs(one, store.read(self.final, method, batch.ids).to(one.values.device))
+            final = store.read(self.final, method, batch.ids).to(one.values.device)
+            pairs = checkpoint_pairs(one, final, self.settings.similarity)
             columns = (one.explained, pairs.ssim, pairs.same)
             listed = zip(batch.ids, labels, *(c.tolist() for c in columns), pairs.reasons(), strict=True)
             for image, label, explained, value, same, reason in listed:
@@ -211,6 +223,27 @@ def method_groups(manifest: Manifest) -> list[tuple[str, ...]]:
         seen = {method for group in groups for method in group}
         groups.append(tuple(method for method in config["methods"] if method not in seen))
     return [group for group in groups if group]
+
+
+def as_the_authors(settings: CoseSettings) -> CoseSettings:
+    """The settings of the authors' code where the paper's own methods leave a choice."""
+
+    def method(text: str) -> str:
+        name, options = parse_call(text)
+        more = AUTHORS.get(explainers.get(name).name, {}) | options
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in more.items())})" if more else text
+
+    return replace(settings, methods=tuple(map(method, settings.methods)), require_correct=True)
+
+
+AUTHORS: dict[str, dict[str, Any]] = {"lime": {"segments": "quickshift"}, "smoothgrad": {"squared": True}}
+
+
+def _trained_with(settings: CoseSettings, opened: Opened) -> str:
+    """What the user says, else what the training wrote beside its weights."""
+    places = [c.file.parent for c in opened.checkpoints if c.file]
+    found = trained_with_transforms(places[-1]) if places else None
+    return settings.trained_with if found is None else "yes" if found else "no"
 
 
 def _open(settings: CoseSettings) -> Opened:
@@ -269,9 +302,13 @@ def _manifest(settings: CoseSettings, opened: Opened, hashes: Mapping[str, str],
         "name": opened.model_name,
         "dataset": settings.dataset or Path(settings.images).name,
         "family": family(opened.model(final).module),
+        "pretraining": settings.pretraining,
+        "trained_with": _trained_with(settings, opened),
         "model": {"spec": settings.model, "checkpoints": list(map(str, settings.checkpoints))},
         "images": {"kind": settings.kind, "path": str(settings.images), "limit": settings.limit},
     }
+    if settings.similarity != "local5":  # older folders do not say it
+        config["similarity"] = settings.similarity
     return Manifest.collect(
         config, seed=settings.seed, models=hashes, data=opened.source.hash, device=opened.device
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.images.transforms import DRAWS, TRANSFORMS
+from heatproof.metrics.checkpoint_pairs import SIMILARITIES
 from heatproof.registry import explainers
 from heatproof.studies.settings import DEVICE, LAYER, LIMIT, Settings, calls, option, words
 
@@ -39,6 +40,17 @@ class CoseSettings(Settings):
         PAPER_METHODS, '"paper" (the seven of the paper), "all", or names: "gradcam,lime(samples=200)".',
         short="m", read=_methods, shown="paper",
     )  # fmt: skip
+    paper: bool = option(
+        False,
+        "As the authors ran it: LIME on quickshift segments, squared SmoothGrad, only pictures that the "
+        "final model gets right.",
+    )
+    similarity: str = option(
+        "local5",
+        "SSIM in windows (the authors' code), over the whole map (eq. 2 of the paper), or Pearson's r "
+        "(its supplement).",
+        choices=SIMILARITIES,
+    )
     transforms: tuple[str, ...] = option(
         tuple(TRANSFORMS), "Some of the thirteen, comma-separated; all by default.", read=words, shown=""
     )
@@ -51,8 +63,17 @@ class CoseSettings(Settings):
     layer: str | None = option(None, LAYER, short="l")
     name: str | None = option(None, "The model's name in tables.")
     dataset: str | None = option(None, "The pictures' name in tables; that of their folder by default.")
+    pretraining: str | None = option(
+        None, "How the network was pre-trained (supervised, dino, ...), to group studies by."
+    )
+    trained_with: str = option(
+        "unknown",
+        "Whether these transforms were part of the training; found by itself for trainings of heatproof.",
+        choices=("yes", "no", "unknown"),
+    )
     beside: tuple[Path, ...] = option((), "Folder of another COSE study, to stand in the same Table 1.")
     figures: bool = option(True, "Draw them.")
+    examples: int = option(2, "Pictures whose maps are shown before and after a change.", least=0)
     same_seed: bool = option(False, "Both sides of a pair draw the same random numbers.")
     require_correct: bool = option(False, "Only pictures that the final model gets right.")
     allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
