@@ -6,7 +6,6 @@ python docs/calibration_page.py
 from __future__ import annotations
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -16,7 +15,9 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-import heatproof
+from heatproof.metrics.stats import wins
+from heatproof.studies.calibrate.thresholds import SINCE, Share
+from heatproof.verdict.follow import calibration
 
 HERE = Path(__file__).parent / "results"
 TESTS = ("insertion", "deletion", "untrained_excess", "untrained_entropy", "fragility", "agreement")
@@ -52,14 +53,13 @@ def columns() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {test: (np.array(a), np.array(b)) for test, (a, b) in found.items()}
 
 
-def area(these: np.ndarray, those: np.ndarray) -> float:
-    wins = np.subtract.outer(these, those)
-    return float((wins > 0).mean() + (wins == 0).mean() / 2)
+def area(found: tuple[np.ndarray, np.ndarray]) -> float:
+    return float(wins(*found).mean())
 
 
 def draw(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
     figure, axes = plt.subplots(figsize=(5.4, 5.0))
-    for test in sorted(found, key=lambda t: -area(*found[t])):
+    for test in sorted(found, key=lambda t: -area(found[t])):
         following, controls = found[test]
         cuts = np.sort(np.concatenate([following, controls, [-np.inf, np.inf]]))[::-1]
         x, y = ([float((lot >= cut).mean()) for cut in cuts] for lot in (controls, following))
@@ -69,7 +69,7 @@ def draw(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
             y,
             style,
             lw=2 if test == "both" else 1.2,
-            label=f"{WORDS[test]} ({area(following, controls):.2f})",
+            label=f"{WORDS[test]} ({area(found[test]):.2f})",
         )
     axes.plot([0, 1], [0, 1], ":", color="grey", lw=1)
     axes.set_xlabel("controls above the cut")
@@ -80,18 +80,16 @@ def draw(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
-    known = json.loads((Path(heatproof.__file__).parent / "verdict" / "rates.json").read_text())
-    lines = ["| | where the rule was chosen | on the other half |", "|---|---|---|"]
-    for kind in ("false_alarm", "miss", "undecided"):
-        cells = [
-            f"{s['share']:.1%} ({s['low']:.1%} to {s['high']:.1%}, n = {s['n']})"
-            for s in (known["rates_where_chosen"][kind], known["rates"][kind])
-        ]
-        lines.append(f"| {kind.replace('_', ' ')} | {cells[0]} | {cells[1]} |")
+    known = calibration()
+    lots = {**known["rates_by_lot"], "**all that chose nothing**": known["rates"]}
+    lines = ["| pairs | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
+    for lot, rates in lots.items():
+        cells = [Share(**rates[kind]).text for kind in ("false_alarm", "miss", "undecided")]
+        lines.append(f"| {lot} | {rates['networks']} | {' | '.join(cells)} |")
     tests = ["| test | area under the curve | methods that follow | controls |", "|---|---|---|---|"]
-    for test in sorted(found, key=lambda t: -area(*found[t])):
+    for test in sorted(found, key=lambda t: -area(found[t])):
         a, b = found[test]
-        tests.append(f"| {WORDS[test]} | {area(a, b):.3f} | {len(a)} | {len(b)} |")
+        tests.append(f"| {WORDS[test]} | {area(found[test]):.3f} | {len(a)} | {len(b)} |")
     judged = rows("judged.csv")
     controls = ["| control | does not follow | undecided | follows |", "|---|---|---|---|"]
     for control in dict.fromkeys(row["method"] for row in judged if row["control"] == "True"):
@@ -103,9 +101,12 @@ def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in judged:
         lot = kinds.setdefault((row["data"], row["network"]), [])
-        if (name := f"{row['token']} {float(row['strength']):.0%}") not in lot:
+        since = "*" if row["lot"] == SINCE else ""
+        if (name := f"{row['token']} {float(row['strength']):.0%}{since}") not in lot:
             lot.append(name)
-    pairs += [f"| {data} | {network} | {', '.join(lot)} |" for (data, network), lot in sorted(kinds.items())]
+    pairs += [
+        f"| {data} | {network} | {', '.join(sorted(lot))} |" for (data, network), lot in sorted(kinds.items())
+    ]
     looks: dict[str, dict[str, str]] = {}
     for row in rows("objects.csv"):
         looks.setdefault(row["pair"], {"n": row["n"]})[row["network"]] = row["above_chance"]

@@ -22,8 +22,8 @@ from heatproof.metrics.specificity import (
     BINS,
     BLANK,
     STAYS,
-    above_shadows,
     entropy,
+    gains,
     painted_over,
     specificity,
     untrained,
@@ -124,7 +124,7 @@ def test_a_shadow_that_is_the_map_costs_no_pass(images: Tensor) -> None:
     inputs = []
     for shadow in (maps, other):
         with counting(net) as passes:
-            above_shadows(maps, [shadow] * 3, model=model, images=images, steps=steps)
+            gains(maps, [shadow] * 3, model=model, images=images, steps=steps)
         inputs.append(sum(passes.batches))
     assert inputs[1] - inputs[0] == 3 * 2 * len(images) * (steps - 1)
 
@@ -183,7 +183,8 @@ def test_true_evidence_beats_its_shadows_and_its_turned_self_does_not() -> None:
         for seed in range(3)
     ]
     maps = {"truth": truth, "turned": turned}
-    found = above_shadows(maps, [dict.fromkeys(maps, one) for one in shadows], model=model, images=pictures)
+    measured = gains(maps, [dict.fromkeys(maps, one) for one in shadows], model=model, images=pictures)
+    found = {name: one.scores for name, one in measured.items()}
     for part, least in zip(PARTS, (-0.01, 0.5), strict=True):  # random weights may find the patch too
         assert (found["truth"][part] > least).all() and found["truth"][part].mean() > 0.05
         assert (found["turned"][part] < found["truth"][part]).all() and found["turned"][part].mean() < -0.3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,25 @@ import pytest
 from click.testing import CliRunner
 from scipy.stats import binomtest
 
+import heatproof as hp
+from contrast.discs import TAG, model_ready, network
 from heatproof.cli import main
+from heatproof.contrast import make_pair
 from heatproof.errors import InputError
-from heatproof.studies.calibrate.collect import CONTROLS
+from heatproof.metrics.specificity import specificity
+from heatproof.run.score import as_stored
+from heatproof.studies.calibrate.collect import CONTROLS, collect
 from heatproof.studies.calibrate.population import Member, members, open_pictures
-from heatproof.studies.calibrate.thresholds import Share, calibrate, read_members, separation
+from heatproof.studies.calibrate.protocol import ELSEWHERE, Measuring, measure
+from heatproof.studies.calibrate.thresholds import (
+    CHOSE,
+    OTHER,
+    SINCE,
+    Share,
+    calibrate,
+    read_members,
+    separation,
+)
 from heatproof.verdict.follow import calibration
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -45,16 +61,30 @@ def write(folder: Path, *found: dict[str, Any]) -> Path:
 
 
 def test_clear_cut_networks_are_told_apart_without_an_error() -> None:
-    _, chosen, published = calibrate([member(seed) for seed in range(6)])
-    for rates in (chosen, published):
+    found = calibrate([member(seed) for seed in range(6)])
+    assert found.clean == [OTHER]
+    for lot in (CHOSE, OTHER):
+        rates = found.rates(lot)
         assert (rates.false_alarm.share, rates.miss.share, rates.networks) == (0, 0, 6)
-    assert published.false_alarm.n == 2 * 6 and published.miss.n == len(CONTROLS) * 6
+        assert rates.false_alarm.n == 2 * 6 and rates.miss.n == len(CONTROLS) * 6
     assert separation([member(1)])["specificity_place"][0] == 1
 
 
 def test_where_controls_look_like_methods_that_follow_they_are_missed() -> None:
-    _, _, published = calibrate([member(seed, control=0.5) for seed in range(4)])
-    assert published.miss.share > 0.9
+    found = calibrate([member(seed, control=0.5) for seed in range(4)])
+    assert found.rates(OTHER).miss.share > 0.9
+
+
+def test_pairs_measured_since_choose_nothing_and_are_counted_apart() -> None:
+    first = [member(seed) for seed in range(4)]
+    since = [member(seed, control=0.5) for seed in range(10, 13)]
+    found = calibrate(since, first)
+    assert found.rule == calibrate(first).rule and found.clean == [OTHER, SINCE]
+    assert found.rates(OTHER).miss.share == 0 and found.rates(SINCE).miss.share > 0.9
+    made = found.as_json("a command", {})
+    assert made["rates"]["networks"] == 2 * (2 + 3) and made["population"]["pairs"] == 7
+    assert made["rates"]["miss"]["n"] == sum(made["rates_by_lot"][lot]["miss"]["n"] for lot in found.clean)
+    assert {row["lot"] for row in found.rows()} == {CHOSE, OTHER, SINCE}
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 20), (3, 50), (20, 20)])
@@ -66,7 +96,7 @@ def test_shares_have_exact_intervals(count: int, n: int) -> None:
 
 def test_too_few_pairs_are_refused(tmp_path: Path) -> None:
     failed = member(9) | {"holds": False}
-    with pytest.raises(InputError, match="holds 1 pairs whose planting held; 4 are the fewest"):
+    with pytest.raises(InputError, match="holds 1 pairs whose planting held; at least 4"):
         read_members(write(tmp_path, member(1), failed))
 
 
@@ -81,9 +111,74 @@ def test_the_command_judges_what_was_measured(tmp_path: Path) -> None:
         assert {row["answer"] for row in csv.DictReader(file)} <= {"yes", "no", "undecided"}
 
 
-def test_a_shard_that_is_none_is_refused(tmp_path: Path) -> None:
-    told = CliRunner().invoke(main, ["calibrate", "--out", str(tmp_path), "--shard", "4/4"])
-    assert told.exit_code == 2 and "a shard is its number" in told.output
+def test_no_worker_is_refused(tmp_path: Path) -> None:
+    told = CliRunner().invoke(main, ["calibrate", "--out", str(tmp_path), "--workers", "0"])
+    assert told.exit_code == 2 and "at least 1; got 0" in told.output
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from heatproof.studies.calibrate.protocol import sole
+with sole(Path(sys.argv[1])) as mine:
+    print(mine, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_member_that_is_being_measured_is_left_alone_until_its_process_dies(tmp_path: Path) -> None:
+    wanted = Measuring(tmp_path, None)
+    one = Member("xrays", "tiny", "tag", 1.0, 0)
+    lock = wanted.file(one).with_suffix(".lock")
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, lock], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "True\n"
+        assert measure(one, wanted) == f"{one.name}: {ELSEWHERE}"
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert lock.exists()  # left behind, and no claim any more
+    assert "left out: xrays-tiny-tag-100-0 needs real pictures" in measure(one, wanted)
+    assert not lock.exists()
+
+
+def test_what_is_measured_is_not_measured_again_and_the_order_is_by_cost(tmp_path: Path) -> None:
+    cheap = Measuring(tmp_path, quick=True).missing()
+    assert cheap[0].network == "mini" and cheap[-1].network == "small"
+    assert {m.data for m in cheap} == {"qr", "crops"} and {m.strength for m in cheap} == {1.0, 0.8}
+    assert len(Measuring(tmp_path, quick=True, repeats=2).missing()) == 2 * len(cheap)
+    slow = Measuring(tmp_path, tmp_path, "cuda").missing()
+    assert slow[0].network == "densenet121" and slow[-1].network == "mini"
+    path = Measuring(tmp_path).file(cheap[0])
+    path.parent.mkdir()
+    path.write_text("{}")
+    assert Measuring(tmp_path, quick=True).missing() == cheap[1:]
+
+
+def test_what_is_collected_is_what_a_run_measures() -> None:
+    """The same shadows, rounded alike; and the raw numbers give the ones that vote."""
+    model = network()
+    pair = make_pair(model, *model_ready(model), TAG, positive=1, lr=3e-3)
+    methods = ("gradcam", "smoothgrad(samples=2)", "random")
+    about = Member("made", "discs", "tag", 1.0, 5)
+    found = collect(about, pair, methods=methods, informative=False).as_json()
+    for name, twin in (("A", pair.a), ("B", pair.b)):
+        maps = hp.explain(twin, pair.images, methods, 1, seed=5)
+        stored = {method: as_stored(one) for method, one in maps.items()}
+        theirs = specificity(stored, model=twin, images=pair.images, seed=5, then=as_stored)
+        for method, scores in theirs.items():
+            mine = {test: np.array(values, float) for test, values in found["tests"][name][method].items()}
+            for kind in ("weights", "place"):
+                expected = scores[kind].numpy()
+                np.testing.assert_allclose(mine[f"specificity_{kind}"], expected, atol=2e-4)
+            shadows = np.max([mine[f"gain_untrained_{i}"] for i in range(3)], axis=0)
+            known = np.isfinite(mine["specificity_weights"])
+            np.testing.assert_allclose(
+                (mine["gain"] - shadows)[known], mine["specificity_weights"][known], atol=3e-4
+            )
+    assert found["contrast"]["gradcam"]["low"] > 0.5 and found["contrast"]["edges"]["auc"] == 0.5
+    for control in ("untrained network", "untrained gradient"):  # drawn anew, or they were their own shadows
+        assert any(found["tests"]["A"][control]["specificity_weights"])
 
 
 def test_the_population_is_as_wide_as_it_says() -> None:
@@ -105,12 +200,7 @@ def test_the_published_rates_follow_from_the_published_rows() -> None:
     """Counted again from judged.csv, on the pairs that chose nothing."""
     with (RESULTS / "calibration" / "judged.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    pair = [
-        "{data}-{network}-{token}-{share}-{seed}".format(**r, share=round(100 * float(r["strength"])))
-        for r in rows
-    ]
-    other_half = set(sorted(set(pair))[1::2])
-    held = [row for row, name in zip(rows, pair, strict=True) if name in other_half]
+    held = [row for row in rows if row["lot"] != CHOSE]
     methods = [row for row in held if row["control"] == "False"]
     following = [row for row in methods if float(row["contrast_low"]) > 0.5]
     controls = [row for row in held if row["control"] == "True"]

@@ -6,25 +6,44 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import console, new_table
+from heatproof.cli._console import PATH, console, errors, new_table, steps
+
+if TYPE_CHECKING:
+    from heatproof.studies.calibrate.thresholds import Calibration
 
 
 @click.command("calibrate")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for what is measured.")
-@click.option(
-    "--data", type=click.Path(path_type=Path), help="Folder of real pictures; generated ones only without."
-)
+@click.option("--out", type=PATH, required=True, help="Folder for what is measured.")
+@click.option("--data", type=PATH, help="Folder of real pictures; generated ones only without.")
 @click.option("--device", help="cuda, cpu, ...; the fastest there is where none is named.")
-@click.option("--quick", is_flag=True, help="Small networks only.")
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the networks.")
+@click.option("--quick", is_flag=True, help="Small networks only, of which a CPU measures a pair in minutes.")
 @click.option(
-    "--shard", default="0/1", show_default=True, help="Which of how many processes this one is: 0/4."
+    "--repeats", type=int, default=1, show_default=True, help="More pairs of each kind, other seeds."
 )
+@click.option("--methods", help="The ones to judge; eleven where none is named.")
+@click.option("--only-voting", is_flag=True, help="Only the test that votes in the verdict.")
 @click.option("--only-judge", is_flag=True, help="Measure nothing more; judge what was measured.")
+@click.option(
+    "--earlier",
+    type=PATH,
+    help="Folder of an earlier calibration that chose the rule; these pairs choose nothing.",
+)
 def calibrate_command(
-    out: Path, data: Path | None, device: str | None, quick: bool, shard: str, only_judge: bool
+    out: Path,
+    data: Path | None,
+    device: str | None,
+    workers: int,
+    quick: bool,
+    repeats: int,
+    methods: str | None,
+    only_voting: bool,
+    only_judge: bool,
+    earlier: Path | None,
 ) -> None:
     """Measure the verdict's own error rates on a population of networks.
 
@@ -32,7 +51,10 @@ def calibrate_command(
     one that does not (see heatproof contrast). The contrast test says which methods follow; controls (maps of
     untrained networks, of other pictures, classes and networks, noise, edges, the middle) are known not to.
     The rule of the verdict is chosen on one half of the pairs and its false alarms and misses are counted on
-    the other. Each member is a file, so this can be stopped, resumed, and shared out over processes.
+    the other.
+
+    Each member is a file in OUT/members, with every number of every picture, so this can be stopped, resumed,
+    and shared out: processes that have the same folder never measure the same member.
 
     The folder of real pictures holds cifar10/, chestxray/, imagenet/ and weights/ (see the page
     docs/results/calibration.md). The file rates.json that is written can take the place of the one in the
@@ -41,48 +63,66 @@ def calibrate_command(
     \b
     Examples:
       heatproof calibrate --out calibration --quick
-      heatproof calibrate --out calibration --data data --device cuda --shard 0/8
+      heatproof calibrate --out calibration --data data --device cuda --workers 8
+      heatproof calibrate --out calibration --quick --repeats 2 --methods gradcam,gradient --only-voting
       heatproof calibrate --out calibration --only-judge
     """
-    from heatproof.disk import write_whole
-    from heatproof.errors import InputError
+    from heatproof.explain.api import read_methods
     from heatproof.models.load import best_device
     from heatproof.studies.calibrate import thresholds
-    from heatproof.studies.calibrate.protocol import measure_members
+    from heatproof.studies.calibrate.collect import METHODS
+    from heatproof.studies.calibrate.protocol import Measuring, left_out, measure_members
+
+    named = tuple(call.text for call in read_methods(methods)) if methods else METHODS
+    wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats)
+    if not only_judge:
+        if absent := left_out(wanted):
+            errors.print(f"without --data there is nothing of {', '.join(absent)}", soft_wrap=True)
+        missing = wanted.missing()
+        with steps("pairs", len(missing)) as bar:
+
+            def done(text: str) -> None:
+                if console.is_terminal:
+                    console.print(text, soft_wrap=True)
+                bar.done(text)
+
+            measure_members(wanted, workers, done, bar.now)
+    before = thresholds.read_members(earlier) if earlier else []
+    found = thresholds.calibrate(thresholds.read_members(out, fewest=1 if before else 4), before)
+    _write(out, found, _made_by(data, quick, earlier))
+    _show(found)
+    console.print(f"written to {out / 'rates.json'} and judged.csv", soft_wrap=True)
+
+
+def _made_by(data: Path | None, quick: bool, earlier: Path | None) -> str:
+    said = f"heatproof calibrate{' --quick' * quick}{' --data DATA' * (data is not None)}"
+    return f"{said}{' --earlier EARLIER' * (earlier is not None)}"
+
+
+def _write(out: Path, found: Calibration, made_by: str) -> None:
+    from heatproof.disk import write_whole
     from heatproof.verdict.follow import calibration
 
-    which, _, count = shard.partition("/")
-    if not (which.isdigit() and count.isdigit() and int(which) < int(count)):
-        raise InputError(f"a shard is its number and how many there are, such as 0/4; got {shard!r}")
-    if not only_judge:
-        say = lambda text: console.print(text, soft_wrap=True, markup=False)  # noqa: E731
-        measure_members(out, data, best_device(device), quick=quick, shard=(int(which), int(count)), say=say)
-        if int(count) > 1:
-            console.print(
-                "measured; once all shards are, judge with --only-judge", soft_wrap=True, markup=False
-            )
-            return
-    measured = thresholds.read_members(out)
-    rule, chosen, published = thresholds.calibrate(measured)
-    rows = [row for member in measured for row in thresholds.judged_rows(member, rule)]
+    rows = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in found.rows()]
     table = io.StringIO()
     writer = csv.DictWriter(table, rows[0], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-    made_by = f"heatproof calibrate{' --quick' * quick}{' --data DATA' * (data is not None)}"
-    content = thresholds.as_rates(rule, chosen, published, measured, made_by, calibration()["network"])
+    writer.writerows(rows)
+    content = found.as_json(made_by, calibration()["network"])
     write_whole({
         out / "rates.json": json.dumps(content, indent=1) + "\n",
         out / "judged.csv": table.getvalue(),
     })  # fmt: skip
-    shown = new_table(
-        f"{len(measured)} pairs; informative {rule.informative:g}, yes {rule.yes:g}, no {rule.no:g}"
-    )
-    for name in ("", "where it was chosen", "on the other half"):
-        shown.add_column(name)
+
+
+def _show(found: Calibration) -> None:
+    by = found.rule
+    title = f"{len(found.measured)} pairs; informative {by.informative:g}, yes {by.yes:g}, no {by.no:g}"
+    table = new_table(title)
+    for name in ("", *found.lots):
+        table.add_column(name)
+    every = [found.rates(lot) for lot in found.lots]
     for kind in ("false_alarm", "miss", "undecided"):
-        both = [getattr(rates, kind) for rates in (chosen, published)]
-        cells = [f"{s.share:.1%} ({s.low:.1%} to {s.high:.1%}, n = {s.n})" for s in both]
-        shown.add_row(kind.replace("_", " "), *cells)
-    console.print(shown)
-    console.print(f"written to {out / 'rates.json'} and judged.csv", soft_wrap=True, markup=False)
+        shares = [getattr(rates, kind) for rates in every]
+        table.add_row(kind.replace("_", " "), *(share.text for share in shares))
+    console.print(table)

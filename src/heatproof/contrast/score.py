@@ -29,7 +29,7 @@ from heatproof.contrast.pair import Pair
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.metrics.localisation import localise
-from heatproof.metrics.stats import Interval, percentile_interval, resample
+from heatproof.metrics.stats import Interval, percentile_interval, resample, wins
 from heatproof.models.model import Model, class_scores
 from heatproof.models.queue import all_logits
 from heatproof.types import Maps
@@ -127,10 +127,10 @@ def contrast_auc(
     >>> contrast_auc(np.array([0.2, 0.9]), np.array([0.1, 0.5]))[0]
     0.75
     """
-    wins = (a[:, None] > b) + (a[:, None] == b) / 2
+    table = wins(a, b)
     counts = np.stack([np.bincount(places, minlength=len(a)) for places in resample(len(a), resamples, seed)])
-    draws = ((counts @ wins) * counts).sum(1) / len(a) ** 2
-    return float(wins.mean()), percentile_interval(draws)
+    draws = ((counts @ table) * counts).sum(1) / len(a) ** 2
+    return float(table.mean()), percentile_interval(draws)
 
 
 @torch.no_grad()

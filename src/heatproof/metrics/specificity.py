@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -97,10 +97,26 @@ def specificity(
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
     options: dict[str, Any] = {"layer": layer, "then": then, **passes}
     shadows = [maps_untrained(maps, model, pictures, i, seed=seed, **options) for i in range(draws)]
-    return above_shadows(maps, shadows, model=model, images=pictures, steps=steps, seed=seed, **passes)
+    found = gains(maps, shadows, model=model, images=pictures, steps=steps, seed=seed, **passes)
+    return {name: one.scores for name, one in found.items()}
 
 
-def above_shadows(
+class Gains(NamedTuple):
+    """What f of one method's maps and of their shadows is, picture by picture."""
+
+    own: Tensor  # "b"
+    turned: Tensor  # "b"
+    untrained: Tensor  # "draws b"
+    fall: Tensor  # "b": of the log-odds, when the picture is painted over
+    causes: Sequence[Cause]
+
+    @property
+    def scores(self) -> PerImage:
+        above = {"weights": self.own - self.untrained.amax(0), "place": self.own - self.turned}
+        return PerImage(above, self.causes)
+
+
+def gains(
     maps: Mapping[str, Maps],
     shadows: Sequence[Mapping[str, Maps]],
     *,
@@ -109,8 +125,8 @@ def above_shadows(
     steps: int = STEPS,
     seed: int = 0,
     **passes: Unpack[Passes],
-) -> dict[str, PerImage]:
-    """The same where the maps under random weights are known."""
+) -> dict[str, Gains]:
+    """By method, f of its maps and of their shadows, where the maps under random weights are known."""
     explained = next(iter(maps.values())).explained.clamp(min=0).to(model.device)
     images = images.to(model.device)
     noise = explain(model, images, "random", explained, seed=seed)["random"]
@@ -131,14 +147,13 @@ def above_shadows(
         key: ((_log_area(both.insertion) - _log_area(both.deletion)) / fall).cpu()
         for key, both in curves.items()
     }
-    stays = (fall < LEAST).cpu()
+    stays = Cause(STAYS, (fall < LEAST).cpu())
     found = {}
     for name, one in maps.items():
         own = gain[name, "own"]
         each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in range(len(shadows))]
-        weights = torch.stack(each).amax(0)
-        scores = {"weights": own - weights, "place": own - gain[name, "place"]}
-        found[name] = PerImage(scores, [Cause(BLANK, one.degenerate.cpu()), Cause(STAYS, stays)])
+        causes = (Cause(BLANK, one.degenerate.cpu()), stays)
+        found[name] = Gains(own, gain[name, "place"], torch.stack(each), fall.cpu(), causes)
     return found
 
 
@@ -225,10 +240,20 @@ def maps_untrained(
 ) -> dict[str, Maps]:  # fmt: skip
     """Maps of the same methods, images and classes, drawn alike, under the network with random weights."""
     explained = next(iter(maps.values())).explained.clamp(min=0)
-    made = explain(
-        untrained_copy(model, images, seed + draw), images, list(maps), explained, seed=seed, **options
-    )
-    return {name: then(one) for name, one in made.items()} if then else made
+
+    def make(stranger: Model) -> dict[str, Maps]:
+        return explain(stranger, images, list(maps), explained, seed=seed, **options)
+
+    return under_random_weights(make, model, images, draw, seed, then)
+
+
+def under_random_weights(
+    make: Callable[[Model], Mapping[str, Maps]], model: Model, images: Tensor, draw: int, seed: int,
+    then: Change | None = None,
+) -> dict[str, Maps]:  # fmt: skip
+    """What `make` draws for the network with random weights: the one maker of shadows."""
+    made = make(untrained_copy(model, images, seed + draw))
+    return {name: then(one) if then else one for name, one in made.items()}
 
 
 def _unless_constant(maps: Maps, noise: Maps) -> Tensor:

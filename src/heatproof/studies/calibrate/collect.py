@@ -14,7 +14,7 @@ A cheap test sees what a user's run would show it: one network and its pictures,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from heatproof.explain.api import explain
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import localise
-from heatproof.metrics.specificity import DRAWS, STEPS, above_shadows, against_untrained
+from heatproof.metrics.specificity import DRAWS, STEPS, against_untrained, gains, under_random_weights
 from heatproof.models.model import Model, predicted
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import untrained_copy
+from heatproof.run.score import as_stored
 from heatproof.studies.calibrate.population import Member, make_network, open_pictures, positive_class
 from heatproof.train.data import Data, stratified_split
 from heatproof.train.loop import fit
@@ -49,6 +50,8 @@ CONTROLS = (
     *FLOORS,
 )  # fmt: skip
 IMAGES = 100
+BATCH = 32  # as in a run
+TWIN, STRANGER = 50, 1000  # seeds of untrained networks that are no shadow: the twin's, the controls'
 NOISE = 2 / 255  # of the fragility test
 TRAINED = {"resnet20", "resnet56"}  # networks that know their classes already
 
@@ -68,7 +71,7 @@ class Collected:
         tests: dict[str, dict[str, dict[str, list[float | None]]]] = {"A": {}, "B": {}}
         for (network, method), found in self.tests.items():
             tests[network][method] = {
-                test: [None if np.isnan(v) else round(float(v), 4) for v in values]
+                test: [round(float(v), 4) if np.isfinite(v) else None for v in values]
                 for test, values in found.items()
             }
         kept = {"flips": self.flips, "holds": self.holds, "accuracy": self.accuracy}
@@ -76,7 +79,11 @@ class Collected:
 
 
 def prepare(
-    member: Member, data: Path | None, device: str, out: Path | None = None
+    member: Member,
+    data: Path | None,
+    device: str,
+    out: Path | None = None,
+    told: Callable[[str], object] = lambda text: None,
 ) -> tuple[Pair, Tensor | None]:
     """The member's two networks, trained, and where objects lie in the pair's pictures, if that is known."""
     pictures = open_pictures(member, data)
@@ -88,11 +95,15 @@ def prepare(
         whole = Data(pictures.images, pictures.labels)
         lr = 3e-4 if member.network in ("lite0", "squeezenet", "vit-tiny") else 1e-3
         recipe = Recipe((Phase(8, lr, clip=1.0),), 32, flip=True)
-        fit(model, whole.take(train), whole.take(held_out), recipe, out and out / "base", member.seed)
+        fit(
+            model, whole.take(train), whole.take(held_out), recipe, out and out / "base", member.seed,
+            progress=lambda state: told(f"learning its classes, epoch {state.epoch} of {state.epochs}"),
+        )  # fmt: skip
     ready = model.preprocess.normalise(pictures.images.float() / 255)
     pair = make_pair(
         model, ready, pictures.labels, member.token, positive_class(member), member.strength, member.seed,
         out and out / "pair",
+        lambda which, state: told(f"training {which}, epoch {state.epoch} of at most {state.epochs}"),
     )  # fmt: skip
     places = [int(name) for name in pair.ids]
     return pair, None if pictures.objects is None else pictures.objects[places]
@@ -107,7 +118,8 @@ def collect(
     masks = pair.masks[:IMAGES].to(pair.a.device)
     twins = {"A": (pair.a, pair.b), "B": (pair.b, pair.a)}
     maps = {
-        name: all_maps(*both, images, pair.positive, methods, member.seed) for name, both in twins.items()
+        name: all_maps(*both, images, pair.positive, methods, member.seed, member.seed + STRANGER)
+        for name, both in twins.items()
     }
     inside = {
         name: {m: _array(inside_token(one, masks)) for m, one in made.items()} for name, made in maps.items()
@@ -134,24 +146,31 @@ def collect(
 
 
 def all_maps(
-    model: Model, twin: Model, images: Tensor, positive: int, methods: Sequence[str], seed: int
+    model: Model, twin: Model, images: Tensor, positive: int, methods: Sequence[str], seed: int, stranger: int
 ) -> dict[str, Maps]:
-    """Maps of every method and control for one network."""
-    made = explain(model, images, [*methods, *FLOORS], positive, seed=seed)
-    scores = all_logits(model, images)
+    """Maps of every method and control for one network, rounded as a run stores them.
+
+    stranger: seed of the untrained network whose maps are controls; another one for every shadow, or they
+    would be their own shadows.
+    """
+    drawn: dict[str, Any] = {"seed": seed, "batch_size": BATCH}
+    made = explain(model, images, [*methods, *FLOORS], positive, **drawn)
+    scores = all_logits(model, images, BATCH)
     scores[:, positive] = -torch.inf
-    stranger = untrained_copy(model, images, seed + 1000)
-    cam = made["gradcam"]
-    apart = explain(stranger, images, ["gradcam", "gradient"], positive, seed=seed)
-    drawn = np.random.default_rng((seed, _number(model))).random(cam.values.shape, dtype=np.float32)
-    return made | {
+    cam = made.get("gradcam") or explain(model, images, "gradcam", positive, **drawn)["gradcam"]
+    apart = explain(
+        untrained_copy(model, images, stranger), images, ["gradcam", "gradient"], positive, **drawn
+    )
+    noise = np.random.default_rng((seed, _number(model))).random(cam.values.shape, dtype=np.float32)
+    every = made | {
         "untrained network": apart["gradcam"],
         "untrained gradient": apart["gradient"],
         "other image": replace(cam, values=cam.values.roll(1, 0)),
-        "other class": explain(model, images, "gradcam", scores.argmax(1), seed=seed)["gradcam"],
-        "other network": explain(twin, images, "gradcam", positive, seed=seed)["gradcam"],
-        "smooth noise": replace(cam, values=torch.from_numpy(drawn).to(cam.values)),
+        "other class": explain(model, images, "gradcam", scores.argmax(1), **drawn)["gradcam"],
+        "other network": explain(twin, images, "gradcam", positive, **drawn)["gradcam"],
+        "smooth noise": replace(cam, values=torch.from_numpy(noise).to(cam.values)),
     }
+    return {name: as_stored(one) for name, one in every.items()}
 
 
 def _number(model: Model) -> int:
@@ -165,22 +184,22 @@ def cheap_tests(
     maps: Mapping[str, Maps], seed: int, informative: bool = True,
 ) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
     """By method and control, every test's number for each picture; only those that vote, on request."""
-    untrained = [
-        all_maps(
-            untrained_copy(model, images, s),
-            untrained_copy(twin, images, s + 50),
-            images,
-            positive,
-            methods,
-            s,
-        )
-        for s in range(seed + 1, seed + 1 + DRAWS)
-    ]
-    shown: dict[str, Any] = {"model": model, "images": images}
+    shown: dict[str, Any] = {"model": model, "images": images, "batch_size": BATCH}
+
+    def drawn(draw: int) -> dict[str, Maps]:
+        other = untrained_copy(twin, images, seed + draw + TWIN)
+        return under_random_weights(
+            lambda m: all_maps(m, other, images, positive, methods, seed, seed + STRANGER + 1 + draw),
+            model, images, draw, seed,
+        )  # fmt: skip
+
+    untrained = [drawn(draw) for draw in range(DRAWS)]
     result: dict[str, dict[str, np.ndarray]] = {}
-    for name, scores in above_shadows(maps, untrained, seed=seed, **shown).items():
-        result[name] = {f"specificity_{kind}": _array(values) for kind, values in scores.items()}
-        result[name]["blank"] = _array(maps[name].degenerate.float())
+    for name, found in gains(maps, untrained, seed=seed, **shown).items():
+        result[name] = {f"specificity_{kind}": _array(values) for kind, values in found.scores.items()}
+        result[name] |= {"gain": _array(found.own), "gain_turned": _array(found.turned)}
+        result[name] |= {f"gain_untrained_{i}": _array(one) for i, one in enumerate(found.untrained)}
+        result[name] |= {"fall": _array(found.fall), "blank": _array(maps[name].degenerate.float())}
     if not informative:
         return result
     areas = insertion_deletion(maps, positive, steps=STEPS, **shown)
@@ -188,7 +207,7 @@ def cheap_tests(
     noisy = (
         images + _signs(images, seed) * NOISE / torch.tensor(model.preprocess.std).to(images)[:, None, None]
     )
-    moved = all_maps(model, twin, noisy, positive, methods, seed)
+    moved = all_maps(model, twin, noisy, positive, methods, seed, seed + STRANGER)
     for name, one in maps.items():
         against = against_untrained(one, untrained[0][name], untrained[1][name])
         others = [map_similarity(one, maps[m])["spearman"] for m in methods if m != name]

@@ -1,46 +1,143 @@
-"""Members one by one, each in a file of its own, so that a calibration can be stopped and shared out."""
+"""Members one by one, each in a file of its own: a calibration can be stopped, resumed and shared out.
+
+Whoever measures a member holds a lock beside its file. The system frees the lock when the process ends,
+however it ends, so that nothing a killed process had in hand is lost to the others.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
-from heatproof.disk import write_whole
-from heatproof.errors import HeatproofError
+import torch
+
+from heatproof.disk import clear_failure, write_whole
+from heatproof.errors import HeatproofError, InputError
 from heatproof.studies.calibrate.collect import METHODS, collect, prepare
-from heatproof.studies.calibrate.population import GENERATED, Member, members
+from heatproof.studies.calibrate.population import GENERATED, Member, by_cost, members
+
+ELSEWHERE = "another process measures it"
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What is measured, where it goes, and on which device."""
+
+    out: Path
+    data: Path | None = None
+    device: str = "cpu"
+    methods: tuple[str, ...] = METHODS
+    only_voting: bool = False
+    quick: bool = False
+    repeats: int = 1
+
+    def file(self, member: Member) -> Path:
+        return self.out / "members" / f"{member.name}.json"
+
+    def missing(self) -> list[Member]:
+        """What is not measured yet: cheap ones first on a CPU, slow ones first on a GPU, which has several
+        processes that end together."""
+        planned = [
+            m for m in members(self.quick, self.repeats) if self.data is not None or m.data in GENERATED
+        ]
+        left = [m for m in planned if not self.file(m).exists()]
+        return sorted(left, key=by_cost, reverse=self.device != "cpu")
 
 
 def measure_members(
-    out: Path,
-    data: Path | None,
-    device: str,
-    *,
-    quick: bool = False,
-    shard: tuple[int, int] = (0, 1),
-    methods: Sequence[str] = METHODS,
-    say: Callable[[str], object] = lambda text: None,
-) -> list[Path]:
-    """Measure every member that is not yet, in this shard; the files of all that are."""
-    planned = [m for m in members(quick) if data is not None or m.data in GENERATED]
-    for member in planned[shard[0] :: shard[1]]:
-        path = out / "members" / f"{member.name}.json"
-        if path.exists():
-            continue
-        say(f"{member.name}: {_measure(member, path, data, device, methods)}")
-    return sorted((out / "members").glob("*.json"))
+    wanted: Measuring,
+    workers: int = 1,
+    done: Callable[[str], object] = lambda text: None,
+    now: Callable[[str], object] = lambda text: None,
+) -> None:
+    """Measure every member that is missing.
 
-
-def _measure(member: Member, path: Path, data: Path | None, device: str, methods: Sequence[str]) -> str:
-    start = time.perf_counter()
+    workers: processes that share them. done: told what came of each; now: where the only process is.
+    """
+    if workers < 1:
+        raise InputError(f"workers is how many processes measure, at least 1; got {workers}")
+    missing = wanted.missing()
+    if workers == 1:
+        for member in missing:
+            done(measure(member, wanted, now))
+        return
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,))
     try:
-        pair, objects = prepare(member, data, device)
-        trained = time.perf_counter() - start
-        found = collect(member, pair, objects, methods).as_json() | {"epochs": pair.epochs}
-    except HeatproofError as error:
-        return f"left out: {error}"
-    seconds = {"training": round(trained, 1), "tests": round(time.perf_counter() - start - trained, 1)}
-    write_whole({path: json.dumps(found | {"seconds": seconds}, separators=(",", ":"))})
-    return f"{pair.planting.sentence}; {seconds['training']:.0f} s training, {seconds['tests']:.0f} s tests"
+        for ready in as_completed([pool.submit(measure, member, wanted) for member in missing]):
+            done(ready.result())
+    except BrokenProcessPool:
+        raise HeatproofError(
+            "a process that measured was killed, mostly for want of memory; start the same command again, "
+            "with fewer --workers"
+        ) from None
+    finally:  # also on Ctrl-C
+        pool.shutdown(cancel_futures=True)
+
+
+def measure(member: Member, wanted: Measuring, now: Callable[[str], object] = lambda text: None) -> str:
+    """Measure one member, unless somebody else does; what came of it, in a sentence."""
+    path, start = wanted.file(member), time.perf_counter()
+    with sole(path.with_suffix(".lock")) as mine:
+        if not mine or path.exists():
+            return f"{member.name}: {ELSEWHERE}"
+        try:
+            pair, objects = prepare(
+                member, wanted.data, wanted.device, told=lambda text: now(f"{member.name}, {text}")
+            )
+            trained = time.perf_counter() - start
+            now(f"{member.name}, {pair.planting.sentence}")
+            found: dict[str, Any] = {
+                "member": asdict(member),
+                "flips": (pair.planting.a.share, pair.planting.b.share),
+            }
+            if pair.holds:
+                found = collect(member, pair, objects, wanted.methods, not wanted.only_voting).as_json()
+        except HeatproofError as error:
+            return f"{member.name}: left out: {error}"
+        tested = time.perf_counter() - start - trained
+        seconds = {"training": round(trained, 1), "tests": round(tested, 1)}
+        found |= {"holds": pair.holds, "epochs": pair.epochs, "device": wanted.device, "seconds": seconds}
+        write_whole({path: json.dumps(found, separators=(",", ":"))})
+    told = f"{trained:.0f} s training, {tested:.0f} s tests"
+    return f"{member.name}: {pair.planting.sentence}; {told}"
+
+
+@contextmanager
+def sole(path: Path) -> Iterator[bool]:
+    """Whether this process is the only one inside; the file is gone behind it."""
+    import fcntl  # absent on Windows
+
+    with clear_failure(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def left_out(wanted: Measuring) -> Sequence[str]:
+    """Kinds of pictures that need a folder of data and have none."""
+    return (
+        sorted({m.data for m in members(wanted.quick) if m.data not in GENERATED})
+        if wanted.data is None
+        else ()
+    )

@@ -10,6 +10,9 @@ that good, the one with fewest false alarms). What is published was counted on t
 
 with Clopper-Pearson intervals (clopper1934binomial). A network's methods are judged together, as in a run;
 each control joins them alone.
+
+Where the rule was chosen before, by the pairs of an earlier calibration, pairs measured since choose nothing:
+what is published is then counted on them and on the earlier other half, and each of the two is kept apart.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import numpy as np
 from scipy.stats import beta
 
 from heatproof.errors import InputError
+from heatproof.metrics.stats import wins
 from heatproof.studies.calibrate.collect import CONTROLS
 from heatproof.verdict.follow import KINDS, FollowRule, answers
 
@@ -44,9 +48,15 @@ class Share:
 
     @staticmethod
     def of(count: int, n: int) -> Share:
+        if not n:
+            return Share(float("nan"), 0.0, 1.0, 0)
         low = beta.ppf(0.025, count, n - count + 1) if count else 0.0
         high = beta.ppf(0.975, count + 1, n - count) if count < n else 1.0
         return Share(count / n, float(low), float(high), n)
+
+    @property
+    def text(self) -> str:
+        return f"{self.share:.1%} ({self.low:.1%} to {self.high:.1%}, n = {self.n})"
 
 
 @dataclass(frozen=True)
@@ -59,20 +69,68 @@ class Rates:
     networks: int
 
 
-def read_members(folder: Path) -> list[Member]:
+CHOSE, OTHER, SINCE = "chose the rule", "other half", "measured since"  # what a pair was for
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A rule, and the pairs of networks behind it by what they were for."""
+
+    rule: FollowRule
+    lots: Mapping[str, Sequence[Member]]
+
+    @property
+    def measured(self) -> list[Member]:
+        return [member for lot in self.lots.values() for member in lot]
+
+    def rates(self, *lots: str) -> Rates:
+        return rates([member for lot in lots for member in self.lots[lot]], self.rule)
+
+    @property
+    def clean(self) -> list[str]:
+        """The lots that chose nothing, on which the published rates are counted."""
+        return [lot for lot in self.lots if lot != CHOSE]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for lot, found in self.lots.items():
+            for member in found:
+                for row in judged_rows(member, self.rule):
+                    yield {"lot": lot, **row}
+
+    def as_json(self, made_by: str, network: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of rates.json."""
+        kinds = {
+            key: sorted({m["member"][key] for m in self.measured}) for key in ("data", "network", "token")
+        }
+        tests = {test: {"auc": round(auc, 4)} for test, (auc, *_) in separation(self.measured).items()}
+        return {
+            "schema": 1, "made_by": made_by, "rule": asdict(self.rule),
+            "rates": asdict(self.rates(*self.clean)),
+            "rates_by_lot": {lot: asdict(self.rates(lot)) for lot in self.lots},
+            "population": {"pairs": len(self.measured), **kinds}, "tests": tests, "network": dict(network),
+        }  # fmt: skip
+
+
+def read_members(folder: Path, fewest: int = 4) -> list[Member]:
     """Every member that was measured and whose planting held, by name."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted((folder / "members").glob("*.json"))]
     held = [member for member in found if member["holds"]]
-    if len(held) < 4:
+    if len(held) < fewest:
         raise InputError(
-            f"{folder} holds {len(held)} pairs whose planting held; 4 are the fewest for two halves"
+            f"{folder} holds {len(held)} pairs whose planting held; at least {fewest} are needed to judge"
         )
     return held
 
 
-def calibrate(measured: Sequence[Member]) -> tuple[FollowRule, Rates, Rates]:
-    """The rule chosen on one half, its rates there, and those on the other, which are the ones to publish."""
-    chosen_on, published_on = measured[::2], measured[1::2]
+def calibrate(measured: Sequence[Member], earlier: Sequence[Member] = ()) -> Calibration:
+    """The rule chosen on one half of the pairs, of the earlier ones where there are some."""
+    first = earlier or measured
+    lots = {CHOSE: first[::2], OTHER: first[1::2]} | ({SINCE: measured} if earlier else {})
+    return Calibration(choose(first[::2]), lots)
+
+
+def choose(chosen_on: Sequence[Member]) -> FollowRule:
+    """Of the rules on the grid, the one that does best on these pairs."""
     tried = {
         FollowRule(*numbers): rates(chosen_on, FollowRule(*numbers))
         for numbers in product(INFORMATIVE, YES, NO)
@@ -83,10 +141,8 @@ def calibrate(measured: Sequence[Member]) -> tuple[FollowRule, Rates, Rates]:
         if found.false_alarm.share <= MOST_FALSE_ALARMS and found.miss.share <= MOST_MISSES
     }
     if good:
-        rule = min(good, key=lambda r: (good[r].undecided.share, good[r].false_alarm.share))
-    else:
-        rule = min(tried, key=lambda r: (tried[r].false_alarm.share, tried[r].undecided.share))
-    return rule, tried[rule], rates(published_on, rule)
+        return min(good, key=lambda r: (good[r].undecided.share, good[r].false_alarm.share))
+    return min(tried, key=lambda r: (tried[r].false_alarm.share, tried[r].undecided.share))
 
 
 def rates(measured: Sequence[Member], rule: FollowRule) -> Rates:
@@ -130,13 +186,7 @@ def separation(measured: Sequence[Member]) -> dict[str, tuple[float, int, int]]:
                     for test, values in numbers.items():
                         found.setdefault(test, ([], []))[control].append(_mean(np.array(values, float)))
     kept = {t: tuple([v for v in lot if not np.isnan(v)] for lot in lots) for t, lots in found.items()}
-    return {t: (_larger(a, b), len(a), len(b)) for t, (a, b) in kept.items() if a and b}
-
-
-def _larger(these: Sequence[float], those: Sequence[float]) -> float:
-    """How often one of these is above one of those, ties half."""
-    wins = np.subtract.outer(np.array(these), np.array(those))
-    return float((wins > 0).mean() + (wins == 0).mean() / 2)
+    return {t: (float(wins(a, b).mean()), len(a), len(b)) for t, (a, b) in kept.items() if a and b}
 
 
 def _numbers(found: Mapping[str, Sequence[float | None]]) -> tuple[np.ndarray, np.ndarray]:
@@ -147,21 +197,3 @@ def _numbers(found: Mapping[str, Sequence[float | None]]) -> tuple[np.ndarray, n
 def _mean(values: np.ndarray) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
-
-
-def as_rates(
-    rule: FollowRule,
-    chosen: Rates,
-    published: Rates,
-    measured: Sequence[Member],
-    made_by: str,
-    network: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The content of rates.json."""
-    kinds = {key: sorted({m["member"][key] for m in measured}) for key in ("data", "network", "token")}
-    tests = {test: {"auc": round(auc, 4)} for test, (auc, *_) in separation(measured).items()}
-    return {
-        "schema": 1, "made_by": made_by, "rule": asdict(rule), "rates": asdict(published),
-        "rates_where_chosen": asdict(chosen), "population": {"pairs": len(measured), **kinds},
-        "tests": tests, "network": dict(network),
-    }  # fmt: skip
