@@ -32,7 +32,7 @@ class MethodCall:
     def __call__(self, trace: Trace) -> Maps:
         with span("method", self.text):
             result = self.entry.function(trace, **self.options)
-        beside: dict[str, Tensor] = {}
+        beside: dict[str, Any] = {}
         if isinstance(result, Signed):
             beside = {"signed_values": result.signed.detach().float().contiguous()}
         elif isinstance(result, Estimate):

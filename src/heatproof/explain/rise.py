@@ -167,8 +167,8 @@ def _spread(count: int, highest: list[int], seed: int) -> np.ndarray:
     """
     steps = np.array([[0.7548776662466927], [0.5698402909980532]])
     begin = np.random.default_rng((seed, 1)).random((2, 1))
-    places = (begin + steps * np.arange(count)) % 1
-    return (places * np.array(highest)[:, None]).astype(np.int64)
+    places: np.ndarray = (begin + steps * np.arange(count)) % 1
+    return np.asarray(places * np.array(highest)[:, None], np.int64)
 
 
 def _windows(length: int, grid: int, device: torch.device) -> Tensor:

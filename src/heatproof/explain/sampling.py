@@ -57,20 +57,19 @@ def in_rounds(count: int, rounds: Sequence[int], ask: Ask, fit: Fit, bound: floa
     if not bound > 0:
         raise InputError(f"bound must be above 0, got {bound}")
     left, scores = torch.arange(count), None
-    found: list[tuple[Tensor, Tensor, Tensor, int]] = []
+    found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for start, stop in pairwise([0, *rounds]):
         new = ask(left, start, stop)
         scores = new if scores is None else torch.cat([scores, new], 1)
         values, error = fit(left, scores)
         done = settled(values, error, bound).cpu() if stop < rounds[-1] else torch.ones_like(left).bool()
-        found.append((left[done], values[done.to(values.device)], error[done.to(error.device)], stop))
-        left, scores = left[~done], scores[~done.to(scores.device)]
+        here = done.to(values.device)
+        found.append((left[done], values[here], error[here], torch.full_like(left[done], stop)))
+        left, scores = left[~done], scores[~here.to(scores.device)]
         if not len(left):
             break
-    order = torch.cat([which for which, *_ in found]).argsort()
-    values, error = (torch.cat([one[i] for one in found]) for i in (1, 2))
-    passes = torch.cat([torch.full_like(which, stop) for which, _, _, stop in found])
-    order = order.to(values.device)
+    which, values, error, passes = (torch.cat(parts) for parts in zip(*found, strict=True))
+    order = which.argsort().to(values.device)
     return Estimate(values[order], error[order], passes.to(values.device)[order])
 
 
