@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import heatproof as hp
@@ -15,6 +19,7 @@ from heatproof.metrics.mosaic import Mosaics, disconnected_grid, grid_pointing, 
 from heatproof.models.disconnected import cut, disconnected, join
 from heatproof.models.model import as_model
 from heatproof.registry import metrics
+from heatproof.run.config import toml
 from heatproof.run.metrics import read_metrics
 
 SIDE, PATCH = 16, 6
@@ -338,11 +343,108 @@ def test_pictures_smaller_than_the_grid_cannot_be_shrunk() -> None:
         )
 
 
-def test_a_run_says_why_it_cannot_make_mosaics() -> None:
-    for name in ("grid_pointing", "disconnected_grid"):
-        assert metrics.get(name).judges == "map"
-        with pytest.raises(InputError, match=f"a run cannot compute {name}: its mosaics are made of several"):
-            read_metrics([name])
+# --- in a run -----------------------------------------------------------------------------------------------
+
+NETWORK = f"""
+from torch import nn
+from heatproof.images import Preprocess
+from heatproof.models import Model
+
+def colours():
+    net = nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(12, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4))
+    return Model(net, "colours", Preprocess(({SIDE}, {SIDE}), {SIDE}, (0.0,) * 3, (1.0,) * 3))
+"""
+NAMES = ("grid_pointing", "disconnected_grid")
+
+
+def run_of(folder: Path, net: nn.Module, metrics: list[str], count: int = 44, **run: Any) -> hp.Run:
+    """Of pictures of four classes, in a folder."""
+    (folder / "net.py").write_text(NETWORK)
+    torch.save(net.state_dict(), folder / "weights.pt")
+    images, labels = patches(count)
+    for i, picture in enumerate((255 * images).round().byte().permute(0, 2, 3, 1).numpy()):
+        place = folder / "pictures" / str(labels[i].item()) / f"{i:02d}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(place)
+    study = {
+        "methods": ["gradcam", "hirescam", "edges"],
+        "metrics": metrics,
+        "run": {"batch_size": 7, "threads": 1, "workers": 1, "device": "cpu", **run},
+        "model": {"spec": "net.py:colours", "checkpoints": ["weights.pt"]},
+        "images": {"kind": "folder", "path": "pictures"},
+    }
+    (folder / "study.toml").write_text(toml(study))
+    return hp.run(folder / "study.toml", folder / "out")
+
+
+def rows_of(run: hp.Run) -> dict[tuple[str, str], tuple[float, str]]:
+    found = run.folder.scores().sql("from scores where contains(metric, 'grid')")
+    assert {(row["image"], row["label"]) for row in found} == {("", None)}
+    return {(row["method"], row["metric"]): (row["value"], row["reason"]) for row in found}
+
+
+def test_a_run_gives_what_the_functions_give(tmp_path: Path, trained: nn.Sequential) -> None:
+    run = run_of(tmp_path, trained, ["grid_pointing(mosaics=9)", "disconnected_grid", "accuracy"])
+    found = rows_of(run)
+    files = sorted((tmp_path / "pictures").rglob("*.png"))
+    images = torch.stack([torch.from_numpy(np.array(Image.open(f))).permute(2, 0, 1) / 255 for f in files])
+    labels = torch.tensor([int(f.parent.name) for f in files])
+    methods = ["gradcam", "hirescam", "edges"]
+    for function, name, options in (
+        (grid_pointing, "grid_pointing_{}(mosaics=9)", {"mosaics": 9}),
+        (disconnected_grid, "disconnected_grid_{}", {}),
+    ):
+        given = function(methods, labels, model=trained, images=images, **options)
+        for method, scores in given.items():
+            for part, values in scores.items():
+                value, reason = found[method, name.format(part)]
+                assert value == pytest.approx(float(values.mean()), abs=1e-5) and reason == ""
+                assert found[method, name.format(f"{part}_n")][0] == len(values)
+                low, high = (found[method, name.format(f"{part}_{end}")][0] for end in ("low", "high"))
+                assert low <= value <= high
+    assert found["edges", "grid_pointing_above(mosaics=9)"][0] == 0
+    assert found["edges", "disconnected_grid_above"][0] == pytest.approx(0, abs=1e-6)
+    assert found["hirescam", "disconnected_grid_outside"][0] == 0
+    shown = {test.name: test for test in run.verdict().methods[0].tests}
+    assert shown["grid_pointing_above(mosaics=9)"].n == 9 and not any(test.votes for test in shown.values())
+    assert "above chance: +" in str(shown["grid_pointing_above(mosaics=9)"])
+
+
+def test_what_cannot_be_measured_in_a_run_is_said_and_the_run_goes_on(
+    tmp_path: Path, trained: nn.Sequential
+) -> None:
+    run = run_of(tmp_path, trained, [f"{name}(confident=1.0)" for name in NAMES] + ["accuracy"])
+    found = rows_of(run)
+    for (_, metric), (value, reason) in found.items():
+        if metric.partition("(")[0].endswith("_n"):
+            assert value == 0
+        else:
+            why = (
+                "there is no interval"
+                if "_low" in metric or "_high" in metric
+                else "a probability of at least 1"
+            )
+            assert math.isnan(value) and why in reason
+    assert run.status().state == "complete"
+
+
+def test_a_metric_that_comes_late_gets_the_same_rows(tmp_path: Path, trained: nn.Sequential) -> None:
+    """Whatever the batch size, which a mosaic knows nothing of."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    at_once = rows_of(run_of(tmp_path / "a", trained, ["grid_pointing"], 24, batch_size=24))
+    run_of(tmp_path / "b", trained, ["accuracy"], 24)
+    late = rows_of(run_of(tmp_path / "b", trained, ["accuracy", "grid_pointing"], 24))
+    assert late.keys() == at_once.keys()
+    assert all(value == pytest.approx(at_once[key][0], abs=1e-5) for key, (value, _) in late.items())
+
+
+def test_mosaics_speak_of_the_map_and_a_metric_without_a_call_gets_no_pictures() -> None:
+    assert {metrics.get(name).judges for name in NAMES} == {"map"}
+    assert [request.text for request in read_metrics([*NAMES])] == [*NAMES]
+    assert all(request.per_method and request.shown for request in read_metrics([*NAMES]))
 
 
 @BOTH

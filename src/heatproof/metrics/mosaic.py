@@ -16,9 +16,10 @@ network may have looked there. Not so where the cells are disconnected (models/d
 through the network by itself and one alone reaches the answer.
 
     disconnected_grid_outside = mean over the cells of the share of positive mass outside the cell explained
+    disconnected_grid_above   = the same less 1 - 1 / n^2, which is what a map that ignores the network has
 
 All of it is provably false. Gradients of the input and HiResCAM have 0; Grad-CAM, which weighs a channel by
-its mean gradient wherever it is active, has not. A map that ignores the network has exactly 1 - 1 / n^2.
+its mean gradient wherever it is active, has not. A run makes its mosaics of at most 200 pictures.
 
 Cite: rao2022towards (GridPG and DiFull). There mosaics hold n^2 classes; here fewer will do, with k = 2 for
 two classes. Mass is counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a
@@ -29,19 +30,20 @@ that large; otherwise (a ViT, a fixed head) pictures are shrunk, and the network
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import cycle, pairwise
-from typing import NamedTuple, Unpack
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import MethodCall, explain, read_methods
+from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.metrics.scene import Gallery
 from heatproof.models.disconnected import disconnected
 from heatproof.models.model import Model, as_model, probabilities
 from heatproof.models.queue import all_logits, is_out_of_memory
@@ -52,67 +54,7 @@ Methods = str | Sequence[str]
 Layers = str | Sequence[str] | None
 BLANK = "every map of the mosaic is constant, so nothing in it stands out"
 AT_ONCE = 16  # mosaics in memory
-
-
-@dataclass(frozen=True)
-class Mosaics:
-    """Pictures of which a network is sure, and where they lie in mosaics.
-
-    Args:
-        pictures, classes: "p c h w" and "p".
-        places: "m n n", the picture in each cell.
-        rows, columns: where cells begin, and the last one ends: n + 1 pixels each.
-    """
-
-    pictures: Tensor
-    classes: Tensor
-    places: Tensor
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-
-    @property
-    def cell_classes(self) -> Tensor:
-        """ "m n n"."""
-        return self.classes[self.places]
-
-    @property
-    def areas(self) -> Tensor:
-        """ "n n", each cell's share of the mosaic."""
-        heights, widths = (torch.tensor(edges).double().diff() for edges in (self.rows, self.columns))
-        return torch.outer(heights, widths) / (self.rows[-1] * self.columns[-1])
-
-    def images(self, which: slice | Tensor = slice(None)) -> Tensor:
-        """ "m c H W", model-ready, with each picture in its cell."""
-        lines = []
-        for line, height in zip(self.places[which].unbind(1), np.diff(self.rows).tolist(), strict=True):
-            cells = zip(line.unbind(1), np.diff(self.columns).tolist(), strict=True)
-            lines.append(torch.cat([_shrunk(self.pictures[p], (height, width)) for p, width in cells], -1))
-        return torch.cat(lines, -2)
-
-    def mass(self, values: Tensor) -> Tensor:
-        """ "m n n", float64: the positive mass of maps "m h w" in each cell."""
-        rows, columns = (
-            _overlap(int(count), edges).to(values.device)
-            for count, edges in zip(values.shape[1:], (self.rows, self.columns), strict=True)
-        )
-        return torch.einsum("rh,mhw,cw->mrc", rows, values.clamp(min=0).double(), columns)
-
-
-def _overlap(count: int, edges: Sequence[int]) -> Tensor:
-    """ "n count": how much of each of `count` equal steps lies in each cell."""
-    # In whole numbers, so that a step outside a cell counts 0 there, not a rounding error.
-    start, whole = torch.arange(count) * edges[-1], edges[-1]
-    inside = [
-        (start + whole).clamp(max=last * count) - start.clamp(min=first * count)
-        for first, last in pairwise(edges)
-    ]
-    return torch.stack(inside).clamp(min=0).double() / whole
-
-
-def _shrunk(pictures: Tensor, size: tuple[int, int]) -> Tensor:
-    if tuple(pictures.shape[-2:]) == size:
-        return pictures
-    return F.interpolate(pictures.float(), size=size, mode="bilinear", antialias=True).to(pictures.dtype)
+IN_A_RUN = 200  # pictures of a checkpoint that a run makes mosaics of
 
 
 def make_mosaics(
@@ -156,15 +98,15 @@ def make_mosaics(
         tuple(round(i * scale * side / cells) for i in range(cells + 1)) for side in (height, width)
     )
     if not full_size:
-        again = _shrunk(_shrunk(pictures, (rows[1], columns[1])), (height, width))
+        again = shrunk(shrunk(pictures, (rows[1], columns[1])), (height, width))
         sure &= _sure(model, again, classes, confident, passes)[1]
     count, known = int(sure.sum()), classes[sure].unique().tolist()
     if count < cells**2 or len(known) < 2:
-        rightly, shrunk = "rightly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
+        rightly, small = "rightly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
         one = f", all of class {known[0]}" if len(known) == 1 else ""
         raise InputError(
             f"{count} of {len(pictures)} pictures are {rightly}classified with a probability of at least "
-            f"{confident:g}{shrunk}{one}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
+            f"{confident:g}{small}{one}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
             "or more: give more pictures, or lower confident"
         )
     places = _arranged(classes[sure].tolist(), cells, mosaics or count // cells**2, seed)
@@ -314,7 +256,7 @@ def disconnected_grid(
         methods, labels, model, images, cells, confident, mosaics, layer, seed, passes: as for grid_pointing.
 
     Returns:
-        By method: outside, "m", one for each mosaic.
+        By method: outside and above (chance), each "m", one for each mosaic.
     """
     model, calls = as_model(model), read_methods(methods)
     built = make_mosaics(
@@ -328,21 +270,31 @@ def disconnected_grid(
         Question(one, targets, cell.expand_as(built.places))
         for one, targets, cell in zip(alone, built.cell_classes.flatten(1).unbind(1), every, strict=True)
     ]
-    return {
-        method: PerImage({"outside": (1 - shares).nanmean(1).float()}, [Cause(BLANK, shares.isnan().all(1))])
-        for method, shares in _shares(calls, questions, built, None, seed, passes).items()
-    }
+    found = {}
+    for method, shares in _shares(calls, questions, built, None, seed, passes).items():
+        outside = (1 - shares).nanmean(1).float()
+        above = outside - (1 - 1 / cells**2)
+        found[method] = PerImage({"outside": outside, "above": above}, [Cause(BLANK, shares.isnan().all(1))])
+    return found
 
 
-_WHY = "its mosaics are made of several pictures, so they would change with the batch; call hp.metrics for it"
-metric(
-    "grid_pointing", needs=("model", "images"), higher_is_better=True, bounds=(-1.0, 1.0),
-    cite="rao2022towards", family="Faithfulness", floors=(), judges="map", not_in_a_run=_WHY,
+def _in_a_run(function: Callable[..., Any], gallery: Gallery, options: dict[str, Any]) -> dict[str, PerImage]:
+    shown = gallery.pictures(IN_A_RUN)
+    named = {"model": gallery.model, "images": shown.images, "layer": gallery.layer}
+    return dict(function(gallery.methods, shown.labels, **named, **gallery.passes, **options))
+
+
+_metric = partial(
+    metric, needs=("model", "images"), level="checkpoint", cite="rao2022towards", family="Faithfulness",
+    floors=(), judges="map", bounds=(-1.0, 1.0), call=_in_a_run,
+)  # fmt: skip
+_metric(
+    "grid_pointing", higher_is_better=True,
     parts={"inside": "share of the map on the pictures of its class, in mosaics",
            "above": "map on the pictures of its class, above chance"},
 )(grid_pointing)  # fmt: skip
-metric(
-    "disconnected_grid", needs=("model", "images"), higher_is_better=False, bounds=(0.0, 1.0),
-    cite="rao2022towards", family="Faithfulness", floors=(), judges="map", not_in_a_run=_WHY,
-    parts={"outside": "share of the map where nothing can have had influence"},
+_metric(
+    "disconnected_grid", higher_is_better=False,
+    parts={"outside": "share of the map where nothing can have had influence, in mosaics",
+           "above": "map where nothing can have had influence, above chance"},
 )(disconnected_grid)  # fmt: skip

@@ -47,6 +47,17 @@ class Scene:
 
 
 @dataclass(frozen=True)
+class Gallery:
+    """A checkpoint's network and pictures, for a metric of the checkpoint that runs it on some of them."""
+
+    model: Model
+    methods: tuple[str, ...]
+    pictures: Callable[[int], Batch]  # at most so many, each class in its proportion
+    layer: Any
+    passes: Mapping[str, Any]  # options of everything that runs the model
+
+
+@dataclass(frozen=True)
 class Group:
     """All images of a checkpoint that could be used."""
 

@@ -4,6 +4,8 @@ cscore            image '', label c: the class; label NULL: all classes together
                   of the gold list), cscore_low and cscore_high (95 % interval), cscore_degenerate
 accuracy, recall, auc    label NULL: all images; label c, where there is one: the class
 method_agreement  method "a ~ b", mean over images: method_agreement_spearman, _ssim and _overlap
+grid_pointing, disconnected_grid    means over mosaics of some of the pictures, each with its n, low and high;
+                  these run the network again
 cose              at the last checkpoint; with it cose_consistency, cose_sensitivity, cose_same and
                   cose_changed (numbers of pairs), cose_low and cose_high (95 % interval)
 cose_to(LAST)     at each earlier checkpoint: mean SSIM of its maps with those of LAST. These must explain the
@@ -14,7 +16,7 @@ any other         a plug-in's: label c for level "class", NULL for level "checkp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,13 +26,15 @@ import torch
 from torch import Tensor
 
 from heatproof.disk import valid_unicode
-from heatproof.errors import InputError, UnknownNameError
+from heatproof.errors import HeatproofError, InputError, UnknownNameError
 from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
-from heatproof.metrics.scene import Group
+from heatproof.metrics.kit import PerImage
+from heatproof.metrics.scene import Gallery, Group
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
+from heatproof.metrics.stats import mean_interval
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import Task, anchor_of
 from heatproof.run.score import NOT_DEFINED, RowMaker
@@ -56,11 +60,13 @@ class StoredAnswers:
 
 
 def group_rows(
-    folder: RunFolder, task: Task, ids: Sequence[str], model: str, device: str = "cpu"
-) -> list[Score]:
-    """The rows of one group task; pairs of maps are compared on the device."""
+    folder: RunFolder, task: Task, ids: Sequence[str], model: str, device: str = "cpu",
+    gallery: Callable[[], Gallery] | None = None,
+) -> list[Score]:  # fmt: skip
+    """The rows of one group task; pairs of maps are compared on the device. gallery: for metrics that ask."""
     answers = read_answers(folder, task.unit.checkpoint, tuple(map(valid_unicode, ids)))
-    group, rows = _Stored(folder, task, answers, folder.maps(), device), RowMaker(model, task.unit.checkpoint)
+    group = _Stored(folder, task, answers, folder.maps(), device, gallery)
+    rows = RowMaker(model, task.unit.checkpoint)
     requests = read_metrics(task.unit.metrics)
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
@@ -136,11 +142,15 @@ class _Stored:
     answers: StoredAnswers
     maps: MapStore
     device: str
+    gallery: Callable[[], Gallery] | None = None
 
     def cells(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """By method: what the metric says about its maps, or why it says nothing."""
         if self.answers.ids and request.entry.pairs:
             yield from self._pairs(request)
+            return
+        if self.answers.ids and request.shown:
+            yield from self._shown(request)
             return
         for method in self.task.unit.methods or ("",):
             maps = self._read(method) if method and self.answers.ids else None
@@ -166,6 +176,18 @@ class _Stored:
     def _at(self, names: Sequence[str], anchor: str) -> Tensor:
         """What the network said about these images at another checkpoint."""
         return anchor_answers(self.folder, anchor_of(anchor, list(self.folder.manifest.models)), names)
+
+    def _shown(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
+        """Of all methods at once; what cannot be measured on these pictures is NaN, with the reason."""
+        assert self.gallery is not None and request.entry.call is not None
+        found, why = {}, ""
+        try:
+            found = request.entry.call(request.entry.function, self.gallery(), dict(request.options))
+        except HeatproofError as error:
+            why = str(error)
+        for method in self.task.unit.methods:
+            scores = found.get(method, PerImage({part: torch.empty(0) for part in request.entry.parts}))
+            yield from ((method, cell) for cell in _mean_cells(request, scores, why))
 
     def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Pairs in which at least one method is the task's own."""
@@ -217,6 +239,18 @@ def cells(request: MetricRequest, found: Any) -> Iterator[Cell]:
         wanted = "a number for each class, such as {0: 0.5, 1: 0.7}" if by_class else "one number"
         raise InputError(f"{request.entry.name} must return {wanted}; got {found!r:.60}") from error
     return ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in numbers)
+
+
+def _mean_cells(request: MetricRequest, scores: PerImage, why: str) -> Iterator[Cell]:
+    """The mean of each part, its number and its interval."""
+    for part, values in scores.items():
+        defined = values[~values.isnan()].double().numpy()
+        value = float(defined.mean()) if len(defined) else math.nan
+        reason = why or next(filter(None, scores.reasons(part)), NOT_DEFINED)
+        yield None, request.named(part), value, "" if len(defined) else reason
+        yield None, request.named(f"{part}_n"), float(len(defined)), ""
+        for end, bound in zip(("low", "high"), mean_interval(defined), strict=True):
+            yield None, request.named(f"{part}_{end}"), bound, "there is no interval" * math.isnan(bound)
 
 
 def _cscore_cells(request: MetricRequest, found: CScores) -> Iterator[Cell]:

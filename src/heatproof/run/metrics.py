@@ -29,6 +29,11 @@ class MetricRequest:
         return self.entry.level != "image"
 
     @property
+    def shown(self) -> bool:
+        """Whether it is about a checkpoint and runs its network, on pictures of its own choice (Gallery)."""
+        return self.group and "model" in self.entry.needs and self.entry.call is not None
+
+    @property
     def every_class(self) -> bool:
         """Whether it reads the stored probabilities of all classes."""
         values = dict(self.options).values()
@@ -43,7 +48,7 @@ class MetricRequest:
     @property
     def per_method(self) -> bool:
         """Whether there is a value for each method, not one for the classifier."""
-        return not self.group or "maps" in self.entry.needs
+        return not self.group or self.shown or "maps" in self.entry.needs
 
     def named(self, part: str) -> str:
         """The name of a further number of the same metric.
@@ -99,6 +104,8 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
         return
     if missing := sorted(set(entry.needs) - OFFERED):
         raise InputError(f"{refusal}, which needs {', '.join(missing)}; call hp.metrics for it")
+    if MetricRequest(entry.name, entry).shown:
+        return
     if entry.level != "image" and (missing := sorted(set(entry.needs) - STORED)):
         raise InputError(
             f"{refusal}: at level {entry.level!r} it has maps, labels and "

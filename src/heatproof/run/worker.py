@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 
 import numpy as np
@@ -17,7 +17,8 @@ from torch import Tensor
 from heatproof.disk import valid_unicode
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Loaded, batches
-from heatproof.metrics.scene import Scene
+from heatproof.images.source import draw
+from heatproof.metrics.scene import Gallery, Scene
 from heatproof.models import Model, probabilities
 from heatproof.run.group import across_rows, group_rows
 from heatproof.run.plan import Block, RunPlan, Task
@@ -137,6 +138,25 @@ class Worker:
                 signed[rows] = found.signed_values
         return Maps(method, values, size, explained, batch.ids, signed)
 
+    def gallery(self, task: Task) -> Gallery:
+        """The network of a checkpoint, and pictures to show to it; those that cannot be read are left out."""
+        study, source, unit = self.opened.study, self.opened.source, task.unit
+        model = self.opened.model(unit.checkpoint)
+
+        def pictures(count: int) -> Batch:
+            chosen = draw([sample.label for sample in source.samples], count, unit.seed)
+            loading = batches(source, model.preprocess, study.run.batch_size, chosen, study.run.workers)
+            lots = [loaded.batch for loaded in loading if loaded.batch.ids]
+            ids, images = (
+                tuple(name for one in lots for name in one.ids),
+                torch.cat([one.images for one in lots]),
+            )
+            labels = [one.labels for one in lots if one.labels is not None]
+            return Batch(ids, images, torch.cat(labels) if labels else None)
+
+        passes = {"seed": unit.seed, "progress": self.passed}
+        return Gallery(model, unit.methods, pictures, study.model.layer, passes)
+
     def group(self, task: Task) -> None:
         """Compute and write what is about all images of a checkpoint, or about several checkpoints."""
         name = self.opened.model_name
@@ -144,7 +164,8 @@ class Worker:
             rows = across_rows(self.folder, task, name)
         else:
             ids = tuple(sample.id for sample in self.opened.source.samples)
-            rows = group_rows(self.folder, task, ids, name, self.opened.device)
+            shown = partial(self.gallery, task)
+            rows = group_rows(self.folder, task, ids, name, self.opened.device, shown)
         self.folder.write_unit(task.unit, rows)
 
 
