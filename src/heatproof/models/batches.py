@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from heatproof.models.model import Model
+from heatproof.models.model import Model, untouched
 
 PIXELS = 224 * 224
 CPU_SIZES, CUDA_SIZES = (16, 32, 64), (128, 256, 512)  # at 224x224; the middle one where nothing is timed
@@ -32,14 +32,23 @@ def batch_for(model: Model, images: Tensor, count: int) -> int:
     told = told_batch(model, size)
     if told is not None:
         return told
-    sizes = trial_sizes(model.device, size)
-    if count * SHARE < (ROUNDS + 1) * sum(sizes):
+    if not _worth_it(model, size, count):
         return usual_batch(model.device, size)
     known: dict[tuple[object, ...], int] = model.found.setdefault("batches", {})
     key = (model.device, model.precision, tuple(images.shape[1:]))
     if key not in known:
-        known[key] = fastest(model, images, sizes)
+        known[key] = fastest(model, images, trial_sizes(model.device, size))
     return known[key]
+
+
+def measured_batch(model: Model, count: int) -> int:
+    """Inputs per pass for a run of `count` inputs of the model's own size; the usual number for a few."""
+    size, channels = model.preprocess.size, model.preprocess.channels
+    if not _worth_it(model, size, count):
+        return usual_batch(model.device, size)
+    noise = torch.randn(8, channels, *size, generator=torch.Generator().manual_seed(0))
+    with untouched(model.module):
+        return batch_for(model, noise.to(model.device), count)
 
 
 def told_batch(model: Model, image_size: tuple[int, int]) -> int | None:
@@ -59,6 +68,10 @@ def usual_batch(device: torch.device, image_size: tuple[int, int]) -> int:
 def trial_sizes(device: torch.device, image_size: tuple[int, int]) -> tuple[int, ...]:
     usual = usual_batch(device, image_size)
     return tuple(sorted({max(1, usual // 2), usual, 2 * usual}))
+
+
+def _worth_it(model: Model, image_size: tuple[int, int], count: int) -> bool:
+    return count * SHARE >= (ROUNDS + 1) * sum(trial_sizes(model.device, image_size))
 
 
 @torch.no_grad()

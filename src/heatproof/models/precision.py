@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from heatproof.errors import InputError, did_you_mean
+from heatproof.lazy import torch
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 

@@ -2,7 +2,7 @@
 
     methods = ["gradcam", "lime(samples=200)"]
     metrics = ["cscore", "auc", "insertion", "localise"]    (localise and structure are families of metrics)
-    [run]         seed, batch_size, targets, device, threads, workers, out, pictures
+    [run]         seed, batch_size, targets, device, precision, threads, workers, inputs_per_pass, out, ...
     [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, ...
     [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
     [preprocess]  size, resize, mean, std, interpolation, where the model's own are not wanted
@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from heatproof.errors import InputError, did_you_mean
+from heatproof.models.precision import PRECISIONS
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -33,11 +34,13 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     """How to compute."""
 
     seed: int = 0
-    batch_size: Count = 32  # images per unit, which is also the batch the model sees
+    batch_size: Count = 32  # images per unit
     targets: str | None = None  # the class to explain, "label" or "predicted"; where None: the label, if any
     device: str | None = None  # where None: a GPU where there is one; kept for the life of the run
+    precision: str | None = None  # fp32, tf32 or bf16; where None: as torch is set, kept likewise
     threads: Count | None = None  # of torch; where None: OMP_NUM_THREADS or one per CPU, kept likewise
     workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode pictures; changes no number
+    inputs_per_pass: Count | None = None  # of the network; where None: what is fastest, kept likewise
     out: str | None = None  # the run folder, where the command line names none
     pictures: bool = True  # keep a small copy of every picture in the run folder, for the report
 
@@ -99,6 +102,7 @@ TABLES: dict[str, type[Struct]] = {
 }
 CHOICES = {
     "run.targets": ("label", "predicted"),
+    "run.precision": PRECISIONS,
     "preprocess.interpolation": ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"),
 }
 

@@ -7,7 +7,8 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,12 +22,14 @@ from heatproof.images import SOURCES, Preprocess, Source, open_source, source_op
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
 from heatproof.models.layers import find_module
+from heatproof.registry import REPEATS
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.provenance import Origin
 from heatproof.run.weights import Checkpoint, build, find_checkpoints, weights_hash
 
 ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are kept
+SETTLED = ("device", "threads", "precision", "inputs_per_pass")  # where a study leaves them open
 PARTS_OF_A_CODE = ("finder", "timing", "box")
 
 
@@ -38,6 +41,8 @@ class Opened:
     folder: Path  # what paths in the study are relative to
     device: str = "cpu"
     threads: int = 1
+    precision: str | None = None
+    inputs_per_pass: int | None = None
     hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
     head: str = ""  # how the network's output is read, once checked
     renamed: tuple[dict[int, int], tuple[str, ...]] | None = None  # the pictures' classes as the model's
@@ -50,10 +55,25 @@ class Opened:
 
     @property
     def config(self) -> dict[str, Any]:
-        """For the manifest: as written, with the device and threads that were chosen."""
+        """For the manifest: as written, with what was chosen or measured on this machine."""
         config = as_config(self.study)
-        config["run"] |= {"device": self.device, "threads": self.threads}
+        config["run"] |= {name: getattr(self, name) for name in SETTLED}
         return config
+
+    def tell(self, inputs_per_pass: int | None) -> None:
+        """How many inputs a pass takes from now on."""
+        self.inputs_per_pass = inputs_per_pass
+        if self._model is not None:
+            self._model[1].inputs_per_pass = inputs_per_pass
+
+    @property
+    def least_inputs(self) -> int:
+        """Inputs that the run sends through the network at least, by the repetitions that options name."""
+        calls = read_methods(self.study.methods)
+        methods = sum(_repetitions(call.entry.function, call.options) for call in calls)
+        runs = [request for request in self.metrics if "model" in request.entry.needs]
+        metrics = sum(_repetitions(r.entry.function, dict(r.options)) * len(calls) for r in runs)
+        return len(self.source) * len(self.checkpoints) * (methods + metrics)
 
     @property
     def source(self) -> Source:
@@ -89,6 +109,12 @@ class Opened:
                 raise CheckpointError(f"{changed}; keep them")
             self._model = checkpoint, model
         return self._model[1]
+
+
+def _repetitions(function: Callable[..., Any], options: dict[str, Any]) -> int:
+    usual = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    found = [(usual | options).get(name) for name in REPEATS]
+    return max([n for n in found if isinstance(n, int)], default=1)
 
 
 def open_study(given: str | Path | Mapping[str, Any]) -> Opened:
@@ -165,7 +191,10 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
     study = opened.study
     model = build(study.model, opened.folder, checkpoint, study.run.seed)
     preprocess = _preprocess(model.preprocess, study)
-    model = replace(model, name=opened.model_name, preprocess=preprocess)
+    model = replace(
+        model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
+        inputs_per_pass=opened.inputs_per_pass,
+    )  # fmt: skip
     try:
         model.module.to(opened.device)
     except (RuntimeError, AssertionError) as error:
