@@ -12,11 +12,14 @@ are the user's own, not copies.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 from heatproof.errors import CheckpointError, ModelError, UnknownNameError, need
 from heatproof.models.checkpoints import ALLOW_PICKLE, first_line
 
+COUNTS = "object_name_uids"  # where Keras counts the names it has given
 SQUASHING = {"softmax", "log_softmax", "sigmoid", "log_sigmoid"}
 TRANSPARENT = {"Dropout", "Flatten", "Identity", "Reshape"}  # may stand behind the squashing
 # A graph that starts with one of these scales its pixels itself.
@@ -66,6 +70,18 @@ def is_keras(thing: Any) -> bool:
     return any(c.__name__ == "Model" and c.__module__.startswith("keras.") for c in type(thing).__mro__)
 
 
+@contextmanager
+def fresh_names() -> Iterator[None]:
+    """Layers get the names that they would have in a new session: weights fit whenever a network is built."""
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    before = state.get_global_attribute(COUNTS)
+    state.set_global_attribute(COUNTS, defaultdict(int))
+    try:
+        yield
+    finally:
+        state.set_global_attribute(COUNTS, before)
+
+
 def build_application(name: str, num_classes: int | None, pretrained: bool, options: dict[str, Any]) -> Any:
     """A network of keras.applications by its name there; a new head where the classes are not ImageNet's."""
     keras = import_keras()
@@ -73,12 +89,13 @@ def build_application(name: str, num_classes: int | None, pretrained: bool, opti
     if name not in known:
         raise UnknownNameError("Keras application", name, known)
     options = {"classifier_activation": None, "weights": "imagenet" if pretrained else None} | options
-    if num_classes in (None, 1000) or options["weights"] is None:
-        return known[name](classes=num_classes or 1000, **options)
-    del options["classifier_activation"]
-    base = known[name](include_top=False, pooling="avg", **options)
-    scores = keras.layers.Dense(num_classes, name="predictions")(base.output)
-    return keras.Model(base.input, scores, name=base.name)
+    with fresh_names():
+        if num_classes in (None, 1000) or options["weights"] is None:
+            return known[name](classes=num_classes or 1000, **options)
+        del options["classifier_activation"]
+        base = known[name](include_top=False, pooling="avg", **options)
+        scores = keras.layers.Dense(num_classes, name="predictions")(base.output)
+        return keras.Model(base.input, scores, name=base.name)
 
 
 def read_model(path: str, allow_pickle: bool) -> Any:
@@ -163,7 +180,8 @@ class KerasGraph(nn.Module):
         return outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs
 
     def _callable(self, operation: Any, training: bool) -> Callable[..., Any]:
-        part: Callable[..., Any] = self._modules[self._child_names[operation.name]]  # type: ignore[assignment]
+        part: Any = self._modules[self._child_names[operation.name]]
+        training = training and part.training  # a part that is frozen does not adapt
         if operation.name == self._squashing and not isinstance(part, KerasGraph):
             part = partial(_without_squashing, operation)
         takes_training = isinstance(part, KerasGraph) or getattr(operation, "_call_has_training_arg", False)
@@ -207,6 +225,12 @@ class KerasClassifier(KerasGraph):
                 f"{path} does not fit {self._model[0].name} ({first_line(error)}); "
                 "give the num_classes it was made with, or load the whole model from its .keras file"
             ) from error
+
+    @property
+    def statistics(self) -> frozenset[str]:
+        """Parameters that no gradient trains: means and variances, and what the user froze."""
+        fixed = {id(variable.value) for variable in self._model[0].non_trainable_variables}
+        return frozenset(name for name, parameter in self.named_parameters() if id(parameter) in fixed)
 
     def untrained(self) -> KerasClassifier:
         """The same network with weights drawn anew, as Keras draws them."""

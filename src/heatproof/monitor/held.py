@@ -57,6 +57,13 @@ class HeldOut:
                 return rows
         return list(range(len(self)))
 
+    def first_of_each(self) -> list[int]:
+        """The row of the first image of every class."""
+        first: dict[int, int] = {}
+        for i, label in enumerate(self.labels.tolist()):
+            first.setdefault(label, i)
+        return sorted(first.values())
+
     @property
     def pixels(self) -> np.ndarray:
         """ "b H W 3" uint8, for people; stretched to the whole range where nobody knows their own."""

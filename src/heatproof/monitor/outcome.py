@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from heatproof.metrics.consistency import CScore, CScores
-from heatproof.monitor.measure import Measured
+from heatproof.monitor.held import HeldOut
+from heatproof.monitor.measure import Answers, Measured
 
 if TYPE_CHECKING:
+    from heatproof.train.recipe import GradientNorm
     from heatproof.verdict.alarms import Alarm
 
 ALL = "all"  # what the support-weighted score over all classes is called beside the classes' names
 RED = np.array([228.0, 26.0, 28.0])
 STRENGTH = 0.7  # of the colour where a map is highest
 GAP = 4  # pixels between tiles
+SHOWN = 4  # classes in the picture
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Report:
     problem: str = ""
     pictures: np.ndarray | None = field(default=None, repr=False)  # "k H W 3" uint8, one per class
     heat: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)  # by method, "k H W" in [0, 1]
+    gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
 
     @property
     def cscore(self) -> dict[str, float]:
@@ -93,6 +97,7 @@ class Report:
                 named[f"cscore/{method}/{name}"] = score.value
                 named[f"gold/{method}/{name}"] = float(score.n)
             named[f"degenerate/{method}"] = self.degenerate[method]
+        named |= {f"gradient/{layer}": norm.mean for layer, norm in self.gradients.items()}
         return {f"heatproof/{name}": value for name, value in named.items() if math.isfinite(value)}
 
     def picture(self) -> np.ndarray | None:
@@ -117,3 +122,13 @@ class Report:
             scores.append(f"{method} {found.overall.value:.3f} [{low:.3f}, {high:.3f}]")
         line = f"epoch {self.epoch}: AUC {self.auc:.3f}, accuracy {self.accuracy:.3f}, C-Score "
         return f"{line}{', '.join(scores)} ({self.n} images, {self.seconds:.1f} s)"
+
+
+def shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Pictures of the first classes, with their maps."""
+    rows = held.first_of_each()[:SHOWN]
+    heat = {}
+    for method, maps in found.maps.items():
+        few = maps.take(rows)
+        heat[method] = replace(few, values=few.values.nan_to_num(0, 0, 0)).upsample().cpu().numpy()
+    return held.take(rows).pixels, heat

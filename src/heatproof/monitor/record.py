@@ -8,7 +8,7 @@ other weights is stored beside the first as attempt2-epoch-NNN; nothing is overw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -22,12 +22,15 @@ from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
 from heatproof.run.group import cells, read_answers
+from heatproof.run.measure import only_finite
 from heatproof.run.metrics import read_metrics
 from heatproof.run.plan import Task, make_plan
-from heatproof.run.score import RowMaker, only_finite
+from heatproof.run.score import RowMaker
 from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.store import Manifest, RunFolder
+from heatproof.train.recipe import GradientNorm
 from heatproof.types import Batch, Score
+from heatproof.verdict.epochs import write_gradients
 from heatproof.verdict.trajectory import Trajectory
 
 FREE = ("model.spec", "run.device", "run.threads")  # known when the model is; no reason to refuse a resume
@@ -91,7 +94,10 @@ class Recorder:
             name = f"attempt{attempt}-epoch-{epoch:03d}"
         return name, weights
 
-    def write(self, model: Model, epoch: int, rows: Sequence[int], found: Answers, measured: Measured) -> str:
+    def write(
+        self, model: Model, epoch: int, rows: Sequence[int], found: Answers, measured: Measured,
+        norms: Mapping[str, GradientNorm],
+    ) -> str:  # fmt: skip
         """Store one checkpoint of the images in `rows`; its name."""
         name, weights = self.place(model, epoch)
         config: dict[str, Any] = dict(self.manifest.config)
@@ -112,6 +118,8 @@ class Recorder:
                     folder.write_unit(task.unit, _group_rows(maker, task, measured))
                 else:
                     self._write_block(folder, maker, task, model, rows, found)
+        if norms:
+            write_gradients(self.path, name, norms)
         return name
 
     def _write_block(

@@ -20,7 +20,6 @@ from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,9 +30,10 @@ from heatproof.metrics.gold import FIRST, ListRule, Weights, gold_list
 from heatproof.models import Model, load_model
 from heatproof.monitor.held import HeldOut, hold
 from heatproof.monitor.measure import Answers, measure, same_randomness, undisturbed
-from heatproof.monitor.outcome import Cost, Report
+from heatproof.monitor.outcome import Cost, Report, shown
 from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
 from heatproof.monitor.trackers import Tracker
+from heatproof.train.gradients import GradientLog
 from heatproof.types import ArrayLike, Batch
 from heatproof.verdict.alarms import NAMES, Alarm, find_alarms
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from heatproof.monitor.record import Recorder
 
 log = logging.getLogger("heatproof.monitor")
-SHOWN = 4  # classes in the picture
 
 
 class Monitor:
@@ -63,6 +62,8 @@ class Monitor:
         tau: of the gold lists, see hp.metrics.gold_list.
         weights: of the C-Score, see hp.metrics.cscore_by_class.
         anchor: "first": the lists of the first epoch that is measured hold for all of them.
+        gradients: also log how large each layer's gradients were since the last step, see train/gradients.py;
+            from check() on, or from the first step.
         loggers: trackers, see trackers.py: what has a method log(report).
         on_alarm: called with each new alarm, in every process, instead of a line in the log.
         stop_on: mechanisms ("class masking", ..., or "any") for which step() raises AlarmRaised; callbacks
@@ -87,6 +88,7 @@ class Monitor:
         tau: float | Literal["adaptive"] = 0.5,
         weights: Weights = "confidence",
         anchor: Literal["first"] | None = None,
+        gradients: bool = False,
         loggers: Sequence[Tracker] = (),
         on_alarm: Callable[[Alarm], object] | None = None,
         stop_on: str | int | Sequence[str | int] = (),
@@ -122,6 +124,8 @@ class Monitor:
         self.trajectory = Trajectory((), self._all.classes)
         self._known: tuple[Any, Model] | None = None
         self._listed: dict[str, bool] | None = None
+        self._gradients = gradients
+        self._log: GradientLog | None = None
         self._said: set[str] = set()
         self._spent, self._born = 0.0, time.perf_counter()
         self._recorder: Recorder | None = None
@@ -156,7 +160,7 @@ class Monitor:
 
     def _check(self, model: Any) -> None:
         with same_randomness():
-            found = self._answers(self._model(model), self._all.take(_first_of_each(self._all)))
+            found = self._answers(self._model(model), self._all.take(self._all.first_of_each()))
         count = max(2, found.logits.shape[1])
         if self._expected not in (None, count):
             raise InputError(f"there are {self._expected} class names, but the model has {count} classes")
@@ -197,12 +201,13 @@ class Monitor:
         report = Report(epoch, name, len(held), classes, 0.0)
         try:
             wrapped = self._model(model)
+            norms = {} if self._log is None else self._log.take()
             found = self._answers(wrapped, held)
             listed = self._anchored(held, found)
             numbers = measure(found, held.labels, self.rule, self.seed, listed)
             if self._recorder is not None:
                 try:
-                    name = self._recorder.write(wrapped, epoch, self._rows, found, numbers)
+                    name = self._recorder.write(wrapped, epoch, self._rows, found, numbers, norms)
                 except (HeatproofError, OSError) as error:  # the numbers are good all the same
                     self._say(f"epoch {epoch} is not stored: {error}", str(error))
             for method, count in numbers.unusable.items():
@@ -212,15 +217,16 @@ class Monitor:
             state = CheckpointState.measured(
                 name, epoch, held.labels, found.probabilities, numbers.scores, self.rule.tau, held.ids, listed
             )
+            state = replace(state, gradients=norms)
             alarms, new = self._alarms(state)
-            pictures, heat = _shown(held, found)
+            pictures, heat = shown(held, found)
         except Exception as error:  # training goes on, whatever it is
             problem = str(error) or type(error).__name__
             self._say(f"epoch {epoch} was not measured: {problem}", problem)
             return replace(report, seconds=time.perf_counter() - started, problem=problem)
         return replace(
             report, checkpoint=name, seconds=time.perf_counter() - started, measured=numbers, alarms=alarms,
-            new_alarms=new, pictures=pictures, heat=heat,
+            new_alarms=new, pictures=pictures, heat=heat, gradients=norms,
         )  # fmt: skip
 
     def _answers(self, model: Model, held: HeldOut) -> Answers:
@@ -310,6 +316,7 @@ class Monitor:
         """The module as heatproof sees it; the last one is kept, with the layer that was found in it."""
         if self._known is None or self._known[0] is not model:
             self._known = model, load_model(model)
+            self._log = GradientLog(self._known[1].module) if self._gradients else None
         return self._known[1]
 
 
@@ -331,20 +338,3 @@ def _mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
         if one not in NAMES and one not in numbers:
             raise InputError(f"stop_on: there is no mechanism {one!r}; name 'any', {', '.join(numbers)}")
     return frozenset(one if isinstance(one, int) else numbers[one] for one in wanted)
-
-
-def _first_of_each(held: HeldOut) -> list[int]:
-    first: dict[int, int] = {}
-    for i, label in enumerate(held.labels.tolist()):
-        first.setdefault(label, i)
-    return sorted(first.values())
-
-
-def _shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Pictures of the first classes, with their maps."""
-    rows = _first_of_each(held)[:SHOWN]
-    heat = {}
-    for method, maps in found.maps.items():
-        few = maps.take(rows)
-        heat[method] = replace(few, values=few.values.nan_to_num(0, 0, 0)).upsample().cpu().numpy()
-    return held.take(rows).pixels, heat

@@ -22,7 +22,9 @@ from heatproof.store.manifest import FORMAT, Manifest, maker
 from heatproof.store.maps import read_index, slug
 from heatproof.types import Unit
 
-RECORDS = ("run.json", "plan.json", "images.json", "status.json", "hashes.json", "album.json")
+RECORDS = (
+    "run.json", "plan.json", "images.json", "status.json", "hashes.json", "album.json", "gradients.json",
+)  # fmt: skip
 
 
 class Finding(NamedTuple):

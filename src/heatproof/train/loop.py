@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from heatproof.errors import InputError, ModelError
+from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
 from heatproof.models.capture import tap
 from heatproof.models.checkpoints import write_weights
-from heatproof.models.keras_graph import KerasClassifier
 from heatproof.models.model import Model, given_back, untouched
 from heatproof.models.queue import Queue
 from heatproof.train import folder
 from heatproof.train.data import Data
+from heatproof.train.gradients import GradientLog
 from heatproof.train.networks import seeded
 from heatproof.train.parts import Parts, trained_parts
 from heatproof.train.recipe import Epoch, History, Phase, Recipe, TrainedBatch
@@ -57,11 +58,13 @@ def fit(
     seed: int = 0,
     keep: Sequence[int] = (),
     progress: Callable[[TrainProgress], object] | None = None,
+    gradients: bool = False,
 ) -> History:
     """Train the network in place; what every epoch came to.
 
     out: folder for the weights of the epochs in `keep`, and for what is needed to go on after a stop. Where
         it holds the same training, that one is continued, or its result loaded if it is complete.
+    gradients: log the norm of each layer's gradients, see gradients.py.
     """
     plans = _prepare(model, train, valid, recipe, keep)
     where = None if out is None else Path(out)
@@ -72,7 +75,7 @@ def fit(
         write_weights(model.module, saved.weights, str(where))
     train, valid = train.near(model.device), valid.near(model.device)
     optimiser: torch.optim.Optimizer | None = None
-    with given_back(model.module):
+    with given_back(model.module), _logged(model, gradients) as log:
         for epoch in range(len(history) + 1, recipe.epochs + 1):
             number, own = recipe.at(epoch)
             plan, phase = plans[number], recipe.phases[number]
@@ -93,10 +96,11 @@ def fit(
                 )
             scores = validate(model, valid, recipe.amp)
             seconds = time.perf_counter() - start
-            result = Epoch(epoch, phase.name, loss, *scores, phase.rate(own), round(seconds, 3))
+            norms = {} if log is None else log.take()
+            result = Epoch(epoch, phase.name, loss, *scores, phase.rate(own), round(seconds, 3), norms)
             history = History((*history.epochs, result))
             if where is not None:
-                folder.save(where, model.module, optimiser, history, fingerprint, epoch in keep)
+                folder.save(where, model.module, optimiser, history, fingerprint, epoch in keep, recipe)
             if progress:
                 batches = len(_sizes(len(train), recipe.batch_size))
                 progress(TrainProgress(epoch, recipe.epochs, batches, batches, result))
@@ -114,10 +118,6 @@ class PhasePlan(NamedTuple):
 
 def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Sequence[int]) -> list[PhasePlan]:
     """Refuse what cannot work before anything is trained."""
-    if isinstance(model.module, KerasClassifier):
-        raise ModelError(
-            "Keras networks are not trained here: Keras has its own fit(); or take the same network from timm"
-        )
     wanted = (model.preprocess.channels, *train.images.shape[2:])
     for name, data in (("training", train), ("validation", valid)):
         if tuple(data.images.shape[1:]) != wanted:
@@ -164,7 +164,7 @@ def _epoch(
     mirrored = (torch.rand(len(data)) < 0.5).split(sizes)
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     for number, (chosen, flip) in enumerate(zip(order, mirrored, strict=True), start=1):
-        images, labels, masks = _batch(model, data, chosen, flip if recipe.flip else None)
+        images, labels, masks = _batch(model, data, chosen, flip if recipe.flip else None, recipe.transforms)
         loss = _loss(model, plan, images, labels, masks, recipe.amp)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -179,7 +179,7 @@ def _epoch(
 
 
 def _batch(
-    model: Model, data: Data, chosen: Tensor, flip: Tensor | None
+    model: Model, data: Data, chosen: Tensor, flip: Tensor | None, varied: bool
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Model-ready pictures, labels and masks on the model's device."""
     chosen = chosen.to(data.images.device)
@@ -189,6 +189,8 @@ def _batch(
         flip = flip.to(model.device)
         images = torch.where(flip[:, None, None, None], images.flip(-1), images)
         masks = {part: torch.where(flip[:, None, None], m.flip(-1), m) for part, m in masks.items()}
+    if varied:
+        images, masks = vary(images, masks)
     return model.ready(model.preprocess.normalise(images.float() / 255)), labels, masks
 
 
@@ -203,6 +205,16 @@ def _loss(
     if plan.phase.penalty is not None:
         loss = loss + plan.phase.penalty(TrainedBatch(model, images, labels, masks, logits, taken.outputs))
     return loss
+
+
+@contextmanager
+def _logged(model: Model, wanted: bool) -> Iterator[GradientLog | None]:
+    log = GradientLog(model.module) if wanted else None
+    try:
+        yield log
+    finally:
+        if log is not None:
+            log.close()
 
 
 def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]:

@@ -63,6 +63,12 @@ class Parts:
 
 def trained_parts(model: Model, image: Tensor, depth: Depth) -> Parts:
     """What a depth means for this network. `image` is one model-ready picture, "1 c h w"."""
+    parts = _parts(model, image, depth)
+    fixed = getattr(model.module, "statistics", frozenset())  # Keras lists BatchNorm's means as parameters
+    return Parts(parts.parameters - fixed, parts.modules)
+
+
+def _parts(model: Model, image: Tensor, depth: Depth) -> Parts:
     module = model.module
     everywhere = frozenset(name for name, _ in module.named_modules())
     if depth == "all":
@@ -141,7 +147,8 @@ def head_name(model: Model, runs: dict[str, ModuleRun]) -> str:
     if not owners:
         raise LayerError(f"{model.name} has no parameters, so there is nothing to train")
     name = max(owners, key=lambda owner: runs[owner].start)
-    if not isinstance(model.module.get_submodule(name), (nn.Linear, nn.Conv2d)):
+    head = model.module.get_submodule(name)
+    if not isinstance(head, (nn.Linear, nn.Conv2d)) and type(head).__name__ != "Dense":  # as Keras calls it
         raise LayerError(
             f"the last part of {model.name} with parameters is {name or 'the network itself'!r}, "
             "not a linear layer; name the modules to be trained, such as ('layer4', 'fc')"

@@ -79,16 +79,18 @@ def two_phase(
     seed: int = 0,
     keep: Sequence[int] | None = None,
     progress: Callable[[TrainProgress], object] | None = None,
+    gradients: bool = False,
     **settings: Any,
 ) -> History:
     """Train by the paper's protocol; settings as two_phase_recipe takes them.
 
     keep: epochs whose weights are written to `out`; by default the paper's, as far as there are so many.
+    gradients: log the norm of each layer's gradients.
     """
     recipe = two_phase_recipe(**settings)
     if keep is None:
         keep = sorted({epoch for epoch in CHECKPOINTS if epoch <= recipe.epochs} | {recipe.epochs})
-    return fit(model, train, valid, recipe, out, seed, keep, progress)
+    return fit(model, train, valid, recipe, out, seed, keep, progress, gradients)
 
 
 def regime_recipe(

@@ -139,6 +139,7 @@ class Recipe:
     batch_size: int = 32
     flip: bool = False  # half of the training pictures mirrored left to right, with their masks
     amp: bool = False  # bfloat16 where torch's autocast allows it
+    transforms: bool = False  # each picture, each time, under one of COSE's transforms or none
 
     def __post_init__(self) -> None:
         if not self.phases:
@@ -161,7 +162,17 @@ class Recipe:
 
     def described(self) -> str:
         """Every setting as text, so that a resumed training can tell whether it is the same."""
-        return json.dumps(asdict(self), sort_keys=True, default=repr)
+        said = asdict(self)
+        if not self.transforms:  # recipes of trainings that began before there was a choice read the same
+            del said["transforms"]
+        return json.dumps(said, sort_keys=True, default=repr)
+
+
+class GradientNorm(NamedTuple):
+    """Of a layer's gradients, over the steps of an epoch."""
+
+    mean: float
+    highest: float
 
 
 @dataclass(frozen=True)
@@ -175,6 +186,7 @@ class Epoch:
     auc: float
     lr: float
     seconds: float
+    gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
 
 
 @dataclass(frozen=True)
@@ -192,5 +204,8 @@ class History:
     @staticmethod
     def from_json(text: str) -> History:
         names = {f.name for f in fields(Epoch)}
-        rows = json.loads(text)
-        return History(tuple(Epoch(**{k: v for k, v in row.items() if k in names}) for row in rows))
+        known = [{k: v for k, v in row.items() if k in names} for row in json.loads(text)]
+        norms = [
+            {layer: GradientNorm(*norm) for layer, norm in row.pop("gradients", {}).items()} for row in known
+        ]
+        return History(tuple(Epoch(**row, gradients=n) for row, n in zip(known, norms, strict=True)))

@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.classifier import accuracy, auc, auc_errors
-from heatproof.metrics.consistency import CScore, CScores, global_cscore
-from heatproof.metrics.gold import gold_list
-from heatproof.metrics.kit import as_tensor
 from heatproof.registry import parse_call
+from heatproof.verdict.epochs import read_gradients
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from heatproof.metrics.consistency import CScore, CScores
     from heatproof.store import RunFolder
+    from heatproof.train.recipe import GradientNorm
 
 NAN = float("nan")
 
@@ -58,6 +57,7 @@ class CheckpointState:
     classes: Mapping[int, ClassState]
     methods: Mapping[str, MethodState]
     moves: Mapping[str, float] = field(default_factory=dict, repr=False)  # by image: see auc_errors
+    gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
 
     @staticmethod
     def measured(
@@ -75,6 +75,10 @@ class CheckpointState:
         Images without `ids` are known by their place, which must be the same at every checkpoint. `listed`,
         "b" bool, is the list in force where it is anchored.
         """
+        from heatproof.metrics.classifier import accuracy, auc
+        from heatproof.metrics.gold import gold_list
+        from heatproof.metrics.kit import as_tensor
+
         y = as_tensor(labels).long()
         methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
@@ -148,7 +152,9 @@ class Trajectory:
         chosen = model if model is not None else (names[0] if names else "")
         metric = _cscore_name(folder, chosen)
         found = [_read(folder, chosen, name, metric) for name in ordered(folder, chosen)]
-        return Trajectory(tuple(c for c in found if c is not None), class_names(folder))
+        norms = read_gradients(folder.path)
+        states = (replace(c, gradients=norms.get(c.name, {})) for c in found if c is not None)
+        return Trajectory(tuple(states), class_names(folder))
 
 
 def models(folder: RunFolder) -> list[str]:
@@ -183,6 +189,8 @@ def class_names(folder: RunFolder) -> tuple[str, ...]:
 def _printed(
     values: Mapping[int, float], states: Mapping[int, ClassState], overall: float | None
 ) -> MethodState:
+    from heatproof.metrics.consistency import CScore, global_cscore
+
     scores = {c: CScore(value, states[c].gold, NAN) for c, value in values.items()}
     sizes = [score.n for score in scores.values()]
     if overall is None:
@@ -201,6 +209,9 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
 
 def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> CheckpointState | None:
     """One checkpoint's rows; None where it has no C-Score yet."""
+    from heatproof.metrics.classifier import auc
+    from heatproof.metrics.consistency import CScore
+    from heatproof.metrics.gold import gold_list
     from heatproof.run.group import anchor_answers, read_answers
     from heatproof.run.plan import anchor_of
     from heatproof.run.weights import epoch_of
@@ -254,6 +265,8 @@ def _lists(y: Tensor, gold: Tensor) -> dict[int, ClassState]:
 
 
 def _moves(ids: Sequence[str], y: Tensor, probs: Any) -> dict[str, float]:
+    from heatproof.metrics.classifier import auc_errors
+
     return dict(zip(ids, auc_errors(y, probs).tolist(), strict=True))
 
 
