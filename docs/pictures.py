@@ -348,7 +348,7 @@ def write(name: str) -> Path:
 FILES = {  # by the file that computes a metric
     "consistency": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
     "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
-    "robustness": "robustness.md", "sanity": "sanity.md", "agreement": "agreement.md",
+    "robustness": "robustness.md", "sanity": "sanity.md", "margins": "sanity.md", "agreement": "agreement.md",
     "classifier": "classifier.md", "specificity": "specificity.md", "mosaic": "mosaic.md", "blobs": "localise.md",
 }  # fmt: skip
 

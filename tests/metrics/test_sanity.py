@@ -16,13 +16,8 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import InputError, ModelError
-from heatproof.metrics.sanity import (
-    _shifted_copy,
-    above_floors,
-    fragility,
-    input_shift,
-    parameter_randomisation,
-)
+from heatproof.metrics.margins import above_floors
+from heatproof.metrics.sanity import _shifted_copy, fragility, input_shift, parameter_randomisation
 from heatproof.models.model import Model
 from heatproof.models.random_weights import copy_of
 

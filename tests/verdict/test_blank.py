@@ -10,7 +10,7 @@ from torch import nn
 
 import heatproof as hp
 from heatproof.run.config import toml
-from heatproof.run.score import DEAD_LAYER, NO_EVIDENCE
+from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 
 NETWORK = """
 import torch

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
     from heatproof.metrics.on_parts import structure, structure_parts, structure_score
     from heatproof.metrics.robustness import aurc, bl_slope
-    from heatproof.metrics.sanity import above_floors, fragility, input_shift, parameter_randomisation
+    from heatproof.metrics.margins import above_floors
+    from heatproof.metrics.sanity import fragility, input_shift, parameter_randomisation
     from heatproof.metrics.similarity import ssim, ssim_reasons
     from heatproof.metrics.specificity import specificity, untrained
     from heatproof.metrics.stability import cose, cose_map, cose_split, overall, ssim_to_final

@@ -9,16 +9,17 @@ Cite: daroya2023cose.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from heatproof.errors import InputError, did_you_mean
+from heatproof.lazy import torch
 from heatproof.metrics.kit import raw_maps
 from heatproof.metrics.similarity import REACH, REASONS, ssim
 from heatproof.metrics.stability import cose_map
 from heatproof.types import Maps, upsample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AT_ONCE = 64  # maps at the image's size in memory
 SIMILARITIES = (

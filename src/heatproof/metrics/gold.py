@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import torch
-from scipy.optimize import minimize_scalar
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from heatproof.errors import InputError
+from heatproof.lazy import torch
 from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.types import ArrayLike
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
 FIRST = "first"  # an anchor: the first checkpoint of a run or of a monitored training
@@ -134,6 +134,8 @@ def thresholds(labels: ArrayLike, probs: ArrayLike, tau: float | Literal["adapti
 
 def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
     """The temperature that makes the probabilities fit the labels best; above 1 where they are too sure."""
+    from scipy.optimize import minimize_scalar
+
     p, y = _checked(labels, probs)
     if len(y) == 0:
         return 1.0

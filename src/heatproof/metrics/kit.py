@@ -6,15 +6,16 @@ For metrics of other packages too; docs/extend.md shows one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from typing import NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from heatproof.errors import InputError
+from heatproof.lazy import torch
 from heatproof.types import ArrayLike, Maps, normalise, upsample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
@@ -28,7 +29,7 @@ class Cause(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-class PerImage(dict[str, Tensor]):
+class PerImage(dict[str, "Tensor"]):
     """Scores by name, each "b" (or "b k"). NaN is "not defined"; `reasons(name)` says why, image by image.
 
     >>> scores = PerImage({"x": torch.ones(2)}, [Cause("no box", torch.tensor([False, True]))])
@@ -65,12 +66,14 @@ class Passes(TypedDict, total=False):
 
 def as_tensor(values: ArrayLike) -> Tensor:
     """A tensor, array or nested list as a tensor, where it already is."""
-    return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(np.asarray(values))
 
 
 def as_numbers(values: ArrayLike) -> np.ndarray:
     """ "n" float64: numbers of any shape, one after the other."""
-    return np.asarray(as_tensor(values).detach().cpu().double().numpy().reshape(-1))
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64).reshape(-1)
 
 
 def raw_maps(maps: Maps | ArrayLike) -> Tensor:
@@ -124,7 +127,8 @@ def align(mask: ArrayLike, size: tuple[int, int], maps: Tensor, name: str) -> Te
     if values.is_floating_point() and not torch.isfinite(values).all():
         raise InputError(f"{name} contains NaN or infinite values; a mask holds 0 and 1")
     if tuple(values.shape[1:]) != tuple(size):
-        values = F.interpolate(values[:, None].float(), size=size, mode="nearest-exact")[:, 0]
+        grow = torch.nn.functional.interpolate
+        values = grow(values[:, None].float(), size=size, mode="nearest-exact")[:, 0]
     return values if values.dtype == torch.bool else values >= 0.5
 
 

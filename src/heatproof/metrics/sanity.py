@@ -9,8 +9,6 @@ same function of the picture, so the map must stay: similarity 1. (kindermans201
 
 fragility: add noise too small to change the prediction; the map should stay. (ghorbani2019fragile)
 
-above_floors: how far a method's scores lie above those of `random` and `edges` on the same images.
-
 Similarity is SSIM (local5) and Spearman's rank correlation of maps at image size; where a map is constant
 both are NaN, with a reason. The user's model is never changed: weights are redrawn in a deep copy.
 
@@ -25,7 +23,7 @@ random signs, which they use as a baseline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Unpack
 
@@ -36,9 +34,8 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.api import explain
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, Passes, PerImage, as_numbers, same_length
+from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import Scene
-from heatproof.metrics.stats import mean_interval
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
@@ -250,60 +247,6 @@ def _picture_range(model: Model, images: Tensor) -> Tensor:
     return (high - low)[:, None, None, None]
 
 
-class Margin(NamedTuple):
-    """Mean paired difference to a floor, better counted as positive; NaN has its cause in `reason`."""
-
-    mean: float
-    interval: tuple[float, float]  # 95 %, bootstrap over images
-    n: int
-    share: float  # of images on which the method is better than the floor
-    reason: str = ""
-
-    @property
-    def above(self) -> bool:
-        """Whether the whole interval lies above the floor."""
-        return self.interval[0] > 0
-
-
-def above_floors(
-    scores: Mapping[str, ArrayLike],
-    higher_is_better: bool = True,
-    *,
-    floors: Sequence[str] = ("random", "edges"),
-    resamples: int = 1000,
-    seed: int = 0,
-) -> dict[str, dict[str, Margin]]:
-    """How far each method is above each floor on the same images: {method: {floor: Margin}}.
-
-    Args:
-        scores: one metric's values per image "b" by method, the floors among them. Images on which either is
-            NaN are left out of n.
-        higher_is_better: which way a method is above a floor.
-        floors: their names.
-        resamples, seed: of the bootstrap behind the interval.
-    """
-    values = {name: as_numbers(one) for name, one in scores.items()}
-    same_length(**values)
-    present = [floor for floor in floors if floor in values]
-    if not present:
-        raise InputError(f"no floor to compare with; score {' or '.join(floors)} on the same images too")
-    sign = 1.0 if higher_is_better else -1.0
-    return {
-        method: {floor: _margin(sign * (one - values[floor]), resamples, seed) for floor in present}
-        for method, one in values.items()
-        if method not in present
-    }
-
-
-def _margin(differences: np.ndarray, resamples: int, seed: int) -> Margin:
-    defined = differences[np.isfinite(differences)]
-    if not len(defined):
-        nan = float("nan")
-        return Margin(nan, (nan, nan), 0, nan, "no image has both scores")
-    interval = mean_interval(defined, resamples, seed)
-    return Margin(float(defined.mean()), interval, len(defined), float((defined > 0).mean()))
-
-
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
     named: dict[str, Any] = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer}
     if function is not fragility:  # which explains the predicted class
@@ -324,7 +267,3 @@ for _name, _function, _said, _cite in (
         parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"},
         call=_in_a_run,
     )(_function)  # fmt: skip
-metric(
-    "above_floors", needs=("scores",), level="checkpoint", higher_is_better=True, cite="adebayo2018sanity",
-    about="How far each method scores above each floor on the same images.", family="Sanity", floors=(),
-)(above_floors)  # fmt: skip

@@ -22,16 +22,18 @@ is what costs there, so each thread keeps its buffers from map to map.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
+from heatproof.lazy import torch
 from heatproof.metrics.kit import align, as_tensor, chunks, pixel_maps
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 K1, K2 = 0.01, 0.03
 C1, C2 = 0.01, 0.03

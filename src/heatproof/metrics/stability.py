@@ -18,19 +18,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from scipy.stats import pearsonr
-from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.lazy import torch
 from heatproof.metrics.kit import as_numbers, as_tensor, same_length
 from heatproof.metrics.stats import Interval, percentile_interval
-from heatproof.models.model import at_least_float
 from heatproof.registry import metric
 from heatproof.types import ArrayLike
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAN = float("nan")
 
@@ -164,6 +164,8 @@ def ssim_to_final(ssims: ArrayLike, accuracies: ArrayLike) -> Pearson:
         # scipy warns of values that differ by rounding alone; their correlation would be noise.
         if np.ptp(side) <= 1e-12 * np.abs(side).max():
             return Pearson(NAN, NAN, len(x), f"{name} is the same at every checkpoint")
+    from scipy.stats import pearsonr
+
     found = pearsonr(x, y)
     return Pearson(float(found.statistic), float(found.pvalue), len(x))
 
@@ -176,6 +178,8 @@ def cose_map(signed: ArrayLike) -> Tensor:
     Args:
         signed: maps "b h w", or gradients "b c h w".
     """
+    from heatproof.models.model import at_least_float
+
     values = as_tensor(signed).detach()
     if values.ndim not in (3, 4) or 0 in values.shape[1:]:
         raise InputError(f"cose_map takes 'b h w' or 'b c h w'; got shape {tuple(values.shape)}")

@@ -27,6 +27,8 @@ from heatproof.types import Unit
 
 ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
 PER_MAP = ("degenerate",)  # in every unit that makes maps
+NO_EVIDENCE = "the map is blank: nothing at the layer speaks for the explained class"
+DEAD_LAYER = "the map is blank: the layer is dead, its activations are the same at every place"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from heatproof.metrics.scene import Scene
 from heatproof.models import predicted, probabilities
 from heatproof.registry import Metric, explainers, parse_call
 from heatproof.run.metrics import MetricRequest, read_metrics
-from heatproof.run.plan import ANSWERS, PER_MAP
+from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE, ANSWERS, PER_MAP
 from heatproof.run.study import ALL_CLASSES_UP_TO
 from heatproof.store.maps import pack, unpack
 from heatproof.types import Batch, Maps, Score
@@ -39,8 +39,6 @@ NO_ANSWER = "the model's output is NaN"
 NO_MAP = "there is no map: the model's output or the map has NaN or infinite values"
 NOT_FINITE = "the map has NaN or infinite values"
 NOT_DEFINED = "the metric is not defined here"
-NO_EVIDENCE = "the map is blank: nothing at the layer speaks for the explained class"
-DEAD_LAYER = "the map is blank: the layer is dead, its activations are the same at every place"
 Values = tuple[Tensor, Sequence[str]]  # "b" and a reason for each NaN
 
 

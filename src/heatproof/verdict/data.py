@@ -17,7 +17,7 @@ import numpy as np
 
 from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.explain.floors import floor_name, is_floor
-from heatproof.metrics.sanity import Margin, above_floors
+from heatproof.metrics.margins import Margin, above_floors
 from heatproof.metrics.stats import mean_interval
 from heatproof.store import Manifest, RunFolder
 from heatproof.verdict.alarms import Alarm, find_alarms

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtr
 
 from heatproof.registry import Metric, metrics
 from heatproof.verdict.answers import Answer
@@ -123,6 +122,8 @@ def chance_above(values: np.ndarray, threshold: float) -> float:
     error = values.std(ddof=1) / math.sqrt(len(values)) if np.ptp(values) else 0.0
     if error == 0:
         return float(values[0] <= threshold)
+    from scipy.special import stdtr
+
     return float(stdtr(len(values) - 1, (threshold - values.mean()) / error))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from heatproof.disk import write_whole
 from heatproof.errors import StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.run.score import DEAD_LAYER, NO_EVIDENCE
+from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
 from heatproof.verdict.alarms import share_bounds
 from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict
