@@ -37,7 +37,6 @@ from heatproof.cli import main as command_line
 from heatproof.cli.listing import better, bounds, cost
 from heatproof.explain.baselines import baseline_images
 from heatproof.facts import FILE, facts_text
-from heatproof.facts import FILE, facts_text
 from heatproof.images.codes import QRSet, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
