@@ -69,7 +69,7 @@ def test_pearson_is_scipys_and_eq2_the_papers() -> None:
     assert value.isnan().all() and "constant" in REASONS[why.item()]
     value, why = alike(first[:1], second[:1], torch.zeros(1, 9, 11, dtype=torch.bool), "pearson")
     assert value.isnan().all() and "mask" in REASONS[why.item()]
-    with pytest.raises(InputError, match="unknown similarity 'pearsn'"):
+    with pytest.raises(InputError, match="unknown mode 'pearsn'"):
         alike(first, second, None, "pearsn")
 
 

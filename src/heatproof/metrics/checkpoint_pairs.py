@@ -9,24 +9,18 @@ Cite: daroya2023cose.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from heatproof.errors import InputError, did_you_mean
-from heatproof.lazy import torch
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError
 from heatproof.metrics.kit import raw_maps
 from heatproof.metrics.similarity import REACH, REASONS, ssim
 from heatproof.metrics.stability import cose_map
 from heatproof.types import Maps, upsample
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 AT_ONCE = 64  # maps at the image's size in memory
-SIMILARITIES = (
-    "local5",
-    "eq2",
-    "pearson",
-)  # SSIM in windows, SSIM as eq. 2 has it, Pearson's r of the pixels
 
 
 class Pairs(NamedTuple):
@@ -52,10 +46,9 @@ def alike(
 ) -> tuple[Tensor, Tensor]:
     """SSIM of maps "n H W" and, where it is NaN, which of `similarity.REASONS`; all stays on the device.
 
-    similarity: of SIMILARITIES; the paper prints eq. 2, its code has windows, its supplement Pearson's r.
+    similarity: "local5" or "eq2" of SSIM, or "pearson". The authors' code has windows, the paper prints
+    eq. 2, its supplement has Pearson's r.
     """
-    if similarity not in SIMILARITIES:
-        raise InputError(f"unknown similarity {similarity!r}; {did_you_mean(similarity, SIMILARITIES)}")
     if similarity == "pearson":
         value, constant = _pearson(first, second, mask), 3
     else:

@@ -25,7 +25,7 @@ from heatproof.run.study import Opened
 from heatproof.show import eight_bit, overlay
 from heatproof.studies.cose.found import CHECKPOINT, Found, PairColumns
 from heatproof.studies.cose.pairs import model_ready
-from heatproof.studies.cose.settings import CoseSettings
+from heatproof.studies.cose.settings import SIMILARITIES, CoseSettings
 
 METHODS_SHOWN = 4
 
@@ -112,7 +112,6 @@ def _stored(found: Found, image: str, method: str, change: Change) -> str:
     pairs = found.of(method)
     same = (pairs.image == image) & (pairs.transform == change.transform)
     values = pairs.ssim[same & np.isclose(pairs.magnitude, change.magnitude)]
-    return f"{NAMES[found.similarity]} {values[0]:.2f}" if len(values) and np.isfinite(values[0]) else ""
-
-
-NAMES = {"local5": "SSIM", "eq2": "SSIM (eq. 2)", "pearson": "Pearson's r"}
+    return (
+        f"{SIMILARITIES[found.similarity]} {values[0]:.2f}" if len(values) and np.isfinite(values[0]) else ""
+    )

@@ -16,9 +16,8 @@ from heatproof.metrics.stability import Cose
 from heatproof.report.book import Book
 from heatproof.report.figures import cose as figures
 from heatproof.report.tables import Cell, Column, Table, Value
-from heatproof.studies.cose.examples import NAMES
 from heatproof.studies.cose.found import CHANGES, CHECKPOINT, GEOMETRIC, KINDS, PHOTOMETRIC, Found
-from heatproof.studies.cose.settings import CoseSettings
+from heatproof.studies.cose.settings import SIMILARITIES, CoseSettings
 from heatproof.studies.cose.several import first_table, group_table, training_table
 from heatproof.studies.skeleton import floor_rows, mean_value
 
@@ -97,7 +96,7 @@ def score_table(found: Found) -> Table:
         "checkpoints that predict the same do not count towards consistency."
     )
     if found.similarity != "local5":
-        note += f" Maps are compared by {NAMES[found.similarity]}."
+        note += f" Maps are compared by {SIMILARITIES[found.similarity]}."
     title = f"COSE of {found.model} on {found.dataset}"
     return Table("cose", title, columns, rows, note, unranked=floor_rows(found.methods))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.images.transforms import DRAWS, TRANSFORMS
-from heatproof.metrics.checkpoint_pairs import SIMILARITIES
 from heatproof.registry import explainers
 from heatproof.studies.settings import DEVICE, LAYER, LIMIT, Settings, calls, option, words
 
+SIMILARITIES = {"local5": "SSIM", "eq2": "SSIM (eq. 2)", "pearson": "Pearson's r"}
 PAPER_METHODS = (
     "blur-ig", "gradcam", "gradcam++", "guided-ig", "integrated-gradients", "lime", "smoothgrad",
 )  # fmt: skip
@@ -49,7 +49,7 @@ class CoseSettings(Settings):
         "local5",
         "SSIM in windows (the authors' code), over the whole map (eq. 2 of the paper), or Pearson's r "
         "(its supplement).",
-        choices=SIMILARITIES,
+        choices=tuple(SIMILARITIES),
     )
     transforms: tuple[str, ...] = option(
         tuple(TRANSFORMS), "Some of the thirteen, comma-separated; all by default.", read=words, shown=""
