@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -11,6 +13,10 @@ from rich.table import Table
 from heatproof.cli._console import console, errors, new_table, stopped
 
 BROKEN_SHOWN = 10
+STAGES_SHOWN = 25
+
+if TYPE_CHECKING:
+    from heatproof.run.profile import Profile, StageTime
 
 
 @click.command("run")
@@ -27,10 +33,13 @@ BROKEN_SHOWN = 10
 @click.option(
     "--trust-mtime", is_flag=True, help="Know pictures by size and time, not by content: for huge sets."
 )
+@click.option(
+    "--profile", is_flag=True, help="Tell where the time went: a table, and a timeline for Perfetto."
+)
 @click.pass_context
 def run_command(
     ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool, trust: bool,
-    fail_fast: bool, retry_broken: bool, trust_mtime: bool,
+    fail_fast: bool, retry_broken: bool, trust_mtime: bool, profile: bool,
 ) -> None:  # fmt: skip
     """Explain and score what STUDY.toml describes; run it again to go on where it stopped.
 
@@ -46,16 +55,20 @@ def run_command(
       heatproof run study.toml --shard 0/2          on one machine, and 1/2 on another, into one folder
       heatproof run study.toml --engine ray
       heatproof run study.toml --retry-broken       after pictures came back or were replaced
+      heatproof run study.toml --profile            seconds by stage; profile.trace.json for ui.perfetto.dev
 
     A picture that cannot be used, or gets NaN for an answer, becomes a row with the reason and the run goes
     on; the exit code is then 1. Ctrl-C finishes the unit in hand and leaves with 130.
     """
     from heatproof.run.config import read_study
 
+    if profile and dry_run:
+        raise click.UsageError("--profile tells about a run; leave out --dry-run")
     read_study(study)  # before torch is imported, which takes its time
     from heatproof.run.engine import prepare, run_study  # needs msgspec
     from heatproof.run.estimate import estimate, outline
     from heatproof.run.plan import read_shard
+    from heatproof.run.profile import profiling
     from heatproof.run.progress import Progress
     from heatproof.run.study import open_study
     from heatproof.run.weights import foreign_code
@@ -83,11 +96,17 @@ def run_command(
     if dry_run:
         show(list(estimate(prepare(study, out), part, say)))
         return
-    result = run_study(
-        study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console),
-        retry_broken=retry_broken, trust_mtime=trust_mtime,
-    )  # fmt: skip
+    with profiling() if profile else nullcontext() as profiler:
+        result = run_study(
+            study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console),
+            retry_broken=retry_broken, trust_mtime=trust_mtime, profiler=profiler,
+        )  # fmt: skip
     folder = result.folder.path
+    if profiler:
+        name = "profile" if part[1] == 1 else f"profile-{part[0]}-of-{part[1]}"
+        trace = profiler.write(folder, name)
+        console.print(profile_table(profiler.summary()))
+        say(f"the table as {name}.csv and .json, and a timeline for ui.perfetto.dev: {trace}")
     if result.broken:
         errors.print(broken_table(result.broken))
     if unanswered := result.unanswered:
@@ -103,6 +122,32 @@ def run_command(
         console.print(f"look at it: heatproof report {folder}", soft_wrap=True)
     if result.broken or unanswered:
         ctx.exit(1)
+
+
+def profile_table(found: Profile) -> Table:
+    """Stages of the main thread, longest first, their sum, then what other threads did meanwhile."""
+    busy = "" if found.busy is None else f"; the GPU was busy for {found.busy:.0%} of it after the first unit"
+    table = new_table(f"where {found.wall:.1f} s went, on {found.device}{busy}")
+    table.add_column("stage", overflow="fold")
+    for name in ("calls", "passes", "inputs", "seconds", "device", "host", "waiting"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(one: StageTime, name: str) -> None:
+        counts = (f"{count:,}" if count else "" for count in (one.calls, one.passes, one.inputs))
+        times = (f"{time:,.2f}" if time else "" for time in (one.seconds, one.device, one.host, one.waiting))
+        table.add_row(name, *counts, *times)
+
+    own = [one for one in found.stages if not one.beside]
+    for one in own[:STAGES_SHOWN]:
+        add(one, f"{one.stage} {one.what}".strip())
+    if len(own) > STAGES_SHOWN:
+        table.add_row(f"{len(own) - STAGES_SHOWN} more are in the file")
+    table.add_section()
+    add(found.total, "all")
+    table.add_section()
+    for one in found.stages[len(own) :]:
+        add(one, f"beside: {one.stage} {one.what}".strip())
+    return table
 
 
 def broken_table(broken: list[dict[str, str]]) -> Table:

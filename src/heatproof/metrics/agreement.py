@@ -26,7 +26,7 @@ from scipy.stats import kendalltau, spearmanr
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.kit import Cause, PerImage, as_numbers, chunks, same_length, sized_maps
+from heatproof.metrics.kit import Cause, PerImage, as_numbers, chunks, in_threads, same_length, sized_maps
 from heatproof.metrics.localisation import budget_masks, kept_pixels
 from heatproof.metrics.similarity import ssim
 from heatproof.registry import metric, metrics
@@ -85,6 +85,8 @@ def average_ranks(values: Tensor) -> Tensor:
     >>> average_ranks(torch.tensor([[3.0, 1.0, 3.0]])).tolist()
     [[2.5, 1.0, 2.5]]
     """
+    if values.is_cpu:
+        return _ranks_with_numpy(values.detach().numpy())
     ordered, order = values.sort(-1)
     fresh = torch.ones(*values.shape[:-1], values.shape[-1] + 1, dtype=torch.bool, device=values.device)
     fresh[..., 1:-1] = ordered[..., 1:] != ordered[..., :-1]  # where a run of equal values begins
@@ -92,6 +94,22 @@ def average_ranks(values: Tensor) -> Tensor:
     first = torch.where(fresh[..., :-1], place, 0).cummax(-1).values
     last = torch.where(fresh[..., 1:], place, len(place)).flip(-1).cummin(-1).values.flip(-1)
     return torch.zeros_like(values, dtype=torch.float64).scatter_(-1, order, (first + last).double() / 2 + 1)
+
+
+def _ranks_with_numpy(values: np.ndarray) -> Tensor:
+    """The same on a CPU, where this takes a third of the time."""
+    ranks = np.empty(values.shape)
+
+    def work(rows: range) -> None:
+        for row in rows:
+            order = values[row].argsort()  # in any order among ties, since they share a rank
+            ordered = values[row][order]
+            begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+            ends = np.append(begins[1:], len(order))
+            ranks[row][order] = np.repeat((begins + ends - 1) / 2 + 1, ends - begins)
+
+    in_threads(len(values), work)
+    return torch.from_numpy(ranks)
 
 
 def _standard_ranks(values: Tensor) -> Tensor:
@@ -112,7 +130,7 @@ def map_similarity(before: Maps | ArrayLike, after: Maps | ArrayLike) -> PerImag
         ssim and spearman, each "b".
     """
     values, size, _ = _checked({"before": before, "after": after})
-    table = torch.cat([_compare(part, size, [(0, 1)]) for part in _parts(values, size)], 1)
+    table = torch.cat([_compare(part, size, [(0, 1)], None) for part in _parts(values, size)], 1)
     undefined = torch.stack([constant(one) for one in values]).any(0)
     return PerImage(
         {"ssim": table[1, :, 0].float(), "spearman": table[0, :, 0].float()}, [Cause(CONSTANT_MAP, undefined)]
@@ -171,17 +189,22 @@ def _parts(values: Sequence[Tensor], size: tuple[int, int]) -> Iterator[list[Ten
 
 
 def _compare(
-    values: Sequence[Tensor], size: tuple[int, int], pairs: list[tuple[int, int]], budget: float = 0.2
+    values: Sequence[Tensor], size: tuple[int, int], pairs: list[tuple[int, int]], budget: float | None
 ) -> Tensor:
-    """ "kind b pair" float64, in the order of KINDS; constant maps are the caller's business."""
+    """ "kind b pair" float64, in the order of KINDS; constant maps are the caller's business.
+
+    budget: None leaves out the last kind, overlap.
+    """
     pixels = torch.stack([upsample(one, size).clamp(min=0) for one in values], 1)  # "b m H W"
     lot, (first, second) = pixels.shape[:2], torch.tensor(pairs).T
     ranks = _standard_ranks(pixels.flatten(0, 1).flatten(1)).unflatten(0, lot)
-    kept = budget_masks(pixels.flatten(0, 1), budget).flatten(1).unflatten(0, lot).double()
     scaled = normalise(pixels.flatten(0, 1)).unflatten(0, lot)
     alike = ssim(scaled[:, first].flatten(0, 1), scaled[:, second].flatten(0, 1)).view(len(pixels), -1)
-    correlated, shared = ((rows @ rows.mT)[:, first, second] for rows in (ranks, kept))
-    return torch.stack([correlated.clamp(-1, 1), alike.double(), shared / kept_pixels(budget, size)])
+    found = [(ranks @ ranks.mT)[:, first, second].clamp(-1, 1), alike.double()]
+    if budget is not None:
+        kept = budget_masks(pixels.flatten(0, 1), budget).flatten(1).unflatten(0, lot).double()
+        found.append((kept @ kept.mT)[:, first, second] / kept_pixels(budget, size))
+    return torch.stack(found)
 
 
 def metric_agreement(

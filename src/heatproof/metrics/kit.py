@@ -6,6 +6,7 @@ For metrics of other packages too; docs/extend.md shows one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 import numpy as np
@@ -113,6 +114,17 @@ def ascending(pixels: Tensor) -> Tensor:
     if pixels.device.type == "cpu":
         return torch.from_numpy(np.sort(pixels.numpy(), axis=1))
     return pixels.sort(dim=1).values
+
+
+def in_threads(count: int, work: Callable[[range], object]) -> None:
+    """Share rows 0 to count - 1 out over as many threads as torch has: NumPy lets go of Python's lock."""
+    threads = max(1, min(torch.get_num_threads(), count))
+    shares = [range(first, count, threads) for first in range(threads)]
+    if threads == 1:
+        work(shares[0])
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, shares))
 
 
 def align(mask: ArrayLike, size: tuple[int, int], maps: Tensor, name: str) -> Tensor:

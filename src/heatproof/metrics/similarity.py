@@ -21,14 +21,13 @@ is what costs there, so each thread keeps its buffers from map to map.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.lazy import torch
-from heatproof.metrics.kit import align, as_tensor, chunks, pixel_maps
+from heatproof.metrics.kit import align, as_tensor, chunks, in_threads, pixel_maps
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps
 
@@ -160,7 +159,7 @@ def _local5(pair: _Pair) -> Tensor:
     x, y, reach, weight = pair[:4]
     inner = None if weight is None else weight[:, REACH:-REACH, REACH:-REACH]
     if x.device.type == "cpu":
-        return _in_threads(x, y, reach, inner)
+        return _with_numpy(x, y, reach, inner)
     parts = []
     for part in chunks(x, (x.shape[1], x.shape[2])):
         first, second = x[part].double(), y[part].double()
@@ -172,23 +171,18 @@ def _local5(pair: _Pair) -> Tensor:
     return torch.cat(parts) if parts else reach
 
 
-def _in_threads(x: Tensor, y: Tensor, reach: Tensor, inner: Tensor | None) -> Tensor:
-    """Each thread takes every n-th map, with buffers of its own that all its maps share."""
-    threads = max(1, min(torch.get_num_threads(), len(x)))
+def _with_numpy(x: Tensor, y: Tensor, reach: Tensor, inner: Tensor | None) -> Tensor:
+    """Each thread has buffers of its own that all its maps share."""
     scores = np.empty(len(x))
     seen = None if inner is None else inner.numpy()
     first, second, reaches = x.numpy(), y.numpy(), reach.tolist()
 
-    def work(thread: int) -> None:
+    def work(rows: range) -> None:
         strips = _Strips(*first.shape[1:])
-        for i in range(thread, len(first), threads):
+        for i in rows:
             scores[i] = strips.score(first[i], second[i], reaches[i], None if seen is None else seen[i])
 
-    if threads == 1:
-        work(0)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, range(threads)))
+    in_threads(len(x), work)
     return torch.from_numpy(scores)
 
 

@@ -16,10 +16,13 @@ from typing import Any
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, did_you_mean
+from heatproof.models.batches import measured_batch
 from heatproof.models.load import best_device
+from heatproof.models.precision import usual_precision
 from heatproof.models.queue import is_out_of_memory
 from heatproof.run.plan import make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
+from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress
 from heatproof.run.provenance import BY_MTIME, FREE, GROWING, Origin, code_hashes, filled
 from heatproof.run.ray_engine import run_ray
@@ -28,6 +31,7 @@ from heatproof.run.worker import Job, Work, run_local
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import StopRequested
 from heatproof.store.manifest import maker
+from heatproof.timeline import span
 
 ENGINES = {"local": run_local, "ray": run_ray}
 MANY = 1000  # pictures whose hashing one may notice
@@ -79,6 +83,9 @@ def prepare(
     _settle(opened, begun)
     with enough_memory(opened.study.run.batch_size):
         hashes = check_study(opened)
+    if begun is None and opened.inputs_per_pass is None:
+        with fixed_threads(opened.threads):
+            opened.tell(measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs))
     by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
     if begun is None and len(opened.source) >= MANY and not by_mtime:
         say(f"reading {len(opened.source):,} pictures to know them by their contents")
@@ -97,10 +104,13 @@ def prepare(
 
 
 def _settle(opened: Opened, manifest: Manifest | None) -> None:
-    """Device and threads: as the study says, else as the run began, else what this machine has."""
-    begun = manifest.config.get("run", {}) if manifest else {}
-    opened.device = best_device(opened.study.run.device or begun.get("device"))
-    opened.threads = opened.study.run.threads or begun.get("threads") or usual_threads()
+    """Device, threads, precision: as the study says, else as the run began, else what this machine has."""
+    begun, asked = manifest.config.get("run", {}) if manifest else {}, opened.study.run
+    opened.device = best_device(asked.device or begun.get("device"))
+    opened.threads = asked.threads or begun.get("threads") or usual_threads()
+    usual = None if manifest else usual_precision(opened.device)
+    opened.precision = asked.precision or begun.get("precision") or usual
+    opened.tell(asked.inputs_per_pass or begun.get("inputs_per_pass"))
 
 
 def run_study(
@@ -113,6 +123,7 @@ def run_study(
     progress: Progress | None = None,
     retry_broken: bool = False,
     trust_mtime: bool = False,
+    profiler: Profiler | None = None,
 ) -> Result:
     """Run a study, or go on with it: units that are done are left alone.
 
@@ -120,18 +131,28 @@ def run_study(
     fail_fast: stop at the first picture that cannot be used, instead of reporting it as a row.
     retry_broken: try pictures again that could not be used; their files may have changed meanwhile.
     trust_mtime: in a new run, know pictures by size and time of change instead of by their contents.
+    profiler: that of an open `profiling()`, which is told the device.
     """
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
+    if profiler and engine != "local":
+        raise InputError(
+            "only the local engine can be profiled; for one worker's share: --shard 0/N --profile"
+        )
     progress = progress or Progress(quiet=True)
-    prepared = prepare(study, out, trust_mtime, progress.say)
+    with span("checking"):
+        prepared = prepare(study, out, trust_mtime, progress.say)
     opened = prepared.opened
+    if profiler:
+        profiler.on(opened.device)
     folder = RunFolder.resume(
         prepared.path, prepared.manifest, GROWING, FREE, prepared.pictures,
         forgiven=forget_broken(prepared.path, prepared.pictures) if retry_broken else (), filled=filled,
     )  # fmt: skip
     if opened.origin:
         opened.origin.remember(folder.path)
+    # Of several processes that begin a run together, one was first: its measurement counts.
+    opened.tell(opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass"))
     plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
     progress.say(f"the network's output: {opened.head}")
     folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints())

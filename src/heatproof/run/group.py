@@ -71,7 +71,7 @@ def group_rows(
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
 
-def across_rows(folder: RunFolder, task: Task, model: str) -> list[Score]:
+def across_rows(folder: RunFolder, task: Task, model: str, device: str = "cpu") -> list[Score]:
     """The rows of one group task that compares checkpoints: one pair per image, with the last checkpoint."""
     (method,), (request,) = task.unit.methods, read_metrics(task.unit.metrics)
     *earlier, last = task.among
@@ -84,7 +84,8 @@ def across_rows(folder: RunFolder, task: Task, model: str) -> list[Score]:
         before = len(ssims)
         for start in range(0, len(shared), PART):
             part = shared[start : start + PART]
-            pairs = checkpoint_pairs(*(maps.read(one, method, part) for one in (checkpoint, last)))
+            first, second = (maps.read(one, method, part).to(device) for one in (checkpoint, last))
+            pairs = checkpoint_pairs(first, second)
             ssims += pairs.ssim.tolist()
             same += pairs.same.tolist()
         names += shared
@@ -202,7 +203,8 @@ class _Stored:
             for a, b in pairs:
                 yield f"{a} ~ {b}", (None, request.text, math.nan, NO_COMMON_IMAGE)
             return
-        lots = {name: self.maps.read(self.task.unit.checkpoint, name, shared) for name in names}
+        read = {name: self.maps.read(self.task.unit.checkpoint, name, shared) for name in names}
+        lots = {name: one.to(self.device) for name, one in read.items()}
         found = request.entry.function(lots, **dict(request.options))
         for a, b in pairs:
             for kind in request.entry.parts:

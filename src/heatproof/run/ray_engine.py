@@ -16,6 +16,7 @@ from typing import Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError, need
 from heatproof.images import batches
+from heatproof.run.behind import Behind
 from heatproof.run.plan import Block, Task
 from heatproof.run.process import fixed_threads
 from heatproof.run.study import Opened
@@ -107,8 +108,10 @@ def run_block(opened: Opened, path: str, run: str, block: Block, fail_fast: bool
         tasks = [task for task in block.tasks if task.unit.hash not in done]
         source, settings = worker.opened.source, worker.opened.study.run
         preprocess, indices = worker.opened.model(block.checkpoint).preprocess, range(*block.images)
-        for loaded in batches(source, preprocess, settings.batch_size, indices, settings.workers, fail_fast):
-            worker.run(tasks, loaded)
+        loading = batches(source, preprocess, settings.batch_size, indices, settings.workers, fail_fast)
+        with Behind() as behind:
+            for loaded in loading:
+                worker.run(tasks, loaded, behind)
 
     return _tried(_worker(opened, path, run), work)
 

@@ -16,63 +16,36 @@ Rows beside the metrics, each about one image:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from heatproof.errors import InputError
 from heatproof.images import Failure
-from heatproof.metrics.kit import PerImage
 from heatproof.metrics.scene import Scene
 from heatproof.models import predicted, probabilities
-from heatproof.registry import Metric, explainers, parse_call
-from heatproof.run.metrics import MetricRequest, read_metrics
-from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE, ANSWERS, PER_MAP
+from heatproof.registry import explainers, parse_call
+from heatproof.run.measure import Findings, measure, on_host
+from heatproof.run.metrics import MetricRequest
+from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE, PER_MAP
 from heatproof.run.study import ALL_CLASSES_UP_TO
-from heatproof.store.maps import pack, unpack
+from heatproof.store.maps import halved, restored
 from heatproof.types import Batch, Maps, Score
 
 NO_ANSWER = "the model's output is NaN"
 NO_MAP = "there is no map: the model's output or the map has NaN or infinite values"
 NOT_FINITE = "the map has NaN or infinite values"
 NOT_DEFINED = "the metric is not defined here"
-Values = tuple[Tensor, Sequence[str]]  # "b" and a reason for each NaN
 
 
 def as_stored(maps: Maps) -> Maps:
     """The maps as they come back from the store."""
 
     def round_trip(values: Tensor) -> Tensor:
-        stored, scales = pack(values)
-        scale, offset = (torch.tensor(scales[name]).numpy() for name in ("scale", "offset"))
-        return unpack(stored, scale, offset)
+        return restored(*halved(values))
 
     signed = None if maps.signed_values is None else round_trip(maps.signed_values)
     return replace(maps, values=round_trip(maps.values), signed_values=signed)
-
-
-def blanked(maps: Maps) -> Maps:
-    """Maps that are not finite become all zeros, so that the others can be scored."""
-    good = finite(maps)[:, None, None]
-    signed = None if maps.signed_values is None else torch.where(good, maps.signed_values, 0.0)
-    return replace(maps, values=torch.where(good, maps.values, 0.0), signed_values=signed)
-
-
-def finite(maps: Maps) -> Tensor:
-    """ "b" bool: maps that can be stored."""
-    good = torch.isfinite(maps.values).flatten(1).all(1)
-    if maps.signed_values is not None:
-        good &= torch.isfinite(maps.signed_values).flatten(1).all(1)
-    return good
-
-
-def only_finite(maps: Maps) -> Maps:
-    """The maps without those that cannot be stored."""
-    good = finite(maps)
-    return maps if good.all() else maps.take(good)
 
 
 @dataclass(frozen=True)
@@ -100,17 +73,22 @@ class RowMaker:
 
     def scores(self, metrics: Sequence[str], scene: Scene) -> Iterator[Score]:
         """Metrics of the scene's maps, method by method; a map that is not finite is scored NaN."""
-        bad = {method: (~finite(maps)).tolist() for method, maps in scene.maps.items()}
-        scene = replace(scene, maps={method: blanked(maps) for method, maps in scene.maps.items()})
-        labels, explained = labels_of(scene.batch), [c if c >= 0 else None for c in scene.targets.tolist()]
-        for method, metric, values, reasons in _values(metrics, scene):
+        findings = measure(metrics, scene)
+        given = on_host([*findings.tensors()])
+        return self.found(findings.fetched(iter(given)), scene.batch, scene.targets)
+
+    def found(self, findings: Findings, batch: Batch, targets: Tensor) -> Iterator[Score]:
+        """The rows of findings that were fetched."""
+        bad = {method: where.tolist() for method, where in findings.bad.items()}
+        labels, explained = labels_of(batch), [c if c >= 0 else None for c in targets.tolist()]
+        for method, metric, values, reasons in _values(findings):
             for i, value in enumerate(values.double().tolist()):
                 reason = reasons[i]
                 if bad[method][i]:
                     value, reason = math.nan, NO_MAP if explained[i] is None else NOT_FINITE
                 elif math.isnan(value):
                     reason = reason or NOT_DEFINED
-                yield self.row(scene.batch.ids[i], labels[i], explained[i], method, metric, value, reason)
+                yield self.row(batch.ids[i], labels[i], explained[i], method, metric, value, reason)
 
     def about(self, method: str, label: int | None, metric: str, value: float, reason: str = "") -> Score:
         """A row about a class, or about all images where the label is None."""
@@ -123,18 +101,12 @@ class RowMaker:
         return Score(self.model, self.checkpoint, image, label, explained, method, metric, value, reason)
 
 
-def _values(metrics: Sequence[str], scene: Scene) -> Iterator[tuple[str, str, Tensor, Sequence[str]]]:
-    if PER_MAP[0] in metrics:
-        for method, maps in scene.maps.items():
-            yield method, PER_MAP[0], maps.degenerate, _why_blank(maps)
-    computed: dict[tuple[Any, ...], dict[str, dict[str, Values]]] = {}
-    for request in read_metrics([text for text in metrics if text not in (*ANSWERS, *PER_MAP)]):
-        key = request.entry.function, request.options  # one call serves a whole family
-        if key not in computed:
-            computed[key] = compute(request, scene)
-        for method, found in computed[key].items():
-            for name, (values, reasons) in _parts(request, found):
-                yield method, name, values, reasons
+def _values(findings: Findings) -> Iterator[tuple[str, str, Tensor, Sequence[str]]]:
+    for method, maps in findings.blank.items():
+        yield method, PER_MAP[0], maps.degenerate, _why_blank(maps)
+    for request, method, scores in findings.found:
+        for name, part in _parts(request, scores):
+            yield method, name, scores[part], scores.reasons(part)
 
 
 def _why_blank(maps: Maps) -> list[str]:
@@ -154,42 +126,14 @@ def labels_of(batch: Batch) -> list[int | None]:
     return [None] * len(batch.ids) if batch.labels is None else batch.labels.tolist()
 
 
-def _parts(request: MetricRequest, found: Mapping[str, Values]) -> Iterator[tuple[str, Values]]:
-    """The request's own number among those its function returns, or all of them under longer names."""
+def _parts(request: MetricRequest, found: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The request's own number among those its function returns, or all of them, under longer names."""
     own = next((name for name in (request.entry.name, *request.entry.aliases) if name in found), None)
     if own:
-        yield request.text, found[own]
-        for part, values in found.items():  # the curve behind an area
+        yield request.text, own
+        for part in found:  # the curve behind an area
             if part.startswith(f"{own}_at_"):
-                yield request.named(part.removeprefix(f"{own}_")), values
+                yield request.named(part.removeprefix(f"{own}_")), part
     else:
-        for part, values in found.items():
-            yield request.named(part), values
-
-
-def compute(request: MetricRequest, scene: Scene) -> dict[str, dict[str, Values]]:
-    """By method, by name: what a metric's function says about every map."""
-    entry, options = request.entry, dict(request.options)
-    found: Mapping[str, PerImage] = (
-        entry.call(entry.function, scene, options) if entry.call else _by_name(entry, scene, options)
-    )
-    return {m: {name: (one[name].cpu(), one.reasons(name)) for name in one} for m, one in found.items()}
-
-
-def _by_name(entry: Metric, scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
-    """Called once per method with what it needs, by name; returns "b" or a PerImage."""
-    truth = scene.batch.truth
-    offered = {
-        "model": scene.model, "images": scene.batch.images, "labels": scene.batch.labels,
-        "boxes": truth and truth.boxes, "masks": truth and truth.masks,
-        "probabilities": scene.probabilities if "probabilities" in entry.needs else None,
-    }  # fmt: skip
-    found: dict[str, PerImage] = {}
-    for method, maps in scene.maps.items():
-        given = {name: maps if name == "maps" else offered[name] for name in entry.needs}
-        found[method] = result = entry.function(**given, **options)
-        if not isinstance(result, PerImage):
-            found[method] = PerImage({entry.name: torch.as_tensor(result)})
-        if any(len(values) != len(maps) for values in found[method].values()):
-            raise InputError(f"{entry.name} must return one number per image, {len(maps)} here")
-    return found
+        for part in found:
+            yield request.named(part), part

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
 
@@ -20,18 +20,32 @@ from heatproof.images import Loaded, batches
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
 from heatproof.models import Model, probabilities
+from heatproof.run.behind import Behind
 from heatproof.run.group import across_rows, group_rows
+from heatproof.run.measure import Findings, measure, on_host, only_finite
 from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
-from heatproof.run.score import RowMaker, as_stored, only_finite
+from heatproof.run.score import RowMaker, as_stored
 from heatproof.run.study import Opened
 from heatproof.show import pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import StopRequested
+from heatproof.timeline import FRAME, span
 from heatproof.types import Batch, Maps, Score, Unit
 
 PAUSES = 0.5, 2.0  # seconds before a picture that could not be read is tried again
 FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
+
+
+@dataclass(frozen=True)
+class Computed:
+    """All that the rows and files of a block task are made of, on the host."""
+
+    loaded: Loaded
+    maps: dict[str, Maps] = field(default_factory=dict)  # new ones
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    explained: Tensor = field(default_factory=lambda: torch.empty(0))
+    findings: Findings | None = None  # None where no picture could be used
 
 
 @dataclass
@@ -47,17 +61,28 @@ class Worker:
     def stored(self) -> MapStore:
         return self.folder.maps()  # which reads each index once
 
-    def run(self, tasks: Sequence[Task], loaded: Loaded) -> None:
-        """Compute the tasks of one block on its decoded pictures, and write each."""
+    def run(self, tasks: Sequence[Task], loaded: Loaded, behind: Behind) -> None:
+        """Compute the tasks of one block on its decoded pictures; rows and files are made behind."""
         if not tasks:
             return
         loaded = self.patiently(tasks[0], loaded)
         if self.opened.origin is not None:
             self.opened.origin.check(self.opened.source, tasks[0].unit.images, loaded)
         for task in tasks:
-            scores, maps = self.compute(task, loaded)
+            if task.kind == "score":
+                behind.finish()  # its maps may be those of the task before
+            with span(FRAME, task.unit.hash[:8]):
+                computed = self.compute(task, loaded)
+            behind.do(partial(self.write, task, computed))
+
+    def write(self, task: Task, computed: Computed) -> None:
+        """The rows, maps and pictures of what was computed, on disk."""
+        with span("rows"):
+            scores = list(self._rows(task, computed))
+            maps = {name: only_finite(made) for name, made in computed.maps.items()}
             keep = self.opened.study.run.pictures and task.with_answers
-            pictures = self.pictures(task, loaded.batch) if keep else None
+            pictures = self.pictures(task, computed.loaded.batch) if keep else None
+        with span("writing"):
             self.folder.write_unit(task.unit, scores, maps, pictures)
 
     def patiently(self, task: Task, loaded: Loaded) -> Loaded:
@@ -82,29 +107,36 @@ class Worker:
         shown = pixels(batch.images[rows], self.opened.model(task.unit.checkpoint).preprocess)
         return {batch.ids[i]: shown[k] for k, i in enumerate(rows)}
 
-    def compute(self, task: Task, loaded: Loaded) -> tuple[list[Score], dict[str, Maps]]:
-        """Rows and new maps of one block task."""
+    def compute(self, task: Task, loaded: Loaded) -> Computed:
+        """New maps of one block task and what metrics found, fetched from the device when all is there."""
         batch, study, unit = loaded.batch, self.opened.study, task.unit
-        model, layer, size = self.opened.model(unit.checkpoint), study.model.layer, study.run.batch_size
-        rows = RowMaker(self.opened.model_name, unit.checkpoint)
-        scores: list[Score] = []
-        if task.with_answers:
-            labels = {s.id: s.label for s in self.opened.source.samples[slice(*unit.images)]}
-            scores += rows.broken(loaded.failures, labels)
+        model, layer = self.opened.model(unit.checkpoint), study.model.layer
         if not batch.ids:
-            return scores, {}
+            return Computed(loaded)
         new: dict[str, Maps] = {}
+        logits = torch.empty(0)
         if task.kind == "explain":
             new, logits = self._explain(model, batch, unit)
-            if task.with_answers:
-                scores += rows.answers(batch, logits)
             maps = {name: as_stored(made) for name, made in new.items()}
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
-        explained = torch.stack([one.explained for one in maps.values()]).amax(0)
-        scene = Scene(model, batch, maps, explained, layer, size, unit.seed, self.passed, as_stored)
-        scores += rows.scores(unit.metrics, scene)
-        return scores, {name: only_finite(made) for name, made in new.items()}
+        explained = torch.stack([one.explained for one in maps.values()]).amax(0).cpu()
+        scene = Scene(model, batch, maps, explained, layer, unit.seed, self.passed, as_stored)
+        findings = measure(unit.metrics, scene)
+        logits, *fetched = on_host([logits, *findings.tensors()])
+        at_hand = {name: one.to("cpu") for name, one in new.items()}
+        return Computed(loaded, at_hand, logits, explained, findings.fetched(iter(fetched)))
+
+    def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
+        rows, (batch, failures) = RowMaker(self.opened.model_name, task.unit.checkpoint), computed.loaded
+        if task.with_answers:
+            labels = {s.id: s.label for s in self.opened.source.samples[slice(*task.unit.images)]}
+            yield from rows.broken(failures, labels)
+        if computed.findings is None:
+            return
+        if task.with_answers:
+            yield from rows.answers(batch, computed.logits)
+        yield from rows.found(computed.findings, batch, computed.explained)
 
     def _explain(self, model: Model, batch: Batch, unit: Unit) -> tuple[dict[str, Maps], Tensor]:
         """What hp.explain gives, and the logits "b k" of the same pass."""
@@ -112,15 +144,14 @@ class Worker:
         targets = batch.labels if self.opened.targets == "label" else None
         maps, logits = shared_pass(
             model, model.check_images(batch.images), calls, ids=batch.ids, targets=targets,
-            layer=study.model.layer, seed=unit.seed, batch_size=study.run.batch_size, progress=self.passed,
+            layer=study.model.layer, seed=unit.seed, progress=self.passed,
         )  # fmt: skip
-        found, logits = {name: one.to("cpu") for name, one in maps.items()}, logits.cpu()
-        lost = probabilities(logits).isnan().any(1)
-        if targets is None and lost.any():  # nothing was predicted, so nothing is explained
-            for name, one in found.items():
+        if targets is None:  # where nothing was predicted, nothing is explained
+            lost = probabilities(logits).isnan().any(1)
+            for name, one in maps.items():
                 values = one.values.masked_fill(lost[:, None, None], torch.nan)
-                found[name] = replace(one, values=values, explained=one.explained.masked_fill(lost, -1))
-        return found, logits
+                maps[name] = replace(one, values=values, explained=one.explained.masked_fill(lost, -1))
+        return maps, logits
 
     def _stored_maps(self, checkpoint: str, method: str, batch: Batch) -> Maps:
         """A method's maps of these images; one that could not be stored is NaN, and explains nobody (-1)."""
@@ -161,7 +192,7 @@ class Worker:
         """Compute and write what is about all images of a checkpoint, or about several checkpoints."""
         name = self.opened.model_name
         if task.among:
-            rows = across_rows(self.folder, task, name)
+            rows = across_rows(self.folder, task, name, self.opened.device)
         else:
             ids = tuple(sample.id for sample in self.opened.source.samples)
             shown = partial(self.gallery, task)
@@ -219,12 +250,22 @@ def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]
     indices = [i for job in jobs for i in range(*job.block.images)]
     size, threads, ready = settings.batch_size, settings.workers, opened.model(checkpoint).preprocess
     loaded = batches(opened.source, ready, size, indices, threads, work.fail_fast)
-    with closing(loaded):  # type: ignore[type-var]
-        for job, pictures in zip(jobs, loaded, strict=True):
+    with closing(loaded), Behind() as behind:  # type: ignore[type-var]
+        for job, pictures in zip(jobs, waited_for(loaded), strict=True):
             if work.stop.is_set():
                 raise StopRequested
-            worker.run(job.tasks, pictures)
+            worker.run(job.tasks, pictures, behind)
             work.progress.advance(job.images, len(job.tasks))
+
+
+def waited_for(loaded: Iterator[Loaded]) -> Iterator[Loaded]:
+    """The same batches; what is waited for the decoding threads is on the timeline."""
+    while True:
+        with span("waiting", "pictures"):
+            pictures = next(loaded, None)
+        if pictures is None:
+            return
+        yield pictures
 
 
 def _run_groups(worker: Worker, work: Work) -> None:
@@ -232,5 +273,6 @@ def _run_groups(worker: Worker, work: Work) -> None:
         if work.stop.is_set():
             raise StopRequested
         work.progress.say(f"{task.unit.checkpoint}: {', '.join(task.unit.metrics)} over all images")
-        worker.group(task)
+        with span("group", ", ".join(task.unit.metrics)):
+            worker.group(task)
         work.progress.advance(0, 1)

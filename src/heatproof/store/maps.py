@@ -49,6 +49,18 @@ def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
 
     The work is done where the maps are, so that only half of the bytes leave a GPU.
     """
+    stored, scale, offset = halved(values)
+    return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
+
+
+def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> Tensor:
+    """Undo `pack`: "b h w", float32."""
+    by, plus = (torch.from_numpy(numbers)[:, None, None] for numbers in (scale, offset))
+    return restored(torch.from_numpy(stored), by, plus)
+
+
+def halved(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ "b h w" in half precision, and the scale and offset of each, "b 1 1", where the maps are."""
     maps = values.detach().float()
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     offset = torch.where(low > 0, low, high.clamp(max=0))
@@ -57,14 +69,12 @@ def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
     stored = (centred / torch.where(scale > 0, scale, 1) * TOP).half()
     # A value too small for half precision must not lose its sign: normalising looks at it.
     vanished = (stored == 0) & (centred != 0)
-    stored = torch.where(vanished, centred.sign().half() * SMALLEST, stored)
-    return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
+    return torch.where(vanished, centred.sign().half() * SMALLEST, stored), scale, offset
 
 
-def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> Tensor:
-    """Undo `pack`: "b h w", float32."""
-    by, plus = (torch.from_numpy(numbers)[:, None, None] for numbers in (scale, offset))
-    return torch.from_numpy(stored).float().div_(TOP).mul_(by).add_(plus)
+def restored(stored: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    """Undo `halved`: float32."""
+    return stored.float().div_(TOP).mul_(scale).add_(offset)
 
 
 def slug(method: str) -> str:

@@ -1,0 +1,161 @@
+"""heatproof run --profile: what it writes adds up, names every stage, and changes no row."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.profiler import ProfilerActivity, profile
+
+from heatproof.cli import main
+from heatproof.run import profile as section
+from heatproof.run.behind import WAITING_UNITS, Behind
+from heatproof.run.engine import run_study
+from heatproof.run.measure import joined, on_host, taken_apart
+from heatproof.run.profile import BETWEEN, Profiler, profiling
+from heatproof.timeline import FRAME, NOTHING, Recording, Span, span
+from tiny_study import fingerprint, make_study
+
+METHODS = ["gradcam", "rise(masks=8)", "lime(samples=8, segment_count=6)"]
+METRICS = ["insertion(steps=4)", "deletion(steps=4)", "randomisation(depths=2)", "cscore", "method_agreement"]
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profiled")
+    study = make_study(folder, images=6, methods=METHODS, metrics=METRICS, checkpoints=["epochs/epoch01.pt"])
+    told = CliRunner().invoke(main, ["run", str(study), "--out", str(folder / "run"), "--profile"])
+    assert told.exit_code == 0, told.output
+    (folder / "told.txt").write_text(told.output)
+    return folder
+
+
+def test_the_table_adds_up_to_the_wall_time_and_counts_every_input(profiled: Path) -> None:
+    found = json.loads((profiled / "run/profile/profile.json").read_text())
+    own = [one for one in found["stages"] if not one["beside"]]
+    assert sum(one["seconds"] for one in own) == pytest.approx(found["all"]["wall"], rel=0.01)
+    for one in own:
+        parts = one["device"] + one["host"] + one["waiting"]
+        assert parts == pytest.approx(one["seconds"], abs=1e-6) and one["host"] > -1e-6, one
+    by_name = {(one["stage"], one["what"]): one for one in own}
+    assert by_name["method", "rise(masks=8)"]["inputs"] == 6 * 8
+    assert by_name["shared pass", ""]["inputs"] >= 6
+    assert by_name["metric", "insertion_deletion"]["inputs"] >= 6 * 2
+    assert by_name["waiting", "pictures"]["device"] == 0
+    assert {one["stage"] for one in own} >= {"checking", "metric", "method", "group", BETWEEN}
+    assert {one["stage"] for one in found["stages"] if one["beside"]} >= {"decode", "rows", "writing"}
+
+
+def test_the_files_and_what_is_printed_tell_the_same(profiled: Path) -> None:
+    place, told = profiled / "run/profile", (profiled / "told.txt").read_text()
+    found = json.loads((place / "profile.json").read_text())
+    with (place / "profile.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["stage"] for row in rows] == [one["stage"] for one in found["stages"]]
+    assert f"where {found['all']['wall']:.1f} s went, on cpu" in told
+    assert f"{found['all']['inputs']:,}" in told and "beside: decode" in told
+    assert "profile.trace.json" in told.replace("\n", "")
+
+
+def test_the_timeline_is_what_trace_viewers_read(profiled: Path) -> None:
+    events = json.loads((profiled / "run/profile/profile.trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all({"name", "pid", "tid", "ts", "dur", "cat"} <= event.keys() for event in spans)
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert "main" in threads.values() and {event["tid"] for event in spans} == set(threads)
+    passes = [event for event in spans if event["name"] == "forward"]
+    units = [event for event in spans if event["name"].startswith(FRAME)]
+    assert len(units) == 2 and passes and all(event["args"]["inputs"] > 0 for event in passes)
+
+
+def test_a_profiled_run_has_the_rows_of_another(profiled: Path) -> None:
+    run_study(profiled / "study.toml", profiled / "plain")
+    assert not (profiled / "plain/profile").exists() and span("x") is NOTHING
+    assert fingerprint(profiled / "plain") == fingerprint(profiled / "run")
+
+
+def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=2)
+    told = CliRunner().invoke(
+        main, ["run", str(study), "--profile", "--engine", "ray", "--out", str(tmp_path / "r")]
+    )
+    assert told.exit_code == 2 and "only the local engine can be profiled" in told.output
+    told = CliRunner().invoke(main, ["run", str(study), "--profile", "--dry-run"])
+    assert told.exit_code == 2 and "leave out --dry-run" in told.output
+
+
+def test_on_a_gpu_the_device_has_a_clock_of_its_own() -> None:
+    """No GPU is needed to add up: two units, passes that took the device 6 of 10 ns, kernels that overlap."""
+    recorded = Recording("cuda")
+    recorded.ended, main_thread = 100, recorded.main
+    stage = ("metric", "a")
+    recorded.spans = [
+        Span("forward", "", main_thread, 0, 10, 4, stage, device_ns=6.0),
+        Span("waiting", "device", main_thread, 10, 30, 0, stage),
+        Span(*stage, main_thread, 0, 40, 0, stage),
+        Span(FRAME, "u1", main_thread, 0, 40, 0, (FRAME, "u1")),
+        Span(FRAME, "u2", main_thread, 40, 100, 0, (FRAME, "u2")),
+    ]
+    with profiling() as profiler:
+        pass
+    found = Profiler(recorded, profiler._until_the_end)
+    found.kernels = [(1000, 1030), (1050, 1080), (1060, 1090), (1095, 1100)]
+    one = next(one for one in found.summary().stages if one.stage == "metric")
+    ns = [round(value * 1e9) for value in (one.seconds, one.device, one.host, one.waiting)]
+    assert ns == [40, 6, 20, 20] and (one.passes, one.inputs) == (1, 4)
+    assert found.summary().busy == pytest.approx((40 + 5) / 60)  # from 1040, after the first unit, to 1100
+
+
+def test_torch_tells_when_a_kernel_ran() -> None:
+    """What `_kernels` reads from torch's profiler, here of the CPU."""
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        torch.ones(3).sum()
+    assert found.profiler is not None
+    events = found.profiler.kineto_results.events()
+    assert any(event.duration_ns() > 0 for event in events)
+    assert {event.device_type() for event in events} == {torch.autograd.DeviceType.CPU}
+    with section._kernels("cpu", kept := []):
+        pass
+    assert kept == []
+
+
+def test_tensors_of_all_types_travel_together() -> None:
+    lot = [
+        torch.tensor([True, False, True]), torch.rand(2, 3), torch.rand(5).double(), torch.arange(4),
+        torch.empty(0), torch.tensor(2.5).half(),
+    ]  # fmt: skip
+    found = taken_apart(joined(lot), lot)
+    assert all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        for a, b in zip(lot, found, strict=True)
+    )
+    assert on_host(lot) == lot  # nothing is copied that is here
+
+
+def test_what_is_done_behind_keeps_its_order_and_its_errors() -> None:
+    done, gate = [], threading.Event()
+
+    def slow() -> None:
+        gate.wait(5)
+        done.append("slow")
+
+    def fails() -> None:
+        raise OSError("the disk is full")
+
+    with Behind() as behind:
+        behind.do(slow)
+        assert done == [] and WAITING_UNITS > 1  # the caller went on
+        gate.set()
+        behind.do(lambda: done.append("next"))
+    assert done == ["slow", "next"]
+    with pytest.raises(OSError, match="full"), Behind() as behind:
+        behind.do(fails)
+    with pytest.raises(KeyError), Behind() as behind:
+        behind.do(lambda: done.append("kept"))
+        raise KeyError
+    assert done[-1] == "kept"
