@@ -25,7 +25,6 @@ class Scene:
     maps: Mapping[str, Maps]  # as the store gives them back
     targets: Tensor  # "b", the explained classes
     layer: Any = None
-    batch_size: int = 32
     seed: int = 0
     passed: Callable[[int], object] | None = None
     then: Change | None = None  # what the store did to the maps
@@ -43,7 +42,7 @@ class Scene:
     @property
     def passes(self) -> dict[str, Any]:
         """Options of everything that runs the model."""
-        return {"seed": self.seed, "batch_size": self.batch_size, "progress": self.passed}
+        return {"seed": self.seed, "progress": self.passed}
 
 
 @dataclass(frozen=True)
