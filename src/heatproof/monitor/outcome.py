@@ -16,6 +16,7 @@ from heatproof.monitor.measure import Answers, Measured
 if TYPE_CHECKING:
     from heatproof.train.recipe import GradientNorm
     from heatproof.verdict.alarms import Alarm
+    from heatproof.verdict.answers import Verdict
 
 ALL = "all"  # what the support-weighted score over all classes is called beside the classes' names
 RED = np.array([228.0, 26.0, 28.0])
@@ -51,6 +52,7 @@ class Report:
     pictures: np.ndarray | None = field(default=None, repr=False)  # "k H W 3" uint8, one per class
     heat: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)  # by method, "k H W" in [0, 1]
     gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
+    verdict: Verdict | None = field(default=None, repr=False)  # on the run folder, where there is one
 
     @property
     def cscore(self) -> dict[str, float]:

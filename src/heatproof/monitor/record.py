@@ -3,12 +3,13 @@
 Rows, units and names are those of a run (see run/plan.py, run/score.py, run/group.py): a checkpoint is named
 epoch-NNN and belongs to the weights it was measured with. Maps are stored in half precision; the C-Score rows
 are those of the full maps. When a training is taken up from an earlier epoch, an epoch that comes again with
-other weights is stored beside the first as attempt2-epoch-NNN; nothing is overwritten.
+other weights is stored beside the first as attempt2-epoch-NNN; nothing is overwritten. After each checkpoint
+verdict.json is renewed: undecided about maps, unless the monitor was told to measure what that rests on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -16,11 +17,12 @@ from typing import Any
 
 import torch
 
+from heatproof.errors import InputError
 from heatproof.metrics.gold import ListRule, gold_list
 from heatproof.metrics.scene import Scene
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
-from heatproof.monitor.measure import Answers, Measured
+from heatproof.monitor.measure import Answers, Measured, undisturbed
 from heatproof.run.group import cells, read_answers
 from heatproof.run.measure import only_finite
 from heatproof.run.metrics import read_metrics
@@ -30,9 +32,12 @@ from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.store import Manifest, RunFolder
 from heatproof.train.recipe import GradientNorm
 from heatproof.types import Batch, Score
+from heatproof.verdict.answers import Verdict
 from heatproof.verdict.epochs import write_gradients
+from heatproof.verdict.judge import MONITOR, conclude
 from heatproof.verdict.trajectory import Trajectory
 
+KNOWN = {"maps", "model", "images", "labels", "probabilities"}
 FREE = ("model.spec", "run.device", "run.threads")  # known when the model is; no reason to refuse a resume
 
 
@@ -40,15 +45,20 @@ class Recorder:
     """Writes the checkpoints of one training."""
 
     def __init__(
-        self, path: str | PathLike[str], held: HeldOut, methods: Sequence[str], batch_size: int, seed: int,
-        rule: ListRule, layer: Any,
+        self, path: str | PathLike[str], held: HeldOut, methods: Sequence[str], *, batch_size: int, seed: int,
+        rule: ListRule, layer: Any, metrics: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self.path, self.held = Path(path), held
+        for request in read_metrics(metrics):
+            if request.group or not set(request.entry.needs) <= KNOWN:
+                raise InputError(
+                    f"a monitor measures pictures, without boxes or masks; {request.text} is no such"
+                )
+        self.path, self.held, self.layer, self.seed = Path(path), held, layer, seed
         self.cscore = rule.text
         config = {
-            "kind": "monitor",
+            "kind": MONITOR,
             "methods": list(methods),
-            "metrics": [self.cscore, "accuracy", "recall", "auc"],
+            "metrics": [self.cscore, "accuracy", "recall", "auc", *metrics],
             "run": {"seed": seed, "batch_size": batch_size, "targets": "label"},
             "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
             "images": {"kind": "memory", "count": len(held)},
@@ -122,6 +132,14 @@ class Recorder:
             write_gradients(self.path, name, norms)
         return name
 
+    def judged(self, say: Callable[[str], object]) -> Verdict | None:
+        """The verdict by the tests that there are, kept in the folder."""
+        try:
+            return conclude(RunFolder.open(self.path))
+        except Exception as error:  # training goes on, and what was measured is good
+            say(f"there is no verdict: {error}")
+            return None
+
     def _write_block(
         self, folder: RunFolder, maker: RowMaker, task: Task, model: Model, rows: Sequence[int],
         found: Answers,
@@ -137,7 +155,9 @@ class Recorder:
         maps = {name: found.maps[name].take(at).to("cpu") for name in task.unit.methods}
         if task.with_answers:
             scores += maker.answers(batch, found.logits[at])
-        scores += maker.scores(task.unit.metrics, Scene(model, batch, maps, part.labels))
+        scene = Scene(model, batch, maps, part.labels, self.layer, seed=self.seed)
+        with undisturbed(model):
+            scores += maker.scores(task.unit.metrics, scene)
         shown = dict(zip(part.ids, part.pixels, strict=True))
         folder.write_unit(task.unit, scores, {name: only_finite(one) for name, one in maps.items()}, shown)
 

@@ -57,7 +57,8 @@ class Monitor:
         batch_size: images per pass.
         class_names: of the classes, in order.
         preprocess: the model's own, for pictures.
-        out: a run folder to write and to resume.
+        out: a run folder to write and to resume; its verdict.json is renewed at each step.
+        metrics: more of each picture, for `out`, by name: the one that the verdict rests on, at its cost.
         layer: where CAMs look; found by itself where None.
         tau: of the gold lists, see hp.metrics.gold_list.
         weights: of the C-Score, see hp.metrics.cscore_by_class.
@@ -84,6 +85,7 @@ class Monitor:
         class_names: Sequence[str] | None = None,
         preprocess: Preprocess | None = None,
         out: str | PathLike[str] | None = None,
+        metrics: Sequence[str] = (),
         layer: str | Sequence[str] | None = None,
         tau: float | Literal["adaptive"] = 0.5,
         weights: Weights = "confidence",
@@ -107,6 +109,8 @@ class Monitor:
             )
         if seed < 0:
             raise InputError(f"seed must be 0 or more, got {seed}")
+        if metrics and out is None:
+            raise InputError("metrics go into a run folder; name one with out=")
         for logger in loggers:
             if not callable(getattr(logger, "log", None)):
                 raise InputError(f"a logger has a method log(report); {type(logger).__name__} has none")
@@ -132,7 +136,8 @@ class Monitor:
         if out is not None:
             from heatproof.monitor.record import Recorder  # which needs duckdb and msgspec
 
-            self._recorder = Recorder(out, self._all, self.methods, batch_size, seed, self.rule, layer)
+            options: Any = {"batch_size": batch_size, "seed": seed, "rule": self.rule, "layer": layer}
+            self._recorder = Recorder(out, self._all, self.methods, metrics=metrics, **options)
             self.trajectory = self._recorder.trajectory() or self.trajectory
             self._listed = self._recorder.anchored(self.rule) if anchor else None
 
@@ -198,7 +203,7 @@ class Monitor:
     def _measured(self, model: Any, epoch: int, started: float) -> Report:
         held, name = self.images, f"epoch-{epoch:03d}"
         classes = {c: held.classes[c] for c in sorted(set(held.labels.tolist()))}
-        report = Report(epoch, name, len(held), classes, 0.0)
+        report, verdict = Report(epoch, name, len(held), classes, 0.0), None
         try:
             wrapped = self._model(model)
             norms = {} if self._log is None else self._log.take()
@@ -208,6 +213,7 @@ class Monitor:
             if self._recorder is not None:
                 try:
                     name = self._recorder.write(wrapped, epoch, self._rows, found, numbers, norms)
+                    verdict = self._recorder.judged(self._say)
                 except (HeatproofError, OSError) as error:  # the numbers are good all the same
                     self._say(f"epoch {epoch} is not stored: {error}", str(error))
             for method, count in numbers.unusable.items():
@@ -226,7 +232,7 @@ class Monitor:
             return replace(report, seconds=time.perf_counter() - started, problem=problem)
         return replace(
             report, checkpoint=name, seconds=time.perf_counter() - started, measured=numbers, alarms=alarms,
-            new_alarms=new, pictures=pictures, heat=heat, gradients=norms,
+            new_alarms=new, pictures=pictures, heat=heat, gradients=norms, verdict=verdict,
         )  # fmt: skip
 
     def _answers(self, model: Model, held: HeldOut) -> Answers:
