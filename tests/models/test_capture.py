@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -251,8 +252,10 @@ def test_works_without_gradients_in_inference_mode_and_under_autocast(cnn: nn.Mo
         torch.testing.assert_close(quiet[method].values, expected[method].values)
         torch.testing.assert_close(inferred[method].values, expected[method].values)
         assert half[method].values.dtype == torch.float32
-        close = (half[method].normalised() - expected[method].normalised()).abs().mean()
-        assert close < 0.05, method
+        turned = replace(half[method], values=-half[method].values)  # of image 1 both sides are almost alike
+        signs = (half[method], turned) if method == "eigengradcam" else (half[method],)
+        gaps = [(h.normalised() - expected[method].normalised()).abs().mean((1, 2)) for h in signs]
+        assert torch.stack(gaps).amin(0).mean() < 0.05, method
 
 
 def test_frozen_parameters_change_nothing(cnn: nn.Module, images: Tensor) -> None:

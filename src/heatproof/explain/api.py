@@ -53,12 +53,12 @@ class MethodCall:
         needs = set(self.entry.needs)
         names = trace.scales if "scales" in needs else (trace.layer,) if needs & READ else ()
         known = [layers[name] for name in names if name in layers]
-        return torch.stack(known).all(0) if known else None
+        return known[0] if len(known) == 1 else torch.stack(known).all(0) if known else None
 
 
 def dead_layers(trace: Trace) -> dict[str | None, Tensor]:
     """By layer "b" bool: images in which each of its channels says the same at every place."""
-    return {name: (one.amax((2, 3)) == one.amin((2, 3))).all(1) for name, one in trace.activations.items()}
+    return {n: (one == one[:, :, :1, :1]).flatten(1).all(1) for n, one in trace.activations.items()}
 
 
 def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
@@ -158,7 +158,7 @@ def shared_pass(
 
     with untouched(model.module):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
-        Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append)
+        Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, "shared")
     lots = zip(*(maps for maps, _ in parts), strict=True)
     maps = {c.text: replace(Maps.concatenate(lot), ids=ids) for c, lot in zip(calls, lots, strict=True)}
     return maps, torch.cat([logits for _, logits in parts])

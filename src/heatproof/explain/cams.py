@@ -34,11 +34,17 @@ def gradcam(trace: Trace) -> Tensor:
     return weighted_sum(trace.gradient.mean((2, 3)), trace.activation)
 
 
-def gradcam_plus_plus_map(activations: Tensor, gradients: Tensor) -> Tensor:
-    """ "b c h w" twice -> "b h w"."""
-    total = activations.sum((2, 3), keepdim=True)
-    # alpha * ReLU(g) with g^2 divided out: a third of the work, and small gradients do not underflow.
-    return weighted_sum(safe_ratio(gradients.relu(), 2 + total * gradients).sum((2, 3)), activations)
+def gradcam_plus_plus_map(
+    activations: Tensor, gradients: Tensor, rectified: Tensor | None = None, total: Tensor | None = None
+) -> Tensor:
+    """ "b c h w" twice -> "b h w". rectified, total: ReLU(g) and sum_ij A "b c", where they are there."""
+    positive = gradients.relu() if rectified is None else rectified
+    summed = activations.sum((2, 3)) if total is None else total
+    # alpha * ReLU(g) with g^2 divided out: a third of the work, and small gradients do not underflow. Where g
+    # is not positive the numerator is 0, so ReLU(g) may stand below too.
+    below = torch.addcmul(positive.new_tensor(2.0), summed[:, :, None, None], positive)
+    weights = (positive / below.masked_fill_(below == 0, torch.inf)).sum((2, 3))
+    return weighted_sum(weights, activations)
 
 
 @explainer(
@@ -51,7 +57,7 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
     alpha is 0 where its denominator is 0; no epsilon is added. The factor exp(S) of the paper is the same
     for every weight of an image and drops out when the map is normalised.
     """
-    return gradcam_plus_plus_map(trace.activation, trace.gradient)
+    return gradcam_plus_plus_map(trace.activation, trace.gradient, trace.rectified, trace.total)
 
 
 @explainer(
@@ -63,7 +69,7 @@ def layercam(trace: Trace) -> Tensor:
     sum_k ReLU(g_k) * A_k. The paper's outer ReLU acts when the map is normalised; activations that are
     never negative make it idle.
     """
-    return (trace.gradient.relu() * trace.activation).sum(1)
+    return (trace.rectified * trace.activation).sum(1)
 
 
 @explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam")
@@ -72,7 +78,7 @@ def xgradcam(trace: Trace) -> Tensor:
 
     w_k = sum_ij g_kij A_kij / sum_ij A_kij, and 0 for a channel whose activations sum to 0.
     """
-    return weighted_sum(safe_ratio(trace.product.sum((2, 3)), trace.activation.sum((2, 3))), trace.activation)
+    return weighted_sum(safe_ratio(trace.product.sum((2, 3)), trace.total), trace.activation)
 
 
 @explainer("hirescam", needs=NEEDS, cite="draelos2020hirescam")

@@ -4,7 +4,8 @@ A layer gives a matrix M "hw c": one row per place, one column per channel. The 
 of M is the first eigenvector of M M^T "hw hw" (49x49 for a ResNet), so no SVD of a 49x2048 matrix is needed.
 Early layers have more places than channels; there the eigenvector u of the smaller M^T M "c c" gives it as
 M u. Repeated squaring of the small matrix leaves only its first eigenvector; unlike an eigensolver it is a
-few batched products, which a GPU runs for all images at once.
+few batched products, which a GPU runs for all images at once. They run in float32, like the small matrix
+itself: what is lost where two eigenvalues almost agree was lost when that was formed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from heatproof.models.precision import computing
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
 
-ROUNDS, SQUARINGS = 5, 4  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
+ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
 
 
 def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
@@ -25,23 +27,24 @@ def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
         columns = columns - columns.mean(2, keepdim=True)
     few_channels = columns.shape[1] < columns.shape[2]
     rows = columns.transpose(1, 2) if few_channels else columns
-    gram = (rows.transpose(1, 2) @ rows).double()
-    power = gram
-    for _ in range(ROUNDS):
-        # Scaled by the trace, at least the first eigenvalue: squaring neither overflows nor vanishes.
-        trace = power.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-        power = power / torch.where(trace > 0, trace, 1.0)
-        for _ in range(SQUARINGS):
-            power = power @ power
+    with computing("fp32", features.device):
+        gram = rows.transpose(1, 2) @ rows
+        power = gram
+        for _ in range(ROUNDS):
+            # Scaled by the trace, at least the first eigenvalue: squaring neither overflows nor vanishes.
+            trace = power.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+            power = power / torch.where(trace > 0, trace, 1.0)
+            for _ in range(SQUARINGS):
+                power = power @ power
     # Every column is now a multiple of the eigenvector; the longest is the most exact.
     best = power.norm(dim=1).argmax(1)
     vector = power.gather(2, best[:, None, None].expand(-1, power.shape[1], 1))[..., 0]
     vector = _unit(vector)
     if few_channels:
-        vector = torch.einsum("bi,bip->bp", vector, columns.double())
+        vector = torch.einsum("bi,bip->bp", vector, columns)
         vector, value = _unit(vector), vector.norm(dim=1)
     else:
-        value = torch.einsum("bi,bij,bj->b", vector, gram, vector).clamp(min=0).sqrt()
+        value = ((gram @ vector[..., None])[..., 0] * vector).sum(1).clamp(min=0).sqrt()
     return vector.unflatten(1, features.shape[2:]), value
 
 

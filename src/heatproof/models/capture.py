@@ -3,6 +3,7 @@
 Parameters are frozen for the duration, so nothing before the first needed layer builds a graph. At that
 layer the output is cut off and made a new leaf; everything behind it is recorded, and one backward pass
 stops there: the gradient never reaches the stem. k gradient CAMs cost one forward and one partial backward.
+On a GPU a pass that comes again is recorded as a CUDA graph (graphs.py), hooks, backward and all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
 from heatproof.models.activated import Rectified, default_layer
 from heatproof.models.checkpoints import first_line
+from heatproof.models.graphs import state_of
 from heatproof.models.layers import (
     find_module,
     first_tensor,
@@ -27,10 +29,12 @@ from heatproof.models.layers import (
     not_a_picture,
     searched_scales,
 )
-from heatproof.models.model import Model, at_least_float, class_scores
-from heatproof.models.queue import Queue
+from heatproof.models.model import Model, at_least_float, class_scores, predicted
+from heatproof.models.queue import Queue, graphs_of
 from heatproof.timeline import span
 from heatproof.types import Trace
+
+INPUT = "input"  # among the gradients
 
 
 def capture(
@@ -101,41 +105,22 @@ def _capture(
     queue: Queue | None,
     seed: int,
 ) -> Trace:
-    count, names = len(images), layers.names
-    wants_layer_gradients = bool(needs & {"gradients", "scales"})
-    wants_input_gradient = "input_gradient" in needs
-    with torch.inference_mode(False), torch.set_grad_enabled(wants_layer_gradients or wants_input_gradient):
+    count, of_input = len(images), "input_gradient" in needs
+    one = _Pass(model, layers.names, count, bool(needs & {"gradients", "scales"}), of_input)
+    with torch.inference_mode(False):
         inputs = model.ready(images)
         if "blank" in needs:
             inputs = torch.cat([inputs, torch.zeros_like(inputs[:1])])
-        if inputs is images or wants_input_gradient or inputs.is_inference():
-            inputs = inputs.detach().clone(memory_format=torch.channels_last)
-        inputs.requires_grad_(wants_input_gradient)
-        with tap(model.module, names, wants_layer_gradients, model.found.get("runs", {})) as taken:
-            try:
-                logits = model.forward(inputs)
-            except HeatproofError:
-                raise
-            except (ValueError, AssertionError) as error:
-                raise _failed(model, images, error) from error
-            except RuntimeError as error:
-                if "size" in str(error) or "shape" in str(error) or "channels" in str(error):
-                    raise _wrong_size(model, images, error) from error
-                raise
-        for name in names:
-            if name not in taken.outputs:
-                raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
-        chosen = model.check_targets(targets, logits.detach()[:count])
-        layouts = {}
-        for name in names:
-            layout = layout_of(taken.outputs[name], inputs, model.module)
-            if layout is None:
-                raise _NotAPicture(name, taken.whole[name])
-            layouts[name] = layout
-        gradients = _gradients(
-            logits[:count], chosen, taken, inputs, wants_layer_gradients, wants_input_gradient
-        )
-    order = tuple(taken.outputs)
+        if inputs.is_inference():
+            inputs = inputs.clone(memory_format=torch.channels_last)
+        passed = _recorded(one, inputs, targets) or one(inputs, lambda of: model.check_targets(targets, of))
+    layouts = {}
+    for name, output in passed.outputs.items():
+        if (layout := layout_of(output, inputs, model.module)) is None:
+            raise _NotAPicture(name, passed.whole[name])
+        layouts[name] = layout
+    model.found["classes"] = passed.logits.shape[1]
+    order = tuple(layouts)
 
     def pictures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {n: layouts[n].picture(t.detach()[:count]) for n, t in tensors.items() if n in layouts}
@@ -143,18 +128,81 @@ def _capture(
     return Trace(
         model=model,
         images=images,
-        targets=chosen,
-        logits=logits.detach()[:count],
+        targets=passed.chosen,
+        logits=passed.logits[:count],
         layer=layers.main,
         layers=order,
         scales=tuple(name for name in order if name in layers.scales),
-        activations=pictures(taken.outputs),
-        gradients=pictures(gradients),
-        input_gradient=at_least_float(gradients["input"][:count]) if wants_input_gradient else None,
-        blank_logits=logits.detach()[count] if "blank" in needs else None,
+        activations=pictures(passed.outputs),
+        gradients=pictures(passed.gradients),
+        input_gradient=at_least_float(passed.gradients[INPUT][:count]) if of_input else None,
+        blank_logits=passed.logits[count] if "blank" in needs else None,
         queue=queue or Queue(model, (int(images.shape[-2]), int(images.shape[-1]))),
         seed=seed,
     )
+
+
+class _Passed(NamedTuple):
+    """What one pass gave, as tensors of all its rows."""
+
+    logits: Tensor
+    chosen: Tensor  # "b" classes that were explained
+    outputs: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    whole: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward, and where gradients are wanted one backward that stops at the layers."""
+
+    model: Model
+    names: tuple[str, ...]
+    count: int  # rows that are explained; a blank one may follow
+    of_layers: bool
+    of_input: bool
+
+    def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> _Passed:
+        model = self.model
+        with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
+            if self.of_input:
+                inputs = inputs.detach().clone(memory_format=torch.channels_last).requires_grad_()
+            with tap(model.module, self.names, self.of_layers, model.found.get("runs", {})) as taken:
+                try:
+                    logits = model.forward(inputs)
+                except HeatproofError:
+                    raise
+                except (ValueError, AssertionError) as error:
+                    raise _failed(model, inputs, error) from error
+                except RuntimeError as error:
+                    if "size" in str(error) or "shape" in str(error) or "channels" in str(error):
+                        raise _wrong_size(model, inputs, error) from error
+                    raise
+            for name in self.names:
+                if name not in taken.outputs:
+                    raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
+            chosen = choose(logits.detach()[: self.count])
+            wanted = (taken.outputs if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
+            with model.computing():
+                gradients = _gradients(logits[: self.count], chosen, wanted)
+        return _Passed(logits.detach(), chosen, taken.outputs, gradients, taken.whole)
+
+
+def _recorded(one: _Pass, inputs: Tensor, targets: Any) -> _Passed | None:
+    """The pass as a CUDA graph, where that can be; what it returns is overwritten by the next one."""
+    model, graphs = one.model, graphs_of(one.model)
+    if graphs is None or graphs.reason or "classes" not in model.found:
+        return None
+    given = [inputs]
+    if targets is not None:
+        given.append(model.check_targets(targets, inputs.new_empty(one.count, model.found["classes"])))
+
+    def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
+        return one(inputs, predicted if chosen is None else lambda _: chosen)[:4]
+
+    key = "shared", state_of(model.module), model.precision, one.names, one.count, one.of_layers, one.of_input
+    logits, chosen, outputs, gradients = graphs.run(key, whole_pass, given)
+    return _Passed(logits.clone(), chosen.clone(), outputs, gradients, outputs)
 
 
 @dataclass
@@ -245,10 +293,7 @@ class _NotAPicture(Exception):
         self.name, self.output = name, output
 
 
-def _gradients(
-    logits: Tensor, targets: Tensor, taken: Taken, inputs: Tensor, of_layers: bool, of_input: bool
-) -> dict[str, Tensor]:
-    wanted = (taken.outputs if of_layers else {}) | ({"input": inputs} if of_input else {})
+def _gradients(logits: Tensor, targets: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not wanted:
         return {}
     score = class_scores(logits, targets).sum()
