@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ class Scene:
     seed: int = 0
     passed: Callable[[int], object] | None = None
     then: Change | None = None  # what the store did to the maps
+    kept: dict[str, dict[Any, Any]] = field(default_factory=dict, repr=False)  # of one metric, for the next
 
     @property
     def classes(self) -> Tensor:
