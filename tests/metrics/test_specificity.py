@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
+from heatproof.metrics.scene import Scene
 from heatproof.metrics.specificity import (
     BINS,
     BLANK,
@@ -28,10 +30,13 @@ from heatproof.metrics.specificity import (
     specificity,
     untrained,
 )
+from heatproof.models import Model
 from heatproof.models.random_weights import untrained_copy
+from heatproof.registry import metrics
 from heatproof.run.score import as_stored
-from heatproof.types import Maps
+from heatproof.types import Batch, Maps
 
+BOTH = (("specificity", specificity), ("untrained", untrained))
 METHODS = ["gradcam", "gradient", "edges", "centre", "random"]
 PARTS = ("weights", "place")
 SIDE, PATCH, BRIGHT = 16, 4, 7.0
@@ -127,6 +132,34 @@ def test_a_shadow_that_is_the_map_costs_no_pass(images: Tensor) -> None:
             gains(maps, [shadow] * 3, model=model, images=images, steps=steps)
         inputs.append(sum(passes.batches))
     assert inputs[1] - inputs[0] == 3 * 2 * len(images) * (steps - 1)
+
+
+def test_maps_of_untrained_networks_are_made_once_for_both_metrics(images: Tensor) -> None:
+    net = sure_cnn()
+    model = hp.load_model(net)
+    batch = Batch(tuple("abcd"), images, torch.zeros(4, dtype=torch.long))
+    maps = hp.explain(model, images, ["gradcam", "gradient"], 0)
+    scene = Scene(model, batch, maps, batch.labels)
+    draws = []
+    for scenes in ((scene, scene), (scene, replace(scene, kept={}))):
+        scene.kept.clear()
+        with pytest.MonkeyPatch.context() as patched:
+            made: list[int] = []
+
+            def spy(model: Model, images: Tensor, seed: int, made: list[int] = made) -> Model:
+                made.append(seed)
+                return untrained_copy(model, images, seed)
+
+            patched.setattr(sys.modules[specificity.__module__], "untrained_copy", spy)
+            found = [
+                metrics.get(name).call(each, one, {}) for (name, each), one in zip(BOTH, scenes, strict=True)
+            ]
+        draws.append((made, found))
+    assert draws[0][0] == [0, 1, 2] and draws[1][0] == [0, 1, 2, 0, 1]
+    for once, twice in zip(draws[0][1], draws[1][1], strict=True):
+        for method in maps:
+            for part, values in once[method].items():
+                assert torch.equal(values.nan_to_num(), twice[method][part].nan_to_num())
 
 
 def test_batch_size_and_order_do_not_matter(images: Tensor) -> None:

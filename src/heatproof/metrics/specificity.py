@@ -58,6 +58,7 @@ DRAWS = 3  # of random weights
 SURE = 1e-6  # of a probability: log-odds stay between -13.8 and 13.8
 LEAST = 1.0  # by which painting over must lower the log-odds
 BINS = 64  # of the histogram
+Known = dict[int, Mapping[str, Maps]]  # maps by method, by the draw of the random weights
 BLANK = "the map is constant, so it has no shadow to be compared with"
 STAYS = "no way of painting the picture over takes the class away, so no order of pixels can tell"
 
@@ -72,6 +73,7 @@ def specificity(
     layer: Layers = None,
     seed: int = 0,
     then: Change | None = None,
+    known: Known | None = None,
     **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """How far insertion less deletion of each map lies above that of its shadows.
@@ -86,6 +88,7 @@ def specificity(
         seed: of the random weights, and of methods that draw, as it was given to `hp.explain`.
         then: what was done to the maps since they were explained (a run rounds them to store them); the same
             is done to their shadows, or the rounding would be what tells them apart.
+        known: maps under random weights that were made before, by draw; those made now are put in.
         passes: batch_size and progress, as for hp.explain.
 
     Returns:
@@ -95,8 +98,8 @@ def specificity(
     pictures = model.check_images(images)
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
-    options: dict[str, Any] = {"layer": layer, "then": then, **passes}
-    shadows = [maps_untrained(maps, model, pictures, i, seed=seed, **options) for i in range(draws)]
+    options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
+    shadows = _shadows(draws, known, maps, model, pictures, **options)
     found = gains(maps, shadows, model=model, images=pictures, steps=steps, seed=seed, **passes)
     return {name: one.scores for name, one in found.items()}
 
@@ -187,6 +190,7 @@ def untrained(
     layer: Layers = None,
     seed: int = 0,
     then: Change | None = None,
+    known: Known | None = None,
     **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """How alike maps are to those of an untrained network, against what two untrained networks share.
@@ -197,16 +201,15 @@ def untrained(
         images: model-ready, "b c H W", the ones that the maps are of.
         layer: where CAMs look, as it was given to `hp.explain`.
         seed: of the first untrained network (the second has the next one), and of methods that draw.
-        then: as for specificity.
+        then, known: as for specificity.
         passes: batch_size and progress, as for hp.explain.
 
     Returns:
         By method: spearman, null, excess and entropy, each "b".
     """
     model = as_model(model)
-    options: dict[str, Any] = {"layer": layer, "then": then, **passes}
-    pictures = model.check_images(images)
-    first, second = (maps_untrained(maps, model, pictures, i, seed=seed, **options) for i in (0, 1))
+    options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
+    first, second = _shadows(2, known, maps, model, model.check_images(images), **options)
     return {name: against_untrained(one, first[name], second[name]) for name, one in maps.items()}
 
 
@@ -232,6 +235,17 @@ def entropy(maps: Maps) -> Tensor:
     )
     shares = counts / bins.shape[1]
     return -(shares * shares.clamp(min=1e-12).log2()).sum(1).cpu()
+
+
+def _shadows(
+    draws: int, known: Known | None, maps: Mapping[str, Maps], model: Model, images: Tensor, **options: Any
+) -> list[Mapping[str, Maps]]:
+    """Maps under so many draws of random weights, each made once."""
+    made = {} if known is None else known
+    for draw in range(draws):
+        if draw not in made:
+            made[draw] = maps_untrained(maps, model, images, draw, **options)
+    return [made[draw] for draw in range(draws)]
 
 
 def maps_untrained(
@@ -263,8 +277,9 @@ def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
     shown = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer, "then": scene.then}
-    known = {name: replace(one, explained=scene.classes) for name, one in scene.maps.items()}
-    return dict(function(known, **shown, **scene.passes, **options))
+    maps = {name: replace(one, explained=scene.classes) for name, one in scene.maps.items()}
+    known = scene.kept.setdefault("maps under random weights", {})
+    return dict(function(maps, **shown, known=known, **scene.passes, **options))
 
 
 _NEEDS = ("maps", "model", "images")

@@ -12,7 +12,7 @@ from heatproof.registry import Metric, check_options, metrics, parse_call
 OFFERED = frozenset({"maps", "labels", "probabilities", "boxes", "masks", "model", "images"})
 STORED = frozenset({"maps", "labels", "probabilities"})  # of all images of a checkpoint
 RESERVED = ("progress", "batch_size", "layer", "boxes", "masks", "targets", "seed", "logits",
-            "same_images", "changed_images", "then")  # fmt: skip
+            "same_images", "changed_images", "then", "known")  # fmt: skip
 
 
 @dataclass(frozen=True)
