@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing
 from PIL import Image
 
 from heatproof.errors import InputError
@@ -24,6 +23,7 @@ from heatproof.lazy import torch
 from heatproof.show import Strip, as_pictures, colours, overlay, text
 
 if TYPE_CHECKING:
+    import numpy.typing
     from torch import Tensor
 
     from heatproof.images.preprocess import Preprocess

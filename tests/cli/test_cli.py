@@ -16,7 +16,6 @@ from PIL import Image
 from heatproof import __version__
 from heatproof.bench.common import Row
 from heatproof.cli import bench as bench_command
-from heatproof.cli import explain as explaining
 from heatproof.cli import main
 from heatproof.cli._files import find_images, unique_names
 from heatproof.errors import InputError, MissingExtraError, ModelError
@@ -61,13 +60,16 @@ def test_version_and_help() -> None:
 
 
 def commands(group: click.Group) -> Iterator[click.Command]:
-    for command in group.commands.values():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         yield from commands(command) if isinstance(command, click.Group) else (command,)
 
 
 def test_every_command_and_option_is_documented() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    for name in main.commands:
+    for name in main.list_commands(click.Context(main)):
         assert f"heatproof {name}" in readme
     for command in commands(main):
         assert command.help and command.help[0].isupper()
@@ -172,7 +174,7 @@ def test_weights_that_cannot_be_fetched_lead_to_the_two_options(
             "resnet50 could not be loaded (no network); get the weights elsewhere and pass checkpoint="
         )
 
-    monkeypatch.setattr(explaining, "load_model", fails)
+    monkeypatch.setattr("heatproof.models.load.load_model", fails)
     result = heatproof("explain", "torchvision:resnet50", "a.png")
     assert result.exit_code == 2
     assert (

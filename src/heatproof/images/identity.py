@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from heatproof.images.source import Sample, Source, content_stamp
+if TYPE_CHECKING:
+    from heatproof.images.source import Sample, Source
 
 SETTLED = 2_000_000_000  # nanoseconds: a file this young could change again without another time
 THREADS = 8
@@ -82,6 +83,8 @@ def identify(source: Source, hashes: Hashes) -> list[tuple[str, str]]:
 
 
 def _identity(source: Source, sample: Sample, marks: Mapping[Path, str | None]) -> str:
+    from heatproof.images.source import content_stamp
+
     masks = [
         [name, marks[mask] if isinstance(mask, Path) else content_stamp(mask)]
         for name, mask in sorted(sample.masks.items())

@@ -1,0 +1,198 @@
+"""Commands that compute nothing begin at once: no torch, and well under a second of CPU time."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from heatproof.cli import main
+from heatproof.facts import facts_of
+from heatproof.registry import Registry, explainers, metrics
+from made_run import make_run
+
+TOOLS = """
+import json, sys
+import click
+from click.testing import CliRunner
+from heatproof.cli import main
+
+def paths(group, context, before=()):
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield [*before, name]
+        if isinstance(command, click.Group):
+            yield from paths(command, context, [*before, name])
+
+def asked(arguments):
+    result = CliRunner().invoke(main, arguments)
+    if "torch" in sys.modules:
+        sys.exit(f"{arguments} imports torch: {result.output}")
+    if result.exit_code not in (0, 1, 2):
+        sys.exit(f"{arguments} ends with {result.exit_code}: {result.output}")
+    return result.exit_code, result.output
+"""
+CPU_SECONDS = 1.0  # about 0.2 are measured on an idle machine; with torch it would be 2 or more
+
+
+def alone(script: str, *arguments: str) -> str:
+    """What a process of its own prints."""
+    command = [sys.executable, "-c", TOOLS + script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("startup") / "run", maps=False).path
+
+
+def test_the_help_of_every_command_needs_no_torch() -> None:
+    script = """
+told = [asked(["--help"]), *(asked([*path, "--help"]) for path in paths(main, click.Context(main)))]
+assert all(code == 0 and text.startswith("Usage:") for code, text in told)
+print(len(told))
+"""
+    assert int(alone(script)) > 20
+
+
+def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("methods = [")
+    (tmp_path / "typo.toml").write_text("modell = 1")
+    missing, bad, typo = (str(tmp_path / name) for name in ("nothing", "bad.toml", "typo.toml"))
+    fine = [
+        ["--version"],
+        ["list", "methods"],
+        ["list", "methods", "-v"],
+        ["list", "metrics"],
+        ["list", "metrics", "-v"],
+        ["sql", str(run), "select count(*) from scores"],
+        ["sql", str(run), "from scores limit 3", "--format", "csv"],
+        ["export", str(run), "--csv", str(tmp_path / "a.csv"), "--parquet", str(tmp_path / "a.parquet")],
+        ["export", str(run), "--latex", str(tmp_path / "a.tex")],
+        ["gate", str(run), "--rule", "insertion.gradcam >= 0.3", "--min-usable", "0"],
+        ["verify", str(run)],
+    ]
+    wrong = [
+        *([command, missing] for command in ("run", "verdict", "report", "serve", "verify")),
+        ["sql", missing, "from scores"],
+        ["export", missing, "--csv", missing],
+        ["gate", missing, "--rule", "auc > 0.9"],
+        ["gate", str(run), "--rule", "insertion.gradcm > 0.5"],
+        ["run", bad],
+        ["run", typo],
+        ["study", "cose", bad],
+        ["study", "qr", typo],
+        ["study", "cscore", missing],
+        ["explain", "lite0", missing],
+        ["explain", "lite0"],
+        ["bench", "--section", "nothing"],
+        ["run", "--nothing"],
+        ["verdct"],
+    ]
+    script = """
+for code, lines in zip((0, 2), json.loads(sys.argv[1])):
+    for arguments in lines:
+        found, text = asked(arguments)
+        assert found == code, (arguments, found, text)
+"""
+    alone(script, json.dumps([fine, wrong]))
+
+
+def test_what_is_listed_without_torch_is_what_is_registered() -> None:
+    for listed in (["list", "methods", "-v"], ["list", "metrics", "-v"]):
+        told = alone(f"print(asked({listed!r})[1], end='')")
+        assert told == CliRunner().invoke(main, listed).output
+
+
+@pytest.mark.parametrize("registry", [explainers, metrics], ids=["methods", "metrics"])
+def test_the_facts_are_those_of_the_entries(registry: Registry[object]) -> None:  # type: ignore[type-var]
+    told = Registry(registry.kind, registry.package, registry.group, registry.entry)
+    assert told.tell(), "a file came or went; run python docs/pictures.py tables"
+    entries = registry.as_registered()
+    assert [one.name for one in told._entries.values()] == [one.name for one in entries]
+    for entry in entries:
+        known = told._entries[entry.name]
+        assert facts_of(known) == facts_of(entry), "run python docs/pictures.py tables"
+        assert (known.needs, known.aliases, known.summary) == (entry.needs, entry.aliases, entry.summary)
+        assert known.options == entry.options and list(map(type, known.options.values())) == list(
+            map(type, entry.options.values())
+        )
+
+
+def test_a_told_function_can_be_called() -> None:
+    script = """
+from heatproof.registry import explainers, metrics
+told = metrics.get("auc")
+assert "torch" not in sys.modules and told.options == {"logits": False}
+assert told.function([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).value == 0.75
+assert "torch" in sys.modules and metrics.get("auc").function is not told.function
+import heatproof as hp
+assert metrics.get("auc").function is hp.metrics.auc
+assert explainers.get("gradcam").function.__name__ == "gradcam"
+"""
+    alone(script)
+
+
+def test_a_plug_in_is_listed_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from heatproof.registry import explainer\n"
+        "@explainer('mine', cite='sobel1968edges')\n"
+        "def mine(trace):\n    'The pixels themselves.'\n    return trace.images.mean(1)\n"
+    )
+    info = tmp_path / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[heatproof.explainers]\nmine = mine\n")
+    command = [sys.executable, "-m", "heatproof", "list", "methods"]
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    listed = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | paths, check=True
+    ).stdout
+    assert "The pixels themselves." in listed and "gradcam" in listed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["study", "cscore", "--help"],
+        ["list", "methods"],
+        ["sql", "RUN", "from scores limit 1"],
+        ["gate", "RUN", "--rule", "insertion.gradcam >= 0.3", "--min-usable", "0"],
+        ["run", "nothing.toml"],
+    ],
+    ids=" ".join,
+)
+def test_it_begins_at_once(run: Path, arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "heatproof", *(str(run) if a == "RUN" else a for a in arguments)]
+
+    def spent() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert any(spent() < CPU_SECONDS for _ in range(3))
+
+
+def test_the_shell_completes_commands() -> None:
+    asked = {"_HEATPROOF_COMPLETE": "bash_complete", "COMP_WORDS": "heatproof ve", "COMP_CWORD": "1"}
+    command = [sys.executable, "-c", "from heatproof.cli import main; main(prog_name='heatproof')"]
+    told = subprocess.run(command, capture_output=True, text=True, env=os.environ | asked).stdout
+    assert told.split() == ["plain,verdict", "plain,verify"]
+    assert "_HEATPROOF_COMPLETE=bash_source heatproof" in CliRunner().invoke(main, ["--help"]).output
+
+
+def test_help_shows_every_command_in_its_section_and_cuts_no_line() -> None:
+    text = CliRunner().invoke(main, ["--help"], terminal_width=100).output
+    order = [line.split()[0] for line in text.partition("Look around:")[2].splitlines() if line[:2] == "  "]
+    assert order[:4] == ["demo", "explain", "list", "run"] and "..." not in text.partition("Options:")[2]
