@@ -1,0 +1,50 @@
+"""What does not follow the network is never said to show the token, Grad-CAM always is: on twenty pairs."""
+
+from __future__ import annotations
+
+import pytest
+from discs import TAG, model_ready, network
+
+from heatproof.contrast import ContrastScore, make_pair
+from heatproof.contrast.score import inside_token
+from heatproof.studies.calibrate.collect import CONTROLS, all_maps
+
+EXACT = ("random", "edges", "centre", "untrained network", "untrained gradient")  # the same under A and B
+SEEDS = range(20)
+
+
+def scores_of(seed: int) -> dict[str, ContrastScore] | None:
+    """Grad-CAM and every control under both networks of a pair; None where its planting failed."""
+    model = network(seed=seed)
+    pair = make_pair(model, *model_ready(model, 40, seed), TAG, positive=1, lr=3e-3, seed=seed)
+    if not pair.holds:
+        return None
+    a, b = (
+        {
+            method: inside_token(maps, pair.masks).double().numpy()
+            for method, maps in all_maps(*twins, pair.images, 1, ["gradcam"], seed, seed + 1000).items()
+        }
+        for twins in ((pair.a, pair.b), (pair.b, pair.a))
+    )
+    return {method: ContrastScore(method, a[method], b[method], seed=seed) for method in a}
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, ContrastScore]]:
+    made = [scores for seed in SEEDS if (scores := scores_of(seed))]
+    assert len(made) >= 15  # of most pairs the flips say that they are as planted
+    return made
+
+
+def test_gradcam_shows_the_token_wherever_the_flips_confirm_the_pair(
+    found: list[dict[str, ContrastScore]],
+) -> None:
+    assert [scores["gradcam"].shows for scores in found] == [True] * len(found)
+    assert min(scores["gradcam"].interval[0] for scores in found) > 0.8
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_no_control_ever_shows_it(found: list[dict[str, ContrastScore]], control: str) -> None:
+    assert [scores[control].shows for scores in found] == [False] * len(found)
+    if control in EXACT:
+        assert {scores[control].auc for scores in found} == {0.5}
