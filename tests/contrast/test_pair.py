@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from discs import TAG, folder, model_ready, network
+from PIL import Image
 from scipy.stats import mannwhitneyu
 from torch import nn
 from torch.nn import functional as F
@@ -145,7 +146,12 @@ class Quiet(nn.Module):
         return images.mean((2, 3))[:, :2]
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated")  # torch says so of its quantisation
+def frozen(module: nn.Module) -> nn.Module:
+    """As torch.jit.freeze leaves a network: its weights are constants."""
+    return torch.jit.freeze(torch.jit.trace(module, torch.zeros(1, 3, 32, 32)))
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # torch says so of its quantisation and its jit
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -158,6 +164,7 @@ class Quiet(nn.Module):
         (lambda m, x, y: (m, x * torch.nan, y), "NaN"),
         (lambda m, x, y: (m.module[:6], x, y), "a classifier returns"),
         (lambda m, x, y: (Quiet(), x, y), "no weights to train"),
+        (lambda m, x, y: (frozen(m.module), x, y), "is TorchScript"),
         (
             lambda m, x, y: (torch.ao.quantization.quantize_dynamic(m.module, {nn.Linear}), x, y),
             "is quantised",
@@ -169,20 +176,24 @@ def test_what_cannot_be_used_is_one_sentence(change: Any, sentence: str, tmp_pat
     with pytest.raises(HeatproofError, match=sentence) as told:
         make_pair(*change(model, *model_ready(model)), positive=1, out=tmp_path)
     assert "\n" not in str(told.value)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and same(model, network())
 
 
-def test_options_that_cannot_be() -> None:
+def test_options_that_cannot_be(tmp_path: Path) -> None:
+    wide = tmp_path / "wide.png"
+    Image.new("RGB", (50, 8)).save(wide)
     model = network()
     images, labels = model_ready(model)
     for options, sentence in (
         ({"strength": 0}, "strength is the share"),
         ({"strength": 1.2}, "strength is the share"),
         ({"token": Token("tag", 0.05)}, "too small"),
+        ({"token": str(wide)}, "wide is larger than the picture: 8x50 pixels on pictures of 32x32"),
         ({"positive": 7}, "no picture is of class 7"),
     ):
         with pytest.raises(InputError, match=sentence):
-            make_pair(model, images, labels, **options)
+            make_pair(model, images, labels, **options, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_network_that_cannot_learn_the_token_is_told_and_nothing_is_judged() -> None:
