@@ -30,7 +30,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from scipy.linalg import hadamard
 from torch import Tensor
 
 from heatproof.errors import InputError
@@ -124,6 +123,8 @@ def sample_rows(last_segments: Sequence[int], samples: int, seed: int, form: str
 
 def _drawn(segments: int, samples: int, seed: int, form: str) -> np.ndarray:
     """ "n s"; the first row is replaced, and pairs start behind it."""
+    from scipy.linalg import hadamard
+
     random = np.random.default_rng(seed)
     if form == "published":
         return random.integers(0, 2, (samples, segments)).astype(bool)

@@ -29,7 +29,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from scipy.linalg import hadamard
 from torch import Tensor
 
 from heatproof.errors import InputError
@@ -148,6 +147,8 @@ def _order(grid: int) -> int:
 
 def _block(grid: int, p: float, random: np.random.Generator) -> np.ndarray:
     """ "block cells": grids and after each its partner."""
+    from scipy.linalg import hadamard
+
     order, cells = _order(grid), grid * grid
     if p == 0.5:
         columns = random.permutation(order - 1)[:cells] + 1

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from skimage.segmentation import quickshift, slic
 from torch import Tensor
 
 from heatproof.errors import InputError
@@ -43,6 +42,8 @@ def segments_of(
 
     kind: "slic" with about `count` segments, or "quickshift" (4, 200, .2), whose ties follow the seed.
     """
+    from skimage.segmentation import quickshift, slic
+
     if kind not in ("slic", "quickshift"):
         raise InputError(f"segments must be 'slic' or 'quickshift', got {kind!r}")
     if count < 1 or compactness <= 0:

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import kendalltau, spearmanr
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
@@ -221,6 +220,8 @@ def metric_agreement(
     >>> metric_agreement(table).spearman["insertion", "deletion"]
     1.0
     """
+    from scipy.stats import kendalltau, spearmanr
+
     if len(scores) < 2:
         raise InputError("agreement needs the scores of at least two metrics")
     labels = tuple(scores)
@@ -276,6 +277,8 @@ def rank_correlation(x: ArrayLike, y: ArrayLike, names: tuple[str, str] = ("x", 
         x, y: numbers in pairs; pairs with a NaN are left out of n.
         names: what reasons and errors call them.
     """
+    from scipy.stats import spearmanr
+
     first, second = as_numbers(x), as_numbers(y)
     same_length(**dict(zip(names, (first, second), strict=True)))
     return _correlate(spearmanr, first, second, names)

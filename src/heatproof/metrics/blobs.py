@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.ndimage import label
 
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, sized_maps
 from heatproof.metrics.localisation import budget_masks
@@ -57,6 +56,8 @@ def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
 
 
 def _areas(mask: np.ndarray) -> tuple[float, int]:
+    from scipy.ndimage import label
+
     sizes = np.bincount(label(mask, TOUCHING)[0].ravel())[1:]
     shares = sizes / sizes.sum()
     return float(1 - (shares**2).sum()), int((shares >= BLOB).sum())

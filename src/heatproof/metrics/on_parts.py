@@ -34,7 +34,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
@@ -175,6 +174,8 @@ def distance_to(masks: Tensor) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _transform(height: int, width: int, packed: bytes) -> np.ndarray:
+    from scipy.ndimage import distance_transform_edt
+
     bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=height * width)
     mask = bits.reshape(height, width).astype(bool)
     if not mask.any():
