@@ -7,14 +7,19 @@ import os
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from heatproof.cli import main
+from heatproof.explain.api import read_methods
 from heatproof.facts import facts_of
+from heatproof.images import SOURCES
 from heatproof.registry import Registry, explainers, metrics
+from heatproof.run.config import study_from
+from heatproof.run.metrics import read_metrics
 from made_run import make_run
 
 TOOLS = """
@@ -196,3 +201,11 @@ def test_help_shows_every_command_in_its_section_and_cuts_no_line() -> None:
     text = CliRunner().invoke(main, ["--help"], terminal_width=100).output
     order = [line.split()[0] for line in text.partition("Look around:")[2].splitlines() if line[:2] == "  "]
     assert order[:4] == ["demo", "explain", "list", "run"] and "..." not in text.partition("Options:")[2]
+
+
+def test_the_study_in_the_help_of_run_can_be_read() -> None:
+    text = CliRunner().invoke(main, ["run", "--help"]).output.partition("A study:\n")[2]
+    study = study_from(tomllib.loads(text.partition("\n\n")[0]))
+    assert [call.entry.name for call in read_methods(study.methods)] == ["gradcam", "rise"]
+    assert [request.text for request in read_metrics(study.metrics)] == study.metrics
+    assert study.images.kind in SOURCES and study.model.checkpoints == "best.pt"

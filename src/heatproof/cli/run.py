@@ -48,6 +48,17 @@ def run_command(
     their lists are added to a finished run; any other change of the study is refused.
 
     \b
+    A study:
+      methods = ["gradcam", "rise(masks=500)"]        # heatproof list methods
+      metrics = ["insertion", "specificity"]          # heatproof list metrics
+      [model]
+      spec = "torchvision:resnet50"                   # or timm:NAME, hf:FOLDER, net.py:build, lite0
+      checkpoints = "best.pt"                         # several, or a pattern, for a whole training
+      [images]
+      kind = "folder"                                 # a folder for each class; csv, imagenet, dicom, ...
+      path = "pictures"
+
+    \b
     Examples:
       heatproof run study.toml --dry-run            units, passes and time, before spending it
       heatproof run study.toml --dry-run --trust    also where the study brings code (net.py:make, pickles)
