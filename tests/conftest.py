@@ -88,6 +88,17 @@ def small_cnn(classes: int = 5, channels: int = 3, seed: int = 0) -> nn.Sequenti
     )  # fmt: skip
 
 
+def small_vit(classes: int = 5, seed: int = 0) -> nn.Module:
+    """Two blocks over 4x4 tokens and a class token, 16x16 in."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(seed)
+    net = VisionTransformer(
+        img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=2, num_classes=classes
+    )
+    return randomise(net)
+
+
 @pytest.fixture
 def cnn() -> nn.Sequential:
     return small_cnn().eval()

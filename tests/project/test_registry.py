@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import heatproof as hp
-from conftest import same, small_cnn, state_of
+from conftest import same, small_cnn, small_vit, state_of
+from heatproof.errors import ModelError
 from heatproof.registry import Card, explainers, metrics
 
 BIBLIOGRAPHY = Path(hp.__file__).with_name("references.bib").read_text()
@@ -21,6 +23,11 @@ CHEAP = {"samples": 6, "masks": 6, "steps": 4, "channels": 4, "segment_count": 9
 def cheap_call(name: str) -> str:
     options = {k: v for k, v in CHEAP.items() if k in explainers.get(name).options}
     return f"{name}({', '.join(f'{k}={v}' for k, v in options.items())})" if options else name
+
+
+def network_for(name: str, classes: int = 5) -> nn.Module:
+    """One that the method explains."""
+    return small_vit(classes) if explainers.get(name).only == "transformer" else small_cnn(classes)
 
 
 def test_the_bibliography_has_every_key_in_the_source_once() -> None:
@@ -35,6 +42,7 @@ def test_every_method_is_documented(name: str) -> None:
     assert entry.cite in KEYS
     assert entry.summary.endswith(".") and 10 < len(entry.summary) < 110
     assert isinstance(entry.card, Card) and all(vars(entry.card).values())
+    assert entry.only in ("", "cnn", "transformer")
 
 
 @pytest.mark.parametrize("name", metrics.names())
@@ -51,8 +59,8 @@ def test_every_metric_is_documented(name: str) -> None:
 @pytest.mark.parametrize("name", explainers.names())
 @pytest.mark.parametrize("classes", [1, 3])
 def test_every_method_returns_finite_maps_and_leaves_the_model_alone(name: str, classes: int) -> None:
-    module = small_cnn(classes).train()  # the mode a model has in the middle of training
-    module[0].weight.requires_grad_(False)
+    module = network_for(name, classes).train()  # the mode a model has in the middle of training
+    next(module.parameters()).requires_grad_(False)
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     before = state_of(module)
     call = cheap_call(name)
@@ -64,9 +72,30 @@ def test_every_method_returns_finite_maps_and_leaves_the_model_alone(name: str, 
     assert maps.explained.tolist() == hp.explain(module, images, "gradcam")["gradcam"].explained.tolist()
 
 
+@pytest.mark.parametrize("name", [entry.name for entry in explainers if entry.only])
+def test_a_method_for_one_kind_of_network_refuses_the_other_in_one_sentence(name: str) -> None:
+    module = small_cnn() if explainers.get(name).only == "transformer" else small_vit()
+    images = torch.randn(1, 3, 16, 16)
+    before = state_of(module)
+    with pytest.raises(ModelError, match=r"; use .* instead") as error:
+        hp.explain(module, images, name)
+    assert "\n" not in str(error.value) and same(before, state_of(module))
+
+
+@pytest.mark.parametrize("name", explainers.names())
+def test_every_method_explains_the_class_of_each_image(name: str) -> None:
+    module, call = network_for(name).eval(), cheap_call(name)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(4))
+    both = hp.explain(module, images, [call], [1, 3])[call]
+    for row, target in enumerate((1, 3)):
+        one = hp.explain(module, images[row : row + 1], [call], target)[call].values[0]
+        torch.testing.assert_close(one, both.values[row], rtol=1e-3, atol=1e-4 * float(one.abs().max()))
+    assert both.explained.tolist() == [1, 3]
+
+
 @pytest.mark.parametrize("name", explainers.names())
 def test_every_method_repeats_and_does_not_depend_on_the_batch(name: str) -> None:
-    module, call = small_cnn().eval(), cheap_call(name)
+    module, call = network_for(name).eval(), cheap_call(name)
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(2))
     whole = hp.explain(module, images, [call], seed=5)[call].values
     again = hp.explain(module, images, [call], seed=5)[call].values

@@ -82,6 +82,22 @@ def gradient(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient)
 
 
+@explainer(
+    "gradient-x-input",
+    needs=("input_gradient",),
+    cite="shrikumar2017deeplift",
+    aliases=("input-x-gradient", "gradxinput"),
+    card=GRADIENT_CARD,
+)
+def gradient_x_input(trace: Trace) -> Signed:
+    """The gradient of the logit times the image, both in normalised space.
+
+    sum_c |x_c dy/dx_c|. A pixel of the mean colour, 0 after normalisation, gets nothing.
+    """
+    assert trace.input_gradient is not None
+    return over_channels(trace.input_gradient * working_images(trace))
+
+
 @explainer("smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD)
 def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
     """The mean gradient at noisy copies of the image.
@@ -96,7 +112,7 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     deviation = (noise * (high - low))[:, None, None, None]
 
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        drawn = torch.stack([_normal(trace, s) for s in touched])
+        drawn = torch.stack([normal_noise(trace, s) for s in touched])
         return images[rows] + deviation[rows] * drawn[which], images.new_tensor(1 / samples)
 
     return over_channels(sum_of_gradients(trace, samples, visit, power=2 if squared else 1))
@@ -141,7 +157,7 @@ def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
     return (np.arange(steps) + shift) / steps, np.full(steps, 1 / steps)
 
 
-def _normal(trace: Trace, sample: int) -> Tensor:
+def normal_noise(trace: Trace, sample: int) -> Tensor:
     """ "c H W" of standard normal noise that depends on the seed and the sample's number alone.
 
     A GPU draws with its own generator, which repeats there but is not the CPU's: noise made on the host took
