@@ -166,6 +166,26 @@ def test_a_method_added_later_leaves_the_others_alone(
     assert str(rows[0]) == str(rows[1])
 
 
+def test_curves_are_walked_as_far_as_needed_and_a_method_added_later_walks_the_same(tmp_path: Path) -> None:
+    every, exact = ["insertion", "deletion"], ["insertion(adaptive=False)", "deletion(adaptive=False)"]
+    for name, methods, metrics in (
+        ("grown", ["gradcam", "random", "edges"], every),
+        ("whole", ["gradcam", "random", "edges", "gradient"], every + exact),
+    ):
+        study = make_study(tmp_path / name, images=4, methods=methods, metrics=metrics)
+        run_study(study, tmp_path / name / "out")
+    write_study(tmp_path / "grown", methods=["gradcam", "random", "edges", "gradient"], metrics=every)
+    run_study(tmp_path / "grown" / "study.toml", tmp_path / "grown" / "out")
+    query = "select * exclude unit from scores where metric not like '%adaptive%' order by all"
+    grown, whole = (RunFolder.open(tmp_path / name / "out").scores() for name in ("grown", "whole"))
+    assert str(grown.sql(query)) == str(whole.sql(query))
+    walked = "select method, image, value from scores where metric = '{}' order by all"
+    points = [row["value"] for row in whole.sql(walked.format("insertion_points"))]
+    assert len(points) == 2 * 4 * 4 and max(points) <= 68 and min(points) < 60
+    near, true = (whole.sql(walked.format(name)) for name in ("insertion", "insertion(adaptive=False)"))
+    assert all(abs(a["value"] - b["value"]) < 0.02 for a, b in zip(near, true, strict=True))
+
+
 def test_a_checkpoint_added_later_is_computed_alone(
     tmp_path: Path, finished: Path, computed: list[str]
 ) -> None:

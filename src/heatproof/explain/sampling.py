@@ -24,6 +24,7 @@ from heatproof.errors import InputError
 AUTO = "auto"
 REGION = 0.2  # of all pixels: the strongest, which budgets and readers look at
 BOUND = 0.2
+ROUNDING = 1e-7
 Ask = Callable[[Tensor, int, int], Tensor]  # (images, first draw, last + 1) -> "r n" scores
 Fit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, "r n" scores) -> "r h w" maps, errors
 
@@ -89,5 +90,5 @@ def uncertainty(values: Tensor, error: Tensor) -> Tensor:
     top = pixels.topk(max(1, round(REGION * pixels.shape[1])), dim=1)
     height = top.values.mean(1) - pixels.mean(1)
     doubt = errors.gather(1, top.indices).square().mean(1).sqrt()
-    # Where no draw changes anything, nothing stands out and nothing is in doubt.
-    return torch.where(doubt > 0, doubt / height, 0.0)
+    # Where no draw changes anything but the last bit, nothing stands out and nothing is in doubt.
+    return torch.where(doubt > ROUNDING * pixels.abs().amax(1), doubt / height, 0.0)

@@ -16,8 +16,11 @@ row-major order, as in localise. Give the true labels as `targets` for the thesi
 class is the one predicted on the whole image. A constant map orders nothing: its curves and areas are NaN,
 with a reason, and cost no pass.
 
-adaptive=True is not in the papers: it visits a third of the points, where the curves bend (see _curves), and
-draws straight lines between them. Results say so in `adaptive`; tables must repeat it.
+The adaptive forms are not in the papers. adaptive=True visits a third of the points, where the curves bend
+(see curves.py), and draws straight lines between them. adaptive="decided" ends a map's walk earlier, where
+its areas are known to 0.005, or to 0.01 and it is plain on which side of the floors beside it they lie. It is
+what a run does unless told otherwise, with the floors beside the maps whether asked for or not.
+`insertion_error` and `deletion_error` say how far an area may be off.
 
 Cost: an image's two end points serve both curves of every method, so m methods and b images take
 2 b + 2 m b (n - 1) inputs, in one queue of full batches. A variant is a comparison of ranks, made on the
@@ -36,17 +39,30 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
+from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images
-from heatproof.metrics.curves import Plan, adaptive_plan, area, change_steps, next_points, straight_lines
+from heatproof.metrics.curves import (
+    Plan,
+    adaptive_plan,
+    area,
+    area_errors,
+    can_adapt,
+    change_steps,
+    decided,
+    next_points,
+    straight_lines,
+)
 from heatproof.metrics.kit import CONSTANT, Cause, Passes, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import Scene
 from heatproof.models.model import Model, as_model, at_least_float, predicted, target_probabilities, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
-from heatproof.registry import metric
+from heatproof.registry import metric, metrics
 from heatproof.types import ArrayLike, Images, Maps, constant
 
 INSERTION, DELETION = 0, 1
+STEPS = 100
+DECIDED = "decided"
 CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 Name = TypeVar("Name", bound=Hashable)  # of a method
 
@@ -61,9 +77,14 @@ class Faithfulness:
     deletion_auc: Tensor  # "b"
     targets: Tensor  # "b", the class the probabilities are of
     baseline: str
-    adaptive: bool
+    adaptive: bool | str
     passes: int  # inputs behind these curves; the two end points of an image are shared by all methods
     flat: Tensor  # "b" bool: maps that order nothing
+    insertion_error: (
+        Tensor  # "b", a standard deviation of the area, estimated; 0 where every point was visited
+    )
+    deletion_error: Tensor  # "b"
+    points: Tensor  # "b" points visited of both curves, ends included
 
     @cached_property
     def scores(self) -> PerImage:
@@ -76,6 +97,11 @@ class Faithfulness:
                 place = percent / 100 * (curve.shape[1] - 1)
                 low = min(int(place), curve.shape[1] - 2)
                 found[f"{name}_at_{percent}"] = torch.lerp(curve[:, low], curve[:, low + 1], place - low)
+            if self.adaptive:
+                found |= {
+                    f"{name}_error": getattr(self, f"{name}_error").cpu(),
+                    f"{name}_points": self.points.cpu().float(),
+                }
         return PerImage(found, [Cause(CONSTANT, self.flat.cpu())])
 
     @property
@@ -97,7 +123,7 @@ class Walk(Passes, total=False):
     images: Required[Images]
     steps: int
     baseline: str
-    adaptive: bool
+    adaptive: bool | str
     seed: int
 
 
@@ -120,9 +146,9 @@ def insertion_deletion(
     *,
     model: Model | nn.Module,
     images: Images,
-    steps: int = 100,
+    steps: int = STEPS,
     baseline: str | Tensor = "blur",
-    adaptive: bool = False,
+    adaptive: bool | str = False,
     seed: int = 0,
     **passes: Unpack[Passes],
 ) -> Faithfulness | dict[Name, Faithfulness]:
@@ -138,7 +164,8 @@ def insertion_deletion(
         baseline: what deleted pixels become: "blur" (Gaussian, sigma 10), "black" (before normalisation),
             "mean" (the image's own, per channel) or "noise" (standard normal, by the seed, the same for every
             image); or model-ready pictures of your own, "b c H W".
-        adaptive: visit a third of the points, where the curves bend.
+        adaptive: visit a third of the points, where the curves bend; "decided": fewer, where the areas are
+            known well enough to be compared with those of the floors (random, edges) among the maps.
         seed: of noise.
         passes: batch_size and progress, as for hp.explain.
     """
@@ -146,6 +173,8 @@ def insertion_deletion(
     pictures = model.check_images(images).to(model.device)
     if not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
+    if not isinstance(adaptive, bool) and adaptive != DECIDED:
+        raise InputError(f"adaptive must be true, false or {DECIDED!r}, got {adaptive!r}")
     if isinstance(maps, Mapping) and not maps:
         raise InputError("maps is an empty dict; give the maps of at least one method")
     methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
@@ -189,7 +218,7 @@ class _Curves:
         self.curves = torch.full(shape, torch.nan, dtype=self.images.dtype, device=images.device)
         self.targets = torch.zeros(self.count, dtype=torch.long, device=images.device)
 
-    def run(self, queue: Queue, targets: ArrayLike | None, adaptive: bool) -> None:
+    def run(self, queue: Queue, targets: ArrayLike | None, adaptive: bool | str) -> None:
         numbers = torch.arange(self.curves.numel(), device=self.curves.device).view(self.curves.shape)
         ends = numbers[DELETION, : self.count, [0, self.steps]].T
         inner = torch.arange(1, self.steps, device=self.curves.device)
@@ -201,7 +230,17 @@ class _Curves:
         self.curves[DELETION, :, 0] = self.curves[INSERTION, :, -1] = start.masked_fill(self.flat, torch.nan)
         self.curves[DELETION, :, -1] = self.curves[INSERTION, :, 0] = end.masked_fill(self.flat, torch.nan)
         for more in plan.rounds:
-            self._visit(queue, numbers[next_points(self.curves, more)])
+            points = next_points(self.curves, more)
+            if adaptive == DECIDED:
+                points &= ~self._decided()[:, None]
+            self._visit(queue, numbers[points])
+
+    def _decided(self) -> Tensor:
+        """ "m" bool: maps whose areas need no further point; compared with the floors of the same image."""
+        areas, errors = (f(self.curves) for f in (lambda c: area(straight_lines(c)), area_errors))
+        floors = [name in metrics.get("insertion").floors for name in self.methods]
+        shape, where = (2, -1, self.count), torch.tensor(floors, device=areas.device)
+        return decided(areas.view(shape), errors.view(shape), where).flatten()
 
     def _visit(
         self, queue: Queue, jobs: Tensor, targets: ArrayLike | None = None, first: bool = False
@@ -228,8 +267,9 @@ class _Curves:
         if len(jobs):
             self.curves.view(-1)[jobs] = queue.predict(len(jobs), make, read).to(self.curves.dtype)
 
-    def results(self, baseline: str, adaptive: bool) -> dict[Any, Faithfulness]:
-        visited = (~self.curves[..., 1:-1].isnan()).sum((0, 2)).view(-1, self.count).sum(1) + 2 * self.count
+    def results(self, baseline: str, adaptive: bool | str) -> dict[Any, Faithfulness]:
+        inner = (~self.curves[..., 1:-1].isnan()).sum((0, 2)).view(-1, self.count)
+        errors = area_errors(self.curves).unflatten(1, (-1, self.count))
         insertion, deletion = straight_lines(self.curves).unflatten(1, (-1, self.count))
         flat = self.flat.view(-1, self.count)
         return {
@@ -241,8 +281,11 @@ class _Curves:
                 targets=self.targets,
                 baseline=baseline,
                 adaptive=adaptive,
-                passes=int(visited[i]),
+                passes=int(inner[i].sum()) + 2 * self.count,
                 flat=flat[i],
+                insertion_error=errors[INSERTION, i],
+                deletion_error=errors[DELETION, i],
+                points=inner[i] + 4,
             )
             for i, name in enumerate(self.methods)
         }
@@ -260,9 +303,23 @@ def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+    """Adaptive unless the study says otherwise, or asks for so few steps that there is nothing to save."""
+    options = {"adaptive": can_adapt(options.get("steps", STEPS)) and DECIDED, **options}
+    maps = dict(scene.maps)
+    if options["adaptive"] == DECIDED:
+        maps |= _absent_floors(scene)
     images = {"model": scene.model, "images": scene.batch.images, **scene.passes}
-    found = function(dict(scene.maps), scene.classes, **images, **options)
-    return {method: one.scores for method, one in found.items()}
+    found = function(maps, scene.classes, **images, **options)
+    return {method: found[method].scores for method in scene.maps}
+
+
+def _absent_floors(scene: Scene) -> dict[str, Maps]:
+    """What walks are decided against, where nobody asked for it: a method added later walks as the others."""
+    names = [floor for floor in metrics.get("insertion").floors if floor not in scene.maps]
+    if not names:
+        return {}
+    made = explain(scene.model, scene.batch.images, names, scene.classes, scene.layer, **scene.passes)
+    return {name: scene.then(one) if scene.then else one for name, one in made.items()}
 
 
 for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, "removed")):

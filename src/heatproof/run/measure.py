@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.explain.sampling import uncertainty
 from heatproof.metrics.kit import Cause, PerImage
 from heatproof.metrics.scene import Scene
 from heatproof.registry import Metric
@@ -18,19 +19,21 @@ from heatproof.run.plan import ANSWERS, PER_MAP
 from heatproof.timeline import span
 from heatproof.types import Maps
 
+BESIDE = ("dead", "error", "passes")
+
 
 @dataclass(frozen=True)
 class Findings:
     """By method, on the device until they are fetched."""
 
     bad: dict[str, Tensor]  # "b" bool: maps that are not finite
-    blank: dict[str, Maps]  # of each map: its extremes, "b 1 2", and whether the layer is dead; if asked for
+    blank: dict[str, Maps]  # of each map, if asked for: its extremes, "b 1 2", and what stands BESIDE it, "b"
     found: list[tuple[MetricRequest, str, PerImage]]  # request, method, scores
 
     def tensors(self) -> Iterator[Tensor]:
         yield from self.bad.values()
         for maps in self.blank.values():
-            yield from (maps.values, *(() if maps.dead is None else (maps.dead,)))
+            yield from (maps.values, *_beside(maps).values())
         for _, _, scores in self.found:
             yield from (*scores.values(), *(cause.where for cause in scores.causes))
 
@@ -38,7 +41,7 @@ class Findings:
         """The same made of other tensors, in the order in which `tensors` gives them."""
         bad = {method: next(tensors) for method in self.bad}
         blank = {
-            method: replace(maps, values=next(tensors), dead=None if maps.dead is None else next(tensors))
+            method: replace(maps, values=next(tensors), **_beside(maps, tensors))
             for method, maps in self.blank.items()
         }
         found = []
@@ -76,9 +79,18 @@ def measure(metrics: Sequence[str], scene: Scene) -> Findings:
 
 
 def _extremes(maps: Maps) -> Maps:
-    """The smallest and largest value of each map, as a map of two pixels: all that blankness asks for."""
+    """The smallest and largest value of each map, as a map of two pixels: all that blankness asks for.
+
+    Of its error, the part that says how far the strongest pixels may be off.
+    """
     low, high = maps.values.amin((1, 2)), maps.values.amax((1, 2))
-    return replace(maps, values=torch.stack([low, high], 1)[:, None], signed_values=None)
+    error = None if maps.error is None else uncertainty(maps.values, maps.error.to(maps.values))
+    return replace(maps, values=torch.stack([low, high], 1)[:, None], signed_values=None, error=error)
+
+
+def _beside(maps: Maps, instead: Iterator[Tensor] | None = None) -> dict[str, Any]:
+    there = {name: one for name in BESIDE if (one := getattr(maps, name)) is not None}
+    return there if instead is None else {name: next(instead) for name in there}
 
 
 def finite(maps: Maps) -> Tensor:

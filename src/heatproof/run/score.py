@@ -10,7 +10,12 @@ Rows beside the metrics, each about one image:
     degenerate    1 where the map is constant, else 0; for each method, so its mean is the share of such maps.
                   For maps that are read from a layer, the reason says which of the two a constant one means:
                   no positive evidence for the explained class, or a layer that says the same everywhere
-    insertion_at_0 .. insertion_at_100, deletion_at_...    the curve behind an area, by per cent of the pixels
+    map_passes    inputs that the map took, and
+    map_error     the standard error of its strongest fifth as a share of that part's height above the map's
+                  mean: both for methods that draw, such as rise and lime
+    insertion_at_0 .. insertion_at_100, deletion_at_...   the curve behind an area, by per cent of the pixels;
+                  where its points were chosen as it went, insertion_points, how many of both curves' were
+                  visited, and insertion_error, how far the area may be off
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ NO_ANSWER = "the model's output is NaN"
 NO_MAP = "there is no map: the model's output or the map has NaN or infinite values"
 NOT_FINITE = "the map has NaN or infinite values"
 NOT_DEFINED = "the metric is not defined here"
+TOO_FEW = "too few draws to say how far the map may be off"
 
 
 def as_stored(maps: Maps) -> Maps:
@@ -104,6 +110,15 @@ class RowMaker:
 def _values(findings: Findings) -> Iterator[tuple[str, str, Tensor, Sequence[str]]]:
     for method, maps in findings.blank.items():
         yield method, PER_MAP[0], maps.degenerate, _why_blank(maps)
+        if maps.error is not None and maps.passes is not None:
+            told = maps.error.isfinite()
+            yield method, "map_passes", maps.passes, [""] * len(maps)
+            yield (
+                method,
+                "map_error",
+                maps.error.where(told, math.nan),
+                ["" if t else TOO_FEW for t in told.tolist()],
+            )
     for request, method, scores in findings.found:
         for name, part in _parts(request, scores):
             yield method, name, scores[part], scores.reasons(part)
@@ -131,8 +146,8 @@ def _parts(request: MetricRequest, found: Iterable[str]) -> Iterator[tuple[str, 
     own = next((name for name in (request.entry.name, *request.entry.aliases) if name in found), None)
     if own:
         yield request.text, own
-        for part in found:  # the curve behind an area
-            if part.startswith(f"{own}_at_"):
+        for part in found:  # the curve behind an area, and how well it is known
+            if part.startswith(tuple(f"{own}_{end}" for end in ("at_", "error", "points"))):
                 yield request.named(part.removeprefix(f"{own}_")), part
     else:
         for part in found:

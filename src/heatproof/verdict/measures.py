@@ -18,7 +18,7 @@ FAMILIES = (  # in the order of the table; those of plug-ins follow
     "Maps", "Structure", "Localisation", "Faithfulness", "Consistency", "Consistency and sensitivity",
     "Sanity", "Robustness", "Causes", "Agreement", "Classifier",
 )  # fmt: skip
-BESIDE = re.compile(r"_(n|low|high|degenerate|at_\d+)$")  # parts that only complete their metric
+BESIDE = re.compile(r"_(n|low|high|degenerate|error|points|at_\d+)$")  # parts that only complete their metric
 BLANK = Metric(  # a row that every run has, of no registered metric
     "degenerate", higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(), title="blank maps",
     about="The share of maps that are constant, so that nothing in them stands out.",

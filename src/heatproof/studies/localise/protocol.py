@@ -128,8 +128,8 @@ def _config(
 ) -> dict[str, Any]:
     """The run that the protocol asks for, in the form of run/config.py; lime: the sweep over segments."""
     unusual = (("steps", settings.steps, 100), ("baseline", settings.baseline, "blur"))
-    options = ", ".join(f"{name}={value!r}" for name, value, usual in unusual if value != usual)
-    curve, chosen = f"({options})" if options else "", settings.budget
+    options = [f"{name}={value!r}" for name, value, usual in unusual if value != usual]
+    curve, chosen = f"({', '.join([*options, 'adaptive=False'])})", settings.budget  # the thesis's own points
     areas = ("mask_iou", "box_iou", "inside", "reachable")
     measured = [at_budget(metric, budget) for budget in budgets_of(chosen) for metric in areas]
     measured += [at_budget(metric, chosen) for metric in ("pointing", "filled", "dispersion")]
