@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 )
 @click.option("--methods", help="The ones to judge; eleven where none is named.")
 @click.option("--only-voting", is_flag=True, help="Only the test that votes in the verdict.")
+@click.option(
+    "--looks", type=int, help="Instead: of so many QR pairs, whether verdicts say where each looks."
+)
 @click.option("--only-judge", is_flag=True, help="Measure nothing more; judge what was measured.")
 @click.option(
     "--earlier",
@@ -42,6 +45,7 @@ def calibrate_command(
     repeats: int,
     methods: str | None,
     only_voting: bool,
+    looks: int | None,
     only_judge: bool,
     earlier: Path | None,
 ) -> None:
@@ -66,7 +70,10 @@ def calibrate_command(
       heatproof calibrate --out calibration --data data --device cuda --workers 8
       heatproof calibrate --out calibration --quick --repeats 2 --methods gradcam,gradient --only-voting
       heatproof calibrate --out calibration --only-judge
+      heatproof calibrate --out looks --looks 10
     """
+    if looks is not None:
+        return _looks(out, looks)
     from heatproof.explain.api import read_methods
     from heatproof.models.load import best_device
     from heatproof.studies.calibrate import thresholds
@@ -92,6 +99,16 @@ def calibrate_command(
     _write(out, found, _made_by(data, quick, earlier))
     _show(found)
     console.print(f"written to {out / 'rates.json'} and judged.csv", soft_wrap=True)
+    return None
+
+
+def _looks(out: Path, pairs: int) -> None:
+    from heatproof.studies.calibrate.looks import measure_looks
+
+    out.mkdir(parents=True, exist_ok=True)
+    with steps("pairs", pairs) as bar:
+        path = measure_looks(out, pairs, bar.done, bar.now)
+    console.print(f"written to {path}", soft_wrap=True)
 
 
 def _made_by(data: Path | None, quick: bool, earlier: Path | None) -> str:

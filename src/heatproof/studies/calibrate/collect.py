@@ -50,7 +50,6 @@ CONTROLS = (
     *FLOORS,
 )  # fmt: skip
 IMAGES = 100
-BATCH = 32  # as in a run
 TWIN, STRANGER = 50, 1000  # seeds of untrained networks that are no shadow: the twin's, the controls'
 NOISE = 2 / 255  # of the fragility test
 TRAINED = {"resnet20", "resnet56"}  # networks that know their classes already
@@ -153,21 +152,20 @@ def all_maps(
     stranger: seed of the untrained network whose maps are controls; another one for every shadow, or they
     would be their own shadows.
     """
-    drawn: dict[str, Any] = {"seed": seed, "batch_size": BATCH}
-    made = explain(model, images, [*methods, *FLOORS], positive, **drawn)
-    scores = all_logits(model, images, BATCH)
+    made = explain(model, images, [*methods, *FLOORS], positive, seed=seed)
+    scores = all_logits(model, images)
     scores[:, positive] = -torch.inf
-    cam = made.get("gradcam") or explain(model, images, "gradcam", positive, **drawn)["gradcam"]
+    cam = made.get("gradcam") or explain(model, images, "gradcam", positive, seed=seed)["gradcam"]
     apart = explain(
-        untrained_copy(model, images, stranger), images, ["gradcam", "gradient"], positive, **drawn
+        untrained_copy(model, images, stranger), images, ["gradcam", "gradient"], positive, seed=seed
     )
     noise = np.random.default_rng((seed, _number(model))).random(cam.values.shape, dtype=np.float32)
     every = made | {
         "untrained network": apart["gradcam"],
         "untrained gradient": apart["gradient"],
         "other image": replace(cam, values=cam.values.roll(1, 0)),
-        "other class": explain(model, images, "gradcam", scores.argmax(1), **drawn)["gradcam"],
-        "other network": explain(twin, images, "gradcam", positive, **drawn)["gradcam"],
+        "other class": explain(model, images, "gradcam", scores.argmax(1), seed=seed)["gradcam"],
+        "other network": explain(twin, images, "gradcam", positive, seed=seed)["gradcam"],
         "smooth noise": replace(cam, values=torch.from_numpy(noise).to(cam.values)),
     }
     return {name: as_stored(one) for name, one in every.items()}
@@ -184,7 +182,7 @@ def cheap_tests(
     maps: Mapping[str, Maps], seed: int, informative: bool = True,
 ) -> dict[str, dict[str, np.ndarray]]:  # fmt: skip
     """By method and control, every test's number for each picture; only those that vote, on request."""
-    shown: dict[str, Any] = {"model": model, "images": images, "batch_size": BATCH}
+    shown: dict[str, Any] = {"model": model, "images": images}
 
     def drawn(draw: int) -> dict[str, Maps]:
         other = untrained_copy(twin, images, seed + draw + TWIN)
