@@ -42,7 +42,7 @@ def gradcam_plus_plus_map(
     summed = activations.sum((2, 3)) if total is None else total
     # alpha * ReLU(g) with g^2 divided out: a third of the work, and small gradients do not underflow. Where g
     # is not positive the numerator is 0, so ReLU(g) may stand below too.
-    below = torch.addcmul(positive.new_tensor(2.0), summed[:, :, None, None], positive)
+    below = (summed[:, :, None, None] * positive).add_(2)
     weights = (positive / below.masked_fill_(below == 0, torch.inf)).sum((2, 3))
     return weighted_sum(weights, activations)
 

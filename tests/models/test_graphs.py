@@ -1,0 +1,193 @@
+"""Recorded passes: when, how they are padded, what they notice; on a GPU that they answer the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import heatproof as hp
+from conftest import small_cnn
+from heatproof.models import capture
+from heatproof.models.graphs import MOST, SEEN, Graphs, recordable, state_of
+from heatproof.models.queue import Runner, how_it_runs
+
+CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+class Rerun:
+    """What a CUDA graph does, on a CPU: the same memory in, the same memory out, each time."""
+
+    made = 0
+
+    def __init__(self, function: Callable[..., Any], given: Sequence[Tensor]) -> None:
+        Rerun.made += 1
+        self.function, self.room = function, [one.clone() for one in given]
+        self.results = function(*self.room)
+
+    def __call__(self, given: Sequence[Tensor]) -> Any:
+        for room, one in zip(self.room, given, strict=True):
+            room[: len(one)].copy_(one)
+        for kept, new in zip(tree_leaves(self.results), tree_leaves(self.function(*self.room)), strict=True):
+            kept.detach().copy_(new)
+        return self.results
+
+
+def test_a_pass_is_recorded_when_it_comes_again_and_smaller_batches_are_padded() -> None:
+    graphs, calls = Graphs(Rerun), []
+
+    def double(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return 2 * x
+
+    for _ in range(SEEN):
+        graphs.run("a", double, [torch.ones(4, 2)])
+    assert not graphs.kept
+    images = torch.arange(8.0).view(4, 2)
+    assert torch.equal(graphs.run("a", double, [images], pad=True), 2 * images) and len(graphs.kept) == 1
+    few = graphs.run("a", double, [images[:3] + 1], pad=True)
+    assert torch.equal(few, 2 * (images[:3] + 1)) and calls[-1] == 4, "not padded"
+    assert graphs.run("a", double, [images[:3]]).shape == (3, 2) and calls[-1] == 3
+    assert graphs.run("b", double, [images], pad=True).shape == (4, 2) and len(graphs.kept) == 1
+
+
+def test_only_the_last_few_recordings_are_kept() -> None:
+    graphs = Graphs(Rerun)
+    for key in range(3 * MOST):
+        for _ in range(SEEN + 1):
+            graphs.run(key, lambda x: x + 1, [torch.ones(2)])
+    assert len(graphs.kept) == MOST
+    assert copy.deepcopy(graphs).kept == {}, "a copied network records its own passes"
+
+
+def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    def refuses(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    model = hp.Model(small_cnn())
+    graphs = model.found["graphs"] = Graphs(refuses)
+    with caplog.at_level("INFO", logger="heatproof"):
+        for i in range(SEEN + 3):
+            assert graphs.run("a", lambda x: x + 1, [torch.full((2,), float(i))]).tolist() == [i + 1, i + 1]
+    assert "not permitted when stream is capturing" in graphs.reason and "more" not in graphs.reason
+    assert len(caplog.records) == 1
+    assert how_it_runs(model) == [f"passes run kernel by kernel: {graphs.reason}"]
+
+
+def test_what_a_recording_cannot_see_changes_its_key() -> None:
+    net = small_cnn().eval()
+    first = state_of(net)
+    with torch.no_grad():
+        net[0].weight.mul_(2)
+    assert state_of(net) == first, "weights changed in place are seen by the recording itself"
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(net[0], "stride", (2, 2)),
+        lambda: setattr(net[1], "eps", 0.5),
+        lambda: net[1].train(),
+        lambda: setattr(net[0], "weight", nn.Parameter(net[0].weight.clone())),
+        lambda: net[1].running_mean.set_(torch.zeros(8)),
+        lambda: net.add_module("more", nn.Identity()),
+        lambda: setattr(net[0], "note", ("a", ["list"])),
+    ]
+    for change in changes:
+        change()
+        assert state_of(net) != first
+        first = state_of(net)
+    assert recordable(net)
+    with net[2].register_forward_hook(lambda *_: None):
+        assert not recordable(net)
+
+
+def test_maps_from_a_recorded_shared_pass_are_those_of_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = [*CAMS, "gradient", "scorecam(channels=4)", "ms-gradcam++"]
+    plain, recorded = (hp.Model(small_cnn().eval()) for _ in range(2))
+    graphs = Graphs(Rerun)
+    before = Rerun.made
+    for turn in range(SEEN + 3):
+        images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(turn))
+        targets = None if turn % 2 else [turn % 5] * 4
+        expected = hp.explain(plain, images, methods, targets)
+        with monkeypatch.context() as patched:
+            patched.setattr(capture, "graphs_of", lambda model: graphs)
+            found = hp.explain(recorded, images, methods, targets)
+            found = hp.explain(recorded, images, methods, targets)
+        for method, maps in expected.items():
+            assert torch.equal(found[method].explained, maps.explained)
+            torch.testing.assert_close(found[method].values, maps.values, atol=1e-6, rtol=1e-5)
+    assert Rerun.made - before == 2, "one with targets, one without"
+
+
+@needs_cuda
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_recorded_passes_on_a_gpu_give_the_plain_ones_answers(precision: str) -> None:
+    images = torch.randn(20, 3, 32, 32, device="cuda")
+    recorded, plain = (
+        hp.load_model(small_cnn().eval(), device="cuda", precision=precision) for _ in range(2)
+    )
+    plain.found["graphs"] = Graphs()
+    plain.found["graphs"].reason = "not wanted here"
+    methods = [*CAMS, "smoothgrad(samples=40)", "rise(masks=300)"]
+    tolerance = 0.05 if precision == "bf16" else 1e-3
+    for turn in range(6):
+        given = images.roll(turn, 0)
+        found, expected = (hp.explain(m, given, methods, batch_size=8) for m in (recorded, plain))
+        for method in methods:
+            gap = (found[method].normalised() - expected[method].normalised()).abs().mean()
+            assert gap < tolerance, (method, turn)
+    assert recorded.found["graphs"].kept and not recorded.found["graphs"].reason
+    with torch.no_grad():
+        for weight in (*recorded.module.parameters(), *plain.module.parameters()):
+            weight.mul_(1.1)
+    found, expected = (hp.explain(m, images, "gradcam", batch_size=8)["gradcam"] for m in (recorded, plain))
+    assert (found.normalised() - expected.normalised()).abs().mean() < tolerance, "changed weights are seen"
+
+
+class Asks(nn.Module):
+    """Asks the GPU for a number in the middle of its pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_cnn()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * (2.0 if float(x.sum()) > 0 else 1.0)
+
+
+@needs_cuda
+def test_a_network_that_cannot_be_recorded_runs_on_a_gpu_all_the_same() -> None:
+    model = hp.load_model(Asks().eval(), device="cuda", layer="net.8")
+    images = torch.randn(4, 3, 32, 32, device="cuda")
+    maps = [hp.explain(model, images, CAMS)["gradcam"].values for _ in range(6)]
+    assert all(torch.allclose(one, maps[0]) for one in maps) and model.found["graphs"].reason
+
+
+@needs_cuda
+def test_memory_of_a_gpu_is_flat_and_released_with_the_model() -> None:
+    def used() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    before = used()
+    model = hp.load_model(small_cnn().eval(), device="cuda")
+    images = torch.randn(16, 3, 32, 32, device="cuda")
+    for _ in range(6):
+        hp.explain(model, images, [*CAMS, "rise(masks=600)"])
+    first = used()
+    for _ in range(30):
+        hp.explain(model, images, [*CAMS, "rise(masks=600)"])
+    assert used() <= first
+    del model, images
+    assert used() <= before
+
+
+def test_a_runner_on_a_cpu_records_nothing() -> None:
+    model = hp.Model(small_cnn().eval())
+    model.logits(torch.zeros(1, 3, 32, 32))
+    assert Runner(model, torch.zeros(1, 3, 32, 32), 10).graphs is None

@@ -1,0 +1,153 @@
+"""The queue: how many inputs a pass takes, what is remembered, and that memory stays flat."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import heatproof as hp
+from conftest import counting, small_cnn
+from heatproof.errors import InputError
+from heatproof.models import batches
+from heatproof.models.batches import batch_for, fastest, measured_batch, told_batch, trial_sizes, usual_batch
+from heatproof.models.model import untouched
+from heatproof.models.queue import Queue, how_it_runs
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model() -> hp.Model:
+    return hp.load_model(small_cnn().eval())
+
+
+def job(model: hp.Model, count: int, batch_size: int | None = None, size: int = 32) -> Tensor:
+    image = torch.linspace(-1, 1, 3 * size * size).view(1, 3, size, size)
+
+    def make(start: int, stop: int) -> Tensor:
+        return image * torch.arange(start, stop).view(-1, 1, 1, 1) / count
+
+    with untouched(model.module):
+        return Queue(model, (size, size), batch_size).predict(count, make, lambda logits, *_: logits)
+
+
+def test_the_last_two_batches_share_what_is_left(model: hp.Model) -> None:
+    for count, sizes in ((70, [32, 19, 19]), (64, [32, 32]), (33, [17, 16]), (32, [32]), (7, [7])):
+        with counting(model.module) as passes:
+            job(model, count, batch_size=32)
+        assert passes.batches == sizes
+
+
+def test_a_short_job_takes_the_usual_batch_and_is_not_measured(model: hp.Model) -> None:
+    assert usual_batch(CPU, (224, 224)) == 32 and usual_batch(CPU, (32, 32)) == 128
+    assert usual_batch(torch.device("cuda"), (224, 224)) == 256 and usual_batch(CPU, (4000, 4000)) == 1
+    with counting(model.module) as passes:
+        job(model, 200)
+    assert passes.batches == [100, 100] and "batches" not in model.found
+
+
+def test_a_long_job_is_measured_once_and_the_trial_is_a_small_share(
+    model: hp.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 70_000  # 3 rounds of 64 + 128 + 256 inputs are a fiftieth of 67,200
+    asked: list[int] = []
+    monkeypatch.setattr(
+        batches, "_seconds", lambda _model, batch: asked.append(len(batch)) or 50.0 + len(batch)
+    )
+    image = torch.zeros(8, 3, 32, 32)
+    assert batch_for(model, image, count - 3000) == 128 and asked == []
+    assert batch_for(model, image, count) == 256  # 50 seconds, and one per input: the largest is best
+    assert sum(asked) <= 0.02 * count and asked == [64, 128, 256] * 3
+    assert batch_for(model, image, count) == 256 and len(asked) == 9
+    assert batch_for(model, torch.zeros(8, 3, 112, 112), count) == 256 and len(asked) == 18
+    assert how_it_runs(model)[0] == "256 inputs of 3x32x32 per pass were fastest"
+
+
+def test_the_usual_batch_stays_unless_another_is_clearly_faster(
+    model: hp.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes(per_input: dict[int, float]) -> int:
+        monkeypatch.setattr(batches, "_seconds", lambda _m, batch: len(batch) * per_input[len(batch)])
+        return fastest(model, torch.zeros(2, 3, 32, 32), trial_sizes(CPU, (32, 32)))
+
+    assert takes({64: 1.0, 128: 1.0, 256: 0.97}) == 128
+    assert takes({64: 0.9, 128: 1.0, 256: 0.97}) == 64
+
+    def short_of_memory(_model: hp.Model, batch: Tensor) -> float:
+        if len(batch) > 64:
+            raise MemoryError
+        return 1.0
+
+    monkeypatch.setattr(batches, "_seconds", short_of_memory)
+    assert fastest(model, torch.zeros(2, 3, 32, 32), (64, 128, 256)) == 64
+
+
+def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "SHARE", 2.0)
+    with counting(model.module) as passes:
+        chosen = measured_batch(model, 700)
+    assert chosen in (16, 32, 64) and set(passes.batches) == {16, 32, 64}
+    assert not model.module.training and model.found["batches"]
+
+
+def test_what_a_model_is_told_counts_by_area(model: hp.Model) -> None:
+    told = hp.Model(model.module, preprocess=model.preprocess, inputs_per_pass=64)
+    height, width = told.preprocess.size
+    assert told_batch(told, (height, width)) == 64 and told_batch(told, (2 * height, 2 * width)) == 16
+    with counting(told.module) as passes:
+        job(told, 32, size=2 * height)
+    assert passes.batches == [16, 16]
+    with pytest.raises(InputError, match="inputs_per_pass must be at least 1"):
+        hp.Model(model.module, inputs_per_pass=0)
+
+
+def test_answers_do_not_depend_on_the_batch(model: hp.Model) -> None:
+    model.module.double()
+    expected = job(model, 100)
+    for size in (1, 7, 16, 64):
+        torch.testing.assert_close(job(model, 100, size), expected, atol=1e-12, rtol=1e-12)
+
+
+def test_what_fitted_into_memory_is_remembered_by_kind_of_pass(model: hp.Model) -> None:
+    seen: list[int] = []
+
+    def short_of_memory(_m: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.append(len(args[0]))
+        if len(args[0]) > 10:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+    with model.module.register_forward_pre_hook(short_of_memory):
+        job(model, 40)
+        assert seen == [40, 20, 10, 10, 10, 10]
+        job(model, 20)
+        assert seen[6:] == [10, 10]
+    hp.explain(model, torch.zeros(12, 3, 32, 32), "gradcam")
+    assert model.found["fits"] == {("forward", (32, 32)): 10}
+
+
+METHODS = ["gradcam", "eigencam", "scorecam(channels=4)", "smoothgrad(samples=2)", "rise(masks=300)"]
+
+
+def alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+
+def test_memory_is_flat_over_many_images_and_released_with_the_model() -> None:
+    model = hp.load_model(small_cnn().eval())
+    images = torch.randn(4, 3, 32, 32)
+    hp.explain(model, images, METHODS)
+    before, entries = alive(), len(model.found)
+    for _ in range(5):
+        hp.explain(model, images, METHODS)
+    assert alive() <= before and len(model.found) == entries
+    folding = weakref.ref(model.found["folding"][1])
+    assert folding() is not None
+    module, gone = weakref.ref(model.module), weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None and folding() is None and module() is None
