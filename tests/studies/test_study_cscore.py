@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import subprocess
@@ -17,6 +18,7 @@ from PIL import Image
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.metrics.consistency import CScore
+from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 from heatproof.studies.cscore import CscoreSettings, compare, cscore_study
 from heatproof.studies.cscore.page import candidates, recommend
@@ -70,9 +72,9 @@ def test_the_study_leaves_a_page_with_every_table_and_figure(finished: Path) -> 
     out = finished / "out"
     text = (out / "summary.md").read_text()
     assert "## What to use" in text and "10 pictures held out (20% of each class)" in text
-    for name in ("classifier", "training", "overall", "by-class", "depth"):
+    for name in ("classifier", "training", "overall", "classes", "gaps", "by-class", "depth"):
         assert (out / "tables" / f"{name}.csv").exists(), name
-    for name in ("trajectories", "ends", "net-change", "by-class"):
+    for name in ("trajectories", "ends", "net-change", "by-class", "depth"):
         assert (out / "figures" / f"{name}.svg").stat().st_size > 2000, name
     assert sorted(p.name for p in (out / "training").glob("*.safetensors")) == [
         "epoch01.safetensors", "epoch02.safetensors", "epoch04.safetensors",
@@ -86,12 +88,50 @@ def test_the_tables_say_what_the_rows_say(finished: Path) -> None:
         .sql("select checkpoint, method, value from scores where metric = 'cscore' and label is null")
     )
     table = (finished / "out" / "tables" / "overall.csv").read_text().splitlines()
-    checkpoints = table[0].split(",")[1:]
-    for line in table[1:]:
-        method, *values = line.split(",")
+    checkpoints = table[0].split(",")[1:-1]
+    assert table[-1].startswith("average,") and table[0].endswith(",change")
+    for line in table[1:-1]:
+        method, *values, change = line.split(",")
+        assert float(change) == pytest.approx(float(values[2]) - float(values[1]))  # of epochs 4 and 2
         for name, value in zip(checkpoints, values, strict=True):
             (row,) = [r for r in rows if (r["checkpoint"], r["method"]) == (name, method)]
             assert float(value) == pytest.approx(row["value"], nan_ok=True)
+
+
+def test_every_cam_of_one_layer_is_swept(finished: Path) -> None:
+    with (finished / "out" / "tables" / "depth.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["method"] for row in rows} == {"gradcam", "layercam"}
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    assert len(layers) > 2 and len(rows) == len(layers) * 2 * 2
+
+
+def test_lists_weights_and_gradients_may_be_chosen(tmp_path: Path) -> None:
+    """All at once: the metric says so, the alarms count the anchored lists, the gradients are on the page."""
+    pictures(tmp_path / "pictures", 12)
+    chosen = {"tau": 0.3, "weights": "calibrated", "anchor": "last", "gradients": True, "sweep": False}
+    outcome = cscore_study(settings(tmp_path, **chosen))
+    rows = outcome.run.folder.scores().sql("select distinct metric from scores where metric like 'cscore(%'")
+    assert [r["metric"] for r in rows] == ["cscore(tau=0.3, weights='calibrated', anchor='epoch04')"]
+    lists = [tuple(c.classes.values()) for c in Trajectory.from_run(outcome.run.folder)]
+    assert len(lists) == 3 and len(set(lists)) == 1, "the lists of the last epoch hold at all of them"
+    assert "Do the gradients warn early?" in outcome.page.read_text()
+    assert len(outcome.book.tables["gradients"].rows) == 4
+
+
+def test_consistency_and_correctness_stand_in_one_table(tmp_path: Path) -> None:
+    """Boxes of a CSV file come through the split; a box round the whole picture holds the whole map."""
+    pictures(tmp_path / "pictures", 8)
+    names = [f"{c}/{i:02d}.png" for c in ("disc", "square") for i in range(8)]
+    lines = [f"pictures/{name},{name.split('/')[0]},0,0,31,31" for name in names]
+    (tmp_path / "boxes.csv").write_text("\n".join(["path,label,x0,y0,x1,y1", *lines]) + "\n")
+    given = settings(tmp_path, images=(tmp_path / "boxes.csv",), kind="csv", sweep=False, held_out=0.5)
+    table = cscore_study(given).book.tables["places"]
+    heads = [c.name for c in table.columns]
+    assert heads[:3] == ["method", "class", "C-Score"] and len(table.rows) == 4
+    inside = [row[heads.index("share inside")] for row in table.rows]
+    assert all(isinstance(cell, Value) and (cell.n == 0 or cell.value == 1) for cell in inside)
+    assert any(isinstance(cell, Value) and cell.n for cell in inside)
 
 
 def test_held_out_pictures_were_not_trained_on(finished: Path) -> None:

@@ -31,18 +31,29 @@ class StudyCommand(click.Command):
     """Its function gets `given`, arguments for the settings class: what was said and nothing else.
 
     more: options that are no settings, by the name of the option that they stand before.
+    words: what else than FILE.toml may be named, in the help; such words are the function's `words`.
     """
 
     def __init__(
-        self, *args: Any, settings: type, more: Mapping[str, click.Option] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        settings: type,
+        more: Mapping[str, click.Option] | None = None,
+        words: str = "",
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.settings, before = settings, more or {}
+        named: dict[str, Any] = {"required": False, "is_eager": True, "type": click.Path(path_type=Path)}
+        if words:
+            several = {"nargs": -1, "metavar": f"[FILE.toml] [{words}]...", "type": str}
+            file = click.Argument(["words"], **named | several, callback=self._read_first)
+        else:
+            file = click.Argument(
+                ["settings_file"], **named, metavar="[FILE.toml]", expose_value=False, callback=self._read
+            )
         self.params = [
-            click.Argument(
-                ["settings_file"], metavar="[FILE.toml]", required=False, is_eager=True, expose_value=False,
-                type=click.Path(path_type=Path), callback=self._read,
-            ),
+            file,
             *(each for one in options(settings) for each in (before.get(str(one.name)), one) if each),
         ]  # fmt: skip
 
@@ -53,9 +64,19 @@ class StudyCommand(click.Command):
             for name, value in ctx.params.items()
             if value != "" and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
         }
-        others = {name: value for name, value in ctx.params.items() if name not in own}
+        others = {name: value for name, value in ctx.params.items() if name not in own}  # also `words`
         ctx.params = others | {"given": arguments(self.settings, said)}
         return super().invoke(ctx)
+
+    def _read_first(
+        self, ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """The settings file among words of another kind; those are given back."""
+        files = [word for word in given if word.endswith(".toml")]
+        if len(files) > 1:
+            raise InputError(f"one FILE.toml is read, not {len(files)}; leave out {', '.join(files[1:])}")
+        self._read(ctx, parameter, Path(files[0]) if files else None)
+        return tuple(word for word in given if word not in files)
 
     def _read(self, ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
         if path is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from heatproof.cli._console import console, errors, steps
+from heatproof.cli._console import Steps, console, errors, steps
 from heatproof.cli._study import StudyCommand, shown, tell
 from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
@@ -20,9 +21,13 @@ REFERENCE = click.Option(
 )  # fmt: skip
 
 
-@click.command("cscore", cls=StudyCommand, settings=CscoreSettings, more={"out": REFERENCE})
+@click.command(
+    "cscore", cls=StudyCommand, settings=CscoreSettings, more={"out": REFERENCE}, words="NETWORK|RUN"
+)
 @click.pass_context
-def cscore_command(ctx: click.Context, reference: Path | None, given: dict[str, Any]) -> None:
+def cscore_command(
+    ctx: click.Context, words: tuple[str, ...], reference: Path | None, given: dict[str, Any]
+) -> None:
     """Does the model look at the same place for every image of a class, and since when?
 
     Trains in two phases (head, then everything), keeps weights at seven epochs and scores how alike the maps
@@ -36,30 +41,31 @@ def cscore_command(ctx: click.Context, reference: Path | None, given: dict[str, 
       run/            rows and maps, for heatproof report, serve and gate
       depth-0/ ...    the sweep over layers
 
+    Several networks (as --model takes them), or folders of finished studies, are put on one page: which one
+    to use, what the second phase did to each method, AUC by a paired test. Each has a folder in --out.
+
     \b
     Examples:
       heatproof study cscore --images xrays --pretrained
       heatproof study cscore --images xrays/train --images xrays/test --model timm:densenet201 --device cuda
       heatproof study cscore --images xrays/test --model net.py:build --checkpoints 'weights/epoch*.pt'
+      heatproof study cscore keras:DenseNet201 keras:ResNet50V2 --images xrays --pretrained
+      heatproof study cscore runs/densenet runs/resnet --out runs/both
       heatproof study cscore --reference runs/cscore --checkpoints new.safetensors --out runs/new
 
     The last one compares new weights with a finished run and exits with 1 where they are worse.
     """
-    settings = CscoreSettings(**given)
+    settings = CscoreSettings(**_with_words(given, words))
     if reference is not None:
         _compare(ctx, reference, settings)
+        return
+    if settings.networks or settings.beside:
+        _networks(ctx, settings)
         return
     from heatproof.studies.cscore import cscore_study
 
     with steps("training", settings.last_epoch) as bar:
-
-        def told(state: Any) -> None:
-            bar.now(f"epoch {state.epoch}, batch {state.batch} of {state.batches}")
-            if (one := state.result) is not None:
-                scores = f"loss {one.loss:.3f}, accuracy {one.accuracy:.3f}, AUC {one.auc:.3f}"
-                bar.done(f"epoch {one.epoch}, {one.phase}: {scores}")
-
-        outcome = cscore_study(settings, Progress(console), told)
+        outcome = cscore_study(settings, Progress(console), _told(bar))
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
     tables = outcome.book.tables
@@ -80,3 +86,36 @@ def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> N
         console.print(shown(table))
     worse = f"worse: {len(found.fell)} scores fell, {len(found.alarms)} alarms; "
     tell(ctx, found.page, failed=found.worse, before=worse if found.worse else "no worse; ")
+
+
+def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
+    """Words are finished studies where such a folder exists, else networks; --model is one of them."""
+    folders = [word for word in words if Path(word).is_dir()]
+    said = [word for word in words if word not in folders]
+    networks, beside = (*given.get("networks", ()), *said), (*given.get("beside", ()), *map(Path, folders))
+    alone = [given["model"]] if "model" in given else [] if networks or not given.get("images") else ["lite0"]
+    several = (*alone, *networks) if networks or beside else ()
+    return given | {"networks": several, "beside": beside}
+
+
+def _networks(ctx: click.Context, settings: CscoreSettings) -> None:
+    from heatproof.studies.cscore import networks_study
+
+    total = settings.last_epoch * len(settings.networks)
+    with steps("training", total) as bar:
+        outcome = networks_study(settings, Progress(console), lambda name: _told(bar, f"{name}, "))
+    if outcome.broken:
+        errors.print(broken_table(outcome.broken))
+    for name in ("networks", "methods"):
+        console.print(shown(outcome.book.tables[name]))
+    tell(ctx, outcome.page, failed=outcome.broken)
+
+
+def _told(bar: Steps, whose: str = "") -> Callable[[Any], None]:
+    def told(state: Any) -> None:
+        bar.now(f"{whose}epoch {state.epoch}, batch {state.batch} of {state.batches}")
+        if (one := state.result) is not None:
+            scores = f"loss {one.loss:.3f}, accuracy {one.accuracy:.3f}, AUC {one.auc:.3f}"
+            bar.done(f"{whose}epoch {one.epoch}, {one.phase}: {scores}")
+
+    return told

@@ -119,7 +119,7 @@ def build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) ->
 def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:
     from heatproof.models import load_model
 
-    with _seeded(seed):
+    with seeded_builder(seed):
         return load_model(
             placed_spec(table.spec, folder),
             checkpoint.file,
@@ -148,7 +148,7 @@ def _drawn_anew(model: Model, seed: int) -> Model:
     from heatproof.models.random_weights import reinitialise
 
     if isinstance(model.module, KerasClassifier):
-        with _seeded(seed):
+        with seeded_builder(seed):
             return replace(model, module=model.module.untrained())
     owners = [n for n, part in model.module.named_modules() if any(True for _ in part.parameters(False))]
     reinitialise(model.module, owners, seed)
@@ -169,7 +169,7 @@ def _equal(some: Weights, others: Weights) -> list[str]:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded_builder(seed: int) -> Iterator[None]:
     """The generators a builder draws from (Keras: Python's), and back again."""
     before = random.getstate()
     with torch.random.fork_rng(devices=[]):

@@ -64,7 +64,8 @@ class Parts:
 def trained_parts(model: Model, image: Tensor, depth: Depth) -> Parts:
     """What a depth means for this network. `image` is one model-ready picture, "1 c h w"."""
     parts = _parts(model, image, depth)
-    fixed = getattr(model.module, "statistics", frozenset())  # Keras lists BatchNorm's means as parameters
+    # Keras lists the means of BatchNorm among its parameters.
+    fixed: frozenset[str] = getattr(model.module, "statistics", frozenset())
     return Parts(parts.parameters - fixed, parts.modules)
 
 

@@ -46,7 +46,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from heatproof.metrics.consistency import CScore
@@ -124,6 +124,47 @@ def difference_error(first: CheckpointState, second: CheckpointState) -> float:
         if not math.isnan(paired := math.sqrt(sum(each * each for each in moved))):
             return paired
     return math.hypot(auc_error(first), auc_error(second))
+
+
+class AucDifference(NamedTuple):
+    """One AUC less another, with its standard error."""
+
+    value: float
+    error: float
+    paired: bool  # whether both were measured on the same images, image by image
+
+    @property
+    def p(self) -> float:
+        """The chance of so large a difference where there is none, two-sided."""
+        if math.isnan(self.value) or math.isnan(self.error):
+            return math.nan
+        if self.error == 0:
+            return 1.0 if self.value == 0 else 0.0
+        return 2 * NormalDist().cdf(-abs(self.value) / self.error)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %."""
+        reach = NormalDist().inv_cdf(0.975) * self.error
+        return self.value - reach, self.value + reach
+
+    @property
+    def surely_below(self) -> bool:
+        return self.interval[1] < 0
+
+
+def auc_difference(
+    first: CheckpointState, second: CheckpointState, same_images: bool = True
+) -> AucDifference:
+    """AUC of the first less AUC of the second: by DeLong's paired error where they share images.
+
+    Args:
+        first, second: checkpoints, of one network or of two.
+        same_images: False where images of one name are not the same images.
+    """
+    paired = bool(same_images and first.moves and second.moves)
+    error = difference_error(first, second) if paired else math.hypot(auc_error(first), auc_error(second))
+    return AucDifference(first.auc - second.auc, error, paired)
 
 
 def auc_error(checkpoint: CheckpointState) -> float:

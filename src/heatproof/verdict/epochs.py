@@ -90,28 +90,32 @@ class EarlyWarning:
     jumps: int
     epochs: int
     p: float  # NaN where there is nothing to test
+    what: str = "an alarm"  # what is foretold
 
     @property
     def sentence(self) -> str:
         if not self.alarms or not self.jumps:
             return (
-                f"The gradients jumped at {self.jumps} of {self.epochs} epochs and there were alarms at "
-                f"{self.alarms}: nothing to test."
+                f"The gradients jumped at {self.jumps} of {self.epochs} epochs, and {self.alarms} epochs "
+                f"have {self.what}: nothing to test."
             )
         verdict = "more than chance gives" if self.p <= 0.05 else "no more than chance gives"
         return (
-            f"{self.foretold} of {self.alarms} epochs with an alarm had a jump of the gradients in the "
+            f"{self.foretold} of {self.alarms} epochs with {self.what} had a jump of the gradients in the "
             f"{WINDOW} epochs before ({self.jumps} jumps in {self.epochs} epochs): {verdict}, "
             f"p = {self.p:.2f}."
         )
 
 
-def early_warning(epochs: Sequence[int], jumps: Sequence[int], alarms: Sequence[int]) -> EarlyWarning:
+def early_warning(
+    epochs: Sequence[int], jumps: Sequence[int], alarms: Sequence[int], what: str = "an alarm"
+) -> EarlyWarning:
     """Whether jumps come before alarms more often than at other times.
 
     Args:
         epochs: all of a training, in order.
         jumps, alarms: those of them with one.
+        what: is foretold, in words, where it is something else.
     """
     raised, flags = sorted(set(alarms) & set(epochs)), [epoch in set(jumps) for epoch in epochs]
 
@@ -123,7 +127,7 @@ def early_warning(epochs: Sequence[int], jumps: Sequence[int], alarms: Sequence[
     p = math.nan
     if raised and any(flags):
         p = sum(foretold(shift) >= found for shift in range(len(epochs))) / len(epochs)
-    return EarlyWarning(len(raised), found, sum(flags), len(epochs), p)
+    return EarlyWarning(len(raised), found, sum(flags), len(epochs), p, what)
 
 
 def write_gradients(run: Path, checkpoint: str, norms: Norms) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,24 +12,73 @@ import numpy as np
 from heatproof.metrics.consistency import CScore
 from heatproof.report.figures import COLOURS, MARKERS, drawing
 from heatproof.verdict.alarms import Alarm
+from heatproof.verdict.epochs import Norms, whole_norm
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 
 @contextmanager
 def trajectories(
-    run: Trajectory, alarms: Sequence[Alarm], auc: Sequence[tuple[int, float]], phase_end: float | None
+    run: Trajectory,
+    alarms: Sequence[Alarm],
+    auc: Sequence[tuple[int, float]],
+    phase_end: float | None,
+    norms: Sequence[tuple[int, Norms]] = (),
 ) -> Iterator[Any]:
-    """Figure 1: the C-Score of every method beside AUC by epoch, with alarms where they are raised."""
-    with drawing(7.2, 3.8) as (figure, axes):
+    """Figure 1: the C-Score of every method beside AUC by epoch, with alarms where they are raised.
+
+    norms: of the gradients by epoch and layer, drawn below it.
+    """
+    shape = {"squeeze": False, "sharex": True, "height_ratios": [3, 2][: 1 + bool(norms)]}
+    with drawing(7.2, 3.8 + 2.2 * bool(norms), 1 + bool(norms), 1, **shape) as (figure, grid):
+        axes = grid[0, 0]
         epochs, values = zip(*auc, strict=True)
         axes.plot(epochs, values, color="#555555", linestyle="--", linewidth=1.2, label="AUC")
         for k, method in enumerate(methods(run)):
             points = [(place(run, c), c.methods[method].overall.value) for c in run if method in c.methods]
-            _line(axes, k, method, points, 4)
+            line(axes, k, method, points, 4)
         for (name, about), raised in {(a.checkpoint, a.method): a.mechanism for a in alarms}.items():
             _mark(axes, run, named(run, name), about, raised)
         _finish(axes, run, phase_end, "C-Score, all classes")
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
+        if norms:
+            axes.set_xlabel("")
+            _gradients(grid[1, 0], norms, phase_end)
+        yield figure
+
+
+def _gradients(axes: Any, norms: Sequence[tuple[int, Norms]], phase_end: float | None) -> None:
+    """Every layer as a thin line, all together as a thick one."""
+    layers = list(dict.fromkeys(layer for _, known in norms for layer in known))
+    for layer in layers:
+        points = [(epoch, known[layer].mean) for epoch, known in norms if layer in known]
+        axes.plot(*zip(*points, strict=True), color="#999999", linewidth=0.6, alpha=0.6)
+    axes.plot([e for e, _ in norms], [whole_norm(known) for _, known in norms], color="black", linewidth=1.6,
+              marker="o", markersize=3, label="all layers")  # fmt: skip
+    axes.plot([], [], color="#999999", linewidth=0.6, label=f"each of {len(layers)} layers")
+    if phase_end is not None:
+        axes.axvline(phase_end, color="#888888", linewidth=0.8, linestyle=":")
+    axes.set_yscale("log")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("gradient norm")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
+
+
+@contextmanager
+def depths(swept: Mapping[str, Trajectory]) -> Iterator[Any]:
+    """C-Score of every CAM at every depth, a panel for each checkpoint."""
+    names = list(dict.fromkeys(c.name for run in swept.values() for c in run))
+    shared = {"squeeze": False, "sharey": True}
+    with drawing(3.2 * len(names) + 1.6, 3.4, 1, len(names), **shared) as (figure, grid):
+        for axes, name in zip(grid[0], names, strict=True):
+            looks = [named(run, name).methods for run in swept.values()]
+            for k, method in enumerate(dict.fromkeys(m for look in looks for m in look)):
+                values = [look[method].overall.value if method in look else math.nan for look in looks]
+                line(axes, k, method, list(enumerate(values)), 4)
+            axes.set_xticks(range(len(swept)), list(swept), rotation=40, ha="right", fontsize=7)
+            axes.set_ylim(0, 1.06)
+            axes.set_title(name, fontsize=9)
+        grid[0, 0].set_ylabel("C-Score, all classes")
+        grid[0, -1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
         yield figure
 
 
@@ -80,7 +129,7 @@ def by_class(run: Trajectory, phase_end: float | None) -> Iterator[Any]:
             for k, method in enumerate(methods(run)):
                 states = [(place(run, c), c.methods[method].classes) for c in run if method in c.methods]
                 scores = [(x, classes[label]) for x, classes in states if label in classes]
-                _line(axes, k, method, [(x, defined(score)) for x, score in scores], 3)
+                line(axes, k, method, [(x, defined(score)) for x, score in scores], 3)
                 low, high = ([score.interval[side] for _, score in scores] for side in (0, 1))
                 axes.fill_between(
                     [x for x, _ in scores], low, high, color=COLOURS[k % 9], alpha=0.12, linewidth=0
@@ -126,7 +175,7 @@ def defined(score: CScore) -> float:
     return score.value if score.n else math.nan
 
 
-def _line(axes: Any, k: int, label: str, points: Sequence[tuple[float, float]], size: float) -> None:
+def line(axes: Any, k: int, label: str, points: Sequence[tuple[float, float]], size: float) -> None:
     style = {"linestyle": "-", "color": COLOURS[k % 9], "markersize": size}
     axes.plot([x for x, _ in points], [y for _, y in points], MARKERS[k % 9], label=label, **style)
 

@@ -5,10 +5,17 @@ from typing import TYPE_CHECKING
 from heatproof.lazy import names_are_late
 
 if TYPE_CHECKING:
-    from heatproof.studies.cscore.protocol import CscoreOutcome, cscore_study
+    from heatproof.studies.cscore.protocol import (
+        CscoreOutcome,
+        NetworksOutcome,
+        cscore_study,
+        networks_study,
+    )
     from heatproof.studies.cscore.reference import compare
     from heatproof.studies.cscore.settings import CscoreSettings
 
-__all__ = ["CscoreOutcome", "CscoreSettings", "compare", "cscore_study"]
+__all__ = [
+    "CscoreOutcome", "CscoreSettings", "NetworksOutcome", "compare", "cscore_study", "networks_study",
+]  # fmt: skip
 
 names_are_late(__name__)

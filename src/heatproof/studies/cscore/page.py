@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
-from operator import itemgetter
 from typing import NamedTuple
 
 from heatproof.images import Failure
 from heatproof.metrics.consistency import CScore
 from heatproof.report.book import Book
 from heatproof.report.figures import cscore as figures
-from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.store import RunFolder
+from heatproof.studies.cscore import tables
+from heatproof.studies.cscore.tables import best_auc
 from heatproof.train.recipe import History
-from heatproof.verdict.alarms import Alarm, Thresholds, difference_error, find_alarms
+from heatproof.verdict.alarms import Alarm, auc_difference, find_alarms
+from heatproof.verdict.epochs import early_warning, epoch_flag, gradient_jumps
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
-
-Z95 = 1.96
-better = partial(Column, higher_is_better=True)
 
 
 def write(
@@ -35,6 +32,7 @@ def write(
     swept: Mapping[str, RunFolder],
     held_out: float | None,
     failures: Sequence[Failure] = (),
+    places: bool = False,
 ) -> None:
     """Everything, in the order a reader wants it."""
     run = Trajectory.from_run(folder)
@@ -47,21 +45,28 @@ def write(
     book.text(recommend(run, alarms))
     book.heading("Alarms")
     if alarms:
-        book.table(alarm_table(alarms))
+        book.table(tables.alarm_table(alarms))
     else:
         book.text("No mechanism of failure was found at any checkpoint.")
     book.heading("The classifier")
-    book.table(classifier_table(run))
+    book.table(tables.classifier_table(run))
     auc, phase_end = [(int(figures.place(run, c)), c.auc) for c in run], None
     if history is not None:
-        book.table(history_table(history))
+        book.text(flagged_epochs(run, history))
+        book.table(tables.history_table(history, len(figures.labels(run))))
         auc = [(epoch.epoch, epoch.auc) for epoch in history.epochs]
         phase_end = figures.place(run, figures.named(run, ends[0]))
     book.heading("Consistency")
-    with figures.trajectories(run, alarms, auc, phase_end) as figure:
-        book.figure(figure, "trajectories", "C-Score over training beside AUC; red numbers are alarms.")
-    book.table(overall_table(run))
-    book.table(class_table(run, ends))
+    logged = history is not None and any(epoch.gradients for epoch in history.epochs)
+    norms = [(e.epoch, e.gradients) for e in history.epochs] if history is not None and logged else []
+    with figures.trajectories(run, alarms, auc, phase_end, norms) as figure:
+        under = " Below: the norm of each layer's gradients and, thick, of all." if logged else ""
+        caption = f"C-Score over training beside AUC; red numbers are alarms.{under}"
+        book.figure(figure, "trajectories", caption)
+    book.table(tables.overall_table(run, ends))
+    book.table(tables.classes_table(run))
+    book.table(tables.gap_table(run))
+    book.table(tables.class_table(run, ends))
     with figures.ends(run, list(dict.fromkeys(ends))) as figure:
         book.figure(figure, "ends", f"C-Score by method and class at {ends[0]} and {ends[1]}.")
     if ends[0] != ends[1]:
@@ -69,9 +74,18 @@ def write(
             book.figure(figure, "net-change", f"What changed from {ends[0]} to {ends[1]}.")
     with figures.by_class(run, phase_end) as figure:
         book.figure(figure, "by-class", "C-Score of each class with its 95 % interval.")
+    if places:
+        book.heading("Consistent and correct?")
+        book.table(tables.place_table(folder, run))
+    if history is not None and logged:
+        book.heading("Gradients")
+        book.text(gradient_warning(run, history, alarms))
+        book.table(tables.gradient_table(history))
     if swept:
         book.heading("How deep to look")
-        book.table(depth_table(swept))
+        book.table(tables.depth_table(swept))
+        with figures.depths({layer: Trajectory.from_run(one) for layer, one in swept.items()}) as figure:
+            book.figure(figure, "depth", "C-Score of every CAM from early to late layers.")
 
 
 def introduction(run: Trajectory, held_out: float | None) -> str:
@@ -83,6 +97,27 @@ def introduction(run: Trajectory, held_out: float | None) -> str:
         f"{len(run)} checkpoints, {len(figures.methods(run))} methods. A C-Score of 1 means that the maps of "
         "all correctly classified pictures of a class are the same, 0 that no two of them overlap."
     )
+
+
+def flagged_epochs(run: Trajectory, history: History) -> str:
+    """Which epochs AUC or accuracy tells about, also between the checkpoints."""
+    classes = len(figures.labels(run))
+    flags = {e.epoch: flag for e in history.epochs if (flag := epoch_flag(e.auc, e.accuracy, classes))}
+    if not flags:
+        return f"None of {len(history)} epochs has an AUC below 0.5, or fewer right answers than guessing."
+    said = "; ".join(f"epoch {epoch}: {flag}" for epoch, flag in flags.items())
+    return f"{len(flags)} of {len(history)} epochs are flagged ({said})."
+
+
+def gradient_warning(run: Trajectory, history: History, alarms: Sequence[Alarm]) -> str:
+    """Whether jumps of the gradients come before alarms, and before epochs that are flagged."""
+    epochs, classes = [e.epoch for e in history.epochs], len(figures.labels(run))
+    jumps = gradient_jumps(history.epochs)
+    raised = [a.epoch for a in alarms if a.epoch is not None]
+    flagged = [e.epoch for e in history.epochs if epoch_flag(e.auc, e.accuracy, classes)]
+    tested = ((raised, "an alarm"), (flagged, "a flag"))
+    both = (early_warning(epochs, jumps, at, what).sentence for at, what in tested)
+    return f"Do the gradients warn early? {' '.join(both)}"
 
 
 class Candidate(NamedTuple):
@@ -101,22 +136,24 @@ class Candidate(NamedTuple):
 
 def candidates(run: Trajectory, alarms: Sequence[Alarm]) -> list[Candidate]:
     """What may be recommended, best first."""
-    best, found = best_auc(run), []
-    for checkpoint in run:
-        slack = Z95 * difference_error(checkpoint, best)
-        if math.isnan(checkpoint.auc) or checkpoint.auc < best.auc - slack:
-            continue
-        raised = {a.method for a in alarms if a.checkpoint == checkpoint.name}
-        for method, state in checkpoint.methods.items():
-            complete = all(not math.isnan(s.value) and s.n >= 2 for s in state.classes.values())
-            if complete and not raised & {None, method}:
-                label, score = min(state.classes.items(), key=lambda item: item[1].value)
-                found.append(Candidate(checkpoint, method, label, score))
+    best = best_auc(run)
+    good = (
+        c for c in run if not math.isnan(c.auc) and (c is best or not auc_difference(c, best).surely_below)
+    )
+    found = [one for checkpoint in good for one in usable(checkpoint, alarms)]
     return sorted(found, key=lambda one: -one.floor)
 
 
-def best_auc(run: Trajectory) -> CheckpointState:
-    return max(run, key=lambda c: -1 if math.isnan(c.auc) else c.auc)
+def usable(checkpoint: CheckpointState, alarms: Sequence[Alarm]) -> list[Candidate]:
+    """The methods of a checkpoint without an alarm and with a score for every class."""
+    raised = {a.method for a in alarms if a.checkpoint == checkpoint.name}
+    found = []
+    for method, state in checkpoint.methods.items():
+        complete = all(not math.isnan(s.value) and s.n >= 2 for s in state.classes.values())
+        if complete and not raised & {None, method}:
+            label, score = min(state.classes.items(), key=lambda item: item[1].value)
+            found.append(Candidate(checkpoint, method, label, score))
+    return found
 
 
 def recommend(run: Trajectory, alarms: Sequence[Alarm]) -> str:
@@ -143,81 +180,3 @@ def recommend(run: Trajectory, alarms: Sequence[Alarm]) -> str:
         f"{len(found)} candidates.{beside}{gain} Consistency is not correctness: maps may agree on the wrong "
         "place, so look at some, and localise where there are boxes."
     )
-
-
-def alarm_table(alarms: Sequence[Alarm]) -> Table:
-    heads = ("checkpoint", "mechanism", "where", "severity", "what and what to do", "AUC tells at")
-    rows = tuple(
-        (a.checkpoint, f"{a.mechanism} {a.name}", a.where, a.severity, a.sentence, a.auc_tells_at or "never")
-        for a in alarms
-    )
-    note = f"Thresholds and their reasons: docs/alarms.md. {Thresholds()}"
-    return Table("alarms", "Alarms, in the order of training", tuple(map(Column, heads)), rows, note)
-
-
-def classifier_table(run: Trajectory) -> Table:
-    labels = figures.labels(run)
-    lists = (Column(f"gold list, {run.class_name(c)}") for c in labels)
-    columns = Column("checkpoint"), better("AUC"), better("accuracy"), *lists
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (c.name, c.auc, c.accuracy, *(f"{c.classes[k].gold} of {c.classes[k].total}" for k in labels))
-        for c in run
-    )
-    title = "The classifier at every checkpoint, and whom its maps are compared for"
-    return Table("classifier", title, columns, rows)
-
-
-def history_table(history: History) -> Table:
-    columns = (
-        Column("epoch", "d"), Column("phase"), Column("loss", ".4f"), Column("accuracy"), Column("AUC"),
-        Column("learning rate", ".2e"), Column("seconds", ".1f"),
-    )  # fmt: skip
-    rows = tuple((e.epoch, e.phase, e.loss, e.accuracy, e.auc, e.lr, e.seconds) for e in history.epochs)
-    return Table("training", "Every epoch of training, scored on the held-out pictures", columns, rows)
-
-
-def overall_table(run: Trajectory) -> Table:
-    rows = tuple(
-        (m, *(c.methods[m].overall.value if m in c.methods else None for c in run))
-        for m in figures.methods(run)
-    )
-    columns = Column("method"), *(better(c.name) for c in run)
-    return Table("overall", "C-Score over all classes, weighted by their gold lists", columns, rows)
-
-
-def class_table(run: Trajectory, ends: tuple[str, str]) -> Table:
-    first, last = (figures.named(run, name) for name in ends)
-    columns = (
-        Column("method"), Column("class"), better(ends[0]), Column("n", "d"),
-        better(ends[1]), Column("n at the end", "d"), Column("change", "+.3f"),
-    )  # fmt: skip
-    rows = []
-    for method in figures.methods(run):
-        for label in sorted(last.classes):
-            old, new = (c.methods[method].classes[label] for c in (first, last))
-            cells = as_value(old), old.n, as_value(new), new.n, new.value - old.value
-            rows.append((method, run.class_name(label), *cells))
-    note = "n: pictures of the class that are recognised with a probability of at least one half."
-    return Table("by-class", f"C-Score by class at {ends[0]} and {ends[1]}", columns, tuple(rows), note)
-
-
-def depth_table(swept: Mapping[str, RunFolder]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for layer, folder in swept.items():
-        for checkpoint in (run := Trajectory.from_run(folder)):
-            (state,) = checkpoint.methods.values()
-            known = [
-                (s.value, run.class_name(c)) for c, s in state.classes.items() if not math.isnan(s.value)
-            ]
-            worst = min(known, key=itemgetter(0), default=(None, ""))
-            rows.append((layer, checkpoint.name, as_value(state.overall), *worst, state.overall.degenerate))
-    columns = (
-        Column("layer"), Column("checkpoint"), better("C-Score, all classes"), Column("worst class"),
-        Column("which"), Column("empty maps"),
-    )  # fmt: skip
-    note = "From early to late layers; the last one is where the other tables look."
-    return Table("depth", "Grad-CAM's C-Score at every depth of the network", columns, tuple(rows), note)
-
-
-def as_value(score: CScore) -> Value:
-    return Value(score.value, score.interval, score.n)

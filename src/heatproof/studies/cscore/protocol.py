@@ -3,8 +3,9 @@
     split     four fifths of the pictures train, one fifth is held out, each class in proportion
     train     two phases (train/protocols.py), weights kept at seven epochs; or weights that exist are taken
     run       six CAMs at every checkpoint on the held-out pictures, C-Score per class: the engine
-    sweep     Grad-CAM's C-Score at every depth of the network, at the end of each phase
+    sweep     the C-Score of every CAM at every depth of the network, at the end of each phase
     report    tables, figures, alarms, and a recommendation with its evidence (page.py)
+    beside    several networks, each in a folder of its own, on one page (networks.py)
 
 The run is an ordinary run folder (OUT/run, from OUT/study.toml): it can be killed and taken up again, and so
 can the training (OUT/training). elangovan2026cscore.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +28,35 @@ import torch
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure, Source, open_source
+from heatproof.images.source import Sample
+from heatproof.metrics.gold import FIRST, ListRule
 from heatproof.models import Model, load_model
 from heatproof.models.activated import default_layer
 from heatproof.models.layers import known_scales, searched_scales
 from heatproof.models.load import best_device
 from heatproof.report.book import Book
+from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import open_study
+from heatproof.run.weights import find_checkpoints, seeded_builder
 from heatproof.store import RunFolder
-from heatproof.studies.cscore import page
+from heatproof.studies.cscore import networks, page
+from heatproof.studies.cscore.networks import phase_ends
 from heatproof.studies.cscore.settings import CscoreSettings
 from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file, write_rows
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
 from heatproof.verdict.trajectory import Trajectory
 
-METRICS = ("accuracy", "recall", "auc", "cscore")
-SWEPT = "gradcam"
-LISTED = ("path", "label")
+METRICS = ("accuracy", "recall", "auc")
+CORNERS = ("x0", "y0", "x1", "y1")
+FRAME = ("width", "height")
+LAST = "last"  # an anchor
 DEPTHS_SWEPT = 5
 
 Told = Callable[[TrainProgress], object]
+TellOf = Callable[[str], Told]  # of a network
 Images = Mapping[str, Any]  # the table of a study file
 
 
@@ -77,20 +85,85 @@ def cscore_study(
         history, failures = train(settings, source, trained.tolist(), scored, training)
         weights = ["training/epoch*.safetensors"]
     samples = [source.samples[i] for i in scored]
-    rows = [(sample.id, source.classes[sample.label or 0]) for sample in samples]
-    write_rows(settings.out / "pictures.csv", LISTED, rows)
+    write_rows(settings.out / "pictures.csv", *listing(samples, source.classes, root))
     images = {
         "kind": "csv", "path": "pictures.csv",
         "options": {"root": str(root), "class_names": list(source.classes)},
     }  # fmt: skip
     layer = settings.layer or paper_layer(build(settings, len(source.classes)))
-    config = config_of(settings, images, weights, settings.methods, layer)
+    places = source.boxed or bool(source.parts)
+    more = ("localise",) if places else ()
+    config = config_of(settings, images, weights, settings.methods, layer, more)
     result = named_run(settings.out, "run", config, progress)
-    ends = phase_ends(result.folder, settings if history else None)
+    ends = phase_ends(Trajectory.from_run(result.folder), history)
     swept = sweep_depths(settings, images, ends, progress) if settings.sweep else {}
     book = Book(settings.out, f"C-Score of {settings.model} over training" if history else "C-Score")
-    page.write(book, result.folder, history, ends, swept, settings.held_out if history else None, failures)
+    held_out = settings.held_out if history else None
+    page.write(book, result.folder, history, ends, swept, held_out, failures, places)
     return CscoreOutcome(book.write(), book, result)
+
+
+@dataclass(frozen=True)
+class NetworksOutcome:
+    """What a study of several networks left behind."""
+
+    page: Path
+    book: Book
+    broken: tuple[Any, ...]  # pictures that could not be used, of all of them
+
+
+def networks_study(
+    settings: CscoreSettings, progress: Progress | None = None, training: TellOf | None = None
+) -> NetworksOutcome:
+    """One study after the other, each in a folder of its own, then all of them on one page.
+
+    training: called with a network's name, gives what is told about its training.
+    """
+    finished = [networks.read_network(Path(folder)) for folder in settings.beside]  # refused before any work
+    broken: list[Any] = []
+    found, places = [], {}
+    for spec in settings.networks:
+        own = replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
+        outcome = cscore_study(own, progress, training(spec) if training else None)
+        broken += outcome.run.broken
+        found.append(networks.read_network(own.out, spec))
+        places[spec] = f"{own.out.name}/{outcome.page.name}"
+    found += finished
+    if len(found) < 2:
+        raise InputError("one network alone has nothing beside it; name two or more, or finished studies")
+    named = [
+        one if [n.name for n in found].count(one.name) == 1 else replace(one, name=f"{one.name} ({k})")
+        for k, one in enumerate(found, 1)
+    ]
+    book = Book(settings.out, "C-Score of several networks")
+    networks.write(book, named, lambda one: places.get(one.name))
+    return NetworksOutcome(book.write(), book, tuple(broken))
+
+
+def folder_name(spec: str) -> str:
+    """
+    >>> folder_name("torchvision:densenet201"), folder_name("nets/mine.py:build")
+    ('torchvision-densenet201', 'mine.py-build')
+    """
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", spec.rpartition("/")[2] or spec).strip("-") or "network"
+
+
+def listing(
+    samples: Sequence[Sample], classes: Sequence[str], root: Path
+) -> tuple[list[str], list[list[object]]]:
+    """A CSV manifest of pictures with their boxes and masks, as head and rows: one for each box."""
+    parts = sorted({part for sample in samples for part in sample.masks})
+    boxed = any(sample.boxes for sample in samples)
+    head = ["path", "label", *(f"mask_{part}" for part in parts), *((*CORNERS, *FRAME) if boxed else ())]
+    rows: list[list[object]] = []
+    for sample in samples:
+        masks = [os.path.relpath(sample.masks[part], root) if part in sample.masks else "" for part in parts]
+        own = [sample.id, classes[sample.label or 0], *masks]
+        frame = sample.frame or ("", "")
+        rows += [[*own, *box, *frame] for box in sample.boxes]
+        if not sample.boxes:
+            rows.append([*own, *[""] * (6 * boxed)])
+    return head, rows
 
 
 def check(settings: CscoreSettings) -> tuple[Source, Path]:
@@ -111,17 +184,21 @@ def check(settings: CscoreSettings) -> tuple[Source, Path]:
 
 def pooled(settings: CscoreSettings) -> tuple[Source, Path]:
     """One source over all places named, and their common folder; a class may have pictures in each."""
-    rows: list[tuple[Path, str]] = []
+    found: list[tuple[Path, str, Sample]] = []
     for path in settings.images:
         source = open_source(settings.kind, path)
         if not source.labelled:
             raise InputError(f"the pictures of {path} have no labels; put them in one folder for each class")
-        known = [(s.content, s.label) for s in source.samples if s.label is not None]
-        rows += [(Path(content).resolve(), source.classes[label]) for content, label in known]
-    root = Path(os.path.commonpath([path.parent for path, _ in rows]))
+        known = [(sample, sample.label) for sample in source.samples if sample.label is not None]
+        found += [(Path(s.content).resolve(), source.classes[label], s) for s, label in known]
+    root = Path(os.path.commonpath([path.parent for path, *_ in found]))
     listed = settings.out / "all-pictures.csv"
-    write_rows(listed, LISTED, [(path.relative_to(root).as_posix(), name) for path, name in rows])
-    classes = sorted({name for _, name in rows})
+    classes = sorted({name for _, name, _ in found})
+    samples = [
+        replace(sample, id=path.relative_to(root).as_posix(), label=classes.index(name))
+        for path, name, sample in found
+    ]
+    write_rows(listed, *listing(samples, classes, root))
     drawn = {"limit": settings.limit, "seed": settings.seed}
     return open_source("csv", listed, root=root, class_names=classes, **drawn), root
 
@@ -141,15 +218,15 @@ def train(
         head_epochs=settings.head_epochs, full_epochs=settings.full_epochs, head_lr=settings.head_lr,
         full_lr=settings.full_lr, label_smoothing=settings.label_smoothing, clip=settings.clip,
         first_depth=settings.first_phase, batch_size=settings.train_batch, amp=settings.amp,
-        class_weights="balanced" if settings.class_weights else None,
+        transforms=settings.transforms,
+        class_weights="balanced" if settings.class_weights else None, gradients=settings.gradients,
     )  # fmt: skip
     return history, failed
 
 
 def build(settings: CscoreSettings, classes: int) -> Model:
     """The network before training, its new head drawn from the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(settings.seed)
+    with seeded_builder(settings.seed):
         return load_model(
             settings.model, num_classes=classes, pretrained=settings.pretrained, **settings.options
         )
@@ -168,36 +245,37 @@ def config_of(
     weights: Sequence[str],
     methods: Sequence[str],
     layer: str | None,
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A run over the pictures that are scored."""
+    """A run over the pictures that are scored. more: metrics."""
     model = {
         "spec": local_spec(settings.model), "num_classes": len(images["options"]["class_names"]),
         "checkpoints": list(weights), "layer": layer, "name": settings.model,
         "options": dict(settings.options),
     }  # fmt: skip
-    return run_config(settings, methods, METRICS, model, images)
-
-
-def phase_ends(folder: RunFolder, settings: CscoreSettings | None) -> tuple[str, str]:
-    """The checkpoints at the end of phase 1 and 2; the first and the last one of weights that existed."""
-    run = Trajectory.from_run(folder)
-    first = run.checkpoints[0].name
-    if settings is not None:
-        before = [c.name for c in run if c.epoch is not None and c.epoch <= settings.head_epochs]
-        first = before[-1] if before else first
-    return first, run.checkpoints[-1].name
+    rule = ListRule(settings.tau, settings.weights, settings.anchor)  # type: ignore[arg-type]
+    if rule.anchor == LAST:
+        plain = study_from(run_config(settings, methods, METRICS, model, images))
+        rule = replace(rule, anchor=find_checkpoints(plain, settings.out)[-1].name)
+    return run_config(settings, methods, (*METRICS, rule.text, *more), model, images)
 
 
 def sweep_depths(
     settings: CscoreSettings, images: Images, ends: tuple[str, str], progress: Progress | None
 ) -> dict[str, RunFolder]:
-    """Grad-CAM's C-Score at every depth, one run folder each."""
+    """The C-Score of every CAM of one layer at every depth, one run folder each."""
+    cams = [
+        call.text for call in read_methods(settings.methods) if "activations" in call.entry.needs
+    ]  # those of several layers have depths of their own
+    if not cams:
+        return {}
+    own = replace(settings, anchor=settings.anchor if settings.anchor in (None, FIRST, LAST) else None)
     opened = open_study(study_file(settings.out))
     files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
     model = opened.model(ends[-1])
     found: dict[str, RunFolder] = {}
     for number, layer in enumerate(depths(model, settings.layer or paper_layer(model))):
-        config = config_of(settings, images, files, [SWEPT], layer)
+        config = config_of(own, images, files, cams, layer)
         found[layer] = named_run(settings.out, f"depth-{number}", config, progress).folder
     return found
 

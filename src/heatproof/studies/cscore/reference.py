@@ -20,7 +20,7 @@ from heatproof.run.config import study_from
 from heatproof.run.progress import Progress
 from heatproof.run.study import Opened
 from heatproof.store import RunFolder
-from heatproof.studies.cscore.page import alarm_table, as_value
+from heatproof.studies.cscore.tables import alarm_table, as_value
 from heatproof.studies.skeleton import named_run
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.trajectory import CheckpointState, Trajectory

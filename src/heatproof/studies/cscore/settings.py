@@ -14,6 +14,13 @@ from heatproof.train.recipe import CHECKPOINTS
 METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
 
 
+def _tau(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # refused below, unless it is "adaptive"
+
+
 def _epochs(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
@@ -32,6 +39,10 @@ class CscoreSettings(Settings):
     model: str = option(
         "lite0", "lite0, torchvision:NAME, timm:NAME, keras:NAME, FILE.py:FACTORY, ...", short="M"
     )
+    networks: tuple[str, ...] = option(
+        (), "Several networks, each as --model takes it, one after the other and on one page."
+    )
+    beside: tuple[Path, ...] = option((), "A finished study, on the same page; may be repeated.")
     checkpoints: tuple[str, ...] = option(
         (), "Weights that exist, or a pattern; then nothing is trained. May be repeated.", short="c"
     )
@@ -52,9 +63,22 @@ class CscoreSettings(Settings):
         choices=("head", "all"),
     )  # fmt: skip
     class_weights: bool = option(False, "Weigh classes by their inverse frequency.")
+    transforms: bool = option(False, "Train under COSE's transforms, one by chance each time.")
     keep: tuple[int, ...] = option(CHECKPOINTS, "Epochs that are scored.", read=_epochs)
+    tau: float | str = option(
+        0.5, "Gold lists: the probability from which on a picture counts; or adaptive.",
+        read=_tau, shown="0.5",
+    )  # fmt: skip
+    weights: str = option(
+        "confidence", "What a picture counts: its probability, that calibrated on the other half, or 1.",
+        choices=("confidence", "calibrated", "uniform"),
+    )  # fmt: skip
+    anchor: str | None = option(
+        None, "The lists of one checkpoint for all of them: first, last, or its name, such as epoch20."
+    )
+    gradients: bool = option(False, "Log each layer's gradients; do they warn of the alarms?")
     layer: str | None = option(None, LAYER, short="l")
-    sweep: bool = option(True, "C-Score at every depth, too.")
+    sweep: bool = option(True, "C-Score of every CAM at every depth, too.")
     limit: int | None = option(None, LIMIT, least=1)
     out: Path = option(Path("runs/cscore"), "Folder.", short="o")
     batch_size: int = option(32, "Pictures per unit of the run.", least=1)
@@ -63,6 +87,18 @@ class CscoreSettings(Settings):
     amp: bool = option(False, "Train in bfloat16 where it is safe.")
     seed: int = option(0, "Repeats the study exactly.")
     options: Mapping[str, Any] = field(default_factory=dict)  # for the network's builder
+
+    def __post_init__(self) -> None:
+        from heatproof.metrics.gold import ListRule  # which needs torch; a list of options does not
+
+        super().__post_init__()
+        ListRule(self.tau, self.weights)  # type: ignore[arg-type]  # refuses what is neither
+        for name in ("checkpoints", "layer", "options"):
+            if len(self.networks) > 1 and getattr(self, name):
+                raise InputError(
+                    f"{name} belong to one network; make a study of each, then one page: "
+                    "heatproof study cscore RUN RUN"
+                )
 
     @property
     def last_epoch(self) -> int:

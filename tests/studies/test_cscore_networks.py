@@ -1,0 +1,194 @@
+"""Several networks on one page: the paper's own answer from its tables, and two small networks end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from test_study_cscore import pictures, settings
+
+from heatproof.cli import main
+from heatproof.errors import InputError
+from heatproof.metrics.classifier import auc, auc_errors
+from heatproof.report.tables import number
+from heatproof.studies.cscore import CscoreSettings, networks_study
+from heatproof.studies.cscore.networks import (
+    CHOICE,
+    RECOMMENDED,
+    REFUSED,
+    Network,
+    auc_table,
+    method_table,
+    read_network,
+    recommendation,
+    standing,
+)
+from heatproof.studies.cscore.tables import classes_table, gap_table, overall_table
+from heatproof.train.recipe import Epoch, History
+from heatproof.verdict.alarms import auc_difference
+from heatproof.verdict.trajectory import CheckpointState, Trajectory
+
+DATA = Path(__file__).parents[1] / "data"
+TABLES = json.loads((DATA / "papers.json").read_text())["cscore"]
+PRINTED = json.loads((DATA / "cscore_differences.json").read_text())
+ENDS = ("E20", "E30")
+
+
+def published(architecture: str) -> Network:
+    epochs, place = TABLES["epochs"], TABLES["archs"].index(architecture)
+    lists = [TABLES["gold"][f"{architecture}|E{epoch}"] for epoch in epochs]
+    normal = [one["best_point"]["n0"] for one in lists]
+    classifier = [TABLES["acc"][str(epoch)][place] for epoch in epochs]
+    overall = TABLES["global"][architecture]
+    run = Trajectory.from_tables(
+        [f"E{epoch}" for epoch in epochs], epochs, [auc for auc, _ in classifier],
+        [percent / 100 for _, percent in classifier], {0: 317, 1: 855},
+        {0: normal, 1: [one["N"] - n for one, n in zip(lists, normal, strict=True)]},
+        {m: {0: TABLES["normal"][architecture][m], 1: TABLES["pneumonia"][architecture][m]} for m in overall},
+        overall, ("Normal", "Pneumonia"),
+    )  # fmt: skip
+    every = (
+        Epoch(
+            int(e), "transfer" if int(e) <= 20 else "fine-tuning", 0, row[place][1] / 100, row[place][0], 0, 0
+        )
+        for e, row in TABLES["acc"].items()
+    )
+    return Network(architecture, run, ENDS, History(tuple(every)), "Kermany")
+
+
+PUBLISHED = [published(name) for name in TABLES["archs"]]
+
+
+def test_the_published_tables_give_the_papers_own_recommendation() -> None:
+    """Section 5.1: DenseNet201; InceptionV3 where the technique is chosen with care; not ResNet50V2."""
+    found = {one.name: standing(one, PUBLISHED) for one in PUBLISHED}
+    assert {name: s.answer for name, s in found.items()} == {
+        "DenseNet201": RECOMMENDED, "InceptionV3": CHOICE, "ResNet50V2": REFUSED,
+    }  # fmt: skip
+    assert found["InceptionV3"].why == "not with GradCAM" and found["ResNet50V2"].why == "AUC fell to 0.103"
+    text = recommendation(PUBLISHED)
+    assert text.startswith("Take **DenseNet201** and explain it with **ScoreCAM**")
+    assert "Not recommended: ResNet50V2" in text and "InceptionV3 with EigenCAM" in text
+
+
+def test_net_changes_are_those_of_the_table_notes() -> None:
+    for one in PUBLISHED:
+        notes = PRINTED["table_notes"][one.name]
+        for method, change in one.changes().items():
+            if method in notes:
+                assert change == pytest.approx(notes[method], abs=1e-9)
+        table = overall_table(one.run, ENDS)
+        assert [c.name for c in table.columns] == ["method", *(c.name for c in one.run), "change"]
+        ours = PRINTED["recomputed_means"][one.name]["six"]
+        assert table.rows[-1][0] == "average" and number(table.rows[-1][-1]) == pytest.approx(ours, abs=1e-4)
+
+
+def test_the_class_gap_and_the_classes_are_printed_as_the_paper_has_them() -> None:
+    dense = PUBLISHED[0].run
+    (row,) = (row for row in gap_table(dense).rows if row[0] == "GradCAM")
+    at = 1 + [c.name for c in dense].index("E20")
+    assert number(row[at]) == pytest.approx(PRINTED["class_gap"]["value"], abs=1e-9)
+    assert math.isnan(number(row[at + 1])), "one class has no gold list at E25"
+    table = classes_table(dense)
+    assert len(table.rows) == 12
+    for row in table.rows:
+        printed = TABLES["normal" if row[0] == "Normal" else "pneumonia"]["DenseNet201"][str(row[1])]
+        for cell, value, checkpoint in zip(row[2:], printed, dense, strict=True):
+            empty = checkpoint.classes[0 if row[0] == "Normal" else 1].gold == 0
+            assert math.isnan(number(cell)) if empty else number(cell) == value
+
+
+def test_a_method_s_row_has_its_worst_class_and_its_alarms() -> None:
+    table = method_table(PUBLISHED)
+    heads = [c.name for c in table.columns]
+    rows = {(row[0], row[1]): dict(zip(heads, row, strict=True)) for row in table.rows}
+    assert len(rows) == 18
+    inception = rows["InceptionV3", "GradCAM"]
+    assert inception["which"] == "Pneumonia" and number(inception["worst class"]) == 0.008
+    assert inception["alarms"] == "3 at E1, 2 at E30"
+    assert number(inception["change"]) == pytest.approx(0.048, abs=1e-9)
+
+
+def answers(seed: int, n: int = 120, skill: float = 1.5) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    labels = np.arange(n) % 2
+    shared = rng.normal(size=n) + skill * labels
+    own = 0.2 * np.random.default_rng(seed).normal(size=n)
+    return labels, 1 / (1 + np.exp(-(shared + own)))
+
+
+def measured(name: str, seed: int, skill: float = 1.5, pictures: str = "same") -> Network:
+    labels, p = answers(seed, skill=skill)
+    state = CheckpointState.measured("e1", 1, labels, p, {})
+    return Network(name, Trajectory((state,)), ("e1", "e1"), None, pictures)
+
+
+def test_auc_of_networks_is_compared_image_by_image() -> None:
+    first, second = measured("a", 1), measured("b", 2)
+    found = auc_difference(first.last, second.last)
+    (labels, p), (_, q) = answers(1), answers(2)
+    assert found.value == pytest.approx(auc(labels, p).value - auc(labels, q).value)
+    error = float(((auc_errors(labels, p) - auc_errors(labels, q)) ** 2).sum()) ** 0.5
+    assert found.paired and found.error == pytest.approx(error)
+    z = abs(found.value) / error
+    assert found.p == pytest.approx(math.erfc(z / 2**0.5))
+    apart = auc_difference(first.last, second.last, same_images=False)
+    assert not apart.paired and apart.error > 2 * found.error
+
+
+def test_pictures_of_one_name_that_differ_are_not_paired() -> None:
+    several = [measured("a", 1), measured("b", 2), measured("c", 3, pictures="other")]
+    rows = auc_table(several).rows
+    assert [row[-1] for row in rows] == ["yes", "no", "no"]
+    worse = measured("worse", 2, skill=0.9)
+    assert standing(worse, [measured("a", 1), worse]).answer == REFUSED
+
+
+def test_two_networks_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures(tmp_path / "shapes", 8)
+    (tmp_path / "nets.py").write_text(
+        "from heatproof.train import small_net\n"
+        "def narrow(num_classes=2): return small_net(num_classes, size=32, width=4)\n"
+        "def wide(num_classes=2): return small_net(num_classes, size=32, width=6, seed=1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--images", "shapes", "-m", "gradcam", "--head-epochs", "1", "--full-epochs", "1", "--keep", "1,2",
+        "--no-sweep", "--device", "cpu", "--train-batch", "8", "--first-phase", "all",
+    ]  # fmt: skip
+    both = CliRunner().invoke(
+        main, ["study", "cscore", "nets.py:narrow", "nets.py:wide", *options, "--out", "both"]
+    )
+    assert both.exit_code == 0, both.output
+    assert "nets.py:wide, epoch 2, fine-tuning" in both.output and "The networks" in both.output
+    text = Path("both/summary.md").read_text()
+    assert "2 networks, on the same 4 pictures" in text and "nets.py-narrow/summary.md" in text
+    for name in ("networks", "methods", "auc", "epochs"):
+        with Path(f"both/tables/{name}.csv").open() as file:
+            assert list(csv.DictReader(file)), name
+    for name in ("net-change", "ends", "trajectories"):
+        assert Path(f"both/figures/{name}.svg").stat().st_size > 2000, name
+    beside = CliRunner().invoke(
+        main, ["study", "cscore", "both/nets.py-narrow", "both/nets.py-wide", "--out", "again"]
+    )
+    assert beside.exit_code == 0, beside.output
+    made = [Path(place) / "tables/methods.csv" for place in ("both", "again")]
+    assert made[0].read_text() == made[1].read_text()
+    alone = CliRunner().invoke(main, ["study", "cscore", "both/nets.py-narrow", "--out", "none"])
+    assert alone.exit_code == 2 and "one network alone has nothing beside it" in alone.output
+    assert read_network(Path("both/nets.py-wide")).ends == ("epoch01", "epoch02")
+
+
+def test_what_belongs_to_one_network_is_refused_for_several(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="belong to one network"):
+        replace(settings(tmp_path), networks=("a", "b"), layer="fc")
+    with pytest.raises(InputError, match="tau must be a number in"):
+        CscoreSettings(tau="much")
+    with pytest.raises(InputError, match="nothing beside it"):
+        networks_study(CscoreSettings(out=tmp_path))

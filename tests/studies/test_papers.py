@@ -1,0 +1,163 @@
+"""docs/papers.md: every command on it runs in its smallest configuration and makes the files it names.
+
+To add one: a row on the page (what the paper has | the command | files, with * for any folder | what differs)
+and an entry in SMALLEST under the command as the page writes it: a function that prepares an empty folder and
+gives the arguments behind `heatproof`. They write to the folder "out".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
+Row = tuple[str, str, tuple[str, ...]]  # what the paper has, command, files
+
+
+def rows() -> list[Row]:
+    found = []
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line.startswith("| ") else []
+        if len(cells) >= 3 and cells[1].startswith("`heatproof "):
+            found.append((cells[0], cells[1].strip("`"), tuple(re.findall(r"`([^`]+)`", cells[2]))))
+    return found
+
+
+ROWS = rows()
+COMMANDS = list(dict.fromkeys(command for _, command, _ in ROWS))
+
+
+# --- C-Score ---------------------------------------------------------------------------------
+
+NETWORKS = """
+from heatproof.train import small_net
+def narrow(num_classes=2): return small_net(num_classes, size=32, width=4)
+def wide(num_classes=2): return small_net(num_classes, size=32, width=6, seed=1)
+"""
+TINY = [
+    "--head-epochs",
+    "1",
+    "--full-epochs",
+    "1",
+    "--keep",
+    "1,2",
+    "--train-batch",
+    "8",
+    "--first-phase",
+    "all",
+    "--device",
+    "cpu",
+    "--methods",
+    "gradcam",
+    "--out",
+    "out",
+]
+
+
+def shapes(folder: Path, count: int = 6) -> list[str]:
+    """Bright discs and squares at random places, and a CSV file with their boxes."""
+    lines = ["path,label,x0,y0,x1,y1"]
+    for k, name in enumerate(("disc", "square")):
+        (folder / "xrays" / name).mkdir(parents=True)
+        for i in range(count):
+            rng = np.random.default_rng((k, i))
+            pixels = rng.integers(0, 60, (32, 32, 3), dtype=np.uint8)
+            y, x = (int(v) for v in rng.integers(8, 24, 2))
+            pixels[y - 5 : y + 6, x - 5 : x + 6] = 230 if k else 120
+            Image.fromarray(pixels).save(folder / "xrays" / name / f"{i}.png")
+            lines.append(f"xrays/{name}/{i}.png,{name},{x - 5},{y - 5},{x + 5},{y + 5}")
+    (folder / "boxes.csv").write_text("\n".join(lines) + "\n")
+    (folder / "nets.py").write_text(NETWORKS)
+    return ["--images", "xrays"]
+
+
+def three_networks(folder: Path) -> list[str]:
+    """Two small ones in place of the paper's, and no sweep."""
+    return ["study", "cscore", "nets.py:narrow", "nets.py:wide", *shapes(folder), *TINY, "--no-sweep"]
+
+
+def options_of_lists(folder: Path) -> list[str]:
+    chosen = [
+        "--tau",
+        "adaptive",
+        "--weights",
+        "calibrated",
+        "--anchor",
+        "last",
+        "--gradients",
+        "--model",
+        "nets.py:narrow",
+    ]
+    return ["study", "cscore", *shapes(folder), *chosen, *TINY]
+
+
+def boxes(folder: Path) -> list[str]:
+    shapes(folder)
+    named = [
+        "--images",
+        "boxes.csv",
+        "--kind",
+        "csv",
+        "--model",
+        "nets.py:narrow",
+        "--no-sweep",
+        "--held-out",
+        "0.5",
+    ]
+    return ["study", "cscore", *named, *TINY]
+
+
+def new_weights(folder: Path) -> list[str]:
+    images = shapes(folder)
+    first = ["study", "cscore", *images, "--model", "nets.py:narrow", *TINY[:-1], "run", "--no-sweep"]
+    assert heatproof(first, folder).returncode == 0
+    weights = "run/training/epoch02.safetensors"
+    return ["study", "cscore", "--reference", "run", "--checkpoints", weights, "--out", "out"]
+
+
+def other_methods(folder: Path) -> list[str]:
+    methods = "gradcam,integrated-gradients(steps=2),lime(samples=20)"
+    small = ["--model", "nets.py:narrow", "--no-sweep", *TINY, "--methods", methods]
+    return ["study", "cscore", *shapes(folder), *small]
+
+
+PAPERS_OWN = "heatproof study cscore keras:DenseNet201 keras:InceptionV3 keras:ResNet50V2"
+LISTS = "--tau adaptive --weights calibrated --anchor last --gradients"
+ANY_METHOD = "--model timm:vit_tiny_patch16_224 --methods gradcam,integrated-gradients,lime"
+SMALLEST: dict[str, Callable[[Path], list[str]]] = {
+    f"{PAPERS_OWN} --images XRAYS --pretrained": three_networks,
+    "heatproof study cscore --reference RUN --checkpoints NEW": new_weights,
+    f"heatproof study cscore --images XRAYS {LISTS}": options_of_lists,
+    "heatproof study cscore --images BOXES.csv --kind csv": boxes,
+    f"heatproof study cscore --images XRAYS {ANY_METHOD}": other_methods,
+}
+
+# --- the tests -------------------------------------------------------------------------------
+
+
+def heatproof(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "heatproof", *arguments]
+    threads = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=threads)
+
+
+def test_the_page_and_the_smallest_configurations_name_the_same_commands() -> None:
+    assert set(COMMANDS) == set(SMALLEST)
+    assert all(files for _, _, files in ROWS), "a command without a file that shows it"
+
+
+@pytest.mark.parametrize("command", SMALLEST)
+def test_a_command_makes_what_the_page_says(command: str, tmp_path: Path) -> None:
+    done = heatproof(SMALLEST[command](tmp_path), tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for what, named, files in ROWS:
+        for file in files if named == command else ():
+            assert list((tmp_path / "out").glob(file)), f"{what}: no {file}"
