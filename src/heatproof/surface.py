@@ -13,8 +13,6 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import StoreError
-from heatproof.report.page import write_page
-from heatproof.run.engine import run_study
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
 from heatproof.types import Maps
@@ -107,6 +105,8 @@ class Run:
             path: of the file; report.html in the run's folder where None.
             checkpoint, model: as for verdict.
         """
+        from heatproof.report.page import write_page
+
         path = Path(path) if path is not None else self.path / "report.html"
         data = self._data(checkpoint, model)
         keep(data, write_page(data, path))
@@ -181,6 +181,8 @@ def run(
         retry_broken: try pictures again that could not be used; their files may have changed meanwhile.
         trust_mtime: in a new run, know pictures by size and time of change instead of by their contents.
     """
+    from heatproof.run.engine import run_study
+
     done = run_study(
         study, out, engine=engine, shard=shard, fail_fast=fail_fast, retry_broken=retry_broken,
         trust_mtime=trust_mtime,

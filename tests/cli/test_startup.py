@@ -111,6 +111,15 @@ for code, lines in zip((0, 2), json.loads(sys.argv[1])):
     alone(script, json.dumps([fine, wrong]))
 
 
+def test_python_reads_the_rows_of_a_run_without_torch(run: Path) -> None:
+    script = """
+import heatproof as hp
+opened = hp.open_run(sys.argv[1])
+assert len(opened.scores()) and opened.status() and "torch" not in sys.modules
+"""
+    alone(script, str(run))
+
+
 def test_what_is_listed_without_torch_is_what_is_registered() -> None:
     for listed in (["list", "methods", "-v"], ["list", "metrics", "-v"]):
         told = alone(f"print(asked({listed!r})[1], end='')")
