@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import heatproof as hp
 from conftest import small_cnn
+from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.metrics import cscore_by_class
 from heatproof.metrics.gold import gold_list
@@ -100,6 +102,10 @@ def test_gradient_norms_are_logged_beside_the_scores(tmp_path: Path) -> None:
     stored = Trajectory.from_run(RunFolder.open(tmp_path / "run"))
     assert dict(stored.checkpoints[0].gradients) == dict(report.gradients)
     assert inspect(tmp_path / "run") == []
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(main, ["report", str(tmp_path / "run"), "--out", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "Norm of the gradients by checkpoint" in page.read_text()
 
 
 def test_gradients_are_not_looked_at_unless_asked() -> None:

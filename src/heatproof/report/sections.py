@@ -15,6 +15,7 @@ from heatproof.metrics.agreement import Matrix, metric_agreement
 from heatproof.report.charts import DotRows, Line, LinePanel, Mark
 from heatproof.report.pieces import UNSURE, Grid, Panels, Section, ShadedTable, named, number, with_sub
 from heatproof.verdict.data import Cell, RunData
+from heatproof.verdict.epochs import read_gradients, whole_norm
 from heatproof.verdict.measures import Measure, in_order, measure
 
 MOST_CLASSES = 5  # as many as there are signs for
@@ -78,6 +79,14 @@ def trajectories(data: RunData) -> Section:
         )
     rows = [[named(m), *map(number, data.paths.get((of.name, m), []))] for m in data.methods]
     rows += [["AUC", *map(number, auc)]] if auc else []
+    if logged := read_gradients(data.folder.path):
+        norms = [whole_norm(logged.get(name, {})) for name in data.checkpoints]
+        top = max((norm for norm in norms if math.isfinite(norm)), default=1.0) * 1.05
+        line = Line("norm", list(enumerate(norms)))
+        panels.append(
+            ("gradients", LinePanel("Norm of the gradients by checkpoint", [line], ends, (0.0, top)))
+        )
+        rows += [["norm of the gradients", *map(number, norms)]]
     content = {
         "of": of,
         "alarms": data.alarms,

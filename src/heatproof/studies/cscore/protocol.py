@@ -98,8 +98,8 @@ def cscore_study(
     ends = phase_ends(Trajectory.from_run(result.folder), history)
     swept = sweep_depths(settings, images, ends, progress) if settings.sweep else {}
     book = Book(settings.out, f"C-Score of {settings.model} over training" if history else "C-Score")
-    held_out = settings.held_out if history else None
-    page.write(book, result.folder, history, ends, swept, held_out, failures, places)
+    share = settings.held_out if history else None
+    page.write(book, result.folder, history, ends, swept, share, failures, places)
     return CscoreOutcome(book.write(), book, result)
 
 
@@ -109,7 +109,7 @@ class NetworksOutcome:
 
     page: Path
     book: Book
-    broken: tuple[Any, ...]  # pictures that could not be used, of all of them
+    broken: list[dict[str, str]]  # pictures that could not be used, of all of them
 
 
 def networks_study(
@@ -120,7 +120,7 @@ def networks_study(
     training: called with a network's name, gives what is told about its training.
     """
     finished = [networks.read_network(Path(folder)) for folder in settings.beside]  # refused before any work
-    broken: list[Any] = []
+    broken: list[dict[str, str]] = []
     found, places = [], {}
     for spec in settings.networks:
         own = replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
@@ -137,7 +137,7 @@ def networks_study(
     ]
     book = Book(settings.out, "C-Score of several networks")
     networks.write(book, named, lambda one: places.get(one.name))
-    return NetworksOutcome(book.write(), book, tuple(broken))
+    return NetworksOutcome(book.write(), book, broken)
 
 
 def folder_name(spec: str) -> str:

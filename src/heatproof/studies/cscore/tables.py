@@ -11,7 +11,7 @@ from statistics import fmean
 
 from heatproof.metrics.consistency import CScore
 from heatproof.report.figures import cscore as figures
-from heatproof.report.tables import Cell, Column, Table, Value
+from heatproof.report.tables import Cell, Column, Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.skeleton import mean_value
 from heatproof.train.recipe import Epoch, History
@@ -79,10 +79,10 @@ def overall_table(run: Trajectory, ends: tuple[str, str]) -> Table:
         values = [c.methods[m].overall.value if m in c.methods else math.nan for c in run]
         rows.append((m, *values, change(first, last, m)))
     columns = Column("method"), *(better(c.name) for c in run), Column("change", "+.3f")
-    averages = [average(float(row[j]) for row in rows if row[j] is not None) for j in range(1, len(columns))]  # type: ignore[arg-type]
+    averages: list[Cell] = [average(number(row[j]) for row in rows) for j in range(1, len(columns))]
     note = f"change: {ends[1]} less {ends[0]}. The last row is the plain mean over the methods."
     title = "C-Score over all classes, weighted by their gold lists"
-    every = (*rows, ("average", *averages))
+    every: tuple[tuple[Cell, ...], ...] = (*rows, ("average", *averages))
     return Table("overall", title, columns, every, note, unranked=frozenset({len(rows)}))
 
 
@@ -117,7 +117,7 @@ def _of_class(checkpoint: CheckpointState, method: str, label: int) -> Cell:
 
 def gap_table(run: Trajectory) -> Table:
     """The class gap as a number: how far the best class is above the worst."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for m in figures.methods(run):
         gaps = [class_gap(c.methods[m]) if m in c.methods else math.nan for c in run]
         rows.append((m, *gaps))
@@ -186,7 +186,7 @@ def place_table(folder: RunFolder, run: Trajectory) -> Table:
     found: dict[tuple[str, int, str], list[float]] = {}
     for row in rows:
         found.setdefault((row["method"], row["label"], row["metric"]), []).append(row["value"])
-    table = [
+    table: list[tuple[Cell, ...]] = [
         (
             method, run.class_name(label), as_value(score),
             *(mean_value(found.get((method, label, metric), [])) for metric in PLACES),
