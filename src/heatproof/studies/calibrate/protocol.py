@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ def measure_members(
         for member in missing:
             done(measure(member, wanted, now))
         return
+    now(f"{workers} processes measure")
     threads = max(1, (os.cpu_count() or 1) // workers)
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (threads,))
     try:
         for ready in as_completed([pool.submit(measure, member, wanted) for member in missing]):
             done(ready.result())
@@ -80,8 +82,18 @@ def measure_members(
             "a process that measured was killed, mostly for want of memory; start the same command again, "
             "with fewer --workers"
         ) from None
-    finally:  # also on Ctrl-C
+    except KeyboardInterrupt:
+        for child in active_children():
+            child.terminate()
+        raise
+    finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin(threads: int) -> None:
+    """A process that measures leaves Ctrl-C to the one that started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
 
 
 def measure(member: Member, wanted: Measuring, now: Callable[[str], object] = lambda text: None) -> str:
