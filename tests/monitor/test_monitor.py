@@ -70,7 +70,7 @@ def test_a_step_makes_one_pass_over_the_images(net: nn.Module) -> None:
     monitor.check(net)
     with counting(net) as passes:
         measured(monitor, net)
-    assert passes.batches == [8, 8, 6]
+    assert sum(passes.batches) == N and max(passes.batches) <= 8 and passes.forward == math.ceil(N / 8)
     assert passes.backward == math.ceil(N / 8)
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from heatproof.cli._console import console, new_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from heatproof.verdict.answers import Verdict
 
 
 @click.command("verdict")
@@ -14,6 +21,7 @@ from heatproof.cli._console import console, new_table
 @click.option("--checkpoint", help="At this checkpoint; the last one where none is named.")
 @click.option("--model", help="Of this model, where the run has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of a table.")
+@click.option("--tests", is_flag=True, help="Also show the tests of maps that do not vote, as information.")
 @click.option("--album", is_flag=True, help="Also make the evidence album, which the report then shows.")
 @click.option(
     "--study",
@@ -21,8 +29,9 @@ from heatproof.cli._console import console, new_table
     help="With --album: the study's TOML file, to build its network from.",
 )
 def verdict_command(
-    run: Path, checkpoint: str | None, model: str | None, as_json: bool, album: bool, study: Path | None
-) -> None:
+    run: Path, checkpoint: str | None, model: str | None, as_json: bool, tests: bool, album: bool,
+    study: Path | None,
+) -> None:  # fmt: skip
     """Say which maps of the folder RUN follow the network, and whether it looks where it should.
 
     Two questions, never mixed. A method FOLLOWS the network where its maps are surely better than their own
@@ -39,6 +48,7 @@ def verdict_command(
     Examples:
       heatproof verdict runs/first
       heatproof verdict runs/first --album --study study.toml && heatproof report runs/first
+      heatproof verdict runs/first --tests
       heatproof verdict runs/first --json > verdict.json
       heatproof gate runs/first --rule "follows gradcam" --rule "looks-there pneumonia"
     """
@@ -72,6 +82,24 @@ def verdict_command(
     for of in verdict.network.classes:
         table.add_row(of.name, LOOKS[of.looks_there], str(of.test))
     console.print(table)
+    if tests:
+        console.print(_information(verdict))
     alarms = [f"alarm at {alarm['checkpoint']}: {alarm['sentence']}" for alarm in verdict.alarms]
     for line in filter(None, (*alarms, verdict.measured, kept)):
         console.print(line, soft_wrap=True)
+
+
+def _information(verdict: Verdict) -> Table:
+    """Tests that do not vote down, methods across; means over pictures, or over what the title says."""
+    from heatproof.verdict.measures import measure
+
+    table = new_table("information: these do not vote; ↑ higher is better, ↓ lower")
+    for name in ("", *(one.method for one in verdict.methods)):
+        table.add_column(name, justify="left" if not name else "right", overflow="fold")
+    found = {(one.method, test.name): test for one in verdict.methods for test in one.tests if not test.votes}
+    titles = {test.name: test.title for test in found.values()}
+    for name, title in titles.items():
+        values = (found.get((one.method, name)) for one in verdict.methods)
+        shown = ("" if test is None or math.isnan(test.value) else f"{test.value:.3f}" for test in values)
+        table.add_row(f"{title} {measure(name).arrow}".strip(), *shown)
+    return table

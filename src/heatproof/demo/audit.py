@@ -87,7 +87,7 @@ def run(
         found = runs.cose(weights[HEALTHY], sizes)
     verdicts = {name: write_page(of, out / name / "report.html", most=24) for name, of in twins.items()}
     report = out / "report.html"
-    verdict = write_page(audit, report, more=story(sizes, audit, judge(audit), twin, twins, verdicts, found))
+    verdict = write_page(audit, report, more=story(sizes, audit, judge(audit), twin, twins, found))
     computed = epochs + runs.computed + taught
     return Audit(report, audit, verdict, twin, twins, verdicts, found, histories, computed)
 

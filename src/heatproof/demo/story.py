@@ -22,7 +22,7 @@ from heatproof.report.pieces import Grid, Panels, Section, named, number, with_s
 from heatproof.studies.contrast.page import address, maps_over_pictures, table
 from heatproof.studies.cose.found import Found
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import LOOKS, WORDS, Verdict
+from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
@@ -37,14 +37,13 @@ def story(
     verdict: Verdict,
     twin: Twin,
     twins: Mapping[str, RunData],
-    verdicts: Mapping[str, Verdict],
     found: Found,
 ) -> list[Section]:
     """The sections, in the order in which a stranger needs them."""
     return [
         which_maps(audit, verdict),
         cheating(twin),
-        two_trainings(sizes, twins, verdicts),
+        two_trainings(sizes, twins),
         under_changes(found),
     ]
 
@@ -65,18 +64,24 @@ def which_maps(audit: RunData, verdict: Verdict) -> Section:
     """Every method's answer, with the numbers that vote."""
     rows = []
     for one in verdict.methods:
-        votes = [test.numbers for test in one.tests if test.votes] or ["–", "–"]
+        votes: list[str] = [_with_interval(test) for test in one.tests if test.votes]
         answer = Markup("<strong>{}</strong>").format(WORDS[one.follows])
-        rows.append([named(one.method), answer, *votes, one.note])
+        rows.append([named(one.method), answer, *(votes or ["–", "–"]), one.note])
     heads = ["Method", "the network", "above its maps of untrained networks", "above itself turned", ""]
     content = {
         "advice": advice(verdict),
         "hard": _hard_floor(audit),
         "tests": Grid(heads, rows, "Which methods follow the network"),
-        "network": [(one.name, LOOKS[one.looks_there], str(one.test)) for one in verdict.network.classes],
+        "network": [(one.name, LOOKS[one.looks_there], one.test) for one in verdict.network.classes],
+        "as_well": listed(verdict.network.as_well) if verdict.network.as_well else "",
         "same": [listed(group) for group in same_maps(audit)],
     }
     return Section("which", "Which maps to use", content, room="demo")
+
+
+def _with_interval(test: Test) -> Markup:
+    low, high = (number(end, "+.3f") for end in (test.low, test.high))
+    return with_sub(number(test.value, "+.3f"), f"{low} to {high}, n = {test.n}")
 
 
 def _hard_floor(audit: RunData) -> float | None:
@@ -159,17 +164,17 @@ def told_apart(twin: Twin) -> str:
     return " ".join(told)
 
 
-def two_trainings(sizes: Sizes, twins: Mapping[str, RunData], verdicts: Mapping[str, Verdict]) -> Section:
+def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
     """What was done to the harmful twin, and who noticed."""
     paths = {kind: Trajectory.from_run(data.folder) for kind, data in twins.items()}
     rows = []
     for kind, data in twins.items():
         last = paths[kind].checkpoints[-1]
-        link = Markup('<a href="{}/report.html">{}</a>').format(kind, verdicts[kind].headline)
+        link = Markup('<a href="{}/report.html">report</a>').format(kind)
         alarms = f"{len(data.alarms)}, from " + named(data.alarms[0].checkpoint) if data.alarms else "none"
         sure = f"{last.classes[CODE].gold} of {last.classes[CODE].total}"
         rows.append([kind, number(last.auc), f"{last.accuracy:.1%}", sure, alarms, link])
-    heads = ["Training", "AUC", "accuracy", f"{CLASSES[CODE]}s it is sure of", "alarms", "its own report"]
+    heads = ["Training", "AUC", "accuracy", f"{CLASSES[CODE]}s it is sure of", "alarms", "its own page"]
     raised = {kind: (first_alarms(twins[kind].alarms), twins[kind]) for kind in (HARMFUL, HEALTHY)}
     content = {
         "shared": sizes.first_epochs,

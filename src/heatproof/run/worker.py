@@ -182,7 +182,7 @@ class Worker:
                 tuple(name for one in lots for name in one.ids),
                 torch.cat([one.images for one in lots]),
             )
-            labels = [one.labels for one in lots if one.labels is not None]
+            labels = [one.labels for one in lots if one.labels is not None and self.opened.targets == "label"]
             return Batch(ids, images, torch.cat(labels) if labels else None)
 
         passes = {"seed": unit.seed, "progress": self.passed}

@@ -97,6 +97,13 @@ class NetworkAnswer:
     context: Mapping[str, float] = field(default_factory=dict)  # the same number of the floors
     note: str = ""
 
+    @property
+    def as_well(self) -> list[str]:
+        """Floors that lie there as well as the maps do, where these do: then lying there says little."""
+        if self.test is None or self.maps_lie != "yes":
+            return []
+        return [floor for floor, value in self.context.items() if value >= self.test.value]
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -141,7 +148,13 @@ class Verdict:
                 notes = {m.note for m in methods} if answer == "undecided" else {""}
                 why = f" ({notes.pop()})" if len(notes) == 1 and notes != {""} else ""
                 told.append(f"{_names([m.method for m in methods])} {several if methods[1:] else one}{why}")
-        return ". ".join(filter(None, (*told, self.network.note))) + "."
+        told += [self.network.note] * bool(self.network.note)
+        if self.network.as_well:
+            names = _names(self.network.as_well)
+            told.append(
+                f"Maps of {names}, which never look at it, lie there as well, so that this says little"
+            )
+        return ". ".join(told) + "."
 
     @property
     def measured(self) -> str:

@@ -112,7 +112,7 @@ def _said(lie: Answer, n: int, away: Sequence[str], followed: bool) -> str:
     if lie == "no":
         return f"The network looks elsewhere{on}"
     if lie == "yes":
-        return "The network looks where it should"
+        return f"The network looks where it should, on {n} pictures whose truth is known"
     if n < ENOUGH:
         return f"Where the network looks is undecided: {n} pictures with truth, {ENOUGH} are needed"
     return "Where the network looks is undecided: as often there as not; more pictures would decide it"
