@@ -52,7 +52,7 @@ class Gallery:
 
     model: Model
     methods: tuple[str, ...]
-    pictures: Callable[[int], Batch]  # at most so many, each class in its share; labels where they are explained
+    pictures: Callable[[int], Batch]  # at most so many; labels where they are explained
     layer: Any
     passes: Mapping[str, Any]  # options of everything that runs the model
 
