@@ -79,3 +79,50 @@ def test_workers_of_a_cluster_that_stays_take_up_a_grown_study(tmp_path: Path) -
     assert told.returncode == 0, told.stderr
     run_study(tmp_path / "study.toml", tmp_path / "local")
     assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "local")
+
+
+# A pass in a Ray worker waits until there is a pass in another one: alone, it would wait for ever.
+MEETING = """
+
+class Meeting(nn.Module):
+    def forward(self, x):
+        import os, sys, time
+        from pathlib import Path
+        if "default_worker" in sys.argv[0]:
+            room = Path(__file__).with_name("room")
+            (room / str(os.getpid())).touch()
+            until = time.monotonic() + 100
+            while len(list(room.iterdir())) < 2:
+                if time.monotonic() > until:
+                    raise RuntimeError("nobody else came")
+                time.sleep(0.05)
+        return x
+
+def meeting():
+    model = tiny()
+    model.module.append(Meeting())
+    return model
+"""
+TWO_WORKERS = """
+import sys
+from pathlib import Path
+import ray
+from heatproof.run.engine import run_study
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+folder = Path(sys.argv[1])
+result = run_study(folder / "study.toml", folder / "ray", engine="ray")
+print(result.done, "of", result.units)
+"""
+
+
+def test_units_of_two_workers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=8, checkpoints=["epochs/epoch01.pt"])
+    (tmp_path / "net.py").write_text(NETWORK + MEETING)
+    study.write_text(study.read_text().replace("net.py:tiny", "net.py:meeting"))
+    (tmp_path / "room").mkdir()
+    command = [sys.executable, "-c", TWO_WORKERS, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    assert told.returncode == 0, told.stderr
+    assert len(list((tmp_path / "room").iterdir())) == 2
+    run_study(study, tmp_path / "local")
+    assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "local")
