@@ -23,7 +23,8 @@ def cscore() -> Page:
     page = Page("docs/results/cscore.md")
     published, dense, lite = paper(), ours("densenet201"), ours("lite0")
     auc = {run: column(rows(f"cscore-{run}/tables/classifier.csv", "checkpoint"), "AUC") for run in RUNS}
-    page.tables += [None, comparison(auc, published, dense, lite)]
+    page.tables += [None, comparison(auc, published, dense, lite), net_changes(dense, lite)]
+    page.states("What fine-tuning changed", "(the paper's Figure 3), from epoch 20 to epoch 30")
 
     at_20 = {name: {m: scores[m]["epoch20"] for m in METHODS} for name, scores in
              (("published", published), ("dense", dense), ("lite", lite))}  # fmt: skip
@@ -103,6 +104,22 @@ def comparison(auc: Mapping[str, Mapping[str, float]], *columns: Scores) -> list
         [m.replace("(channels=32)", ", 32 channels"), *(four(scores[m].values()) for scores in columns)]
         for m in METHODS
     ]
+
+
+def net_changes(*ours: Scores) -> list[list[str]]:
+    """The paper's Figure 3 in numbers, its averages made anew, and ours."""
+    printed, places = PAPERS["cscore"]["global"], PAPERS["cscore"]["epochs"]
+    first, last = places.index(20), places.index(30)
+    columns = [
+        {m: printed[a][name][last] - printed[a][name][first] for m, name in METHODS.items()} for a in printed
+    ]
+    columns += [{m: scores[m]["epoch30"] - scores[m]["epoch20"] for m in METHODS} for scores in ours]
+    table = [
+        [m.replace("(channels=32)", ", 32 channels"), *(f"{column[m]:+.3f}" for column in columns)]
+        for m in METHODS
+    ]
+    means = [sum(column.values()) / len(column) for column in columns]
+    return [*table, ["average", *(f"{mean:+.3f}" for mean in means)]]
 
 
 def classes(page: Page) -> None:
