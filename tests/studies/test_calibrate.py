@@ -153,6 +153,7 @@ def test_what_is_measured_is_not_measured_again_and_the_order_is_by_cost(tmp_pat
     path.parent.mkdir()
     path.write_text("{}")
     assert Measuring(tmp_path, quick=True).missing() == cheap[1:]
+    assert Measuring(tmp_path, quick=True, at_most=2).missing() == cheap[1:3]
 
 
 def test_what_is_collected_is_what_a_run_measures() -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 @click.option(
     "--repeats", type=int, default=1, show_default=True, help="More pairs of each kind, other seeds."
 )
+@click.option(
+    "--at-most", type=click.IntRange(1), help="Measure so many more pairs, the cheap ones, then judge."
+)
 @click.option("--methods", help="The ones to judge; eleven where none is named.")
 @click.option("--only-voting", is_flag=True, help="Only the test that votes in the verdict.")
 @click.option(
@@ -43,6 +46,7 @@ def calibrate_command(
     workers: int,
     quick: bool,
     repeats: int,
+    at_most: int | None,
     methods: str | None,
     only_voting: bool,
     looks: int | None,
@@ -66,7 +70,7 @@ def calibrate_command(
 
     \b
     Examples:
-      heatproof calibrate --out calibration --quick
+      heatproof calibrate --out calibration --quick --at-most 10
       heatproof calibrate --out calibration --data data --device cuda --workers 8
       heatproof calibrate --out calibration --quick --repeats 2 --methods gradcam,gradient --only-voting
       heatproof calibrate --out calibration --only-judge
@@ -81,7 +85,7 @@ def calibrate_command(
     from heatproof.studies.calibrate.protocol import Measuring, left_out, measure_members
 
     named = tuple(call.text for call in read_methods(methods)) if methods else METHODS
-    wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats)
+    wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats, at_most)
     if not only_judge:
         if absent := left_out(wanted):
             errors.print(f"without --data there is nothing of {', '.join(absent)}", soft_wrap=True)

@@ -40,6 +40,7 @@ class Measuring:
     only_voting: bool = False
     quick: bool = False
     repeats: int = 1
+    at_most: int | None = None  # more pairs in one go
 
     def file(self, member: Member) -> Path:
         return self.out / "members" / f"{member.name}.json"
@@ -51,7 +52,7 @@ class Measuring:
             m for m in members(self.quick, self.repeats) if self.data is not None or m.data in GENERATED
         ]
         left = [m for m in planned if not self.file(m).exists()]
-        return sorted(left, key=by_cost, reverse=self.device != "cpu")
+        return sorted(left, key=by_cost, reverse=self.device != "cpu")[: self.at_most]
 
 
 def measure_members(
