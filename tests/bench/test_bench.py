@@ -5,20 +5,26 @@ from __future__ import annotations
 import csv
 import re
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from torchvision.models import resnet18
 
 from conftest import small_cnn
 from heatproof import __version__
+from heatproof.bench import audit, faithfulness, maps, packages, runner
 from heatproof.bench import explain as section
-from heatproof.bench import faithfulness, maps, runner
 from heatproof.bench.common import Row, cost, side_by_side, speed
 from heatproof.cli import main
 from heatproof.cli.bench import machine, within
+from heatproof.images import open_source
+from heatproof.metrics.agreement import method_agreement
+from heatproof.models import load_model
 from heatproof.models.model import Model
+from heatproof.run.engine import run_study
 
 
 @pytest.mark.parametrize("name", ["ig", "lime"])
@@ -76,17 +82,21 @@ def test_adaptive_steps_are_judged_by_the_passes_they_save(monkeypatch: pytest.M
     check_meaning(faithfulness._beside_bare(model, 1, 1, "cpu"))
 
 
-def test_a_quick_run_is_too_short_to_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "side_by_side", lambda contenders, *_: dict.fromkeys(contenders, 1.0))
-    monkeypatch.setattr(runner, "_write", write_little)
-    (quick,), (full,) = runner.rows(quick=True), runner.rows()
-    assert quick.limit == "" and "--quick" in quick.note
-    assert full.limit == "<= 1.15" and full.note == ""
+def test_a_run_is_judged_by_its_further_pictures_whatever_opening_it_takes() -> None:
+    """10 ms a picture, 12 in a run, and 500 ms to open one, however short the run is."""
+    for n in (8, 800):
+        ms = {"loop": 10.0 * n, "n": 500 + 12.0 * n, "2n": 500 + 24.0 * n}
+        further, opening = runner.judged("a run", n, ms)
+        assert further.ratio == pytest.approx(1.2) and within(further.ratio, further.limit) is False
+        assert opening.ours_ms == pytest.approx(500) and opening.limit == ""
 
 
-def write_little(folder: Path, network: str, count: int, device: str, write: object = runner._write) -> None:
-    assert callable(write)
-    write(folder, network, 2, device)
+def test_a_run_and_a_loop_of_the_same_pictures(tmp_path: Path) -> None:
+    runner.write(tmp_path, "squeezenet1_1", 1, "cpu")
+    model = load_model("torchvision:squeezenet1_1", tmp_path / "weights.pt", num_classes=2)
+    runner.loop(model, open_source("folder", tmp_path / "pictures"), 1)
+    for name, images in (("n", 1), ("2n", 2)):
+        assert run_study(tmp_path / f"{name}.toml", tmp_path / name).computed == images
 
 
 def test_rows_go_to_a_file_with_their_machine(tmp_path: Path) -> None:
@@ -103,3 +113,48 @@ def test_rows_go_to_a_file_with_their_machine(tmp_path: Path) -> None:
 
     refused = CliRunner().invoke(main, [*command, str(tmp_path)])
     assert refused.exit_code == 2 and "cannot write" in refused.output
+
+
+def test_the_standard_audit_has_twelve_methods_and_every_metric_without_annotation() -> None:
+    assert len(audit.FULL) == len(audit.SMALL) == 12
+    full, small = audit.standard_metrics(False), audit.standard_metrics(True)
+    assert {"insertion", "randomisation", "specificity", "cscore", "method_agreement", "accuracy"} <= set(
+        full
+    )
+    assert not {"box_iou", "fmr", "cose", "pointing"} & set(full)
+    assert [text.partition("(")[0] for text in small] == full
+    assert {name for name in audit.FEWER if name not in full} == set()
+
+
+def test_an_audit_is_its_wall_time_over_the_passes_that_it_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "SMALL", ["gradcam", "gradient", "random"])
+    monkeypatch.setattr(audit, "standard_metrics", lambda small: ["insertion(steps=2)", "accuracy"])
+    monkeypatch.setattr(audit, "_bare_ms", lambda model, device: (2.0, 3.0, 8.0))
+    whole, *shares = audit.audit("squeezenet1_1", "fp32", audit.Size(2, 2, True), "cpu")
+    forward, backward = (int(n) for n in re.findall(r"(\d+) (?:bare forward|backward)", whole.other))
+    # The shared pass, two end points of each picture, and one step of both curves of the maps that are not blank.
+    assert backward == 2 and 2 + 4 + 4 <= forward <= 3 + 4 + 12
+    assert whole.other_ms == 2.0 * forward + 3.0 * backward and whole.ratio == whole.ours_ms / whole.other_ms
+    assert sum(row.ratio for row in shares) == pytest.approx(1, abs=0.1)
+    assert 0 < shares[0].ratio < 1
+
+
+def test_other_packages_that_are_here_do_the_same_parts() -> None:
+    """Each once, as small as it gets; Quantus and torchcam where they are installed."""
+    amount = packages.Amount(images=1, samples=4, path=2, steps=4, draws=1)
+    work = packages._Work(Model(resnet18().eval(), "resnet18"), "cpu", amount)
+    here = [part for part in work.parts() if find_spec(part.module)]
+    assert {"pytorch_grad_cam", "captum", "lime", "skimage"} <= {part.module for part in here}
+    for part in here:
+        assert part.theirs() is not None, part.what
+    absent = packages.missing()
+    assert bool(absent) is not (find_spec("quantus") is not None and find_spec("torchcam") is not None)
+    assert not absent or "pip install --no-deps" in absent
+
+
+def test_our_agreement_is_that_of_the_usual_loop() -> None:
+    work = packages._Work(Model(resnet18().eval(), "resnet18"), "cpu", packages.Amount(images=1))
+    theirs, ours = work._pairs(), method_agreement(work.maps)
+    for (a, b), [(ranks, alike)] in theirs.items():
+        assert ours.spearman[a, b] == pytest.approx(ranks, abs=1e-5)
+        assert ours.ssim[a, b] == pytest.approx(alike, abs=1e-4)

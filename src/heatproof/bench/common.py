@@ -10,12 +10,18 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import need
 from heatproof.models.model import Model
+
+CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
+GRAD_CAM = ("GradCAM", "GradCAMPlusPlus", "LayerCAM", "XGradCAM", "HiResCAM", "EigenCAM", "EigenGradCAM")
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,16 @@ def _once(function: Callable[[], object], device: str) -> float:
     begin = time.perf_counter()
     function()
     return (time.perf_counter() - begin) * 1e3
+
+
+def write_pictures(folder: Path, count: int) -> None:
+    """Smooth noise as JPEG files of 400 x 320, in two classes."""
+    random = np.random.default_rng(0)
+    for i in range(count):
+        file = folder / ("a", "b")[i % 2] / f"{i:03d}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        small = random.integers(0, 256, (16, 20, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((400, 320), Image.Resampling.BICUBIC).save(file, quality=90)
 
 
 def network(name: str, device: str) -> Model:

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import Row, cost, network, side_by_side, speed
+from heatproof.bench.common import CAMS, GRAD_CAM, Row, cost, network, side_by_side, speed
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.models.model import Model, untouched
 from heatproof.models.queue import input_gradient
 
-CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
-GRAD_CAM = ("GradCAM", "GradCAMPlusPlus", "LayerCAM", "XGradCAM", "HiResCAM", "EigenCAM", "EigenGradCAM")
 REFERENCES = {"ig": "captum, the same", "lime": "lime package, the same"}
 SAMPLES = 64  # per image, for methods that take hundreds or thousands: the cost per pass is what is compared
 QUICK_SAMPLES = 16

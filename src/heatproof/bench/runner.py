@@ -1,65 +1,80 @@
-"""What the runner adds: a run with its decoding, rows, maps and pictures, against the bare explain calls.
+"""What the runner adds to decoding and explaining: its checks, rows, maps, pictures and files.
 
-A quick run is not judged: it takes a second or two, of which opening a folder is a large share.
+Runs of n and of 2 n pictures take turns with a loop over n. The difference of the two runs is what n further
+pictures cost, whatever opening and closing a run takes, which is a row of its own: with it, a short run would
+be judged by its length.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 
-from heatproof.bench.common import Row, cost, side_by_side
+from heatproof.bench.common import Row, cost, side_by_side, write_pictures
 from heatproof.explain import explain
-from heatproof.images import batches, open_source
-from heatproof.models import load_model
+from heatproof.images import Source, batches, open_source
+from heatproof.models import Model, load_model
 from heatproof.run.config import toml
 from heatproof.run.engine import run_study
 
 METHODS = ["gradcam", "gradcam++", "layercam"]
-BATCH = 32
+BATCH = 16
+LIMIT = "<= 1.15"
 
 
 def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
-    """Three CAMs of ResNet-50 over 200 pictures, decoded from JPEG files; the loop has them in memory."""
-    network, count = ("resnet18", 64) if quick else ("resnet50", 200)
+    """Three CAMs of ResNet-50 (ResNet-18 when quick), decoded from JPEG files on both sides."""
+    network, n = ("resnet18", 32) if quick else ("resnet50", 96)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _write(folder, network, count, device)
+        write(folder, network, n, device)
         model = load_model(f"torchvision:{network}", folder / "weights.pt", num_classes=2, device=device)
+        number = count()
+
+        def run(study: str) -> None:
+            run_study(folder / study, folder / f"run{next(number)}")
+
         source = open_source("folder", folder / "pictures")
-        ready = [loaded.batch for loaded in batches(source, model.preprocess, BATCH)]
-        runs = iter(range(100))
-
-        def loop() -> None:
-            for batch in ready:
-                explain(model, batch.images, METHODS, targets=batch.labels, batch_size=BATCH)
-
-        def run() -> None:
-            run_study(folder / "study.toml", folder / f"run{next(runs)}")
-
-        ms = side_by_side({"loop": loop, "run": run}, 1 if quick else 3, device)
-    what = f"a run of three CAMs, {network}, {count} pictures"
-    limit, note = ("", "too short to be judged; leave out --quick") if quick else ("<= 1.15", "")
-    return [cost(what, ms["run"], "explain in a loop, pictures in memory", ms["loop"], limit, note)]
+        contenders: dict[str, Callable[[], object]] = {
+            "loop": partial(loop, model, source, n),
+            "n": partial(run, "n.toml"),
+            "2n": partial(run, "2n.toml"),
+        }
+        ms = side_by_side(contenders, 3, device)
+    return judged(f"a run of three CAMs, {network}", n, ms)
 
 
-def _write(folder: Path, network: str, count: int, device: str) -> None:
-    random = np.random.default_rng(0)
-    for i in range(count):
-        file = folder / "pictures" / ("a", "b")[i % 2] / f"{i:03d}.jpg"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        small = random.integers(0, 256, (16, 20, 3), dtype=np.uint8)
-        Image.fromarray(small).resize((400, 320), Image.Resampling.BICUBIC).save(file, quality=90)
+def judged(what: str, n: int, ms: dict[str, float]) -> list[Row]:
+    """Each further picture, and what a run takes before the first one and after the last."""
+    further, looped = (ms["2n"] - ms["n"]) / n, ms["loop"] / n
+    other = "decode and explain in a loop"
+    opening = max(0.0, 2 * ms["n"] - ms["2n"])
+    return [
+        cost(f"{what}: each further picture", further, other, looped, LIMIT, f"of {n}"),
+        cost(f"{what}: opening and closing", opening, f"{other}, one picture", looped, note="once in a run"),
+    ]
+
+
+def loop(model: Model, source: Source, n: int) -> None:
+    for loaded in batches(source, model.preprocess, BATCH, range(n)):
+        explain(model, loaded.batch.images, METHODS, targets=loaded.batch.labels, batch_size=BATCH)
+
+
+def write(folder: Path, network: str, n: int, device: str) -> None:
+    write_pictures(folder / "pictures", 2 * n)
     model = load_model(f"torchvision:{network}", num_classes=2)
     torch.save(model.module.state_dict(), folder / "weights.pt")
-    config = {
-        "methods": METHODS,
-        "run": {"batch_size": BATCH, "device": device, "threads": torch.get_num_threads()},
-        "model": {"spec": f"torchvision:{network}", "num_classes": 2, "checkpoints": "weights.pt"},
-        "images": {"kind": "folder", "path": "pictures"},
-    }
-    (folder / "study.toml").write_text(toml(config), encoding="utf-8")
+    settings = {"batch_size": BATCH, "inputs_per_pass": BATCH, "threads": torch.get_num_threads()}
+    for name, limit in (("n", n), ("2n", 2 * n)):
+        config = {
+            "methods": METHODS,
+            "run": {**settings, "device": device},
+            "model": {"spec": f"torchvision:{network}", "num_classes": 2, "checkpoints": "weights.pt"},
+            "images": {"kind": "folder", "path": "pictures", "limit": limit},
+        }
+        (folder / f"{name}.toml").write_text(toml(config), encoding="utf-8")

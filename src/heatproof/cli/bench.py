@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from heatproof.bench.common import Row
 
 
+SHARED = {"common", "packages"}
+
+
 @click.command("bench")
 @click.option("--section", "-s", multiple=True, help="Only this one; may be repeated. All by default.")
 @click.option("--quick", is_flag=True, help="Smaller and fewer measurements, rougher numbers.")
@@ -61,15 +64,16 @@ def bench_command(section: tuple[str, ...], quick: bool, device: str, table: Pat
 
 
 def section_names() -> list[str]:
-    """Files of heatproof.bench with measurements in them; `common` holds what they share."""
+    """Files of heatproof.bench with measurements of their own; the others hold what they share."""
     names = [module.name for module in pkgutil.iter_modules(sections_of.__path__)]
-    return sorted(name for name in names if name != "common")
+    return sorted(set(names) - SHARED)
 
 
 def run_section(name: str, quick: bool, device: str) -> list[dict[str, object]]:
     """What was measured, each row with its machine and day, so that no table joins two machines unseen."""
     try:
-        rows = importlib.import_module(f"{sections_of.__name__}.{name}").rows
+        section = importlib.import_module(f"{sections_of.__name__}.{name}")
+        rows = section.rows
         takes_device = "device" in inspect.signature(rows).parameters
         options = {"device": device} if takes_device else {}
         with console.status(f"measuring {name}"):
@@ -77,6 +81,8 @@ def run_section(name: str, quick: bool, device: str) -> list[dict[str, object]]:
     except ImportError as error:  # also a missing extra; its message holds the install line
         errors.print(f"{name}: not measured: {error}", style="yellow", soft_wrap=True)
         return []
+    if absent := getattr(section, "missing", str)():
+        errors.print(f"{name}: {absent}", style="yellow", soft_wrap=True)
     console.print(row_table(name if takes_device else f"{name} (on the CPU)", found))
     on = machine(device if takes_device else "cpu").replace("\n", "; ")
     known = {"machine": on, "heatproof": __version__, "date": date.today(), "quick": quick}

@@ -302,7 +302,7 @@ def _gradients(logits: Tensor, targets: Tensor, wanted: Mapping[str, Tensor]) ->
             "the model's output carries no gradient; does its forward run under torch.no_grad()?"
         )
     # Images of a batch do not see each other in evaluation mode, so the sum's gradient is each image's own.
-    with span("backward"):
+    with span("backward", inputs=len(logits) if INPUT in wanted else 0):
         found = torch.autograd.grad(score, list(wanted.values()), allow_unused=True)
     for name, gradient in zip(wanted, found, strict=True):
         if gradient is None:

@@ -147,6 +147,8 @@ class Runner:
 
     def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """ "b c h w" gradient of each target's logit and the "b k" logits."""
+        with span("backward", inputs=len(images)):
+            pass  # counted here, since a recording runs unseen
         if self.graphs is None:
             return self._gradients(images, targets)
         given = images, targets.to(images.device)

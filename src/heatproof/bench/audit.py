@@ -1,0 +1,160 @@
+"""The standard audit, from pictures to rows, against the bare passes it needs, and beside other packages.
+
+Twelve methods and every metric that needs no annotation, over 200 pictures on a GPU and a few on a CPU, where
+samples and steps are fewer too. The passes are those that the run itself counted. What they take bare was
+measured in the same process, right before and after, at the batch that is fastest for them, in the memory
+format and precision of the run: so many forward passes, and so many backward passes down to the image where
+a method needs those.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from heatproof.bench.common import CAMS, Row, cost, network, side_by_side, write_pictures
+from heatproof.bench.packages import Amount, missing, side_by_side_rows
+from heatproof.errors import HeatproofError
+from heatproof.models import load_model
+from heatproof.models.model import Model
+from heatproof.models.queue import input_gradient
+from heatproof.registry import metrics
+from heatproof.run.config import toml
+from heatproof.run.engine import run_study
+from heatproof.run.metrics import read_metrics
+from heatproof.run.profile import Profiler, profiling
+
+__all__ = ["missing", "rows"]
+
+ANNOTATION = {"boxes", "masks"}
+FULL = [*CAMS, "gradient", "integrated-gradients", "lime", "random", "edges"]
+SMALL = [*CAMS, "gradient", "integrated-gradients(steps=8)", "lime(samples=32)", "random", "edges"]
+FEWER = {"insertion": "steps=10", "deletion": "steps=10", "randomisation": "depths=2", "fragility": "draws=1",
+         "specificity": "draws=1, steps=5"}  # fmt: skip
+LIMITS = {
+    "resnet50": "<= 1.3",
+    "squeezenet1_1": "<= 2",
+    "mobilenet_v2": "<= 2",
+}  # resnet18 is held to the first
+
+
+class Size(NamedTuple):
+    """How much is run."""
+
+    pictures: int
+    batch: int
+    small: bool
+
+
+def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
+    """On a GPU, minutes; on two cores of a CPU a quarter of an hour, a few minutes when quick."""
+    gpu = device.startswith("cuda")
+    size = Size(200, 50, False) if gpu and not quick else Size(2 if quick and not gpu else 8, 8, True)
+    networks = ["resnet50", "squeezenet1_1", "mobilenet_v2"] if gpu else ["resnet18", "squeezenet1_1"]
+    if quick:
+        networks = networks[:1]
+    found = []
+    for name in networks:
+        for precision in ("fp32", "bf16") if gpu and name == "resnet50" else ("fp32",):
+            found += audit(name, precision, size, device)
+    torch.manual_seed(0)
+    amount = Amount(images=2, samples=16, path=4, steps=4, draws=1) if quick else Amount(16 if gpu else 4)
+    return found + side_by_side_rows(network("resnet50" if gpu else "resnet18", device), device, amount)
+
+
+def audit(name: str, precision: str, size: Size, device: str) -> list[Row]:
+    """One run: its wall time, and what the device and the rest had of it."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        model = _write(folder, name, precision, size, device)
+        before = _bare_ms(model, device)
+        began = time.perf_counter()
+        with profiling() as profiler:
+            run_study(folder / "study.toml", folder / "run")
+        wall = (time.perf_counter() - began) * 1e3
+        after = _bare_ms(model, device)
+    forward, backward, batch = ((a + b) / 2 for a, b in zip(before, after, strict=True))
+    passes, gradients = _counted(profiler)
+    bare = passes * forward + gradients * backward
+    total, busy = profiler.summary().total, profiler.summary().busy
+    what = f"standard audit, {name}, {precision}, {size.pictures} pictures"
+    limit = LIMITS.get(name, LIMITS["resnet50"])
+    note = f"{forward:.3g} ms a forward pass at batch {batch:.0f}, {backward:.3g} ms a backward pass"
+    found = [
+        cost(what, wall, f"{passes:,} bare forward and {gradients:,} backward passes", bare, limit, note)
+    ]
+    shares = {"in passes": total.device, "outside of passes": total.host, "waiting": total.waiting}
+    for said, seconds in shares.items():
+        found.append(cost(f"{what}: {said}", seconds * 1e3, "wall time", wall))
+    if busy is not None:
+        found.append(Row(f"{what}: GPU busy after the first unit", wall, "wall time", wall, busy, ">= 0.8"))
+    return found
+
+
+def standard_metrics(small: bool) -> list[str]:
+    """Every metric of a run that needs neither annotation nor several checkpoints."""
+    found = []
+    for entry in metrics.as_registered():
+        try:
+            (request,) = read_metrics([entry.name])
+        except HeatproofError:  # not in a run
+            continue
+        if entry.across or set(entry.needs) & ANNOTATION:
+            continue
+        fewer = FEWER.get(entry.name) if small else None
+        found.append(f"{request.text}({fewer})" if fewer else request.text)
+    return found
+
+
+def _counted(profiler: Profiler) -> tuple[int, int]:
+    """Inputs that went through the whole network, and those whose gradient came back to the image."""
+    sums = {"forward": 0, "backward": 0}
+    for one in profiler.recorded.spans:
+        if one.name in sums:
+            sums[one.name] += one.inputs
+    return sums["forward"], sums["backward"]
+
+
+def _bare_ms(model: Model, device: str) -> tuple[float, float, float]:
+    """Milliseconds of a forward pass and of a backward pass of one input, at the fastest batch, and that."""
+    sizes: Sequence[int] = (64, 128, 256, 512) if device.startswith("cuda") else (8, 16, 32)
+    found = {}
+    for batch in sizes:
+        images = torch.randn(batch, 3, 224, 224, device=device).contiguous(memory_format=torch.channels_last)
+
+        def forward(images: torch.Tensor = images) -> object:
+            with torch.inference_mode(), model.computing():
+                return model.module(images)
+
+        found[batch] = side_by_side({"forward": forward}, 5, device)["forward"] / batch
+    batch = min(found, key=lambda size: found[size])
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    targets = torch.zeros(batch, dtype=torch.long, device=device)
+    with torch.enable_grad():
+        both = side_by_side({"both": lambda: input_gradient(model, images, targets)}, 3, device)["both"]
+    return found[batch], max(0.0, both / batch - found[batch]), float(batch)
+
+
+def _write(folder: Path, name: str, precision: str, size: Size, device: str) -> Model:
+    write_pictures(folder / "pictures", size.pictures)
+    torch.manual_seed(0)
+    model = load_model(f"torchvision:{name}", num_classes=2, device=device)
+    model.precision = precision
+    torch.save(model.module.state_dict(), folder / "weights.pt")
+    config = {
+        "methods": SMALL if size.small else FULL,
+        "metrics": standard_metrics(size.small),
+        "run": {
+            "batch_size": size.batch, "device": device, "threads": torch.get_num_threads(),
+            "precision": precision,
+        },
+        "model": {"spec": f"torchvision:{name}", "num_classes": 2, "checkpoints": "weights.pt"},
+        "images": {"kind": "folder", "path": "pictures"},
+    }  # fmt: skip
+    (folder / "study.toml").write_text(toml(config), encoding="utf-8")
+    return model
