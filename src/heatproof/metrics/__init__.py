@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from heatproof.lazy import names_are_late
 
 if TYPE_CHECKING:
+    from heatproof.metrics.adversarial import adversarial_fragility
     from heatproof.metrics.agreement import (
         map_similarity,
         method_agreement,
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from heatproof.metrics.faithfulness import insertion_deletion
     from heatproof.metrics.gold import gold_list
     from heatproof.metrics.localisation import localise, localise_curve, macro_mean
+    from heatproof.metrics.margins import above_floors
+    from heatproof.metrics.mean_maps import dom
     from heatproof.metrics.mosaic import disconnected_grid, grid_pointing
     from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
     from heatproof.metrics.on_parts import structure, structure_parts, structure_score
     from heatproof.metrics.robustness import aurc, bl_slope
-    from heatproof.metrics.margins import above_floors
     from heatproof.metrics.sanity import fragility, input_shift, parameter_randomisation
     from heatproof.metrics.similarity import ssim, ssim_reasons
     from heatproof.metrics.specificity import specificity, untrained
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "above_floors",
     "accuracy",
+    "adversarial_fragility",
     "auc",
     "aurc",
     "bl_slope",
@@ -40,6 +43,7 @@ __all__ = [
     "cscore_by_class",
     "disconnected_grid",
     "dispersion",
+    "dom",
     "fragility",
     "global_cscore",
     "gold_list",

@@ -76,6 +76,8 @@ def across_rows(folder: RunFolder, task: Task, model: str, device: str = "cpu") 
     (method,), (request,) = task.unit.methods, read_metrics(task.unit.metrics)
     *earlier, last = task.among
     maps, rows = folder.maps(), []
+    if "labels" in request.entry.needs:
+        return _by_class_across(folder, task, request, model, device)
     ssims: list[float] = []
     same: list[bool] = []
     names: list[str] = []
@@ -99,6 +101,26 @@ def across_rows(folder: RunFolder, task: Task, model: str, device: str = "cpu") 
     )
     end = RowMaker(model, last)
     return [*rows, *(end.about(method, *cell) for cell in cells(request, found))]
+
+
+def _by_class_across(
+    folder: RunFolder, task: Task, request: MetricRequest, model: str, device: str
+) -> list[Score]:
+    """At each earlier checkpoint: its maps and those of the last one, with the images' classes."""
+    (method,), (*earlier, last) = task.unit.methods, task.among
+    maps, answers = folder.maps(), read_answers(folder, last)
+    known, rows = dict(zip(answers.ids, answers.labels.tolist(), strict=True)), []
+    for checkpoint in earlier:
+        of = RowMaker(model, checkpoint)
+        shared = [name for name in maps.shared([(checkpoint, method), (last, method)]) if name in known]
+        if not shared:
+            rows.append(of.about(method, None, request.text, math.nan, NO_PAIR))
+            continue
+        both = (maps.read(one, method, shared).to(device) for one in (checkpoint, last))
+        labels = torch.tensor([known[name] for name in shared])
+        found = request.entry.function(*both, labels, **dict(request.options))
+        rows += [of.about(method, *cell) for cell in cells(request, found)]
+    return rows
 
 
 def read_answers(

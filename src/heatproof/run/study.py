@@ -264,7 +264,7 @@ def _check_truth(requests: list[MetricRequest], source: Source, targets: str | N
             raise InputError(
                 f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
             )
-        if request.entry.across and (targets or ("label" if source.labelled else "")) == "label":
+        if request.entry.across and "labels" not in needs and (targets or ("label" if source.labelled else "")) == "label":
             raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")
         # From a half up, an image of the gold list is one whose label was predicted, so both maps are one.
         tau = dict(request.options).get("tau", 0.5)

@@ -1,0 +1,216 @@
+"""Adversarial fragility: the least alike map within reach of an invisible change that keeps the answer.
+
+Noise of random signs (`fragility`) moves a map a little; a change that is searched for can move it far
+(ghorbani2019fragile). For every picture, sign-gradient steps inside the ball |d| <= epsilon lower the
+similarity of a map to the original's; a step that changes the predicted class is taken back and halved. What
+is scored is the found picture: SSIM and rank correlation of every method's map with the original's.
+
+    x_{t+1} = clip(x_t - a sign(gradient of cos(S(x_t), S(x)))) to x +- epsilon,   a = 2.5 epsilon / steps
+
+S is a map with a gradient of its own: for CAMs the weighted sum of Grad-CAM at their layer, for all others
+the gradient at the input, with ReLUs rounded to softplus as in the paper, since a ReLU's second derivative is
+0. So one search serves all CAMs and one all others, however expensive they are, and each method is attacked
+through its nearest relative: a low score shows that a map can be moved, a high one that this search did not.
+
+Deviations: the paper's losses (top pixels, centre of mass, a target map) are replaced by one, the cosine
+between the maps. The search starts at the first draw of `fragility`'s noise, at the same size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from heatproof.errors import InputError
+from heatproof.explain.api import explain, read_methods
+from heatproof.explain.rules import RECTIFIERS, Rule, Rules, attend, rectifies
+from heatproof.metrics.agreement import map_similarity
+from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_range
+from heatproof.models.capture import capture, tap
+from heatproof.models.layers import layout_of
+from heatproof.models.model import Model, as_model, class_scores, predicted, untouched
+from heatproof.models.queue import Queue
+from heatproof.registry import metric
+from heatproof.types import Images
+
+ROUNDING = 20.0  # how sharp the softplus is, in deviations of the values it takes
+Look = Callable[
+    [Tensor, Tensor], tuple[Tensor, Tensor]
+]  # images, classes -> a map "b n" with a graph, logits
+
+
+@metric(
+    "adversarial_fragility",
+    needs=("model", "images"),
+    higher_is_better=True,
+    bounds=(-1.0, 1.0),
+    cite="ghorbani2019fragile",
+    family="Sanity",
+    floors=(),  # a map that ignores the network is perfectly stable
+    judges="map",
+    parts={
+        "ssim": "stable under the worst change found (SSIM)",
+        "spearman": "stable under the worst change found (ranks)",
+    },
+    call=lambda function, scene, options: function(
+        list(scene.maps), model=scene.model, images=scene.batch.images, layer=scene.layer,
+        **scene.passes, **options,
+    ),
+)  # fmt: skip
+def adversarial_fragility(
+    methods: Methods = "gradcam",
+    *,
+    model: Model | nn.Module,
+    images: Images,
+    epsilon: float = 2 / 255,
+    steps: int = 10,
+    layer: Layers = None,
+    seed: int = 0,
+    **passes: Unpack[Passes],
+) -> dict[str, PerImage]:
+    """Similarity of maps of the predicted class under a searched change that leaves the prediction as it is.
+
+    Args:
+        methods, model, images: as for fragility.
+        epsilon: how far a pixel may move, on the scale where pictures run from 0 to 1.
+        steps: of the search, each a forward pass and a backward pass through it.
+        layer, seed, passes: as for fragility; the seed is that of the noise the search starts with.
+
+    Returns:
+        ssim and spearman of the maps with the original ones, and kept, whether a change was found that keeps
+        the prediction, by method.
+    """
+    if not epsilon > 0 or not isinstance(steps, int) or steps < 1:
+        raise InputError(f"adversarial_fragility needs epsilon > 0 and steps >= 1; got {epsilon} and {steps}")
+    model = as_model(model)
+    pictures = model.check_images(images).to(model.device)
+    calls = read_methods(methods)
+    cams = [c.text for c in calls if {"activations", "gradients", "scales"} & set(c.entry.needs)]
+    result: dict[str, PerImage] = {}
+    for names in (cams, [c.text for c in calls if c.text not in cams]):
+        if names:
+            at = _layer(model, pictures, layer) if names is cams else None
+            found = _search(model, pictures, at, epsilon, steps, seed, passes)
+            result |= _scored(model, pictures, found, names, layer, seed, passes)
+    return {call.text: result[call.text] for call in calls}
+
+
+class Found(NamedTuple):
+    """The least alike pictures that were found, and where there is one that keeps the prediction."""
+
+    pictures: Tensor
+    kept: Tensor
+
+
+def _scored(
+    model: Model, pictures: Tensor, found: Found, names: list[str], layer: Layers, seed: int, passes: Passes
+) -> dict[str, PerImage]:
+    before = explain(model, pictures, names, layer=layer, seed=seed, **passes)
+    after = explain(model, found.pictures, names, layer=layer, seed=seed, **passes)
+    scores = {}
+    for name, maps in after.items():
+        same = (maps.explained == before[name].explained) & found.kept.to(maps.explained.device)
+        alike = map_similarity(before[name], maps)
+        values = {kind: alike[kind] for kind in KINDS} | {"kept": same.float()}
+        undefined = Cause(CHANGED, ~same | alike["ssim"].isnan() | alike["spearman"].isnan(), KINDS)
+        scores[name] = PerImage(values, [undefined])
+    return scores
+
+
+def _search(
+    model: Model, pictures: Tensor, layer: str | None, epsilon: float, steps: int, seed: int, passes: Passes
+) -> Found:
+    """Sign-gradient steps, each picture on its own, the best of those that keep the prediction kept."""
+    reach = (epsilon * _picture_range(model, pictures)).expand_as(pictures)
+    signs = np.random.default_rng((seed, 0)).integers(0, 2, pictures.shape[1:]) * 2 - 1
+    noise = torch.from_numpy(signs).to(pictures)
+    look: Look = partial(_gradient, model) if layer is None else partial(_cam, model, layer)
+    parts: list[Found] = []
+
+    def work(start: int, stop: int) -> Found:
+        images, ball = pictures[start:stop], reach[start:stop]
+        with torch.no_grad():
+            answers = predicted(model.forward(model.ready(images)))
+        with torch.inference_mode(False), torch.enable_grad():
+            original = look(images.clone(), answers)[0].detach()
+            return _steps(look, images, original, answers, ball, noise * ball, steps)
+
+    size = (int(pictures.shape[-2]), int(pictures.shape[-1]))
+    with untouched(model.module):
+        Queue(model, size, passes.get("batch_size"), passes.get("progress")).each(
+            len(pictures), work, parts.append
+        )
+    return Found(torch.cat([part.pictures for part in parts]), torch.cat([part.kept for part in parts]))
+
+
+def _steps(
+    look: Look, images: Tensor, original: Tensor, answers: Tensor, ball: Tensor, start: Tensor, steps: int
+) -> Found:
+    change, tried = torch.zeros_like(start), start
+    downhill = start.sign()
+    stride = 2.5 * ball / steps
+    best, lowest = images.clone(), images.new_full((len(images),), torch.inf)
+    for step in range(steps + 1):
+        shown = (images + tried).detach()
+        seen, logits = look(shown, answers)
+        alike = F.cosine_similarity(seen, original)
+        (slope,) = torch.autograd.grad(alike.sum(), shown) if step < steps else (downhill,)
+        held = predicted(logits.detach()) == answers
+        better = held & (alike.detach().to(lowest) < lowest)
+        best[better], lowest[better] = shown.detach()[better], alike.detach().to(lowest)[better]
+        change[held], downhill[held] = tried[held], -slope.sign()[held].to(downhill)
+        stride = torch.where(held[:, None, None, None], stride, stride / 2)
+        tried = torch.maximum(torch.minimum(change + stride * downhill, ball), -ball)
+    return Found(best, lowest < torch.inf)
+
+
+def _layer(model: Model, pictures: Tensor, layer: Layers) -> str | None:
+    """Where CAMs look."""
+    with untouched(model.module):
+        return capture(model, pictures[:1], needs=frozenset({"activations"}), layer=layer).layer
+
+
+def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    inputs = model.ready(images.requires_grad_())
+    with Rules(SMOOTH), tap(model.module, (layer,), True, model.found.get("runs", {})) as taken:
+        logits = model.forward(inputs)
+    output = taken.outputs[layer]
+    (gradient,) = torch.autograd.grad(class_scores(logits, classes).sum(), output, create_graph=True)
+    layout = layout_of(output, inputs, model.module)
+    assert layout is not None
+    weights = layout.picture(gradient).mean((2, 3), keepdim=True)
+    return (weights * layout.picture(output)).sum(1).flatten(1), logits
+
+
+def _gradient(model: Model, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    inputs = model.ready(images.requires_grad_())
+    with Rules(ROUNDED):
+        rounded = model.forward(inputs)
+    score = class_scores(rounded, classes).sum()
+    (gradient,) = torch.autograd.grad(score, inputs, create_graph=True)
+    with torch.no_grad():
+        logits = model.forward(model.ready(images))
+    return gradient.abs().sum(1).flatten(1), logits
+
+
+def _softplus(function: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if not rectifies(function, inputs, *args, **kwargs):
+        output: Tensor = function(inputs, *args, **kwargs)
+        return output
+    sharpness = ROUNDING / inputs.detach().flatten(1).std(1).clamp(min=1e-6)
+    sharpness = sharpness.view(-1, *[1] * (inputs.ndim - 1))
+    return F.softplus(inputs * sharpness) / sharpness
+
+
+# Fused attention has no second derivative.
+SMOOTH: dict[str, Rule] = {
+    "scaled_dot_product_attention": lambda _fused, *args, **kwargs: attend(*args, **kwargs)
+}
+ROUNDED: dict[str, Rule] = SMOOTH | dict.fromkeys(RECTIFIERS, _softplus)

@@ -1,0 +1,79 @@
+"""DoM, the difference of means: do two networks look at the same places of a class, on average?
+
+For the maps H of networks A and B of the same images, at the image's size and min-max normalised,
+
+    M_c(A)  = mean over the images of class c of H(A)
+    DoM_c   = mean over pixels of |M_c(A) - M_c(B)|              0: the same mean map; at most 1
+    DoM     = sum_c n_c DoM_c / sum_c n_c
+
+The C-Score's closest predecessor (ozer2025dom): it compares the mean maps of networks, where the C-Score
+compares the maps of single images under one network.
+
+Deviations: we know the metric from the C-Score paper, which describes it as comparing mean maps over
+architectures and prints no formula; this is the plain reading. Blank maps are zeros and count.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from heatproof.errors import InputError
+from heatproof.metrics.classifier import ClassifierScore
+from heatproof.metrics.kit import as_tensor, chunks, same_length, sized_maps
+from heatproof.registry import metric
+from heatproof.types import ArrayLike, Maps, normalise, upsample
+
+NO_IMAGE = "no image has a label"
+
+
+@metric(
+    "dom",
+    needs=("maps", "labels"),
+    level="checkpoint",
+    higher_is_better=False,
+    bounds=(0.0, 1.0),
+    cite="ozer2025dom",
+    title="DoM: mean maps apart from the last checkpoint's",
+    family="Consistency",
+    across=True,
+    floors=(),  # a map that ignores the network never moves
+)
+def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) -> ClassifierScore:
+    """How far the mean maps of two networks lie apart, by class and over all; 0 is the same mean map.
+
+    Args:
+        first, second: maps of the same images by two networks, or checkpoints, or methods; of any size each,
+            where they are Maps.
+        labels: "b" classes; images with -1 have none and are left out.
+
+    >>> a, b = torch.zeros(2, 2, 2), torch.zeros(2, 2, 2)
+    >>> a[:, 0, 0], b[0, 0, 0], b[1, 1, 1] = 1.0, 1.0, 1.0
+    >>> dom(a, b, [0, 0]).value
+    0.25
+    """
+    (one, size), (other, size_of_other) = sized_maps(first), sized_maps(second)
+    classes = as_tensor(labels).to(one.device)
+    same_length(first=one, second=other, labels=classes)
+    if size != size_of_other:
+        raise InputError(f"dom compares maps of the same images; got sizes {size} and {size_of_other}")
+    if classes.ndim != 1 or classes.is_floating_point():
+        raise InputError("labels must be 'b' class numbers, one per map")
+    found, counts = {}, {}
+    for label in sorted(set(classes[classes >= 0].tolist())):
+        rows = (classes == label).nonzero()[:, 0]
+        gap = mean_map(one[rows], size) - mean_map(other.to(one.device)[rows], size)
+        found[int(label)], counts[int(label)] = float(gap.abs().mean()), len(rows)
+    n = sum(counts.values())
+    if not n:
+        return ClassifierScore(float("nan"), 0, reason=NO_IMAGE)
+    value = sum(found[label] * count for label, count in counts.items()) / n
+    return ClassifierScore(value, n, found)
+
+
+def mean_map(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """ "H W" in float64: the mean of maps "b h w", each enlarged and normalised first."""
+    total = torch.zeros(size, dtype=torch.float64, device=maps.device)
+    for part in chunks(maps, size):
+        total += normalise(upsample(maps[part], size)).sum(0, dtype=torch.float64)
+    return total / len(maps)
