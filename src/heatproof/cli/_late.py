@@ -14,26 +14,27 @@ from heatproof.errors import did_you_mean
 class LateGroup(click.Group):
     """Its help imports nothing: a line about each command stands here, under the heading of its section.
 
-    modules: a pattern, heatproof.cli.{} by default; a command of another file is named there by "FILE.py".
+    modules: what their files are called, by the name of the command; renamed: where that is another name.
     """
 
     def __init__(
         self,
         *args: Any,
-        sections: Mapping[str, Mapping[str, str]],
+        sections: Mapping[str, Mapping[str, str]] | None = None,
         modules: str = "heatproof.cli.{}",
         renamed: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.sections, self.modules, self.renamed = sections, modules, renamed or {}
+        self.sections, self.modules, self.renamed = sections or {}, modules, renamed or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for lines in self.sections.values() for name in lines]
+        late = [name for lines in self.sections.values() for name in lines]
+        return [*late, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
-            return None
+        if cmd_name in self.commands or cmd_name not in self.list_commands(ctx):
+            return super().get_command(ctx, cmd_name)
         module = importlib.import_module(self.modules.format(self.renamed.get(cmd_name, cmd_name)))
         found = (getattr(module, f"{cmd_name}_{kind}", None) for kind in ("command", "group"))
         return next(command for command in found if isinstance(command, click.Command))
@@ -46,6 +47,8 @@ class LateGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.sections:
+            return super().format_commands(ctx, formatter)
         widest = max(map(len, self.list_commands(ctx)))
         for heading, lines in self.sections.items():
             with formatter.section(heading):
