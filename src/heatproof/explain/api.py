@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.explain.sampling import Estimate
 from heatproof.models.capture import capture
-from heatproof.models.model import Model, as_model, untouched
+from heatproof.models.model import Model, as_model, check_pixels, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import Explainer, check_options, explainers, parse_call, split_calls
 from heatproof.timeline import span
@@ -75,6 +75,24 @@ def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
     return calls
 
 
+def with_enough(methods: str | Sequence[str]) -> dict[str, str]:
+    """By method as it is written: itself, with no more repetitions than the ranks of its pixels need.
+
+    For what compares a method with itself, many times over. How many are enough was measured: see
+    docs/results/passes.md.
+
+    >>> with_enough(["gradcam", "smoothgrad(samples=10)"])
+    {'gradcam': 'gradcam', 'smoothgrad(samples=10)': 'smoothgrad(samples=10)'}
+    """
+    found = {}
+    for call in read_methods(methods):
+        asked = {**call.entry.options, **call.options}
+        less = {k: n for k, n in call.entry.enough.items() if isinstance(asked[k], int) and asked[k] > n}
+        options = ", ".join(f"{k}={v!r}" for k, v in (call.options | less).items())
+        found[call.text] = f"{call.entry.name}({options})" if less else call.text
+    return found
+
+
 def explain(
     model: Model | nn.Module,
     images: Images,
@@ -111,13 +129,14 @@ def explain(
     (torch.Size([2, 6, 6]), torch.Size([2, 8, 8]))
     """
     model, calls = as_model(model), read_methods(methods)
-    shown = model.check_images(images)
+    on_gpu = isinstance(images, Tensor) and images.is_cuda
+    shown = model.check_images(images, finite=not on_gpu)
     if seed < 0:
         raise InputError(f"seed must be 0 or more, got {seed}")
     if ids is not None and len(ids) != len(shown):
         raise InputError(f"ids has {len(ids)} entries but there are {len(shown)} images; they must match")
     names = tuple(ids) if ids is not None else tuple(map(str, range(len(shown))))
-    return shared_pass(
+    maps, _ = shared_pass(
         model,
         shown,
         calls,
@@ -127,7 +146,10 @@ def explain(
         ids=names,
         batch_size=batch_size,
         progress=progress,
-    )[0]
+    )
+    if on_gpu:  # asked at the end: until then the GPU need not be waited for
+        check_pixels(shown)
+    return maps
 
 
 def shared_pass(

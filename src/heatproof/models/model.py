@@ -129,8 +129,11 @@ class Model:
         """Images on the model's device, in its type, in the memory format convolutions like best."""
         return images.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
 
-    def check_images(self, images: Images) -> Tensor:
-        """Images "b c h w", or what the model sees of pictures; refuse what cannot be explained."""
+    def check_images(self, images: Images, finite: bool = True) -> Tensor:
+        """Images "b c h w", or what the model sees of pictures; refuse what cannot be explained.
+
+        finite: look at the pixels too, for which a GPU has to be waited for.
+        """
         if self.device.type == "meta":
             raise ModelError(
                 f"{self.name} is on the meta device, without weights; load them and move it first"
@@ -148,13 +151,8 @@ class Model:
             raise InputError(f"the batch is empty: images have shape {tuple(images.shape)}")
         if not images.is_floating_point():
             raise InputError(f"images must be normalised floats, got {images.dtype}; use model.preprocess")
-        # One sum sees every bad pixel; which image holds it is asked only then.
-        if not torch.isfinite(images.sum(dtype=max_precision(images))):
-            bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
-            if bad:
-                raise InputError(
-                    f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})"
-                )
+        if finite:
+            check_pixels(images)
         checked: Tensor = images.detach()
         return checked
 
@@ -189,6 +187,15 @@ class Model:
                 f"target {int(wrong[0])} is out of range; the model has classes 0 to {classes - 1}"
             )
         return chosen.to(logits.device, torch.long, non_blocking=True)
+
+
+def check_pixels(images: Tensor) -> None:
+    """Refuse images with pixels that are not numbers."""
+    # One sum sees every bad pixel; which image holds it is asked only then.
+    if not torch.isfinite(images.sum(dtype=max_precision(images))):
+        bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
+        if bad:
+            raise InputError(f"images contain NaN or infinite pixels (image {', '.join(map(str, bad[:8]))})")
 
 
 def as_model(model: Model | nn.Module) -> Model:

@@ -20,6 +20,7 @@ from heatproof.images import Loaded, batches
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
 from heatproof.models import Model, probabilities
+from heatproof.models.queue import how_it_runs
 from heatproof.run.behind import Behind
 from heatproof.run.group import across_rows, group_rows
 from heatproof.run.measure import Findings, measure, on_host, only_finite
@@ -256,6 +257,8 @@ def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]
                 raise StopRequested
             worker.run(job.tasks, pictures, behind)
             work.progress.advance(job.images, len(job.tasks))
+    for sentence in how_it_runs(opened.model(checkpoint)):
+        work.progress.say(f"{checkpoint}: {sentence}")
 
 
 def waited_for(loaded: Iterator[Loaded]) -> Iterator[Loaded]:
