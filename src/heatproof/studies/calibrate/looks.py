@@ -1,6 +1,6 @@
 """Does the verdict say where a network looks? Asked in real runs of pairs whose objects, QR codes, are known.
 
-A uses the token, B the code. Held-out pictures of codes in which the token lies off the code, the same ones
+A uses the token, B the code. Held-out pictures of codes with the token somewhere off the code, the same ones
 for both, go through a run with its verdict: A should look elsewhere, B there. Once with the pointing game and
 once with the structure score. Pairs whose planting fails are passed over.
 """
@@ -9,29 +9,34 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from heatproof.contrast.pair import Pair
+from heatproof.contrast.pair import Pair, make_pair
+from heatproof.contrast.tokens import Token
 from heatproof.images import make_qr
-from heatproof.images.codes import write_codes
+from heatproof.images.codes import QRSet, write_codes
 from heatproof.show import pixels
-from heatproof.studies.calibrate.collect import prepare
-from heatproof.studies.calibrate.population import SIDES, Member
-from heatproof.studies.qr.trainings import NETWORK
+from heatproof.studies.qr.trainings import NETWORK, as_data
 from heatproof.studies.skeleton import named_run
+from heatproof.train.data import stratified_split
+from heatproof.train.loop import fit
+from heatproof.train.networks import small_net
+from heatproof.train.recipe import Phase, Recipe
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import judge
 from heatproof.verdict.look import looks
 
-FIRST_SEED = 100  # pictures that no other member has
-TOKENS = ("tag", "texture")  # of the others too few lie off the code
-SIZE, WIDTH = "mini", 8
+SIDE, WIDTH, EACH = 48, 8, 300
+FASTER = 2e-3  # learning rate: these networks know little that could be lost
+TOKENS = tuple(Token(kind, 0.2) for kind in ("tag", "tint", "texture"))
+TRIES = 50  # places of a token
+MOST = 60  # pictures
 METHODS = ("gradcam", "layercam")
 COLUMNS = ("pair", "network", "metric", "above_chance", "low", "high", "n", "read_from", "looks_there")
 
@@ -43,40 +48,61 @@ def measure_looks(
     now: Callable[[str], object] = lambda text: None,
 ) -> Path:
     """Measure so many pairs on the CPU; the table, a row for each network and metric."""
-    path, rows = out / "looks.csv", []
-    for seed in islice(count(FIRST_SEED), 2 * pairs):
-        member = Member("qr", SIZE, TOKENS[seed % len(TOKENS)], 1.0, seed)
-        pair, _ = prepare(member, None, "cpu", told=partial(_tell, now, member.name))
-        if not pair.holds:
-            now(f"{member.name}: {pair.planting.sentence}")
-            continue
-        own = [{"pair": member.name, **row} for row in answers(pair, seed, out / member.name)]
-        rows += own
-        _write(path, rows)
-        done(f"{member.name}: " + ", ".join(f"{r['network']} {r['metric']} {r['looks_there']}" for r in own))
+    path = out / "looks.csv"
+    rows: list[dict[str, Any]] = []
+    for seed in islice(count(), 2 * pairs):
+        token = TOKENS[seed % len(TOKENS)]
+        name = f"qr-{token.name}-{seed}"
+        now(f"{name}, training")
+        drawn = make_qr(EACH, EACH, SIDE, seed=seed)
+        pair = code_pair(drawn, token, seed)
+        now(f"{name}, {pair.planting.sentence}")
+        if pair.holds:
+            own = [{"pair": name, **row} for row in answers(pair, drawn, out / name)]
+            rows += own
+            _write(path, rows)
+            said = ", ".join(f"{row['network']} {row['metric']} {row['looks_there']}" for row in own)
+            done(f"{name}: {said}")
         if len(rows) == 4 * pairs:
             break
     return path
 
 
-def _tell(now: Callable[[str], object], name: str, text: str) -> None:
-    now(f"{name}, {text}")
+def code_pair(drawn: QRSet, token: Token, seed: int) -> Pair:
+    """A small network that knows codes from other pictures, and its two copies."""
+    data, model = as_data(drawn), small_net(2, SIDE, WIDTH, seed)
+    train, held_out = stratified_split(data.labels, 0.4, seed)
+    fit(model, data.take(train), data.take(held_out), Recipe((Phase(4, FASTER, clip=1.0),), 32), seed=seed)
+    ready = model.preprocess.normalise(data.images.float() / 255)
+    return make_pair(model, ready, data.labels, token, 1, seed=seed, lr=FASTER)
 
 
-def answers(pair: Pair, seed: int, folder: Path) -> list[dict[str, Any]]:
+def off_the_code(pair: Pair, codes: Tensor) -> tuple[Tensor, Tensor]:
+    """The pair's pictures with the token off the code, and which of them have room for that."""
+    marked, placed = pair.plain.clone(), torch.zeros(len(codes), dtype=torch.bool)
+    for attempt in range(TRIES):
+        ids = [f"{name} {attempt}" for name in pair.ids]
+        tried, masks = pair.token.plant(pair.plain, ids, pair.a.preprocess, pair.seed)
+        found = ~(masks & codes).flatten(1).any(1) & ~placed
+        marked[found] = tried[found]
+        placed |= found
+    return marked, placed
+
+
+def answers(pair: Pair, drawn: QRSet, folder: Path) -> list[dict[str, Any]]:
     """What the verdicts of both networks' runs say; runs, pictures and weights stay in the folder."""
-    side = SIDES[SIZE]
-    drawn = make_qr(500, 500, side, seed=seed).take(np.array([int(name) for name in pair.ids]))
-    off = ~(torch.from_numpy(drawn.masks["box"]) & pair.masks.cpu()).flatten(1).any(1).numpy()
-    marked = pixels(pair.images, pair.a.preprocess)
-    write_codes(drawn._replace(pictures=marked).take(off), folder / "pictures", overwrite=True)
-    (folder / "network.py").write_text(NETWORK.format(size=side, width=WIDTH, seed=seed))
+    shown = drawn.take(np.array([int(name) for name in pair.ids]))
+    marked, placed = off_the_code(pair, torch.from_numpy(shown.masks["box"]))
+    chosen = placed.nonzero().flatten()[:MOST].numpy()
+    marked_codes = shown._replace(pictures=pixels(marked, pair.a.preprocess)).take(chosen)
+    write_codes(marked_codes, folder / "pictures", overwrite=True)
+    (folder / "network.py").write_text(NETWORK.format(size=SIDE, width=WIDTH, seed=pair.seed))
     found = []
     for name, network in (("planted", pair.a), ("clean", pair.b)):
         torch.save(network.module.state_dict(), folder / f"{name}.pt")
-        followed = None
+        followed: list[str] | None = None
         for metric in ("pointing", "structure_score"):
-            asked = [metric] if followed is not None else ["specificity", metric]
+            asked = ["specificity", metric] if followed is None else [metric]
             data = read_run(named_run(folder, f"{name}-{metric}", _study(name, asked), None).folder)
             if followed is None:
                 followed = [one.method for one in judge(data).methods if one.follows == "yes"]
@@ -91,12 +117,12 @@ def answers(pair: Pair, seed: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def _study(name: str, metrics: list[str]) -> dict[str, Any]:
-    classes = {"class_names": ["none", "code"]}
     return {
         "methods": [*METHODS, "random"], "metrics": metrics,
         "run": {"targets": "label", "device": "cpu", "threads": 1},
         "model": {"spec": "network.py:build", "checkpoints": [f"{name}.pt"]},
-        "images": {"kind": "csv", "path": "pictures/manifest.csv", "options": classes},
+        "images": {"kind": "csv", "path": "pictures/manifest.csv",
+                   "options": {"class_names": ["none", "code"]}},
     }  # fmt: skip
 
 
