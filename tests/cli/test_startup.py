@@ -95,7 +95,7 @@ def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(run: Path, tmp_
         ["run", typo],
         ["study", "cose", bad],
         ["study", "qr", typo],
-        ["study", "cscore", missing],
+        ["study", "cscore", f"{missing}.toml"],
         ["explain", "lite0", missing],
         ["explain", "lite0"],
         ["bench", "--section", "nothing"],
