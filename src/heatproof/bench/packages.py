@@ -64,7 +64,9 @@ def side_by_side_rows(model: Model, device: str, amount: Amount, repeat: int = 3
     for part in work.parts():
         if not find_spec(part.module):
             continue
-        ms = side_by_side({"ours": part.ours, "theirs": part.theirs}, repeat, device)
+        ms = side_by_side(
+            {"ours": part.ours, "theirs": part.theirs}, repeat, device, warmup=int(device != "cpu")
+        )
         found.append(speed(part.what, ms["ours"], part.other, ms["theirs"], note=f"times faster{part.note}"))
         if part.counted:
             totals = [totals[0] + ms["ours"], totals[1] + ms["theirs"]]
