@@ -51,10 +51,24 @@ METRICS = [
     "input_shift", "fragility(draws=1)", "cscore", "cscore(tau='adaptive', weights='calibrated')",
     "accuracy", "recall", "auc", "method_agreement", "specificity(draws=2, steps=5)", "untrained",
 ]  # fmt: skip
+MORE = [
+    "gradient-x-input", "occlusion(window=12, stride=12)", "gradient-shap(samples=4)",
+    "kernel-shap(samples=40, segment_count=20)",
+]  # fmt: skip
+ONLY = {  # for one kind of network
+    "cnn": ["guided-backprop", "deeplift", "lrp", "fullgrad"],
+    "vit": ["rollout", "legrad", "attnlrp"],
+}
 MOSAICS = ["grid_pointing(mosaics=2)", "disconnected_grid(mosaics=1)"]  # the networks are sure, seldom right
 STUDIES: dict[str, dict[str, Any]] = {  # COSE compares checkpoints, and wants maps of the predicted class
     "label": {"metrics": METRICS, "checkpoints": [1]},
     "predicted": {"metrics": ["cose", "cscore", *MOSAICS], "checkpoints": [1, 2]},
+    "more": {
+        "metrics": ["localise", "dom", "adversarial_fragility(steps=2)"],
+        "checkpoints": [1, 2],
+        "methods": MORE,
+        "targets": "label",
+    },
 }
 Rows = dict[tuple[str, ...], tuple[str, str]]  # value (float.hex) and reason by key
 NEAR = 2e-3  # two steps of the half precision in which maps are stored, at 1
@@ -90,13 +104,24 @@ def compute(folder: Path) -> Rows:
     return rows
 
 
+def methods_of(study: str, network: str) -> list[str]:
+    """A second list keeps the number of pairs of methods, which grows with its square, as it is."""
+    return [*MORE, *ONLY[network]] if "methods" in STUDIES[study] else METHODS
+
+
 def study_text(study: str, network: str) -> str:
     settings = STUDIES[study]
     return toml(
         {
-            "methods": METHODS,
+            "methods": methods_of(study, network),
             "metrics": settings["metrics"],
-            "run": {"targets": study, "batch_size": 5, "threads": 1, "workers": 1, "device": "cpu"},
+            "run": {
+                "targets": settings.get("targets", study),
+                "batch_size": 5,
+                "threads": 1,
+                "workers": 1,
+                "device": "cpu",
+            },
             "model": {
                 "spec": f"{FOLDER / 'reference_networks.py'}:{network}",
                 "name": network,

@@ -34,7 +34,7 @@ from heatproof.types import Trace
     cost="169 inputs at 224 x 224",
 )
 def occlusion(
-    trace: Trace, *, window: float = 1 / 7, stride: float = 1 / 14, baseline: str = "zero"
+    trace: Trace, *, window: float = 0.15, stride: float = 0.075, baseline: str = "zero"
 ) -> Tensor:
     """The mean drop of the class's probability over the sliding windows that hide a pixel.
 
