@@ -180,6 +180,11 @@ def test_two_networks_from_the_command_line(tmp_path: Path, monkeypatch: pytest.
     assert beside.exit_code == 0, beside.output
     made = [Path(place) / "tables/methods.csv" for place in ("both", "again")]
     assert made[0].read_text() == made[1].read_text()
+    wrong = CliRunner().invoke(
+        main, ["study", "cscore", "nets.py:narrow", "nets.py:wild", *options, "--out", "x"]
+    )
+    assert wrong.exit_code == 2 and "did you mean 'wide'" in wrong.output
+    assert not list(Path("x").rglob("*.safetensors")), "the second is looked at before the first is trained"
     alone = CliRunner().invoke(main, ["study", "cscore", "both/nets.py-narrow", "--out", "none"])
     assert alone.exit_code == 2 and "one network alone has nothing beside it" in alone.output
     assert read_network(Path("both/nets.py-wide")).ends == ("epoch01", "epoch02")

@@ -93,9 +93,13 @@ def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]
     folders = [word for word in words if Path(word).is_dir()]
     said = [word for word in words if word not in folders]
     networks, beside = (*given.get("networks", ()), *said), (*given.get("beside", ()), *map(Path, folders))
-    alone = [given["model"]] if "model" in given else [] if networks or not given.get("images") else ["lite0"]
-    several = (*alone, *networks) if networks or beside else ()
-    return given | {"networks": several, "beside": beside}
+    if not networks and (given.get("images") or "model" in given):
+        networks = (given.get("model", CscoreSettings.model),)
+    elif "model" in given:
+        networks = (given["model"], *networks)
+    if len(networks) == 1 and not beside:
+        return given | {"model": networks[0], "networks": ()}
+    return given | {"networks": networks, "beside": beside}
 
 
 def _networks(ctx: click.Context, settings: CscoreSettings) -> None:

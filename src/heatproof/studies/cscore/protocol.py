@@ -119,20 +119,26 @@ def networks_study(
 
     training: called with a network's name, gives what is told about its training.
     """
-    finished = [networks.read_network(Path(folder)) for folder in settings.beside]  # refused before any work
+    if len(settings.networks) + len(settings.beside) < 2:
+        raise InputError("one network alone has nothing beside it; name two or more, or finished studies")
+    finished = [networks.read_network(Path(folder)) for folder in settings.beside]
+    own = [
+        replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
+        for spec in settings.networks
+    ]
+    for one in own:  # what cannot work is refused before the first is trained
+        build(one, len(check(one)[0].classes))
     broken: list[dict[str, str]] = []
     found, places = [], {}
-    for spec in settings.networks:
-        own = replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
-        outcome = cscore_study(own, progress, training(spec) if training else None)
+    for one in own:
+        outcome = cscore_study(one, progress, training(one.model) if training else None)
         broken += outcome.run.broken
-        found.append(networks.read_network(own.out, spec))
-        places[spec] = f"{own.out.name}/{outcome.page.name}"
+        found.append(networks.read_network(one.out, one.model))
+        places[one.model] = f"{one.out.name}/{outcome.page.name}"
     found += finished
-    if len(found) < 2:
-        raise InputError("one network alone has nothing beside it; name two or more, or finished studies")
+    names = [one.name for one in found]
     named = [
-        one if [n.name for n in found].count(one.name) == 1 else replace(one, name=f"{one.name} ({k})")
+        one if names.count(one.name) == 1 else replace(one, name=f"{one.name} ({k})")
         for k, one in enumerate(found, 1)
     ]
     book = Book(settings.out, "C-Score of several networks")
