@@ -3,8 +3,9 @@
 At small batches a GPU waits for Python. A pass of one shape that comes again is recorded the third time and
 replayed from then on; a smaller batch is padded with what the last one left there. A recording reads weights
 where they lie, so it sees weights that were changed in place; all else that it cannot see is part of its key:
-where the weights lie, the parts of the network, their plain attributes and modes. Networks with hooks run
-Python of somebody's own and are never recorded. What cannot be recorded (a network that asks the GPU for a
+where the weights lie, the parts of the network, their attributes and modes, torch's settings. (A list that a
+network keeps and somebody changes in place is not seen.) Networks with hooks run Python of somebody's own and
+are never recorded. What cannot be recorded (a network that asks the GPU for a
 number in the middle of its pass) runs as before, and `reason` says why.
 
 A Model keeps its last few recordings, and the memory of their passes, as long as it lives.
@@ -14,20 +15,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from heatproof.models.checkpoints import first_line
 from heatproof.models.interrupts import deferring
 from heatproof.timeline import span
 
 MOST = 6  # recordings a Model keeps
 SEEN = 2  # passes of a shape before it is recorded
-WARM_UP = 2
-PLAIN = (int, float, bool, str, tuple, type(None))
+LARGER = 8  # times as many inputs: what a padded batch may waste, where launches are what takes time
+PLAIN = (int, float, bool, str, type(None))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 log = logging.getLogger("heatproof")
 
@@ -43,23 +46,44 @@ class Replay:
             self._record(function, given)
 
     def _record(self, function: Function, given: Sequence[Tensor]) -> None:
-        self.room = [one.detach().clone() for one in given]
-        current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(current)
-        with torch.cuda.stream(side):  # libraries set up their work space outside the recording
-            for _ in range(WARM_UP):
-                function(*self.room)
-        current.wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.made = function(*self.room)
+        with _normal_tensors():
+            self.room = [one.detach().clone() for one in given]
+            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                function(*self.room)  # libraries set up their work space outside the recording
+                with _refusing_to_wait():
+                    function(*self.room)
+            current.wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.made = function(*self.room)
 
     def __call__(self, given: Sequence[Tensor]) -> Any:
-        with torch.cuda.device(self.device):
+        with torch.cuda.device(self.device), _normal_tensors():
             for room, one in zip(self.room, given, strict=True):
                 room[: len(one)].copy_(one, non_blocking=True)
             self.graph.replay()
         return self.made
+
+
+@contextmanager
+def _normal_tensors() -> Iterator[None]:
+    """Tensors that may be changed later, also where the caller is in inference mode."""
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
+
+
+@contextmanager
+def _refusing_to_wait() -> Iterator[None]:
+    """An error where the host waits for the GPU, which in a recording would upset more than that."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class Graphs:
@@ -84,7 +108,8 @@ class Graphs:
         deferring.answer()
         if self.reason:
             return function(*given)
-        shape = key, tuple((one.dtype, one.stride(), tuple(one.shape[1:])) for one in given)
+        shapes = tuple((one.dtype, one.stride(), tuple(one.shape[1:])) for one in given)
+        shape = key, shapes, torch.is_grad_enabled(), *_settings()
         for size in (count, self._larger(shape, count)) if pad else (count,):
             if (shape, size) in self.kept:
                 self.kept.move_to_end((shape, size))
@@ -95,8 +120,8 @@ class Graphs:
             return function(*given)
         try:
             recording = self.record(function, given)
-        except (RuntimeError, ValueError, AssertionError) as error:
-            self.reason = f"its pass cannot be recorded as a CUDA graph ({str(error).splitlines()[0][:120]})"
+        except Exception as error:  # whatever it is: without a recording it is raised again, or not
+            self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
             log.info("passes run kernel by kernel: %s", self.reason)
             self.kept.clear()
             return function(*given)
@@ -108,7 +133,9 @@ class Graphs:
         return recording(given)
 
     def _larger(self, shape: Hashable, count: int) -> int:
-        return min((size for s, size in self.kept if s == shape and size > count), default=0)
+        """The size of a recording that this batch is padded for: not one of which it would fill little."""
+        sizes = (size for known, size in self.kept if known == shape and count < size <= LARGER * count)
+        return min(sizes, default=0)
 
 
 def _first_rows(made: Any, size: int, count: int) -> Any:
@@ -127,15 +154,29 @@ def recordable(module: nn.Module) -> bool:
 
 
 def state_of(module: nn.Module) -> int:
-    """A hash of all that a recording cannot see change: where weights lie, parts, modes, plain attributes."""
+    """A hash of what a recording cannot see change: where weights lie, parts, modes, attributes."""
     marks: list[Any] = []
     for part in module.modules():
         own = part.__dict__
         marks.append(id(part))
-        marks += [one.data_ptr() for one in own["_parameters"].values() if one is not None]
-        marks += [one.data_ptr() for one in own["_buffers"].values() if one is not None]
-        marks += [(name, value) for name, value in own.items() if type(value) in PLAIN]
-    try:
-        return hash(tuple(marks))
-    except TypeError:  # a tuple with a list in it
-        return hash(repr(marks))
+        for tensors in (own["_parameters"], own["_buffers"]):
+            marks += [one.data_ptr() for one in tensors.values() if one is not None]
+        for name, value in own.items():
+            marks.append((name, value if type(value) in PLAIN else _mark(value)))
+    return hash(tuple(marks))
+
+
+def _mark(value: object) -> object:
+    """What tells whether an attribute was exchanged."""
+    if isinstance(value, tuple):
+        return repr(value)
+    return value.data_ptr() if isinstance(value, Tensor) else id(value)
+
+
+def _settings() -> tuple[object, ...]:
+    """What torch is told, and bakes into a recording."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        convolutions.allow_tf32, convolutions.benchmark, convolutions.deterministic, products.allow_tf32,
+        torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+    )  # fmt: skip

@@ -132,11 +132,12 @@ class Runner:
         self.model = model
         self.folding: Folding | None = None
         self.graphs = graphs_of(model)
-        self.key: Any = self.graphs and (state_of(model.module), model.precision, count >= WORTH_IT)
         if count >= WORTH_IT:
             self.folding = folding_of(model, images[:1])
         if self.folding is not None:
             self.folding.refresh(model.precision)
+        # With the folded weights themselves, which a recording reads: they live as long as it does.
+        self.key = self.graphs and (state_of(model.module), model.precision, self.folding)
 
     def logits(self, images: Tensor) -> Tensor:
         """ "b k" for images that are `ready`."""
