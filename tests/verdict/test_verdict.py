@@ -205,8 +205,10 @@ def undecided(verdict: Verdict) -> set[str]:
 
 def test_a_run_without_the_test_says_which(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path / "run", scores(), metrics=("insertion", "pointing"))
-    assert undecided(verdict) == {"add specificity to the metrics of the run"}
-    assert "are undecided (add specificity to the metrics of the run)" in verdict.sentence
+    assert undecided(verdict) == {"add specificity to the metrics of its study and run that again"}
+    assert (
+        "are undecided (add specificity to the metrics of its study and run that again)" in verdict.sentence
+    )
     assert [(t.name, t.votes) for t in verdict.methods[0].tests] == [("insertion", False)]
 
 
@@ -364,7 +366,7 @@ def test_a_folder_of_an_older_version_gets_a_new_verdict(tmp_path: Path) -> None
         archive.extractall(tmp_path)
     shown = heatproof("verdict", tmp_path / "out")
     assert shown.exit_code == 0 and UNDECIDED in shown.output
-    assert "add specificity to the metrics of the run" in shown.output
+    assert "add specificity to the metrics of its study and run that again" in shown.output
     assert json.loads((tmp_path / "out" / FILE).read_text())["schema"] == 1
 
 

@@ -158,9 +158,9 @@ class Verdict:
 
     @property
     def measured(self) -> str:
-        """How often such a verdict is wrong, as it was counted."""
+        """How often such a verdict is wrong, as it was counted; "" where no test that votes was measured."""
         known = self.rates.get("rates") or {}
-        if not known:
+        if not known or not any(test.votes for one in self.methods for test in one.tests):
             return ""
         shares = [f"{known[kind]['share']:.1%} ({known[kind]['low']:.1%} to {known[kind]['high']:.1%}, "
                   f"n = {known[kind]['n']})" for kind in ("false_alarm", "miss", "undecided")]  # fmt: skip

@@ -146,7 +146,7 @@ def _missing(data: RunData) -> str:
     """How the test that votes gets into this run."""
     if data.manifest.config.get("kind") == MONITOR:
         return f"the monitor was not told to measure {voter().name}: Monitor(metrics=[{voter().name!r}])"
-    return f"add {voter().name} to the metrics of the run"
+    return f"add {voter().name} to the metrics of its study and run that again"
 
 
 def _would_decide(n: int, in_the_way: bool, nobody: bool) -> str:
