@@ -14,6 +14,12 @@ from heatproof.lazy import torch
 from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
 from heatproof.run.metrics import read_metrics
 
+VERDICT = {  # by what a metric judges, and whether the verdict rests on it
+    ("map", True): "votes on whether maps follow the network",
+    ("map", False): "information about maps",
+    ("network", True): "says where the network looks",
+}
+
 
 @click.group("list")
 def list_group() -> None:
@@ -101,6 +107,7 @@ def metric_page(entry: Metric) -> str:
     facts = {"what it says": entry.summary, "also called": ", ".join(entry.aliases)}
     facts |= {"in a run": not_in_a_run(entry) or "yes", "better": better(entry), "bounds": bounds(entry)}
     facts |= {"one per": entry.level, "needs": ", ".join(sorted(entry.needs)), "citation": entry.cite}
+    facts["in the verdict"] = VERDICT.get((entry.judges, entry.test), "")
     return page(entry.name, facts)
 
 
