@@ -34,7 +34,7 @@ from torch import Tensor
 
 import heatproof as hp
 from heatproof.cli import main as command_line
-from heatproof.cli.listing import better, bounds, cost
+from heatproof.cli.listing import NETWORKS, better, bounds, cost
 from heatproof.explain.baselines import baseline_images
 from heatproof.facts import FILE, facts_text
 from heatproof.images.codes import QRSet, make_qr
@@ -282,6 +282,26 @@ def agreement() -> Image.Image:
     return panel(tiles, columns=3)
 
 
+# Fewer inputs than by default, where a picture shows no difference.
+QUICKER = {
+    "rise": "rise(masks=400)", "lime": "lime(samples=300)", "kernel-shap": "kernel-shap(samples=300)",
+    "guided-ig": "guided-ig(steps=50)", "blur-ig": "blur-ig(steps=50)",
+}  # fmt: skip
+
+
+def methods() -> Image.Image:
+    """Every method that explains a convolutional network, on one photograph."""
+    images = ready(data.chelsea())
+    picture = seen(images)[0]
+    names = [entry.name for entry in explainers if entry.only != "transformer"]
+    tiles = [Tile(picture, "the picture")]
+    for name in names:
+        call = QUICKER.get(name, name)
+        heat = hp.explain(network(), images, [call])[call].upsample()[0]
+        tiles.append(Tile(overlay(picture, heat), name))
+    return panel(tiles, columns=6)
+
+
 def tutorial(page: str, figure: str) -> Image.Image:
     """What the commands of a tutorial draw."""
     text = (DOCS / "tutorials" / page).read_text(encoding="utf-8")
@@ -315,7 +335,7 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
     function.__name__: function
     for function in (
         cscore, structure, cose, localise, insertion_deletion, occlusion, robustness, sanity, specificity,
-        mosaic, agreement,
+        mosaic, agreement, methods,
     )
 }  # fmt: skip
 PICTURES |= {name: partial(tutorial, *of) for name, of in TUTORIALS.items()}
@@ -328,7 +348,8 @@ def to_picture(figure: Any) -> Image.Image:
 
 
 def place_of(name: str) -> Path:
-    return (DOCS / "tutorials" / "pictures" if name in TUTORIALS else FOLDER) / f"{name}.png"
+    folder = DOCS / "tutorials" / "pictures" if name in TUTORIALS else FOLDER
+    return (DOCS / "pictures" if name == "methods" else folder) / f"{name}.png"
 
 
 def write(name: str) -> Path:
@@ -349,6 +370,7 @@ FILES = {  # by the file that computes a metric
     "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
     "robustness": "robustness.md", "sanity": "sanity.md", "margins": "sanity.md", "agreement": "agreement.md",
     "classifier": "classifier.md", "specificity": "specificity.md", "mosaic": "mosaic.md", "blobs": "localise.md",
+    "mean_maps": "cscore.md", "adversarial": "sanity.md",
 }  # fmt: skip
 
 
@@ -379,6 +401,7 @@ def conventions_table() -> str:
         options = ", ".join(f"`{name}={value!r}`" for name, value in entry.options.items())
         cards = [(f.name, getattr(entry.card, f.name), getattr(Card(), f.name)) for f in fields(Card)]
         own = "; ".join(f"*{name}*: {value}" for name, value, usual in cards if value != usual)
+        own = "; ".join(filter(None, [f"*only*: {NETWORKS[entry.only]}" if entry.only else "", own]))
         needs = ", ".join(sorted(entry.needs))
         lines.append([f"`{entry.name}`", needs, options, own])
     return rows(["method", "needs of the shared pass", "options", "conventions of its own"], lines)
