@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import threading
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from heatproof.cli import main
 from heatproof.run import profile as section
-from heatproof.run.behind import WAITING_UNITS, Behind
+from heatproof.run.behind import WAITING_UNITS, Ahead, Behind
 from heatproof.run.engine import run_study
 from heatproof.run.measure import joined, on_host, taken_apart
 from heatproof.run.profile import BETWEEN, Profiler, profiling
@@ -159,3 +161,33 @@ def test_what_is_done_behind_keeps_its_order_and_its_errors() -> None:
         behind.do(lambda: done.append("kept"))
         raise KeyError
     assert done[-1] == "kept"
+
+
+def test_the_next_one_is_fetched_and_prepared_while_the_caller_works() -> None:
+    prepared, closed = [], threading.Event()
+
+    def things() -> Generator[str, None, None]:
+        try:
+            yield from "abc"
+        finally:
+            closed.set()
+
+    with Ahead(things(), prepared.append) as each:
+        assert next(each) == "a"
+        until = time.monotonic() + 5
+        while "b" not in prepared and time.monotonic() < until:
+            time.sleep(0.001)
+        assert prepared == ["a", "b"]
+    assert closed.is_set()  # though it was left early
+    with Ahead(things(), prepared.append) as each:
+        assert list(each) == ["a", "b", "c"]
+
+
+def broken() -> Generator[str, None, None]:
+    yield "a"
+    raise OSError("gone")
+
+
+def test_what_goes_wrong_ahead_is_raised_to_the_caller() -> None:
+    with pytest.raises(OSError, match="gone"), Ahead(broken(), str) as each:
+        list(each)

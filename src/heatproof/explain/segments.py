@@ -4,21 +4,34 @@ Segmentation sees the picture, not the model's input: images go back to 8 bits t
 preprocessing (model.preprocess.restore). Where that preprocessing has another number of channels than the
 images, each image is scaled to its own range instead.
 slic: achanta2012slic; quickshift: vedaldi2008quickshift; both from scikit-image, on the CPU.
+
+Cutting takes longer than a pass, and an audit asks for the same pictures again and again (under random
+weights, other draws, other methods). So the last cuts are kept, by what the picture looks like, and a run
+begins to cut the next pictures while the network is busy with these.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.images.loader import available_cpus
 from heatproof.models.model import Model
 from heatproof.show import eight_bit
+from heatproof.timeline import span
 
 QUICKSHIFT = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}
+PIXELS_KEPT = 2**24  # of cuts: 334 pictures of 224x224, 64 MB
 
 
 def pictures_of(model: Model, images: Tensor) -> Tensor:
@@ -42,28 +55,72 @@ def segments_of(
 
     kind: "slic" with about `count` segments, or "quickshift" (4, 200, .2), whose ties follow the seed.
     """
-    from skimage.segmentation import quickshift, slic
-
     if kind not in ("slic", "quickshift"):
         raise InputError(f"segments must be 'slic' or 'quickshift', got {kind!r}")
     if count < 1 or compactness <= 0:
         raise InputError(f"slic needs count >= 1 and compactness > 0, got {count} and {compactness}")
     pictures = eight_bit(pictures_of(model, images)).permute(0, 2, 3, 1).cpu().numpy()
+    coming = [_cuts.begin(picture, kind, count, compactness, seed) for picture in pictures]
+    with span("waiting", "superpixels"):
+        found = [cut.result() for cut in coming]
+    return torch.from_numpy(np.stack(found)).long().to(images.device)
 
-    def cut(picture: np.ndarray) -> np.ndarray:
-        if picture.shape[2] == 1:
-            picture = picture.repeat(3, axis=2)
+
+def cut_ahead(model: Model, images: Tensor, options: Mapping[str, Any], seed: int) -> None:
+    """Begin to cut pictures for a method with these options, if it is one that looks at segments."""
+    if "segment_count" in options:
+        asked = (str(options["segments"]), options["segment_count"], options["compactness"], seed)
+        for picture in eight_bit(pictures_of(model, images)).permute(0, 2, 3, 1).cpu().numpy():
+            _cuts.begin(picture, *asked)
+
+
+class _Cuts:
+    """Pictures that were cut or are being cut; the last ones are kept."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[tuple[Any, ...], Future[np.ndarray]] = OrderedDict()
+        self.pixels = 0
+        self._lock = threading.Lock()
+
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """slic and quickshift let go of Python's lock, so pictures are cut side by side."""
+        return ThreadPoolExecutor(available_cpus(), thread_name_prefix="heatproof-cut")
+
+    def begin(
+        self, picture: np.ndarray, kind: str, count: int, compactness: float, seed: int
+    ) -> Future[np.ndarray]:
+        """The segments of "h w c", now or in a while."""
+        picture = np.ascontiguousarray(picture)
+        asked = (kind, seed) if kind == "quickshift" else (kind, count, compactness)
+        key = (*asked, picture.shape, hashlib.blake2b(picture.data).digest())
+        with self._lock:
+            if key in self.kept:
+                self.kept.move_to_end(key)
+                return self.kept[key]
+            coming = self.kept[key] = self.pool.submit(_cut, picture, kind, count, compactness, seed)
+            self.pixels += picture.shape[0] * picture.shape[1]
+            while self.pixels > PIXELS_KEPT and len(self.kept) > 1:
+                (*_, shape, _), _ = self.kept.popitem(last=False)
+                self.pixels -= shape[0] * shape[1]
+            return coming
+
+
+_cuts = _Cuts()
+
+
+def _cut(picture: np.ndarray, kind: str, count: int, compactness: float, seed: int) -> np.ndarray:
+    from skimage.segmentation import quickshift, slic
+
+    if picture.shape[2] == 1:
+        picture = picture.repeat(3, axis=2)
+    with span("superpixels"):
         if kind == "slic":
             found = slic(picture, n_segments=count, compactness=compactness, start_label=0, channel_axis=-1)
         else:
             coloured = picture.shape[2] == 3
             found = quickshift(picture, **QUICKSHIFT, rng=seed, convert2lab=coloured, channel_axis=-1)
-        return np.unique(found, return_inverse=True)[1].reshape(found.shape)
-
-    # Both release Python's lock, so the images of a batch are cut side by side.
-    with ThreadPoolExecutor() as pool:
-        cuts = list(pool.map(cut, pictures))
-    return torch.from_numpy(np.stack(cuts)).long().to(images.device)
+        return np.unique(found, return_inverse=True)[1].reshape(found.shape).astype(np.int32)
 
 
 def segment_means(values: Tensor, segments: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,7 +67,7 @@ def batches(
     indices: Sequence[int] | None = None,
     workers: int | None = None,
     fail_fast: bool = False,
-) -> Iterator[Loaded]:
+) -> Generator[Loaded, None, None]:
     """Model-ready batches of a source's pictures, each with its failures.
 
     Every `batch_size` indices (all by default) make one batch, smaller by those that failed. workers: threads
@@ -101,7 +101,7 @@ def batches_ahead(batch_size: int, workers: int) -> int:
 
 def _in_caller(
     source: Source, preprocess: Preprocess, chunks: list[list[int]], fail_fast: bool
-) -> Iterator[Loaded]:
+) -> Generator[Loaded, None, None]:
     for chunk in chunks:
         images = _empty(preprocess, len(chunk))
         results = [_load(source, preprocess, i, out) for i, out in zip(chunk, images.numpy(), strict=True)]
@@ -115,7 +115,7 @@ def _in_threads(
     workers: int,
     ahead: int,
     fail_fast: bool,
-) -> Iterator[Loaded]:
+) -> Generator[Loaded, None, None]:
     pool = ThreadPoolExecutor(workers, thread_name_prefix="heatproof-decode")
     pending: deque[tuple[list[int], Tensor, list[Future[Known | Failure]]]] = deque()
     waiting = iter(chunks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -16,12 +15,13 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.explain.api import read_methods, shared_pass
+from heatproof.explain.segments import cut_ahead
 from heatproof.images import Loaded, batches
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
 from heatproof.models import Model, probabilities
 from heatproof.models.queue import how_it_runs
-from heatproof.run.behind import Behind
+from heatproof.run.behind import Ahead, Behind
 from heatproof.run.group import across_rows, group_rows
 from heatproof.run.measure import Findings, measure, on_host, only_finite
 from heatproof.run.plan import Block, RunPlan, Task
@@ -85,6 +85,14 @@ class Worker:
             pictures = self.pictures(task, computed.loaded.batch) if keep else None
         with span("writing"):
             self.folder.write_unit(task.unit, scores, maps, pictures)
+
+    def begin(self, job: Job, loaded: Loaded) -> None:
+        """What threads can do for the methods of a job before the network has time: cut its pictures."""
+        unit = job.tasks[0].unit
+        if job.tasks[0].kind == "explain" and loaded.batch.ids:
+            for call in read_methods(unit.methods):
+                model = self.opened.model(unit.checkpoint)
+                cut_ahead(model, loaded.batch.images, call.entry.options | call.options, unit.seed)
 
     def patiently(self, task: Task, loaded: Loaded) -> Loaded:
         """Read pictures again whose file was missing or whose disk failed, before that becomes a row."""
@@ -251,24 +259,14 @@ def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]
     indices = [i for job in jobs for i in range(*job.block.images)]
     size, threads, ready = settings.batch_size, settings.workers, opened.model(checkpoint).preprocess
     loaded = batches(opened.source, ready, size, indices, threads, work.fail_fast)
-    with closing(loaded), Behind() as behind:  # type: ignore[type-var]
-        for job, pictures in zip(jobs, waited_for(loaded), strict=True):
+    with Ahead(loaded, partial(worker.begin, jobs[0])) as decoded, Behind() as behind:
+        for job, pictures in zip(jobs, decoded, strict=True):
             if work.stop.is_set():
                 raise StopRequested
             worker.run(job.tasks, pictures, behind)
             work.progress.advance(job.images, len(job.tasks))
     for sentence in how_it_runs(opened.model(checkpoint)):
         work.progress.say(f"{checkpoint}: {sentence}")
-
-
-def waited_for(loaded: Iterator[Loaded]) -> Iterator[Loaded]:
-    """The same batches; what is waited for the decoding threads is on the timeline."""
-    while True:
-        with span("waiting", "pictures"):
-            pictures = next(loaded, None)
-        if pictures is None:
-            return
-        yield pictures
 
 
 def _run_groups(worker: Worker, work: Work) -> None:
