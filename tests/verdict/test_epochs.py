@@ -62,6 +62,7 @@ def test_a_jump_is_twice_the_past_of_its_own_phase() -> None:
     assert gradient_jumps(epochs(1.0, 1.1, 0.9, 2.5, 1.0)) == [4]
     assert gradient_jumps(epochs(1.0, 1.1, 0.9, 1.9)) == []  # not twice
     assert gradient_jumps(epochs(1.0, 9.0)) == []  # too little past
+    assert gradient_jumps(epochs(9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.5)) == [9]  # of late it was calm
     assert gradient_jumps(epochs(1.0, 4.0, 0.2, 5.0, 2.5)) == []  # as wild as before
     both = [*epochs(1.0, 1.0, 1.0, phase="first"), *epochs(20.0, 20.0, 20.0, start=4)]
     assert gradient_jumps(both) == []  # another phase trains other layers
@@ -89,7 +90,7 @@ def test_foretold_is_counted_as_one_would_by_hand(jumps: set[int], alarms: set[i
         assert found.p == pytest.approx(sum(by_hand(t) >= found.foretold for t in turned) / last)
         assert 0 < found.p <= 1
     else:
-        assert math.isnan(found.p) and "nothing to test" in found.sentence
+        assert math.isnan(found.p) and "There is nothing to test" in found.sentence
 
 
 def test_the_sentence_says_what_chance_gives() -> None:

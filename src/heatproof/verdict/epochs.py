@@ -6,9 +6,9 @@ Flags, as Table 2 of elangovan2026cscore marks them:
     accuracy below 50 %, AUC intact      the ranking holds (AUC >= 0.75), the threshold has left a class; with
                                          k classes it is 1 / k, what guessing gives
 
-A jump of the gradients: the norm over all layers is at least twice the median of the earlier epochs of its
-phase and above it by more than three of their robust standard deviations (1.4826 MAD, of logarithms). A
-phase's first two epochs have too little past.
+A jump of the gradients: the norm over all layers is at least twice the median of the five epochs before it
+in its phase, and above it by more than three of their robust standard deviations (1.4826 MAD, of
+logarithms). Five, since norms shrink over a training; a phase's first two epochs have too little past.
 
 Is a jump an early warning? Of the epochs at which an alarm is raised, how many had a jump in the five epochs
 before, and how often would as many have one if the jumps had come at another time? All rotations of the list
@@ -63,7 +63,7 @@ def gradient_jumps(epochs: Sequence[Epoch]) -> list[int]:
         known, norm = past.setdefault(one.phase, []), whole_norm(one.gradients)
         if math.isnan(norm) or norm <= 0:
             continue
-        if len(known) >= PAST and math.log(norm) > _limit(known):
+        if len(known) >= PAST and math.log(norm) > _limit(known[-WINDOW:]):
             found.append(one.epoch)
         known.append(math.log(norm))
     return found
@@ -96,8 +96,8 @@ class EarlyWarning:
     def sentence(self) -> str:
         if not self.alarms or not self.jumps:
             return (
-                f"The gradients jumped at {self.jumps} of {self.epochs} epochs, and {self.alarms} epochs "
-                f"have {self.what}: nothing to test."
+                f"The gradients jumped at {self.jumps} of {self.epochs} epochs; epochs with {self.what}: "
+                f"{self.alarms}. There is nothing to test."
             )
         verdict = "more than chance gives" if self.p <= 0.05 else "no more than chance gives"
         return (

@@ -220,7 +220,7 @@ def gradient_table(history: History) -> Table:
         )
         for e in epochs
     )  # fmt: skip
-    note = "A jump: at least twice the median of the earlier epochs of the phase, beyond three deviations."
+    note = "A jump: at least twice the median of the five epochs before, beyond three deviations."
     return Table("gradients", "How large the gradients are", columns, rows, note)
 
 
