@@ -369,8 +369,8 @@ FILES = {  # by the file that computes a metric
     "consistency": "cscore.md", "on_parts": "structure.md", "similarity": "cose.md", "stability": "cose.md",
     "localisation": "localise.md", "faithfulness": "insertion-deletion.md", "occlusion": "occlusion.md",
     "robustness": "robustness.md", "sanity": "sanity.md", "margins": "sanity.md", "agreement": "agreement.md",
-    "classifier": "classifier.md", "specificity": "specificity.md", "mosaic": "mosaic.md", "blobs": "localise.md",
-    "mean_maps": "cscore.md", "adversarial": "sanity.md",
+    "classifier": "classifier.md", "specificity": "specificity.md", "mosaic": "mosaic.md",
+    "blobs": "localise.md", "mean_maps": "cscore.md", "adversarial": "sanity.md",
 }  # fmt: skip
 
 

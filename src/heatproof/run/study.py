@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelError
-from heatproof.explain.api import read_methods
+from heatproof.explain.api import explain, read_methods
 from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
@@ -149,6 +149,10 @@ def check_study(opened: Opened) -> dict[str, str]:
         for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
             find_module(model.module, layer)
     count = check_classes(opened, model)
+    with _at("methods"):
+        if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
+            blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+            explain(model, blank, picky, layer=study.model.layer)
     for request in opened.metrics:
         if request.every_class and count > ALL_CLASSES_UP_TO:
             raise InputError(
@@ -264,7 +268,11 @@ def _check_truth(requests: list[MetricRequest], source: Source, targets: str | N
             raise InputError(
                 f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
             )
-        if request.entry.across and "labels" not in needs and (targets or ("label" if source.labelled else "")) == "label":
+        if (
+            request.entry.across
+            and "labels" not in needs
+            and (targets or ("label" if source.labelled else "")) == "label"
+        ):
             raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")
         # From a half up, an image of the gold list is one whose label was predicted, so both maps are one.
         tau = dict(request.options).get("tau", 0.5)
