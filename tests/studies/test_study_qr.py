@@ -20,6 +20,7 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.images.codes import MANIFEST, make_codes
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
+from heatproof.images.edits import EDITS
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.qr import QrSettings
@@ -184,7 +185,8 @@ def test_a_stopped_study_goes_on_and_computes_nothing_twice(
 ) -> None:
     explained: list[tuple[str, str]] = []
     real = Probe.explained
-    whole = (1 + len(DISTORTIONS) * (len(SEVERITIES) - 1)) * len(REGIMES) * 4  # methods, floors among them
+    looks = 1 + len(DISTORTIONS) * (len(SEVERITIES) - 1) + 1 + len(EDITS)  # at codes as they are twice
+    whole = looks * len(REGIMES) * 4  # methods, floors among them
     first_two = len(SEVERITIES) * len(REGIMES) * 4  # codes as they are, and the first distortion
 
     def counting(self: Probe, regime: str, pictures: np.ndarray, methods: Any) -> Any:

@@ -25,14 +25,15 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
     Draws QR codes (or other codes) with exact masks and hard negatives, trains a network in three ways (ZS:
     the head; FT-Struct: the last stage too; FT-LeakMin: with a price on evidence outside the code), explains
     the test codes and scores the maps: mass on finder and timing patterns, leakage, distance, robustness,
-    what happens when a part is occluded, insertion and deletion, speed.
+    what happens when a part is occluded, insertion and deletion, speed; then scenes with two codes and a
+    distractor, and codes one finder of which was removed, moved or swapped.
 
     Without options it is small and takes minutes on two cores. A network without weights of its own first
     learns to tell the negatives apart, so that ZS does not read random features; the page says so.
 
     \b
     Written to the folder --out, which can be left at any moment and taken up by the same command:
-      summary.md      answers, Tables 2 to 6, Figures 4 and 5, published values beside ours
+      summary.md      answers, Tables 2 to 6, Figures 3 to 5, published values beside ours
       data/           codes, negatives and masks
       training/       every training, and weights/ with what came of it
       run/            rows and maps, for heatproof report and serve; subset/, depth/, ablation/ likewise

@@ -62,6 +62,13 @@ class Spot(NamedTuple):
     def columns(self) -> slice:
         return slice(self.left, self.left + self.shape[1] * self.scale)
 
+    @property
+    def plate(self) -> tuple[slice, slice]:
+        """Rows and columns with the quiet zone."""
+        zone = self.quiet * self.scale
+        rows, columns = self.rows, self.columns
+        return slice(rows.start - zone, rows.stop + zone), slice(columns.start - zone, columns.stop + zone)
+
 
 class QRSet(NamedTuple):
     """Pictures, labels (1: a code), masks of the code's parts (empty for negatives), and what was drawn."""
@@ -144,6 +151,19 @@ def draw(
     modules: Modules, frame: tuple[int, int], random: Random, quiet_zones: Sequence[int], photos: Photos = ()
 ) -> tuple[np.ndarray, Spot]:
     """Modules with a quiet zone on a background: "H W 3" uint8, and where they are."""
+    spot, inks = find_spot(modules, frame, random, quiet_zones)
+    picture = background(*frame, random, photos)
+    stamp(picture, modules, spot, inks)
+    return picture.round().astype(np.uint8), spot
+
+
+Inks = tuple[np.ndarray, np.ndarray]  # dark, light
+
+
+def find_spot(
+    modules: Modules, frame: tuple[int, int], random: Random, quiet_zones: Sequence[int]
+) -> tuple[Spot, Inks]:
+    """A place in the frame, whole pixels per module, and two colours, all by chance."""
     quiet = int(random.choice([q for q in quiet_zones if largest_scale(modules.shape, q, frame)]))
     largest = largest_scale(modules.shape, quiet, frame)
     scale = int(random.integers((largest + 1) // 2, largest + 1))
@@ -152,13 +172,16 @@ def draw(
         (side - room(side)) // 2 + int(random.integers(room(side) - long + 1))
         for side, long in zip(frame, plate, strict=True)
     )
-    dark, light = random.uniform(0, 70, 3), random.uniform(185, 255, 3)
-    picture = background(*frame, random, photos)
-    picture[top : top + plate[0], left : left + plate[1]] = light
     rows, columns = modules.shape
     spot = Spot(top + quiet * scale, left + quiet * scale, scale, quiet, (rows, columns))
-    picture[spot.rows, spot.columns][enlarge(modules, scale)] = dark
-    return picture.round().astype(np.uint8), spot
+    return spot, (random.uniform(0, 70, 3), random.uniform(185, 255, 3))
+
+
+def stamp(picture: np.ndarray, modules: Modules, spot: Spot, inks: Inks) -> None:
+    """Print the modules on their plate."""
+    dark, light = inks
+    picture[spot.plate] = light
+    picture[spot.rows, spot.columns][enlarge(modules, spot.scale)] = dark
 
 
 def enlarge(modules: Modules, scale: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from heatproof.report.tables import Cell, Table, Value, cell_text, number
 from heatproof.show import overlay
 from heatproof.store import RunFolder
 from heatproof.studies.qr import tables as paper
+from heatproof.studies.qr.further import further_tables
 from heatproof.studies.qr.results import Results, mean_curves
 from heatproof.studies.qr.tables import apart, backbone_of, flips, ours, over_seeds, tables
 from heatproof.studies.qr.trainings import BASE, depth_name, uses_proxy
@@ -29,7 +30,8 @@ from heatproof.train import DEPTHS, REGIMES
 
 HEADLINES = {
     "table-2": "Structure and speed", "faithfulness": "Insertion and deletion", "table-3": "Robustness",
-    "table-4": "Causality", "table-5": "How deep to fine-tune", "table-6": "The price of leakage",
+    "table-4": "Causality", "axes": "Families of methods", "scenes": "Several codes, edited codes",
+    "table-5": "How deep to fine-tune", "table-6": "The price of leakage",
 }  # fmt: skip
 LEAST_POINTS = 0.01  # of accuracy that FT-LeakMin may cost
 EMPTIED = 0.01  # more all-zero maps than this are said
@@ -43,7 +45,7 @@ Tables = Mapping[str, Table]
 def write(book: Book, results: Sequence[Results]) -> None:
     """Everything, in the order a reader wants it; the first of several seeds is shown in full."""
     first = results[0]
-    every = [tables(one) for one in results]
+    every = [tables(one) | further_tables(one) for one in results]
     main: Tables = every[0]
     if len(results) > 1:
         main = {name: over_seeds([one[name] for one in every]) for name in every[0]}

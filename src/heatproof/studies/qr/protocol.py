@@ -15,6 +15,7 @@ is added later costs only its own maps. Its rows:
 
     bl(rotation=0.25), fmr(...), tmr(...)    of a distorted code; bl(clean=0) of the same code as it is
     drop_finder, drop_timing                 fall of the class's logit without that part; no method
+    scene_codes, edit_leaves(move), ...      several codes in one picture, edited finders (probes.py)
     ms                                       milliseconds to explain one picture, about no image
 
 Time is that of hp.explain() for one method and one picture, with the model's passes: the median of 3 to 15
@@ -39,7 +40,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from heatproof.explain.api import explain
 from heatproof.images import open_source
@@ -54,13 +54,13 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.qr import page, trainings
+from heatproof.studies.qr.probes import CODE, measure_edits, measure_scenes, ready
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
 from heatproof.studies.qr.settings import QrSettings, check, remember
 from heatproof.studies.skeleton import named_run, run_config, study_file
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit
 
-CODE = 1  # the class that is explained
 STRUCTURE = ("structure", "structure_score(variant='mass')")
 CURVES = ("insertion", "deletion")
 MASSES = ("bl", "fmr", "tmr")
@@ -103,11 +103,13 @@ def one_seed(
         plan.name: read_columns(engine_run(settings, folder, seed, plan, progress))
         for plan in engine_runs(settings)
     }
-    measured = Probe(settings, folder, seed, sets.test, progress).measure()
+    probe = Probe(settings, folder, seed, sets.test, progress)
+    measured = probe.measure()
     runs["measured"] = read_columns(measured)
     machine = measured.manifest.machine
     device = machine["cpu"] if machine["device_name"] == "cpu" else machine["device_name"]
-    return Results(settings, seed, trained, runs, device)
+    boxes = probe.codes(settings.test).masks["box"].mean((1, 2)).tolist()
+    return Results(settings, seed, trained, runs, device, dict(zip(probe.ids, boxes, strict=True)))
 
 
 class EngineRun(NamedTuple):
@@ -123,7 +125,8 @@ class EngineRun(NamedTuple):
 def engine_runs(settings: QrSettings) -> Iterator[EngineRun]:
     """The engine's runs of one seed."""
     light = settings.every_method
-    yield EngineRun("run", REGIMES, light)
+    everywhere = (*STRUCTURE, *CURVES) if settings.curves == "all" else STRUCTURE
+    yield EngineRun("run", REGIMES, light, everywhere)
     yield EngineRun("subset", REGIMES, (*light, *settings.heavy), (*STRUCTURE, *CURVES), settings.subset)
     if settings.depth_study:
         yield EngineRun("depth", tuple(map(trainings.depth_name, DEPTHS[2:])), settings.shown)
@@ -203,6 +206,10 @@ class Probe:
         with self.store.lock():
             self.robustness()
             self.causality()
+            if self.settings.scenes:
+                measure_scenes(self, self.settings.scenes)
+            if self.settings.edits:
+                measure_edits(self, self.settings.edits)
             self.speed()
         return self.store
 
@@ -274,16 +281,12 @@ class Probe:
         model = self.models[regime]
         return explain(model, ready(model, pictures), methods, CODE, self.settings.layer, self.seed)
 
-    def rows(self, regime: str, method: str, name: str, found: PerImage, key: str) -> Iterator[Score]:
+    def rows(
+        self, regime: str, method: str, name: str, found: PerImage, key: str, ids: Sequence[str] | None = None
+    ) -> Iterator[Score]:
         reasons = found.reasons(key)
-        for image, value, reason in zip(self.ids, found[key].double().tolist(), reasons, strict=False):
+        for image, value, reason in zip(ids or self.ids, found[key].double().tolist(), reasons, strict=False):
             yield Score(self.settings.model, regime, image, CODE, CODE, method, name, value, reason)
-
-
-def ready(model: Model, pictures: np.ndarray) -> Tensor:
-    """Pictures "n H W 3" uint8 as the network takes them, on its device."""
-    images = torch.from_numpy(np.ascontiguousarray(pictures)).to(model.device).permute(0, 3, 1, 2)
-    return model.preprocess.normalise(images.float() / 255)
 
 
 def milliseconds(work: Callable[[], object]) -> float:

@@ -11,8 +11,8 @@ means of what each code has, and their intervals draw codes all the same:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.stats import rankdata
@@ -63,6 +63,7 @@ class Results:
     trained: Trained
     runs: Mapping[str, Columns]  # run, subset, measured; depth and ablation where they were asked for
     device: str = "cpu"
+    sizes: Mapping[str, float] = field(default_factory=dict)  # share of the picture that each code covers
 
     def column(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> ByImage:
         """From the first of these runs that has it."""
@@ -124,13 +125,45 @@ class Results:
 
     def causality(self, regime: str, method: str, part: str) -> Value:
         """Spearman's rho of the mass on a part with the fall of the logit without it."""
+        return self._rho(*self._causal(regime, method, part))
+
+    def causality_at_size(self, regime: str, method: str, part: str) -> tuple[Value, Value]:
+        """The same among codes of about one size, and with the size of the code taken out (partial).
+
+        Large codes have large parts and lose more without them, which even a random map shows.
+        """
+        first, second = self._causal(regime, method, part)
+        shared = [i for i in first if i in second and i in self.sizes]
+        columns = np.array([(first[i], second[i], self.sizes[i]) for i in shared]).reshape(-1, 3)
+        known = columns[np.isfinite(columns).all(1)]
+        return controlled(known, within_thirds, self.seed), controlled(known, partial_rho, self.seed)
+
+    def edited(self, regime: str, method: str, what: str, kind: str) -> ByImage:
+        """What an edit of a finder did to each code: leaves, arrives, or, without a method, drop."""
+        return self.measured(regime, method, f"edit_{what}({kind})")
+
+    def follows_edit(self, regime: str, method: str, kind: str) -> Value:
+        """Spearman's rho of the mass that leaves with the fall of the logit."""
+        return self._rho(self.edited(regime, method, "leaves", kind), self.edited(regime, "", "drop", kind))
+
+    def empty_share(self, checkpoint: str, method: str) -> float:
+        """Of the maps of all codes."""
+        return self.mean(checkpoint, method, "degenerate").value
+
+    def _causal(self, regime: str, method: str, part: str) -> tuple[ByImage, ByImage]:
         mass = self.column(regime, method, {"finder": "fmr", "timing": "tmr"}[part])
-        return self._rho(mass, self.measured(regime, "", f"drop_{part}"))
+        return mass, self.measured(regime, "", f"drop_{part}")
 
     def agreement(self, regime: str, method: str, metric: str) -> Value:
         """Spearman's rho of the StructureScore with insertion or deletion, over the subset."""
-        pair = (self.column(regime, method, name, ["subset"]) for name in ("structure_score", metric))
+        runs = self.curve_runs
+        pair = (self.column(regime, method, name, runs) for name in ("structure_score", metric))
         return self._rho(*pair)
+
+    @property
+    def curve_runs(self) -> list[str]:
+        """Where insertion and deletion are: on all codes, or on some of them."""
+        return ["run", "subset"] if self.settings.curves == "all" else ["subset"]
 
     def _rho(self, first: ByImage, second: ByImage) -> Value:
         shared = [image for image in first if image in second]
@@ -171,6 +204,36 @@ def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) ->
     lengths = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
     rhos = (centred[0] * centred[1]).sum(1)[lengths > 0] / lengths[lengths > 0]
     return Value(rho, _interval(rhos), len(pairs))
+
+
+def within_thirds(columns: np.ndarray) -> float:
+    """Mean over thirds by the third column of Spearman's rho of the first two, each weighted by its n."""
+    order = np.argsort(columns[:, 2], kind="stable")
+    lots = [columns[lot] for lot in np.array_split(order, 3) if len(lot) >= 3]
+    found = [(_spearman(lot[:, 0], lot[:, 1]), len(lot)) for lot in lots]
+    known = [(rho, n) for rho, n in found if not math.isnan(rho)]
+    return sum(rho * n for rho, n in known) / sum(n for _, n in known) if known else math.nan
+
+
+def partial_rho(columns: np.ndarray) -> float:
+    """Spearman's rho of the first two columns, with the ranks of the third taken out of both."""
+    xy, xz, yz = (_spearman(columns[:, i], columns[:, j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    left = (1 - xz**2) * (1 - yz**2)
+    return (xy - xz * yz) / math.sqrt(left) if left > 1e-12 else math.nan
+
+
+def controlled(columns: np.ndarray, how: Callable[[np.ndarray], float], seed: int = 0) -> Value:
+    """A correlation with a bootstrap interval over its rows."""
+    if len(columns) < 9:
+        return Value(math.nan, None, len(columns))
+    drawn = np.array([how(columns[rows]) for rows in resample(len(columns), 200, seed)])
+    return Value(how(columns), _interval(drawn), len(columns))
+
+
+def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+    a, b = (rankdata(side) - (len(side) + 1) / 2 for side in (x, y))
+    length = math.sqrt(float((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / length if length else math.nan
 
 
 def _interval(draws: np.ndarray) -> tuple[float, float] | None:

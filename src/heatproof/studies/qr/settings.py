@@ -25,7 +25,16 @@ FLOORS = ("random", "edges")
 LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
 MAIN = "eigengradcam"  # what the paper's Tables 5 and 6 and its Figure 4 show
 HEAVY = ("ms-gradcam++", "gradient", "smoothgrad", "integrated-gradients", "scorecam", "lime")
-MAY_CHANGE = ("out", "seeds", "depth_study", "ablation", "figures")  # what is finished stays true
+MAY_CHANGE = (
+    "out",
+    "seeds",
+    "depth_study",
+    "ablation",
+    "figures",
+    "scenes",
+    "edits",
+    "curves",
+)  # what is finished stays true
 MAY_GROW = ("methods", "heavy")
 
 
@@ -59,8 +68,13 @@ class QrSettings(Settings):
         (), 'Scored on the subset only: "lime,rise(masks=500)"; all: all others.', read=calls, shown="none"
     )
     subset: int = option(24, "Codes for insertion, deletion and --heavy.", least=2)
+    curves: str = option(
+        "subset", "Codes for insertion and deletion of --methods; all with --full.", choices=("subset", "all")
+    )
     robust: int = option(32, "Codes that are distorted.", least=2)
     causal: int = option(100, "Codes whose parts are occluded.", least=3)
+    scenes: int = option(24, "Pictures with two codes and a distractor.", least=0)
+    edits: int = option(24, "Codes one finder of which is removed, moved and swapped.", least=0)
     depth_study: bool = option(True, "Table 5 and Figure 4.")
     ablation: bool = option(True, "Table 6.")
     figures: bool = option(True, "Draw them.")
@@ -104,7 +118,8 @@ FULL: dict[str, Any] = {
     "model": "torchvision:resnet50", "size": 224, "train": 600, "test": 300,
     "proxy": 2400, "proxy_epochs": 20, "proxy_lr": 1e-3, "head_lr": 1e-3,
     "epochs": 10, "lr": 1e-4, "schedule": "constant", "amp": True,
-    "heavy": HEAVY, "subset": 32, "robust": 100, "causal": 200, "batch_size": 128,
+    "heavy": HEAVY, "subset": 32, "curves": "all", "scenes": 100, "edits": 100, "robust": 100,
+    "causal": 200, "batch_size": 128,
 }  # fmt: skip
 
 
@@ -118,7 +133,8 @@ def check(settings: QrSettings) -> QrSettings:
 
     if settings.heavy == ("all",):
         named = {name.partition("(")[0] for name in settings.every_method}
-        settings = replace(settings, heavy=tuple(name for name in explainers.names() if name not in named))
+        others = (entry.name for entry in explainers if not entry.only)  # those for any network
+        settings = replace(settings, heavy=tuple(name for name in others if name not in named))
     asked = (*settings.methods, *settings.heavy)
     different = {(r.entry.name, repr(sorted(r.options.items()))) for r in read_methods(asked)}
     if len(different) < len(asked):
@@ -126,7 +142,9 @@ def check(settings: QrSettings) -> QrSettings:
     symbol = find_symbol(settings.symbol)
     versions_that_fit(symbol, None, (settings.size, settings.size))
     find_photos(settings.photos)
-    counts = {name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal")}
+    counts = {
+        name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal", "edits")
+    }
     return replace(settings, device=best_device(settings.device), **counts)
 
 

@@ -66,6 +66,9 @@ def tables(results: Results) -> dict[str, Table]:
     return {table.name: table for table in (make(results) for make in makers)}
 
 
+EMPTY = Column("empty maps", ".1%")
+
+
 def structure_table(results: Results) -> Table:
     def cells(regime: str, method: str) -> Cells:
         masses = (results.mean(regime, method, metric) for metric in MASS_COLUMNS)
@@ -73,7 +76,7 @@ def structure_table(results: Results) -> Table:
         codes = len(results.column(regime, method, "bl"))
         return *masses, results.milliseconds(regime, method), empty, results.accuracy(regime), codes
 
-    rest = (less("ms/image", ".2f"), Column("empty maps"), Column("accuracy"), Column("n"))
+    rest = (less("ms/image", ".2f"), EMPTY, Column("accuracy"), Column("n"))
     backbone = backbone_of(results.settings.model)
     note = (
         "Codes only, explained class: code. n: codes; an all-zero map has no mass and counts as empty. "
@@ -83,7 +86,7 @@ def structure_table(results: Results) -> Table:
     for lot in results.twins():
         note += f" The same maps here, up to rounding: {', '.join(lot)}."
     rows = by_regime(results.settings.listed, cells) + published(f"paper, {backbone}", TABLE_2[backbone])
-    return _table(
+    return qr_table(
         "table-2", "Table 2: structure and speed", (*BY_REGIME, *MASS_COLUMNS.values(), *rest), rows, note
     )
 
@@ -104,29 +107,31 @@ def coverage_table(results: Results) -> Table:
     )
     rows = by_regime(
         results.settings.listed,
-        lambda regime, method: tuple(results.mean(regime, method, name) for name in columns),
-    )
+        lambda regime, method: (
+            *(results.mean(regime, method, name) for name in columns), results.empty_share(regime, method)
+        ),
+    )  # fmt: skip
     title = "Table 2, continued: coverage and StructureScore"
     every = rows + published(f"paper, {backbone}", scores)
-    return _table("coverage", title, (*BY_REGIME, *columns.values()), every, note)
+    return qr_table("coverage", title, (*BY_REGIME, *columns.values(), EMPTY), every, note)
 
 
 def faithfulness_table(results: Results) -> Table:
     def cells(regime: str, method: str) -> Cells:
-        areas = [results.mean(regime, method, name, ["subset"]) for name in ("insertion", "deletion")]
+        areas = [results.mean(regime, method, name, results.curve_runs) for name in ("insertion", "deletion")]
         rhos = [results.agreement(regime, method, name) for name in ("insertion", "deletion")]
-        return *areas, *rhos, areas[0].n
+        return *areas, *rhos, results.empty_share(regime, method), areas[0].n
 
     columns = (
         more("insertion"), less("deletion"), Column("rho(score, insertion)", "+.3f"),
-        Column("rho(score, deletion)", "+.3f"), Column("n"),
+        Column("rho(score, deletion)", "+.3f"), EMPTY, Column("n"),
     )  # fmt: skip
     note = (
         "Probability of the class, blurred baseline, 100 steps. rho: Spearman, over codes, of the "
         "StructureScore with the area; both agree where it is positive for insertion, negative for deletion."
     )
     rows = by_regime(results.settings.listed, cells)
-    return _table("faithfulness", "Insertion and deletion", (*BY_REGIME, *columns), rows, note)
+    return qr_table("faithfulness", "Insertion and deletion", (*BY_REGIME, *columns), rows, note)
 
 
 def robustness_table(results: Results) -> Table:
@@ -135,7 +140,7 @@ def robustness_table(results: Results) -> Table:
         return *values, results.empty(regime, method), values[0].n
 
     columns = (
-        less("BL slope", "+.3f"), more("FMR-AURC"), more("TMR-AURC"), Column("empty maps"), Column("n"),
+        less("BL slope", "+.3f"), more("FMR-AURC"), more("TMR-AURC"), EMPTY, Column("n"),
     )  # fmt: skip
     note = (
         f"Over {', '.join(DISTORTIONS).replace('_', ' ')}, severities 0 to 1; masks are distorted with the "
@@ -144,14 +149,18 @@ def robustness_table(results: Results) -> Table:
         "severity does not count, so that many empty maps make a slope look better than it is."
     )
     rows = by_regime(results.settings.light, cells) + published("paper", TABLE_3)
-    return _table("table-3", "Table 3: robustness", (*BY_REGIME, *columns), rows, note)
+    return qr_table("table-3", "Table 3: robustness", (*BY_REGIME, *columns), rows, note)
 
 
 def distortion_table(results: Results) -> Table:
-    columns = (less(kind.replace("_", " "), "+.3f") for kind in DISTORTIONS)
-    rows = by_regime(results.settings.light, results.slopes)
+    columns = (*(less(kind.replace("_", " "), "+.3f") for kind in DISTORTIONS), EMPTY)
+
+    def cells(regime: str, method: str) -> Cells:
+        return *results.slopes(regime, method), results.empty(regime, method)
+
+    rows = by_regime(results.settings.light, cells)
     title = "Table 3, by distortion: growth of BL with severity"
-    return _table("distortions", title, (*BY_REGIME, *columns), rows)
+    return qr_table("distortions", title, (*BY_REGIME, *columns), rows)
 
 
 def causal_table(results: Results) -> Table:
@@ -162,50 +171,56 @@ def causal_table(results: Results) -> Table:
 
     def cells(regime: str, method: str) -> Cells:
         rhos = [results.causality(regime, method, part) for part in parts]
-        return *rhos, *drops[regime], rhos[0].n
+        apart = [value for part in parts for value in results.causality_at_size(regime, method, part)]
+        return *rhos, *apart, *drops[regime], results.empty_share(regime, method), rhos[0].n
 
     columns = (
         more("rho(FMR, drop without finder)", "+.3f"), more("rho(TMR, drop without timing)", "+.3f"),
-        Column("drop without finder"), Column("drop without timing"), Column("n"),
+        *(more(f"{part}, {how}", "+.3f") for part in parts for how in ("one size", "size taken out")),
+        Column("drop without finder"), Column("drop without timing"), EMPTY, Column("n"),
     )  # fmt: skip
     note = (
-        "Spearman over codes; drop: of the class's logit when the part's pixels are blurred away (sigma 10)."
+        "Spearman over codes; drop: of the class's logit when the part's pixels are blurred away (sigma 10). "
+        "Pooled over codes it is confounded: large codes have large parts and lose more without them, which "
+        "a random map shows too. One size: mean over three thirds by size; size taken out: partial."
     )
     rows = by_regime(results.settings.light, cells) + published("paper", TABLE_4)
     title = "Table 4: does mass on a part go with what the part means?"
-    return _table("table-4", title, (*BY_REGIME, *columns), rows, note)
+    return qr_table("table-4", title, (*BY_REGIME, *columns), rows, note)
 
 
 def depth_table(results: Results) -> Table:
     columns = (
         Column("source"), Column("trained"), Column("method"), *MASS_COLUMNS.values(),
-        Column("% of parameters", ".1f"), Column("accuracy"),
+        Column("% of parameters", ".1f"), Column("accuracy"), EMPTY,
     )  # fmt: skip
     rows: list[Cells] = []
     for method in results.settings.shown:
         for depth in DEPTHS:
             name, share = depth_name(depth), 100 * results.trained.shares[depth]
             masses = (results.mean(name, method, metric) for metric in MASS_COLUMNS)
-            rows.append((OURS, depth, method, *masses, share, results.accuracy(name)))
+            rest = results.accuracy(name), results.empty_share(name, method)
+            rows.append((OURS, depth, method, *masses, share, *rest))
     rows += [("paper, ResNet-50", depth, "eigengradcam", *numbers) for depth, numbers in TABLE_5.items()]
     note = "Of parameters the paper says: less than 0.1, about 40, about 75 and 100 per cent."
-    return _table("table-5", "Table 5: how deep to fine-tune (cross-entropy)", columns, rows, note)
+    return qr_table("table-5", "Table 5: how deep to fine-tune (cross-entropy)", columns, rows, note)
 
 
 def ablation_table(results: Results) -> Table:
     columns = (
         Column("source"), Column("method"), Column("lambda", ".2f"), Column("alpha", ".2f"),
-        *(MASS_COLUMNS[mass] for mass in ("bl", "fmr", "tmr")), more("accuracy"),
+        *(MASS_COLUMNS[mass] for mass in ("bl", "fmr", "tmr")), more("accuracy"), EMPTY,
     )  # fmt: skip
     rows: list[Cells] = []
     for method in results.settings.shown:
         for lam, alpha in ablation_grid():
             name = cell_name(results.settings, lam, alpha)
             masses = (results.mean(name, method, metric) for metric in ("bl", "fmr", "tmr"))
-            rows.append((OURS, method, lam, alpha, *masses, results.accuracy(name)))
+            rest = results.accuracy(name), results.empty_share(name, method)
+            rows.append((OURS, method, lam, alpha, *masses, *rest))
     rows += [("paper, ResNet-50", "not named", *cell, *numbers) for cell, numbers in TABLE_6.items()]
     note = "lambda 0 is FT-Struct, whatever alpha is. The paper's table is on another scale than its Table 2."
-    return _table("table-6", "Table 6: the price of leakage and the pull inside", columns, rows, note)
+    return qr_table("table-6", "Table 6: the price of leakage and the pull inside", columns, rows, note)
 
 
 def by_regime(methods: Sequence[str], cells: Callable[[str, str], Iterable[Cell]]) -> list[Cells]:
@@ -218,7 +233,9 @@ def published(source: str, numbers: Mapping[str, Mapping[str, Sequence[Cell]]]) 
     return [(source, regime, m, *cells) for regime in REGIMES for m, cells in numbers[regime].items()]
 
 
-def _table(name: str, title: str, columns: Sequence[Column], rows: Sequence[Cells], note: str = "") -> Table:
+def qr_table(
+    name: str, title: str, columns: Sequence[Column], rows: Sequence[Cells], note: str = ""
+) -> Table:
     """Rows end in empty cells where the paper says nothing; floors and the paper do not compete."""
     place = [column.name for column in columns].index("method")
     out = frozenset(i for i, row in enumerate(rows) if row[0] != OURS or is_floor(str(row[place])))
