@@ -65,16 +65,9 @@ Look = Callable[
     ),
 )  # fmt: skip
 def adversarial_fragility(
-    methods: Methods = "gradcam",
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    epsilon: float = 2 / 255,
-    steps: int = 10,
-    layer: Layers = None,
-    seed: int = 0,
-    **passes: Unpack[Passes],
-) -> dict[str, PerImage]:
+    methods: Methods = "gradcam", *, model: Model | nn.Module, images: Images, epsilon: float = 2 / 255,
+    steps: int = 10, layer: Layers = None, seed: int = 0, **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
     """Similarity of maps of the predicted class under a searched change that leaves the prediction as it is.
 
     Args:
@@ -102,7 +95,7 @@ def adversarial_fragility(
     return {call.text: result[call.text] for call in calls}
 
 
-class Found(NamedTuple):
+class Searched(NamedTuple):
     """The least alike pictures that were found, and where there is one that keeps the prediction."""
 
     pictures: Tensor
@@ -110,7 +103,13 @@ class Found(NamedTuple):
 
 
 def _scored(
-    model: Model, pictures: Tensor, found: Found, names: list[str], layer: Layers, seed: int, passes: Passes
+    model: Model,
+    pictures: Tensor,
+    found: Searched,
+    names: list[str],
+    layer: Layers,
+    seed: int,
+    passes: Passes,
 ) -> dict[str, PerImage]:
     before = explain(model, pictures, names, layer=layer, seed=seed, **passes)
     after = explain(model, found.pictures, names, layer=layer, seed=seed, **passes)
@@ -126,15 +125,15 @@ def _scored(
 
 def _search(
     model: Model, pictures: Tensor, layer: str | None, epsilon: float, steps: int, seed: int, passes: Passes
-) -> Found:
+) -> Searched:
     """Sign-gradient steps, each picture on its own, the best of those that keep the prediction kept."""
     reach = (epsilon * _picture_range(model, pictures)).expand_as(pictures)
     signs = np.random.default_rng((seed, 0)).integers(0, 2, pictures.shape[1:]) * 2 - 1
     noise = torch.from_numpy(signs).to(pictures)
     look: Look = partial(_gradient, model) if layer is None else partial(_cam, model, layer)
-    parts: list[Found] = []
+    parts: list[Searched] = []
 
-    def work(start: int, stop: int) -> Found:
+    def work(start: int, stop: int) -> Searched:
         images, ball = pictures[start:stop], reach[start:stop]
         with torch.no_grad():
             answers = predicted(model.forward(model.ready(images)))
@@ -147,12 +146,12 @@ def _search(
         Queue(model, size, passes.get("batch_size"), passes.get("progress")).each(
             len(pictures), work, parts.append
         )
-    return Found(torch.cat([part.pictures for part in parts]), torch.cat([part.kept for part in parts]))
+    return Searched(torch.cat([part.pictures for part in parts]), torch.cat([part.kept for part in parts]))
 
 
 def _steps(
     look: Look, images: Tensor, original: Tensor, answers: Tensor, ball: Tensor, start: Tensor, steps: int
-) -> Found:
+) -> Searched:
     change, tried = torch.zeros_like(start), start
     downhill = start.sign()
     stride = 2.5 * ball / steps
@@ -168,7 +167,7 @@ def _steps(
         change[held], downhill[held] = tried[held], -slope.sign()[held].to(downhill)
         stride = torch.where(held[:, None, None, None], stride, stride / 2)
         tried = torch.maximum(torch.minimum(change + stride * downhill, ball), -ball)
-    return Found(best, lowest < torch.inf)
+    return Searched(best, lowest < torch.inf)
 
 
 def _layer(model: Model, pictures: Tensor, layer: Layers) -> str | None:
