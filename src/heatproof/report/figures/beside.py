@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from heatproof.report.figures import COLOURS, drawing
-from heatproof.report.figures.cscore import defined, labels, line, methods, named, place
+from heatproof.report.figures.cscore import defined, labels, line, methods, named, place, shaded
 from heatproof.verdict.trajectory import Trajectory
 
 
@@ -42,15 +42,8 @@ def end_scores(runs: Mapping[str, Trajectory], ends: Mapping[str, tuple[str, str
             for j, (name, run) in enumerate(runs.items()):
                 found = named(run, ends[name][side]).methods
                 table[:, j] = [found[m].overall.value if m in found else math.nan for m in every]
-            image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+            image = shaded(axes, table, every, ("end of the first phase", "end of the second phase")[side])
             axes.set_xticks(range(len(runs)), list(runs), fontsize=8, rotation=20, ha="right")
-            axes.set_yticks(range(len(every)), every, fontsize=8)
-            axes.set_title(("end of the first phase", "end of the second phase")[side], fontsize=9)
-            axes.grid(False)
-            for (i, j), value in np.ndenumerate(table):
-                text = "–" if math.isnan(value) else f"{value:.2f}"
-                axes.text(j, i, text, ha="center", va="center", fontsize=8,
-                          color="white" if value <= 0.6 else "black")  # fmt: skip
         figure.colorbar(image, ax=grid.tolist(), label="C-Score")
         yield figure
 

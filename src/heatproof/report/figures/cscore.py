@@ -89,17 +89,23 @@ def ends(run: Trajectory, names: Sequence[str]) -> Iterator[Any]:
     with drawing(3.6 * len(chosen) + 0.8, 3.2, 1, len(chosen), squeeze=False, sharey=True) as (figure, grid):
         for axes, checkpoint in zip(grid[0], chosen, strict=True):
             table, columns = score_table(run, checkpoint)
-            image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+            image = shaded(axes, table, methods(run), f"{checkpoint.name}, AUC {checkpoint.auc:.3f}")
             axes.set_xticks(range(len(columns)), columns, fontsize=8)
-            axes.set_yticks(range(len(methods(run))), methods(run), fontsize=8)
-            axes.set_title(f"{checkpoint.name}, AUC {checkpoint.auc:.3f}", fontsize=9)
-            axes.grid(False)
-            for (i, j), value in np.ndenumerate(table):
-                text = "–" if math.isnan(value) else f"{value:.2f}"
-                axes.text(j, i, text, ha="center", va="center", fontsize=8,
-                          color="white" if value <= 0.6 else "black")  # fmt: skip
         figure.colorbar(image, ax=grid[0].tolist(), label="C-Score")
         yield figure
+
+
+def shaded(axes: Any, table: np.ndarray, rows: Sequence[str], title: str) -> Any:
+    """Scores as colours with their numbers; the image, for a colour bar."""
+    image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_title(title, fontsize=9)
+    axes.grid(False)
+    for (i, j), value in np.ndenumerate(table):
+        text = "–" if math.isnan(value) else f"{value:.2f}"
+        colour = "white" if value <= 0.6 else "black"
+        axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
+    return image
 
 
 @contextmanager
