@@ -48,6 +48,27 @@ def seed_table(audits: dict[int, Audit]) -> str:
     return Table("seeds", title, tuple(map(Column, columns)), tuple(rows), marked=False).markdown()
 
 
+def story_table(audits: dict[int, Audit]) -> str:
+    """What the verdict says of the healthy network, and what shows of the cheating one, a row per seed."""
+    rows = []
+    for seed, audit in audits.items():
+        answers = [one.follows for one in audit.verdict.methods]
+        twin, by = audit.twin, audit.twin.methods
+        first = twin.albums["A"].groups[0]
+        flips = [f"{round(f.share * f.n)} of {f.n}" for f in twin.point.planting]
+        told = [f"{len(by[kind])} of {len(answers)}" for kind in ("show", "tell", "neither")]
+        album = f"{first.changed} of {first.n}"
+        follows = f"{answers.count('yes')} of {len(answers)}"
+        rows.append((str(seed), audit.verdict.headline, follows, *flips, *told, album))
+    columns = (
+        "seed", "verdict on the healthy network", "methods that follow", "tag turns A", "tag turns B",
+        "methods that show the tag", "that tell in numbers only", "that do neither",
+        "painting over the first group of A's album changes",
+    )  # fmt: skip
+    title = "The verdict and the cheating twin"
+    return Table("stories", title, tuple(map(Column, columns)), tuple(rows), marked=False).markdown()
+
+
 def method_table(audit: Audit) -> str:
     """What the verdict, without the truth, and the contrast test, with it, say of each method."""
     rows = []
@@ -102,7 +123,7 @@ def main(folders: list[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     parts = {"printed": printed(audits[0]), "methods": method_table(audits[0])}
     if len(audits) > 1:
-        parts["seeds"] = seed_table(audits)
+        parts |= {"seeds": seed_table(audits), "stories": story_table(audits)}
     for mark, content in parts.items():
         text = put(text, mark, content)
     PAGE.write_text(text, encoding="utf-8")

@@ -152,7 +152,7 @@ def test_blank_maps_count_only_where_a_method_that_follows_shows_something(tmp_p
     beside = verdict_on(tmp_path / "beside", blank_first(65, ["layercam"]), blank=silent)
     assert [m.follows for m in beside.methods] == ["yes", "undecided", "yes"]
     assert beside.methods[1].note == (
-        "it follows where it shows something, which it mostly does not: name another layer; "
+        "it follows where it shows something, but mostly it does not: another layer may show more; "
         "65% of its maps are blank: 65% where another method that follows shows something"
     )
     others = dict.fromkeys(REAL, 65)

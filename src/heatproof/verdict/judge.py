@@ -74,7 +74,9 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         elif answer == "undecided" and not all(names):
             told.append(_missing(data))
         elif m in silent:
-            told.append("it follows where it shows something, which it mostly does not: name another layer")
+            told.append(
+                "it follows where it shows something, but mostly it does not: another layer may show more"
+            )
         elif answer == "undecided":
             n = min(int(np.isfinite(column).sum()) for column in values[m])
             told.append(_would_decide(n, bool(notes), sides is None))
