@@ -79,7 +79,9 @@ def audit(name: str, precision: str, size: Size, device: str) -> list[Row]:
         before = _bare_ms(model, device)
         began = time.perf_counter()
         with profiling() as profiler:
-            run_study(folder / "study.toml", folder / "run")
+            result = run_study(folder / "study.toml", folder / "run")
+        if result.stopped:
+            raise KeyboardInterrupt
         wall = (time.perf_counter() - began) * 1e3
         after = _bare_ms(model, device)
     forward, backward, batch = ((a + b) / 2 for a, b in zip(before, after, strict=True))

@@ -37,7 +37,8 @@ def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
         number = count()
 
         def run(study: str) -> None:
-            run_study(folder / study, folder / f"run{next(number)}")
+            if run_study(folder / study, folder / f"run{next(number)}").stopped:
+                raise KeyboardInterrupt
 
         source = open_source("folder", folder / "pictures")
         contenders: dict[str, Callable[[], object]] = {
