@@ -84,7 +84,10 @@ def trajectories(data: RunData) -> Section:
         top = max((norm for norm in norms if math.isfinite(norm)), default=1.0) * 1.05
         line = Line("norm", list(enumerate(norms)))
         panels.append(
-            ("gradients", LinePanel("Norm of the gradients by checkpoint", [line], ends, (0.0, top)))
+            (
+                "norm of the gradients",
+                LinePanel("Norm of the gradients by checkpoint", [line], ends, (0.0, top)),
+            )
         )
         rows += [["norm of the gradients", *map(number, norms)]]
     content = {
