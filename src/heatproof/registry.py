@@ -82,6 +82,9 @@ class Explainer(Entry):
     card: Card = field(default_factory=Card)
     cost: str = ""  # per image, where neither `needs` nor an option says it
     only: str = ""  # "cnn" or "transformer", where it refuses other networks
+    enough: Mapping[str, int] = field(
+        default_factory=dict
+    )  # repetitions at which maps rank as at full length
 
     def __call__(self, function: Function) -> Function:
         explainers.add(replace(self, function=function))

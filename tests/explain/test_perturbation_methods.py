@@ -202,7 +202,7 @@ def test_lime_is_the_lime_package(name: str, kind: str) -> None:
     }
     net, target, samples = builders[name]().eval(), 3, 60
     images = some_images(2, (32, 32))
-    method = f"lime(samples={samples}, segments='{kind}')"
+    method = f"lime(samples={samples}, segments='{kind}', form='published')"
     maps = explain(net, images, [method], targets=target, seed=4)[method]
     cut = segments_of(as_model(net), images, kind, seed=4)
     for i, image in enumerate(images):
@@ -244,9 +244,9 @@ def test_rise_masks_are_the_papers() -> None:
     torch.testing.assert_close(masks(0, 40), torch.cat([masks(0, 13), masks(13, 40)]))
 
 
-def test_rise_is_its_slow_twin() -> None:
+def test_rise_as_published_is_its_slow_twin() -> None:
     net, images = small_net(), some_images(2, (28, 21))
-    maps = explain(net, images, "rise(masks=50, p=0.4)", targets=2, seed=9)["rise(masks=50, p=0.4)"]
+    (maps,) = explain(net, images, ["rise(masks=50, p=0.4, form='published')"], targets=2, seed=9).values()
     masks = Masks((28, 21), 50, 7, 0.4, seed=9, device=torch.device("cpu"))(0, 50).double()
     net = net.double()
     for i, image in enumerate(images.double()):

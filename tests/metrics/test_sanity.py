@@ -222,6 +222,31 @@ def test_batch_size_and_order_do_not_matter(cnn: nn.Sequential, images: Tensor, 
     assert torch.allclose(whole, scores(images.flip(0), 3).flip(0), atol=1e-4)
 
 
+def test_methods_that_repeat_a_pass_do_so_less_often_where_they_are_compared_with_themselves(
+    images: Tensor,
+) -> None:
+    net = small_cnn().eval()
+    often = ["smoothgrad(samples=40)", "smoothgrad(samples=3)"]
+    checks = {
+        "randomisation": lambda **o: parameter_randomisation(
+            often, model=net, images=images[:1], depths=1, **o
+        ),
+        "fragility": lambda **o: fragility(often, model=net, images=images[:1], draws=1, **o),
+        "input_shift": lambda **o: input_shift(often, model=net, images=images[:1], **o),
+    }
+    for name, check in checks.items():
+        counts = {}
+        for budget in ("enough", "full"):
+            seen: list[int] = []
+            found = check(budget=budget, progress=seen.append)
+            found = found.mean() if name == "randomisation" else found
+            assert list(found) == often
+            counts[budget] = sum(seen)
+        assert (counts["enough"], counts["full"]) == (2 * (1 + 25 + 3), 2 * (1 + 40 + 3)), name
+    with pytest.raises(InputError, match="'enough' or 'full'"):
+        fragility("gradcam", model=net, images=images, budget="half")
+
+
 def test_margins_are_paired_and_bootstrapped() -> None:
     rng = np.random.default_rng(0)
     scores = {name: rng.normal(at, 1, 40) for name, at in (("gradcam", 1.0), ("edges", 0.2), ("random", 0.0))}

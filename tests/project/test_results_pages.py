@@ -17,10 +17,12 @@ from claims.cose import cose
 from claims.cscore import cscore
 from claims.front import front
 from claims.localise import localise
+from claims.passes import passes
+from claims.precision import precision
 from claims.qr import qr
 from claims.speed import speed
 
-PAGES = [front(), calibration(), cose(), cscore(), localise(), qr(), speed()]
+PAGES = [front(), calibration(), cose(), cscore(), localise(), passes(), qr(), speed(), precision()]
 
 NAME = re.compile(r"[A-Za-z][A-Za-z-]*[/-]?\d+")  # ResNet-50, ViT-Ti/16, H200, fp32: no measurement
 YEAR = re.compile(r"\b(19|20)\d\d\b")

@@ -84,7 +84,8 @@ def test_a_study_by_another_similarity(place: Path, found: Any) -> None:
 
 def test_the_authors_settings() -> None:
     told = as_the_authors(settings(methods=("gradcam", "lime(samples=9)", "smoothgrad")))
-    assert told.methods == ("gradcam", "lime(segments='quickshift', samples=9)", "smoothgrad(squared=True)")
+    lime = "lime(segments='quickshift', form='published', samples=9)"
+    assert told.methods == ("gradcam", lime, "smoothgrad(squared=True)")
     assert told.require_correct
 
 

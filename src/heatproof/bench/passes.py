@@ -8,8 +8,7 @@ with resnet20.safetensors and cifar10.npz, and weights/squeezenet1_1.pt. Long ma
     maps      each method that repeats a pass, in its forms, against a map of 16 times the old length that
               shares no draw with any of them: Spearman's correlation of the pixels, and the root mean squared
               difference of their ranks, from 0 to 1
-    reduced   the same methods cut down, against themselves at full length, on the trained and on an untrained
-              network: what randomisation and fragility may run them at
+    reduced   randomisation and fragility, with methods that repeat a pass at full length and cut down
     curves    areas of insertion and deletion, exact and as a run walks them
     audit     inputs of the standard audit for each picture, counted on a small network, before and after
 """
@@ -17,10 +16,11 @@ with resnet20.safetensors and cifar10.npz, and weights/squeezenet1_1.pt. Long ma
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -28,22 +28,27 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from heatproof.bench.audit import FULL, standard_metrics
 from heatproof.bench.common import Row, cost, side_by_side
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.faithfulness import DECIDED, insertion_deletion
+from heatproof.metrics.kit import PerImage
+from heatproof.metrics.sanity import fragility, parameter_randomisation
+from heatproof.metrics.scene import Scene
 from heatproof.models import load_model
 from heatproof.models.model import Model
-from heatproof.models.random_weights import untrained_copy
-from heatproof.registry import explainers, parse_call
+from heatproof.registry import explainers, metrics, parse_call
+from heatproof.run.measure import measure
+from heatproof.types import Batch
 
 LONGER, FAR = 16, 999  # how much, and the seed of the longer run
 SIDE = 128  # of photographs: a quarter of the work of 224 pixels, and the networks still answer
 PHOTOGRAPHS = ("chelsea", "coffee", "rocket")  # of scikit-image
 OLD = {"rise": "rise(masks=4000, form='published')", "lime": "lime(samples=1000, form='published')"}
 STEPS_TO_NEW = {  # what each idea is worth, at the new length
-    "rise": ("rise(masks=896, form='published')", "rise(masks=896, form='centred')"),
+    "rise": ("rise(masks=1000, form='published')", "rise(masks=1000, form='centred')"),
     "lime": ("lime(samples=250, form='published')", "lime(samples=250, form='paired')"),
 }
 NEW = {"rise": "rise(masks=896, form='paired')", "lime": "lime(samples=250, form='designed')"}
@@ -54,11 +59,8 @@ SAME = {  # forms that stay: their own length, and a longer one
     "blur-ig": ("blur-ig(steps=100)", "blur-ig(steps=1600)"),
     "scorecam": ("scorecam(channels=32)", "scorecam(channels='all')"),
 }
-CUT = {  # shares of the default that are tried
-    "rise": ("masks", 896), "lime": ("samples", 250), "smoothgrad": ("samples", 50),
-    "integrated-gradients": ("steps", 50), "blur-ig": ("steps", 100), "guided-ig": ("steps", 200),
-}  # fmt: skip
-SHARES = (2, 4)
+REPEATING = ("lime", "integrated-gradients", "smoothgrad")
+CHECKED = ("gradcam", "gradient", *REPEATING)
 CURVED = ("gradcam", "layercam", "gradient", "random", "edges")
 Cells = dict[str, object]
 
@@ -147,19 +149,23 @@ def map_rows(subject: Subject, i: int, methods: Sequence[str], kept: Path) -> It
             }  # fmt: skip
 
 
-def reduced_rows(subject: Subject, i: int) -> Iterator[Cells]:
-    """Methods cut down against themselves, on the trained and on an untrained network."""
-    networks = {"trained": subject.model, "untrained": untrained_copy(subject.model, subject.images, 0)}
-    for weights, model in networks.items():
-        for name, (option, full) in CUT.items():
-            whole = subject.map_of(f"{name}({option}={full})", i, model=model)
-            for share in SHARES:
-                fewer = f"{name}({option}={full // share})"
-                rank, rmse = closeness(subject.map_of(fewer, i, model=model), whole)
-                yield {
-                    "network": subject.model.name, "picture": subject.pictures[i], "weights": weights,
-                    "method": name, "full": full, "inputs": full // share, "rank": rank, "rmse": rmse,
-                }  # fmt: skip
+def reduced_rows(subject: Subject, count: int) -> Iterator[Cells]:
+    """Scores of checks that compare a method with itself, by the repetitions that are enough and by all."""
+    shown: dict[str, Any] = {"model": subject.model, "images": subject.images[:count]}
+    checks: dict[str, Callable[[str], Mapping[str, PerImage]]] = {
+        "randomisation": lambda b: parameter_randomisation(CHECKED, budget=b, depths=3, **shown).mean(),
+        "fragility": lambda b: fragility(CHECKED, budget=b, draws=1, **shown),
+    }
+    for check, scores in checks.items():
+        full, enough = scores("full"), scores("enough")
+        for method in CHECKED:
+            for kind in ("ssim", "spearman"):
+                pairs = zip(full[method][kind].tolist(), enough[method][kind].tolist(), strict=True)
+                for picture, (one, other) in zip(subject.pictures, pairs, strict=False):
+                    yield {
+                        "network": subject.model.name, "picture": picture, "check": f"{check}_{kind}",
+                        "method": method, "full": one, "enough": other,
+                    }  # fmt: skip
 
 
 def curve_rows(subject: Subject) -> Iterator[Cells]:
@@ -178,6 +184,47 @@ def curve_rows(subject: Subject) -> Iterator[Cells]:
                 "error": float(walked[method].insertion_error[i]),
                 "points": int(walked[method].points[i]), "of": int(exact[method].points[i]),
             }  # fmt: skip
+
+
+def audit_rows() -> Iterator[Cells]:
+    """Inputs of each part of the standard audit for one picture: as they were, and at most as they are.
+
+    Counts depend on no weights, but for walks along curves: of those the longest is counted, a third.
+    """
+    torch.manual_seed(0)
+    deep = [torch.nn.Linear(8, 8) for _ in range(7)]  # ten modules with weights, for ten depths
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, 2), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, 2), torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), *deep, torch.nn.Linear(8, 3),
+    ).eval()  # fmt: skip
+    model, picture = Model(network, "small", Preprocess((48, 48), 48)), _smooth((48, 48))
+    full = dict.fromkeys(("randomisation", "fragility", "input_shift"), "budget='full'")
+    was = full | {"insertion": "adaptive=False"}
+    now = {"insertion": "adaptive=True"}
+    for when, forms, options in (("before", OLD, was), ("after", {}, now)):
+        counts: dict[str, int] = {}
+        part = "maps"
+
+        def passed(inputs: int) -> None:
+            counts[part] = counts.get(part, 0) + inputs  # noqa: B023
+
+        methods = [forms.get(name, name) for name in FULL]
+        maps = explain(model, picture, methods, progress=passed)
+        targets = next(iter(maps.values())).explained
+        scene = Scene(model, Batch(("picture",), picture), maps, targets, passed=passed)
+        for text in standard_metrics(small=False):
+            entry = metrics.get(text)
+            if (
+                entry.level == "image" and "model" in entry.needs and text != "deletion"
+            ):  # comes with insertion
+                part = text
+                measure([f"{text}({options[text]})" if text in options else text], scene)
+        yield from ({"part": name, "when": when, "inputs": n} for name, n in counts.items())
+
+
+def _smooth(size: tuple[int, int]) -> Tensor:
+    coarse = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.interpolate(coarse, size=size, mode="bilinear")
 
 
 def _kept(path: Path, make: partial[Tensor]) -> Tensor:
@@ -232,22 +279,21 @@ def main(out: Path, data: Path, kept: Path | None, part: tuple[str, ...]) -> Non
     out.mkdir(parents=True, exist_ok=True)
     small, kept = cifar("resnet20", data / "cifar10"), kept or out / "long"
     squeeze = photographs("torchvision:squeezenet1_1", data / "weights" / "squeezenet1_1.pt")
-    lite = photographs("lite0")
 
     def maps() -> Iterator[Cells]:
-        for subject, i in ((small, 0), (squeeze, 0), (small, 1), (lite, 0)):
-            yield from map_rows(subject, i, tuple(LONG), kept)
+        for i in range(2):
+            yield from map_rows(small, i, tuple(LONG), kept)
         yield from map_rows(small, 0, tuple(SAME), kept)
+        yield from map_rows(squeeze, 0, ("rise",), kept)
 
     def reduced() -> Iterator[Cells]:
-        for subject, i in ((small, 0), (small, 1)):
-            yield from reduced_rows(subject, i)
+        return reduced_rows(small, 4)
 
     def curves() -> Iterator[Cells]:
         yield from curve_rows(small)
         yield from curve_rows(squeeze)
 
-    for name, make in {"maps": maps, "reduced": reduced, "curves": curves}.items():
+    for name, make in {"audit": audit_rows, "reduced": reduced, "curves": curves, "maps": maps}.items():
         if not part or name in part:
             _write(out / f"{name}.csv", make())
 

@@ -98,7 +98,7 @@ def gradient_x_input(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient * working_images(trace))
 
 
-@explainer("smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD)
+@explainer("smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD, enough={"samples": 25})
 def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
     """The mean gradient at noisy copies of the image.
 
@@ -118,7 +118,13 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     return over_channels(sum_of_gradients(trace, samples, visit, power=2 if squared else 1))
 
 
-@explainer("integrated-gradients", cite="sundararajan2017ig", aliases=("ig",), card=GRADIENT_CARD)
+@explainer(
+    "integrated-gradients",
+    cite="sundararajan2017ig",
+    aliases=("ig",),
+    card=GRADIENT_CARD,
+    enough={"steps": 13},
+)
 def integrated_gradients(
     trace: Trace, *, steps: int = 50, baseline: str = "zero", rule: str = "gauss-legendre"
 ) -> Signed:

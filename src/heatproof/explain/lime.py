@@ -53,6 +53,7 @@ FIRST, CEILING = 250, 1000  # of "auto"; the last are the samples of the lime pa
         sign="signed weights; negatives are clipped when the map is normalised",
         resize="none: segments are painted at the image's size",
     ),
+    enough={"samples": 375},
 )
 def lime(
     trace: Trace,
@@ -61,7 +62,7 @@ def lime(
     segments: str = "slic",
     segment_count: int = 100,
     compactness: float = 10.0,
-    form: str = "published",
+    form: str = "designed",
     bound: float = BOUND,
 ) -> Estimate:
     """Segments weighted by a linear model of the class's probability.

@@ -54,7 +54,7 @@ def rise(
     masks: int | str = 4000,
     grid: int = 7,
     p: float = 0.5,
-    form: str = "published",
+    form: str = "paired",
     bound: float = BOUND,
 ) -> Estimate:
     """Random masks weighted by the class's probability behind them.

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
-from heatproof.explain.api import explain
+from heatproof.explain.api import explain, with_enough
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import Scene
@@ -41,7 +41,7 @@ from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
 from heatproof.moved import model_first
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images
+from heatproof.types import ArrayLike, Images, Maps
 
 Methods = str | Sequence[str]
 Layers = str | Sequence[str] | None
@@ -86,6 +86,7 @@ def parameter_randomisation(
     model: Model | nn.Module,
     images: Images,
     depths: int | None = 10,
+    budget: str = "enough",
     layer: Layers = None,
     seed: int = 0,
     **passes: Unpack[Passes],
@@ -98,6 +99,8 @@ def parameter_randomisation(
         model, images: as for hp.explain.
         depths: at how many depths to look, from the head alone to the whole network, evenly spread over its
             modules; every module where None. Each depth is one shared pass for all methods.
+        budget: "enough": methods that repeat a pass do so no more often than the ranks of their pixels need;
+            "full": as often as ever.
         layer: where CAMs look, as for hp.explain.
         seed: of the weights, and of methods that draw.
         passes: batch_size and progress, as for hp.explain.
@@ -108,7 +111,8 @@ def parameter_randomisation(
         )
     model = as_model(model)
     pictures = model.check_images(images)
-    before = explain(model, pictures, methods, targets, layer=layer, seed=seed, **passes)
+    made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    before = made(model, pictures, targets)
     explained = next(iter(before.values())).explained
     changing, random = copy_of(model), copy_of(model)
     names = from_the_head(changing, pictures[:1])
@@ -120,10 +124,25 @@ def parameter_randomisation(
         for name in names[done:stop]:
             take_over(changing.module.get_submodule(name), random.module.get_submodule(name))
         done = stop
-        after = explain(changing, pictures, methods, explained, layer=layer, seed=seed, **passes)
+        after = made(changing, pictures, explained)
         similarity = {method: map_similarity(before[method], maps) for method, maps in after.items()}
         found.append(Depth(names[stop - 1] or "(top)", stop, similarity))
     return Cascade(tuple(found))
+
+
+def _maker(methods: Methods, budget: str, **options: Any) -> Callable[..., dict[str, Maps]]:
+    """Explains a model's pictures by all methods, under the names that they were given."""
+    if budget not in ("enough", "full"):
+        raise InputError(f"budget must be 'enough' or 'full', got {budget!r}")
+    texts = with_enough(methods)
+    if budget == "full":
+        texts = {text: text for text in texts}
+
+    def made(model: Model, pictures: Tensor, targets: ArrayLike | None) -> dict[str, Maps]:
+        found = explain(model, pictures, list(texts.values()), targets, **options)
+        return {text: found[fewer] for text, fewer in texts.items()}
+
+    return made
 
 
 def _stops(count: int, depths: int | None) -> list[int]:
@@ -141,6 +160,7 @@ def input_shift(
     model: Model | nn.Module,
     images: Images,
     shift: float = 1.0,
+    budget: str = "enough",
     layer: Layers = None,
     seed: int = 0,
     **passes: Unpack[Passes],
@@ -150,21 +170,20 @@ def input_shift(
     Args:
         methods, targets, model, images: as for parameter_randomisation.
         shift: added to every value of the model-ready images.
-        layer, seed, passes: as for parameter_randomisation.
+        budget, layer, seed, passes: as for parameter_randomisation.
 
     Returns:
         ssim and spearman, each "b", by method.
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    before = explain(model, pictures, methods, targets, layer=layer, seed=seed, **passes)
+    made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    before = made(model, pictures, targets)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
     logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
     gap = (logits[0] - logits[1]).abs().amax(1)
     undone = gap <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
-    after = explain(
-        twin, shifted, methods, next(iter(before.values())).explained, layer=layer, seed=seed, **passes
-    )
+    after = made(twin, shifted, next(iter(before.values())).explained)
     found = {method: map_similarity(before[method], maps) for method, maps in after.items()}
     return {method: PerImage(one, [Cause(NOT_UNDONE, ~undone), *one.causes]) for method, one in found.items()}
 
@@ -198,6 +217,7 @@ def fragility(
     images: Images,
     epsilon: float = 2 / 255,
     draws: int = 3,
+    budget: str = "enough",
     layer: Layers = None,
     seed: int = 0,
     **passes: Unpack[Passes],
@@ -208,7 +228,7 @@ def fragility(
         methods, model, images: as for parameter_randomisation.
         epsilon: how far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
         draws: how often; the noise of a draw follows the seed and is the same for every image.
-        layer, seed, passes: as for parameter_randomisation.
+        budget, layer, seed, passes: as for parameter_randomisation.
 
     Returns:
         ssim and spearman, means over the draws that keep the prediction, and kept, their share, by method.
@@ -217,14 +237,15 @@ def fragility(
         raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    before = explain(model, pictures, methods, layer=layer, seed=seed, **passes)
+    made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    before = made(model, pictures, None)
     reach = _picture_range(model, pictures)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
     for draw in range(draws):
         random = np.random.default_rng((seed, draw))
         signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
         noisy = pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
-        for method, maps in explain(model, noisy, methods, layer=layer, seed=seed, **passes).items():
+        for method, maps in made(model, noisy, None).items():
             same = maps.explained == before[method].explained
             found = map_similarity(before[method], maps)
             rows = [found[kind].masked_fill(~same, torch.nan) for kind in KINDS]

@@ -236,7 +236,10 @@ def as_the_authors(settings: CoseSettings) -> CoseSettings:
     return replace(settings, methods=tuple(map(method, settings.methods)), require_correct=True)
 
 
-AUTHORS: dict[str, dict[str, Any]] = {"lime": {"segments": "quickshift"}, "smoothgrad": {"squared": True}}
+AUTHORS: dict[str, dict[str, Any]] = {
+    "lime": {"segments": "quickshift", "form": "published", "samples": 1000},
+    "smoothgrad": {"squared": True},
+}
 
 
 def _trained_with(settings: CoseSettings, opened: Opened) -> str:
