@@ -129,7 +129,8 @@ def passes() -> Page:
         after <= before / 2,
     )
     page.states(
-        "16 times", "SqueezeNet 1.1", "128 x 128", "32 x 32", "64,000 masks", "16,000 samples", "4,000 masks", "1,000 samples",
+        "16 times", "SqueezeNet 1.1", "128 x 128",
+        "32 x 32", "64,000 masks", "16,000 samples", "4,000 masks", "1,000 samples",
         "896 masks", "250 samples", "375 samples", "25 samples", "13 steps", "0.005", "0.01", "0.98",
         "three depths", "ten depths", "100 steps", "a third", "11 points",
     )  # fmt: skip
