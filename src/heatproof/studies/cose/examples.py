@@ -30,7 +30,7 @@ from heatproof.studies.cose.settings import SIMILARITIES, CoseSettings
 METHODS_SHOWN = 4
 
 
-class Change(NamedTuple):
+class AppliedChange(NamedTuple):
     """What was done to a picture, and what became of the answer."""
 
     transform: str
@@ -54,10 +54,10 @@ def example_pairs(
             for image, changes in picked]  # fmt: skip
 
 
-def pick(pairs: PairColumns, count: int) -> list[tuple[str, list[Change]]]:
+def pick(pairs: PairColumns, count: int) -> list[tuple[str, list[AppliedChange]]]:
     """Pictures with both kinds of change first; of each kind one change."""
     pairs = pairs.where((pairs.transform != CHECKPOINT) & ~np.isnan(pairs.ssim))
-    found: list[tuple[str, list[Change]]] = []
+    found: list[tuple[str, list[AppliedChange]]] = []
     for image in dict.fromkeys(pairs.image):
         mine = pairs.where(pairs.image == image)
         kept, changed = mine.where(mine.same), mine.where(~mine.same)
@@ -66,13 +66,13 @@ def pick(pairs: PairColumns, count: int) -> list[tuple[str, list[Change]]]:
     return sorted(found, key=lambda one: -len(one[1]))[:count]
 
 
-def _change(pairs: PairColumns, row: int) -> Change:
-    return Change(str(pairs.transform[row]), float(pairs.magnitude[row]), bool(pairs.same[row]))
+def _change(pairs: PairColumns, row: int) -> AppliedChange:
+    return AppliedChange(str(pairs.transform[row]), float(pairs.magnitude[row]), bool(pairs.same[row]))
 
 
 def _sheet(
     settings: CoseSettings, opened: Opened, found: Found, final: str, methods: Sequence[str], place: int,
-    changes: Sequence[Change],
+    changes: Sequence[AppliedChange],
 ) -> Image.Image:  # fmt: skip
     model = opened.model(final)
     (loaded,) = batches(opened.source, model.preprocess, 1, [place])
@@ -108,7 +108,7 @@ def _called(opened: Opened, number: int) -> str:
     return names[number] if number < len(names) else f"class {number}"
 
 
-def _stored(found: Found, image: str, method: str, change: Change) -> str:
+def _stored(found: Found, image: str, method: str, change: AppliedChange) -> str:
     pairs = found.of(method)
     same = (pairs.image == image) & (pairs.transform == change.transform)
     values = pairs.ssim[same & np.isclose(pairs.magnitude, change.magnitude)]
