@@ -284,7 +284,7 @@ def main(out: Path, data: Path, kept: Path | None, part: tuple[str, ...]) -> Non
         for i in range(2):
             yield from map_rows(small, i, tuple(LONG), kept)
         yield from map_rows(small, 0, tuple(SAME), kept)
-        yield from map_rows(squeeze, 0, ("rise",), kept)
+        yield from map_rows(squeeze, 0, tuple(LONG), kept)
 
     def reduced() -> Iterator[Cells]:
         return reduced_rows(small, 4)
