@@ -248,6 +248,7 @@ def test_passes() -> None:
     [
         ("rollout", "cnn", "does not attend; use gradcam instead"),
         ("legrad", "cnn", "does not attend"),
+        ("legrad", "stages", "does not attend; use gradcam instead"),
         ("attnlrp", "cnn", "use lrp instead"),
         ("rollout", "swin", "within windows or stages; use attnlrp instead"),
         ("legrad", "swin", "use attnlrp instead"),
@@ -263,6 +264,9 @@ def test_what_cannot_be_explained_is_one_sentence(method: str, network: str, sen
         images = torch.randn(1, 3, 56, 56).double()
     else:
         module, images = small_cnn().double() if network == "cnn" else of_timm(), pictures(1)
+    if network == "stages":  # a row of parts of one kind, as a transformer's blocks are
+        parts = [nn.Sequential(nn.Conv2d(c, 2 * c, 3, 2, 1), nn.ReLU()) for c in (3, 6)]
+        module = nn.Sequential(*parts, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())).double()
     before = state_of(module)
     with pytest.raises((ModelError, ValueError), match=sentence) as error:
         explain(module, images, method)

@@ -90,7 +90,7 @@ def legrad(trace: Trace) -> Tensor:
             with watched, _read_one_by_one(blocks) as ran:
                 output = (trace.model.call or trace.model.module)(inputs.detach().clone())
             maps = watched.of(inputs)
-            if len(maps) != len(ran):
+            if len(maps) != len(ran) or len({one.shape for one in ran}) > 1:
                 raise ModelError(
                     f"legrad needs one attention in each block, and {trace.model.name} has {len(maps)} in "
                     f"{len(ran)}; use attnlrp instead"
@@ -176,13 +176,10 @@ def _read_one_by_one(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
 
     def ended(block: nn.Module, _args: Any, output: Any) -> Any:
         tensor = first_tensor(output)
-        assert tensor is not None
-        outputs.append(tensor)
-        if tensor.shape != outputs[0].shape:
-            raise ModelError(
-                "legrad needs blocks with the same tokens, and these merge them; use attnlrp instead"
-            )
-        return replace_first(output, torch.cat(outputs)) if block is blocks[-1] else None
+        if tensor is not None:
+            outputs.append(tensor)
+        alike = len({one.shape for one in outputs}) == 1  # or they are no blocks of a transformer
+        return replace_first(output, torch.cat(outputs)) if block is blocks[-1] and alike else None
 
     with ExitStack() as hooks:
         for block in blocks:
