@@ -129,12 +129,14 @@ def test_the_standard_audit_has_twelve_methods_and_every_metric_without_annotati
 def test_an_audit_is_its_wall_time_over_the_passes_that_it_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "SMALL", ["gradcam", "gradient", "random"])
     monkeypatch.setattr(audit, "standard_metrics", lambda small: ["insertion(steps=2)", "accuracy"])
-    monkeypatch.setattr(audit, "_bare_ms", lambda model, device: (2.0, 3.0, 8.0))
-    whole, *shares = audit.audit("squeezenet1_1", "fp32", audit.Size(2, 2, True), "cpu")
+    bare = (audit.Bare(2.0, 3.0), audit.Bare(4.0, 6.0))
+    monkeypatch.setattr(audit, "_bare", lambda model, device: bare)
+    whole, cpu, *shares = audit.audit("squeezenet1_1", "fp32", audit.Size(2, 2, True), "cpu")
     forward, backward = (int(n) for n in re.findall(r"(\d+) (?:bare forward|backward)", whole.other))
     # The shared pass, two end points of a picture, one step of both curves of maps that are not blank.
     assert backward == 2 and 2 + 4 + 4 <= forward <= 3 + 4 + 12
     assert whole.other_ms == 2.0 * forward + 3.0 * backward and whole.ratio == whole.ours_ms / whole.other_ms
+    assert cpu.other_ms == 2 * whole.other_ms and cpu.what.endswith("CPU time")
     assert sum(row.ratio for row in shares) == pytest.approx(1, abs=0.1)
     assert 0 < shares[0].ratio < 1
 
