@@ -1,0 +1,64 @@
+"""docs/results/precision.md: the tables of `python -m heatproof.bench.precision`."""
+
+from __future__ import annotations
+
+from claims import Page, Row, Rows, column, rows
+
+CLASSIFIER = ("probability", "predicted", "accuracy")
+# Counts, and rows that are 0 or 1 for every map of both runs: nothing to compare.
+COUNTS = ("degenerate", "cscore_n", "cscore_degenerate", "cscore_low", "cscore_high", "map_passes",
+          "fragility_kept(draws=1)")  # fmt: skip
+
+
+def number(value: str) -> str:
+    return f"{float(value):.4f}"
+
+
+def map_lines(table: dict[str, Row]) -> Rows:
+    shown = ("spearman_median", "spearman_lowest", "difference")
+    ranked = sorted(table.values(), key=lambda row: -float(row["spearman_median"]))
+    return [[row["method"], *(number(row[name]) for name in shown)] for row in ranked]
+
+
+def metric_lines(table: dict[str, Row]) -> Rows:
+    shown = ("mean", "mean_other", "row_change", "largest_mean_change", "spread_of_methods")
+    kept = [row for name, row in table.items() if name not in (*COUNTS, *CLASSIFIER)]
+    return [[row["metric"], row["rows"], *(number(row[name]) for name in shown)] for row in kept]
+
+
+def precision() -> Page:
+    page = Page("docs/results/precision.md")
+    maps, metrics = rows("precision/maps.csv", "method"), rows("precision/rows.csv", "metric")
+    page.tables += [map_lines(maps), metric_lines(metrics)]
+    (images,), (machine,) = ({row[name] for row in maps.values()} for name in ("images", "machine"))
+    page.says(f"{images} test pictures")
+    page.says(f"on {machine}")
+    lowest = column(maps, "spearman_lowest")
+    inputs = ("gradient", "integrated-gradients(steps=8)")
+    rest = [value for name, value in lowest.items() if name not in inputs]
+    page.says(
+        f"Maps of CAMs and of RISE keep their ranks: no map falls below {int(100 * min(rest)) / 100:.2f}",
+        all(min(rest) > lowest[name] for name in inputs),
+    )
+    medians = column(maps, "spearman_median")
+    page.says(
+        f"Gradients of the input do not: {medians['gradient']:.2f} for the plain gradient, "
+        f"{medians['integrated-gradients(steps=8)']:.2f} for eight steps",
+        max(medians[name] for name in inputs) < min(v for n, v in medians.items() if n not in inputs),
+    )
+    same = all(float(row["same_class"]) == 1 for row in maps.values())
+    page.says(
+        f"No picture changed its class; a probability moved by "
+        f"{float(metrics['probability']['row_change']):.4f} on average",
+        same and float(metrics["predicted"]["row_change"]) == 0,
+    )
+    kept = [row for name, row in metrics.items() if name not in (*COUNTS, *CLASSIFIER)]
+    shares = {r["metric"]: float(r["largest_mean_change"]) / float(r["spread_of_methods"]) for r in kept}
+    worst = max(shares, key=lambda name: shares[name])
+    page.says(
+        f"The mean of a method moved most, measured by how far methods lie apart, on {worst}: by "
+        f"{float(metrics[worst]['largest_mean_change']):.3f}, where methods lie "
+        f"{float(metrics[worst]['spread_of_methods']):.3f} apart"
+    )
+    page.states("steps of 10", "60 masks", "8 steps", "CIFAR-10")
+    return page
