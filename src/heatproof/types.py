@@ -105,16 +105,6 @@ class Trace:
         """Gradient times activation at the layer, which several CAMs read: formed once."""
         return self.gradient * self.activation
 
-    @cached_property
-    def rectified(self) -> Tensor:
-        """The positive part of the gradient at the layer, likewise."""
-        return self.gradient.relu()
-
-    @cached_property
-    def total(self) -> Tensor:
-        """ "b c": the sum of each channel's activations at the layer, likewise."""
-        return self.activation.sum((2, 3))
-
     @property
     def image_size(self) -> tuple[int, int]:
         return int(self.images.shape[-2]), int(self.images.shape[-1])

@@ -6,6 +6,9 @@ backward pass. They differ only in how a channel, or a place in a channel, is we
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,28 @@ from heatproof.registry import Card, explainer
 from heatproof.types import Trace, normalise, upsample
 
 NEEDS = ("activations", "gradients")
+
+
+@dataclass(frozen=True)
+class Read:
+    """What several CAMs read of a trace, formed once and only where it is asked for, like its `product`."""
+
+    trace: Trace
+
+    @cached_property
+    def rectified(self) -> Tensor:
+        """ "b c h w": the positive part of the gradient."""
+        return self.trace.gradient.relu()
+
+    @cached_property
+    def total(self) -> Tensor:
+        """ "b c": the sum of each channel's activations."""
+        return self.trace.activation.sum((2, 3))
+
+    @staticmethod
+    def of(trace: Trace) -> Read:
+        read: Read = trace.__dict__.setdefault("read", Read(trace))
+        return read
 
 
 def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
@@ -57,7 +82,8 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
     alpha is 0 where its denominator is 0; no epsilon is added. The factor exp(S) of the paper is the same
     for every weight of an image and drops out when the map is normalised.
     """
-    return gradcam_plus_plus_map(trace.activation, trace.gradient, trace.rectified, trace.total)
+    read = Read.of(trace)
+    return gradcam_plus_plus_map(trace.activation, trace.gradient, read.rectified, read.total)
 
 
 @explainer(
@@ -69,7 +95,7 @@ def layercam(trace: Trace) -> Tensor:
     sum_k ReLU(g_k) * A_k. The paper's outer ReLU acts when the map is normalised; activations that are
     never negative make it idle.
     """
-    return (trace.rectified * trace.activation).sum(1)
+    return (Read.of(trace).rectified * trace.activation).sum(1)
 
 
 @explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam")
@@ -78,7 +104,7 @@ def xgradcam(trace: Trace) -> Tensor:
 
     w_k = sum_ij g_kij A_kij / sum_ij A_kij, and 0 for a channel whose activations sum to 0.
     """
-    return weighted_sum(safe_ratio(trace.product.sum((2, 3)), trace.total), trace.activation)
+    return weighted_sum(safe_ratio(trace.product.sum((2, 3)), Read.of(trace).total), trace.activation)
 
 
 @explainer("hirescam", needs=NEEDS, cite="draelos2020hirescam")
