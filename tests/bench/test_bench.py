@@ -131,7 +131,7 @@ def test_an_audit_is_its_wall_time_over_the_passes_that_it_counted(monkeypatch: 
     monkeypatch.setattr(audit, "standard_metrics", lambda small: ["insertion(steps=2)", "accuracy"])
     bare = (audit.Bare(2.0, 3.0), audit.Bare(4.0, 6.0))
     monkeypatch.setattr(audit, "_bare", lambda model, device: bare)
-    whole, cpu, *shares = audit.audit("squeezenet1_1", "fp32", audit.Size(2, 2, True), "cpu")
+    whole, cpu, *shares = audit.audit("squeezenet1_1", "fp32", audit.Extent(2, 2, True), "cpu")
     forward, backward = (int(n) for n in re.findall(r"(\d+) (?:bare forward|backward)", whole.other))
     # The shared pass, two end points of a picture, one step of both curves of maps that are not blank.
     assert backward == 2 and 2 + 4 + 4 <= forward <= 3 + 4 + 12

@@ -45,7 +45,7 @@ LIMITS = {
 }  # resnet18 is held to the first
 
 
-class Size(NamedTuple):
+class Extent(NamedTuple):
     """How much is run."""
 
     pictures: int
@@ -56,7 +56,7 @@ class Size(NamedTuple):
 def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
     """A few minutes on a GPU, and on two cores of a CPU, where much less is done."""
     gpu = device.startswith("cuda")
-    size = Size(200, 50, False) if gpu and not quick else Size(2 if quick else 4, 2, True)
+    size = Extent(200, 50, False) if gpu and not quick else Extent(2 if quick else 4, 2, True)
     networks = ["resnet50", "squeezenet1_1", "mobilenet_v2"] if gpu else ["squeezenet1_1", "resnet18"]
     if quick:
         networks = networks[:1]
@@ -72,7 +72,7 @@ def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
     return found + side_by_side_rows(model, device, amount, repeat=3 if gpu else 1 if quick else 2)
 
 
-def audit(name: str, precision: str, size: Size, device: str) -> list[Row]:
+def audit(name: str, precision: str, size: Extent, device: str) -> list[Row]:
     """One run: its wall time, and what the device and the rest had of it."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -170,7 +170,7 @@ def _by_both_clocks(call: Callable[[], object], repeat: int, device: str, batch:
     return wall, cpu
 
 
-def _write(folder: Path, name: str, precision: str, size: Size, device: str) -> Model:
+def _write(folder: Path, name: str, precision: str, size: Extent, device: str) -> Model:
     write_pictures(folder / "pictures", size.pictures)
     torch.manual_seed(0)
     model = load_model(f"torchvision:{name}", num_classes=2, device=device)

@@ -45,18 +45,14 @@ SMALLEST = 2.0**-24  # the smallest half-precision number above zero
 
 
 def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
-    """ "b h w" -> the same in half precision, with each map's scale and offset.
-
-    The work is done where the maps are, so that only half of the bytes leave a GPU.
-    """
+    """ "b h w" -> the same in half precision, of which half as many bytes leave a GPU, with scale and offset."""
     stored, scale, offset = halved(values)
     return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
 
 
 def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> Tensor:
     """Undo `pack`: "b h w", float32."""
-    by, plus = (torch.from_numpy(numbers)[:, None, None] for numbers in (scale, offset))
-    return restored(torch.from_numpy(stored), by, plus)
+    return restored(torch.from_numpy(stored), *(torch.from_numpy(n)[:, None, None] for n in (scale, offset)))
 
 
 def halved(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
