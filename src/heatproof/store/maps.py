@@ -45,7 +45,7 @@ SMALLEST = 2.0**-24  # the smallest half-precision number above zero
 
 
 def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
-    """ "b h w" -> the same in half precision, of which half as many bytes leave a GPU, with scale and offset."""
+    """ "b h w" -> the same in half precision, so that half the bytes leave a GPU, with scale and offset."""
     stored, scale, offset = halved(values)
     return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
 
