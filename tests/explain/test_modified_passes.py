@@ -140,7 +140,7 @@ def test_gradient_x_input_as_captum_has_it() -> None:
 @HOOKED
 @pytest.mark.parametrize("baseline", ["zero", "noise"])
 def test_deeplift_as_captum_has_it(baseline: str) -> None:
-    """Without max pooling, for which captum's shares do not sum to the difference."""
+    """Without max pooling, where ties are broken otherwise; the next test is about it."""
 
     def build() -> nn.Sequential:
         module = plain()
@@ -218,7 +218,7 @@ def test_lrp_as_zennit_has_it(rule: str, network: str) -> None:
 
 
 def test_lrp_as_captum_has_it() -> None:
-    """The epsilon rule; its gamma rule leaves biases out, and its z+ rule is the alpha-beta rule's."""
+    """The epsilon rule; gamma and z+ are compared with zennit."""
     module, images, targets = plain(), pictures(), torch.tensor([1, 2])
     theirs = Flattened()
     for part in theirs.modules():
