@@ -32,6 +32,7 @@ SEEN = 2  # passes of a shape before it is recorded
 LARGER = 8  # times as many inputs: what a padded batch may waste, where launches are what takes time
 PLAIN = (int, float, bool, str, type(None))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+OF_EVERY_MODULE = frozenset(nn.Module().__dict__)  # weights, modes, hooks: looked at by themselves
 log = logging.getLogger("heatproof")
 
 Function = Callable[..., Any]  # tensors "b ..." in, a tree of tensors "b ..." out
@@ -158,10 +159,11 @@ def state_of(module: nn.Module) -> int:
     marks: list[Any] = []
     for part in module.modules():
         own = part.__dict__
-        marks.append(id(part))
+        marks += (id(part), own["training"])
         for tensors in (own["_parameters"], own["_buffers"]):
             marks += [one.data_ptr() for one in tensors.values() if one is not None]
-        for name, value in own.items():
+        for name in own.keys() - OF_EVERY_MODULE:
+            value = own[name]
             marks.append((name, value if type(value) in PLAIN else _mark(value)))
     return hash(tuple(marks))
 
