@@ -52,7 +52,7 @@ METRICS = [
     "accuracy", "recall", "auc", "method_agreement", "specificity(draws=2, steps=5)", "untrained",
 ]  # fmt: skip
 MORE = [
-    "gradient-x-input", "occlusion(window=12, stride=12)", "gradient-shap(samples=4)",
+    "gradient-x-input", "occlusion(window=12, stride=12)", "gradient-shap(samples=4)", "reciprocam",
     "kernel-shap(samples=40, segment_count=20)",
 ]  # fmt: skip
 ONLY = {  # for one kind of network
@@ -64,7 +64,7 @@ STUDIES: dict[str, dict[str, Any]] = {  # COSE compares checkpoints, and wants m
     "label": {"metrics": METRICS, "checkpoints": [1]},
     "predicted": {"metrics": ["cose", "cscore", *MOSAICS], "checkpoints": [1, 2]},
     "more": {
-        "metrics": ["localise", "dom", "adversarial_fragility(steps=2)"],
+        "metrics": ["localise", "dispersion", "dom", "adversarial_fragility(steps=2)"],
         "checkpoints": [1, 2],
         "methods": MORE,
         "targets": "label",
