@@ -5,21 +5,21 @@ python docs/calibration_page.py
 
 from __future__ import annotations
 
-import csv
 import re
-from pathlib import Path
+import textwrap
+from typing import Any
 
 import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
+from calibration_words import HERE, rows, sentences
 from matplotlib import pyplot as plt
 
 from heatproof.metrics.stats import wins
 from heatproof.studies.calibrate.thresholds import SINCE, Share
 from heatproof.verdict.follow import calibration
 
-HERE = Path(__file__).parent / "results"
 TESTS = ("insertion", "deletion", "untrained_excess", "untrained_entropy", "fragility", "agreement")
 WORDS = {
     "insertion": "insertion above `random`", "deletion": "deletion above `random`",
@@ -28,11 +28,6 @@ WORDS = {
     "agreement": "agreement with the other methods", "weights": "specificity: above its untrained maps",
     "place": "specificity: above itself turned", "both": "specificity: the smaller of the two (votes)",
 }  # fmt: skip
-
-
-def rows(name: str) -> list[dict[str, str]]:
-    with (HERE / "calibration" / name).open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def columns() -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -84,8 +79,7 @@ def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     lots = {**known["rates_by_lot"], "**all that chose nothing**": known["rates"]}
     lines = ["| pairs | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
     for lot, rates in lots.items():
-        cells = [Share(**rates[kind]).text for kind in ("false_alarm", "miss", "undecided")]
-        lines.append(f"| {lot} | {rates['networks']} | {' | '.join(cells)} |")
+        lines.append(f"| {lot} | {rates['networks']} | {' | '.join(shares(rates))} |")
     tests = ["| test | area under the curve | methods that follow | controls |", "|---|---|---|---|"]
     for test in sorted(found, key=lambda t: -area(found[t])):
         a, b = found[test]
@@ -113,7 +107,53 @@ def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     objects = ["| pair | planted | clean | pictures |", "|---|---|---|---|"]
     objects += [f"| {pair} | {of['planted']} | {of['clean']} | {of['n']} |" for pair, of in looks.items()]
     named = {"objects": objects, "rates": lines, "tests": tests, "controls": controls, "pairs": pairs}
+    summaries = ["| held against | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
+    for name, rates in known["rates_by_other_shadows"].items():
+        summaries.append(
+            f"| the {name} of its untrained maps | {rates['networks']} | {' | '.join(shares(rates))} |"
+        )
+    named |= {"summaries": summaries, "discs": discs(), "looks": looks_table()}
     return {name: "\n".join(lot) for name, lot in named.items()}
+
+
+def shares(rates: dict[str, Any]) -> list[str]:
+    return [Share(**rates[kind]).text for kind in ("false_alarm", "miss", "undecided")]
+
+
+def discs() -> list[str]:
+    """Grad-CAM and the controls on twenty small pairs: the contrast test, and the verdict."""
+    lines = ["| maps | contrast AUC, least to largest | does not follow | undecided | follows |"]
+    lines.append("|---|---|---|---|---|")
+    kept = rows("controls.csv")
+    for method in dict.fromkeys(row["method"] for row in kept):
+        own = [row for row in kept if row["method"] == method]
+        said, areas = [row["answer"] for row in own], [float(row["contrast_auc"]) for row in own]
+        counts = " | ".join(str(said.count(answer)) for answer in ("no", "undecided", "yes"))
+        lines.append(f"| {method} | {min(areas):.2f} to {max(areas):.2f} | {counts} |")
+    return lines
+
+
+SAID = {"yes": "there", "no": "elsewhere", "undecided": "undecided"}
+
+
+def looks_table() -> list[str]:
+    found: dict[str, dict[tuple[str, str], str]] = {}
+    count: dict[str, str] = {}
+    for row in rows("looks.csv"):
+        cell = f"{float(row['above_chance']):.3f}, {SAID[row['looks_there']]}"
+        found.setdefault(row["pair"], {})[row["metric"], row["network"]] = cell
+        count[row["pair"]] = row["n"]
+    kinds = [(m, n) for m in ("pointing", "structure_score") for n in ("planted", "clean")]
+    names = " | ".join(f"{m.replace('_', ' ')}, {n}" for m, n in kinds)
+    lines = [f"| pair | {names} | pictures |", "|---" * 6 + "|"]
+    return lines + [
+        f"| {pair} | {' | '.join(own[kind] for kind in kinds)} | {count[pair]} |"
+        for pair, own in found.items()
+    ]
+
+
+def wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:
@@ -121,7 +161,8 @@ def main() -> None:
     draw(found)
     page = HERE / "calibration.md"
     text = page.read_text()
-    for name, table in tables(found).items():
+    blocks = tables(found) | {name: wrapped(said) for name, said in sentences().items()}
+    for name, table in blocks.items():
         text = re.sub(
             rf"<!-- {name} -->.*?<!-- end -->", f"<!-- {name} -->\n{table}\n<!-- end -->", text, flags=re.S
         )

@@ -32,7 +32,9 @@ from heatproof.studies.calibrate.thresholds import (
     OTHER,
     SINCE,
     Share,
+    by_other_shadows,
     calibrate,
+    rates,
     read_members,
     separation,
 )
@@ -69,9 +71,9 @@ def test_clear_cut_networks_are_told_apart_without_an_error() -> None:
     found = calibrate([member(seed) for seed in range(6)])
     assert found.clean == [OTHER]
     for lot in (CHOSE, OTHER):
-        rates = found.rates(lot)
-        assert (rates.false_alarm.share, rates.miss.share, rates.networks) == (0, 0, 6)
-        assert rates.false_alarm.n == 2 * 6 and rates.miss.n == len(CONTROLS) * 6
+        told = found.rates(lot)
+        assert (told.false_alarm.share, told.miss.share, told.networks) == (0, 0, 6)
+        assert told.false_alarm.n == 2 * 6 and told.miss.n == len(CONTROLS) * 6
     assert separation([member(1)])["specificity_place"][0] == 1
 
 
@@ -90,6 +92,21 @@ def test_pairs_measured_since_choose_nothing_and_are_counted_apart() -> None:
     assert made["rates"]["networks"] == 2 * (2 + 3) and made["population"]["pairs"] == 7
     assert made["rates"]["miss"]["n"] == sum(made["rates_by_lot"][lot]["miss"]["n"] for lot in found.clean)
     assert {row["lot"] for row in found.rows()} == {CHOSE, OTHER, SINCE}
+
+
+def test_raw_numbers_give_the_same_rates_and_those_of_other_summaries() -> None:
+    measured = [member(seed) for seed in range(4)]
+    rule = calibrate(measured).rule
+    assert by_other_shadows(measured, rule) == {}  # they kept no raw numbers
+    for one in measured:
+        for tests in one["tests"].values():
+            for found in tests.values():
+                weights = np.array(found["specificity_weights"])
+                found["gain"] = weights.tolist()
+                found |= {"gain_untrained_0": [0.0] * 60, "gain_untrained_1": [-9.0] * 60}
+    found = by_other_shadows(measured, rule)
+    assert found["largest"] == rates(measured, rule) and found["largest"].miss.share == 0
+    assert found["mean"].miss.share > found["largest"].miss.share  # lower shadows are passed more easily
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 20), (3, 50), (20, 20)])

@@ -18,7 +18,7 @@ what is published is then counted on them and on the earlier other half, and eac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -33,6 +33,11 @@ from heatproof.studies.calibrate.collect import CONTROLS
 from heatproof.verdict.follow import KINDS, FollowRule, answers
 
 INFORMATIVE, YES, NO = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3), (0.0, 0.1, 0.2), (0.0, 0.05, 0.1)
+SUMMARIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "largest": lambda shadows: shadows.max(0),
+    "median": lambda shadows: np.median(shadows, 0),
+    "mean": lambda shadows: shadows.mean(0),
+}
 MOST_FALSE_ALARMS, MOST_MISSES = 0.05, 0.10
 Member = Mapping[str, Any]  # as collect.Collected.as_json writes it
 
@@ -107,6 +112,9 @@ class Calibration:
             "schema": 1, "made_by": made_by, "rule": asdict(self.rule),
             "rates": asdict(self.rates(*self.clean)),
             "rates_by_lot": {lot: asdict(self.rates(lot)) for lot in self.lots},
+            "rates_by_other_shadows": {
+                name: asdict(found) for name, found in by_other_shadows(self.measured, self.rule).items()
+            },
             "population": {"pairs": len(self.measured), **kinds}, "tests": tests, "network": dict(network),
         }  # fmt: skip
 
@@ -173,6 +181,31 @@ def judged_rows(member: Member, rule: FollowRule) -> Iterator[dict[str, Any]]:
                 "weights": _mean(weights), "place": _mean(place), "n": int(np.isfinite(weights).sum()),
                 "answer": (answers(methods | {method: (weights, place)}, rule) if control else said)[method],
             }  # fmt: skip
+
+
+def by_other_shadows(measured: Sequence[Member], rule: FollowRule) -> dict[str, Rates]:
+    """What the rates were if a map were held against another summary of its untrained maps than the largest.
+
+    Of members that kept the raw numbers; none for those that did not.
+    """
+    raw = [m for m in measured if all("gain" in t for tests in m["tests"].values() for t in tests.values())]
+    return (
+        {name: rates([_held_against(m, of) for m in raw], rule) for name, of in SUMMARIES.items()}
+        if raw
+        else {}
+    )
+
+
+def _held_against(member: Member, summary: Callable[[np.ndarray], np.ndarray]) -> Member:
+    def again(found: Mapping[str, Any]) -> dict[str, Any]:
+        now = np.array(found["specificity_weights"], float)
+        shadows = np.array([found[key] for key in found if key.startswith("gain_untrained_")], float)
+        other = np.array(found["gain"], float) - summary(shadows)
+        unmoved = not np.nan_to_num(now).any()  # maps that are their own shadows stay so
+        return {**found, "specificity_weights": now if unmoved else np.where(np.isnan(now), np.nan, other)}
+
+    tests = {network: {m: again(f) for m, f in of.items()} for network, of in member["tests"].items()}
+    return {**member, "tests": tests}
 
 
 def separation(measured: Sequence[Member]) -> dict[str, tuple[float, int, int]]:

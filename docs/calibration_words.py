@@ -1,0 +1,114 @@
+"""What docs/results/calibration.md says with numbers in it, made of its CSV files and rates.json."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+from heatproof.studies.calibrate.thresholds import CHOSE, OTHER, SINCE
+from heatproof.verdict.follow import ENOUGH, calibration
+
+HERE = Path(__file__).parent / "results"
+NETWORK = ("data", "network", "token", "strength", "seed", "network_of_pair")
+WANTED = {"planted": "no", "clean": "yes"}  # what the verdict should say of the networks of a pair
+METRICS = {"pointing": "pointing game", "structure_score": "structure score"}
+Row = dict[str, str]
+
+
+def rows(name: str) -> list[Row]:
+    with (HERE / "calibration" / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def sentences() -> dict[str, str]:
+    return {"summary": summary(), "aims": aims(), "why": why(), "looks-said": looks(), "discs-said": discs()}
+
+
+def summary() -> str:
+    known = calibration()
+    pairs = {lot: rates["networks"] // 2 for lot, rates in known["rates_by_lot"].items()}
+    total = known["population"]["pairs"]
+    return (
+        f"**{total} pairs of networks ({2 * total} networks), where 30 pairs are wanted.** The rule's three "
+        f"numbers were chosen on {pairs[CHOSE]} of them (*{CHOSE}*). Its form (two shadows, log-odds, the "
+        "choice of baseline, nobody judged where no map stands out) was found while looking at these and at "
+        f"the {pairs[OTHER]} of the *{OTHER}*, so that the rates there are kinder than those of fresh "
+        f"networks may be. The {pairs.get(SINCE, 0)} pairs *{SINCE}* chose nothing, neither numbers nor "
+        "form: they are small networks, trained and judged on a CPU after the rule was fixed."
+    )
+
+
+def aims() -> str:
+    rates = calibration()["rates"]
+    met = {
+        "false alarms of at most 5 %": rates["false_alarm"]["share"] <= 0.05,
+        "their upper end of at most 12 %": rates["false_alarm"]["high"] <= 0.12,
+        "misses of at most 10 %": rates["miss"]["share"] <= 0.10,
+        "at most 25 % undecided at 100 pictures": rates["undecided"]["share"] <= 0.25,
+    }
+    reached, missed = ("; ".join(aim for aim in met if met[aim] == wanted) for wanted in (True, False))
+    return (
+        f"Aims that were reached on all pairs that chose nothing: {reached or 'none'}. "
+        f"Missed: {missed or 'none'}."
+    )
+
+
+def why() -> str:
+    networks: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows("judged.csv"):
+        if row["lot"] == SINCE and row["control"] == "False":
+            networks.setdefault(tuple(row[key] for key in NETWORK), []).append(row)
+    few = sum(max(int(row["n"]) for row in lot) < ENOUGH for lot in networks.values())
+    silent = sum({row["answer"] for row in lot} == {"undecided"} for lot in networks.values())
+    return (
+        f"Of the {len(networks)} networks *{SINCE}*, {silent} got no answer about any method. On {few} of "
+        f"them fewer than {ENOUGH} of 100 pictures can be used: no way of painting the picture over takes "
+        "the class away, as happens where one of two classes is what the network says to anything else. Then "
+        "no order of pixels can tell, and the verdict says so instead of guessing."
+    )
+
+
+def looks() -> str:
+    found = rows("looks.csv")
+    pairs = list(dict.fromkeys(row["pair"] for row in found))
+    told = " and ".join(
+        f"{sum(_right(found, pair, metric) for pair in pairs)} of {len(pairs)} by the {name}"
+        for metric, name in METRICS.items()
+    )
+    spans = {
+        network: " and ".join(f"{_span(found, network, m)} by the {name}" for m, name in METRICS.items())
+        for network in WANTED
+    }
+    return (
+        f"Both networks of a pair were told right in {told}. Above chance, planted networks have "
+        f"{spans['planted']}, clean ones {spans['clean']}. The limit of the verdict is "
+        f"{calibration()['network']['there']:g} for both."
+    )
+
+
+def _right(found: Iterable[Row], pair: str, metric: str) -> bool:
+    own = [row for row in found if (row["pair"], row["metric"]) == (pair, metric)]
+    return all(row["looks_there"] == WANTED[row["network"]] for row in own)
+
+
+def _span(found: Iterable[Row], network: str, metric: str) -> str:
+    own = [float(r["above_chance"]) for r in found if (r["network"], r["metric"]) == (network, metric)]
+    return f"{min(own):.2f} to {max(own):.2f}"
+
+
+def discs() -> str:
+    found = rows("controls.csv")
+    networks = sum(row["method"] == "gradcam" for row in found)
+    yes = dict.fromkeys((row["method"] for row in found), 0)
+    for row in found:
+        yes[row["method"]] += row["answer"] == "yes"
+    never = ", ".join(method for method, n in yes.items() if not n)
+    some = ", ".join(f"{method} {n}" for method, n in yes.items() if n and method != "gradcam")
+    gradcam = [row["answer"] for row in found if row["method"] == "gradcam"]
+    return (
+        f"On these {networks} networks the verdict, with Grad-CAM as the only method of the run, says that "
+        f"Grad-CAM follows on {gradcam.count('yes')}, that it does not on {gradcam.count('no')}, and nothing "
+        f"on {gradcam.count('undecided')}. Never said to follow: {never}. Said to follow, by number of "
+        f"networks: {some}."
+    )
