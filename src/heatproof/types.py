@@ -129,6 +129,7 @@ class Maps:
         ids: names of the images.
         signed_values: "b h w", where the sign means something that `values` loses.
         dead: "b" bool, whether the layer it is read from says the same at every place; None without a layer.
+        error, passes: of methods that draw: the map's standard error "b h w", and the passes "b" it took.
     """
 
     method: str

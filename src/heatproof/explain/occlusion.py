@@ -33,9 +33,7 @@ from heatproof.types import Trace
     ),
     cost="169 inputs at 224 x 224",
 )
-def occlusion(
-    trace: Trace, *, window: float = 0.15, stride: float = 0.075, baseline: str = "zero"
-) -> Tensor:
+def occlusion(trace: Trace, *, window: float = 0.15, stride: float = 0.075, baseline: str = "zero") -> Tensor:
     """The mean drop of the class's probability over the sliding windows that hide a pixel.
 
     mean over windows w that hold the pixel of p(c | x) - p(c | x with w hidden).

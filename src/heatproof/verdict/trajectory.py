@@ -79,10 +79,6 @@ class CheckpointState:
         from heatproof.metrics.gold import gold_list
         from heatproof.metrics.kit import as_tensor
 
-        from heatproof.metrics.classifier import accuracy, auc
-        from heatproof.metrics.gold import gold_list
-        from heatproof.metrics.kit import as_tensor
-
         y = as_tensor(labels).long()
         methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
@@ -195,8 +191,6 @@ def _printed(
 ) -> MethodState:
     from heatproof.metrics.consistency import CScore, global_cscore
 
-    from heatproof.metrics.consistency import CScore, global_cscore
-
     scores = {c: CScore(value, states[c].gold, NAN) for c, value in values.items()}
     sizes = [score.n for score in scores.values()]
     if overall is None:
@@ -215,9 +209,6 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
 
 def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> CheckpointState | None:
     """One checkpoint's rows; None where it has no C-Score yet."""
-    from heatproof.metrics.classifier import auc
-    from heatproof.metrics.consistency import CScore
-    from heatproof.metrics.gold import gold_list
     from heatproof.metrics.classifier import auc
     from heatproof.metrics.consistency import CScore
     from heatproof.metrics.gold import gold_list
@@ -274,8 +265,6 @@ def _lists(y: Tensor, gold: Tensor) -> dict[int, ClassState]:
 
 
 def _moves(ids: Sequence[str], y: Tensor, probs: Any) -> dict[str, float]:
-    from heatproof.metrics.classifier import auc_errors
-
     from heatproof.metrics.classifier import auc_errors
 
     return dict(zip(ids, auc_errors(y, probs).tolist(), strict=True))

@@ -42,8 +42,8 @@ class CoseSettings(Settings):
     )  # fmt: skip
     paper: bool = option(
         False,
-        "As the authors ran it: LIME with 1,000 random samples of quickshift segments, squared SmoothGrad, only "
-        "pictures that the final model gets right.",
+        "As the authors ran it: LIME with 1,000 random samples of quickshift segments, squared SmoothGrad, "
+        "only pictures that the final model gets right.",
     )
     similarity: str = option(
         "local5",
