@@ -30,7 +30,7 @@ def summary() -> str:
     pairs = {lot: rates["networks"] // 2 for lot, rates in known["rates_by_lot"].items()}
     total = known["population"]["pairs"]
     return (
-        f"**{total} pairs of networks ({2 * total} networks), where 30 pairs are wanted.** The rule's three "
+        f"**{total} pairs of networks ({2 * total} networks); 30 pairs were wanted.** The rule's three "
         f"numbers were chosen on {pairs[CHOSE]} of them (*{CHOSE}*). Its form (two shadows, log-odds, the "
         "choice of baseline, nobody judged where no map stands out) was found while looking at these and at "
         f"the {pairs[OTHER]} of the *{OTHER}*, so that the rates there are kinder than those of fresh "
