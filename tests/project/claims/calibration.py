@@ -41,6 +41,6 @@ def calibration() -> Page:
         "smoothgrad (8 samples), integrated-gradients (8 steps). 100 held-out pictures",
         "fewer than 90 % of A's answers, or more than 10 % of B's",
         "pictures above 224 pixels", "fewer than 100 pictures. On your own",
-        "an earlier run of 38 pairs of the same population",
+        "an earlier run of 38 pairs of the same population", "heatproof calibrate --out looks --looks 10",
     )  # fmt: skip
     return page
