@@ -60,7 +60,7 @@ def test_most_of_it_is_numbers() -> None:
     names = {(key[1], key[-1]) for key in EXPECTED if key[-2] in reference.METHODS}
     assert len(names) > 100
     few = {name for name in names if len(defined.get(name, ())) < 0.8 * len(reference.METHODS)}
-    assert not few
+    assert {metric for _, metric in few} == {"map_error", "map_passes"}  # of methods that draw
 
 
 def test_maps_that_ignore_the_network_are_exactly_their_own_shadows() -> None:
