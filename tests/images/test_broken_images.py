@@ -137,7 +137,7 @@ def test_a_file_without_read_permission_gives_its_reason() -> None:
             (folder / name).write_bytes(encoded(photograph(), "PNG"))
             (folder / name).chmod(mode)
         script = (
-            "import os, sys\n"
+            "import os, sys, torch\n"
             "from heatproof.images import Preprocess, batches, open_source\n"
             "from heatproof.images.files import suffixes\n"
             "suffixes()\n"

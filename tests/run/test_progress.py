@@ -32,6 +32,7 @@ def slow(*given):
     return epoch(*given)
 loop._epoch = slow
 """
+EXACT = "insertion(steps=50, adaptive=false)"
 LOCALISE = """
 import time
 from heatproof.studies.localise import protocol
@@ -92,8 +93,9 @@ def test_a_long_unit_is_not_silent_in_a_pipe(tmp_path: Path) -> None:
     soon = (
         "from heatproof.run import progress\nprogress.SECONDS_TO_FIRST_LINE = 0.1\n"
         "progress.SECONDS_BETWEEN_LINES = 0.1\nimport time\nfrom heatproof.models.queue import Queue\n"
-        "each = Queue.each\ndef slow(self, count, work, done):\n"
-        "    each(self, count, lambda a, b: (time.sleep(0.01), work(a, b))[1], done)\nQueue.each = slow\n"
+        "each = Queue.each\ndef slow(self, count, work, done, *more):\n"
+        "    each(self, count, lambda a, b: (time.sleep(0.01), work(a, b))[1], done, *more)\n"
+        "Queue.each = slow\n"
     )
     process = start(study, tmp_path / "out", script=soon)
     shown, _ = process.communicate(timeout=120)
@@ -228,7 +230,7 @@ def slow():
 
 
 def test_a_dry_run_of_a_slow_study_is_estimated_from_a_small_part_of_it(tmp_path: Path) -> None:
-    study = make_study(tmp_path, methods=["gradcam", "rise(masks=4000)"], metrics=["insertion(steps=50)"])
+    study = make_study(tmp_path, methods=["gradcam", "rise(masks=4000)"], metrics=[EXACT])
     network = tmp_path / "net.py"
     network.write_text(network.read_text() + SLOW_NETWORK)
     study.write_text(study.read_text().replace("net.py:tiny", "net.py:slow"))

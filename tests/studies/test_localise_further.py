@@ -94,8 +94,8 @@ def test_lists_of_the_user(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_said(told: Any) -> None:
-    assert [one.reason for one in told.sifted.aside if one.image == "02.png"] == ["it is listed in out.txt"]
-    assert "02.png" in told.page.read_text() and len(told.sifted.entries) == 8
+    assert told.sifted.left_out == (("02.png", "it is listed in out.txt"),) and not told.sifted.aside
+    assert "Left out, as asked (1):" in told.page.read_text() and len(told.sifted.entries) == 8
 
 
 def test_groups_are_means_over_their_classes(told: Any) -> None:

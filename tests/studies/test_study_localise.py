@@ -348,12 +348,12 @@ def test_a_killed_study_goes_on(
     run, left = worker.Worker.run, [1]
     computed: list[str] = []
 
-    def killed(self: worker.Worker, tasks: Any, loaded: Any) -> None:
+    def killed(self: worker.Worker, tasks: Any, *more: Any) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
         computed.extend(task.unit.hash for task in tasks)
-        run(self, tasks, loaded)
+        run(self, tasks, *more)
 
     monkeypatch.setattr(worker.Worker, "run", killed)
     settings = settings_for(place, tmp_path / "out", panels=0)
@@ -373,8 +373,8 @@ def test_ctrl_c_ends_the_study_after_the_unit_in_hand(
 ) -> None:
     run = worker.Worker.run
 
-    def pressed(self: worker.Worker, tasks: Any, loaded: Any) -> None:
-        run(self, tasks, loaded)
+    def pressed(self: worker.Worker, *given: Any) -> None:
+        run(self, *given)
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(worker.Worker, "run", pressed)

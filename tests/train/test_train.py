@@ -214,14 +214,14 @@ def test_files_of_a_training(tmp_path: Path) -> None:
             states[told.epoch] = weights(model)
 
     history = fit(model, data, data, one_phase(3), tmp_path, keep=(1, 3), progress=remember)
-    names = ["epoch01.safetensors", "epoch03.safetensors", "history.json", "state.pt"]
+    names = ["epoch01.safetensors", "epoch03.safetensors", "history.json", "recipe.json", "state.pt"]
     assert sorted(p.name for p in tmp_path.iterdir()) == names
     for epoch in (1, 3):
         loaded = load_model(tiny(seed=9).module, checkpoint=tmp_path / f"epoch{epoch:02d}.safetensors")
         assert same(states[epoch], weights(loaded))
     rows = json.loads((tmp_path / "history.json").read_text())
     assert [row["loss"] for row in rows] == [e.loss for e in history.epochs]
-    assert set(rows[0]) == {"epoch", "phase", "loss", "accuracy", "auc", "lr", "seconds"}
+    assert set(rows[0]) == {"epoch", "phase", "loss", "accuracy", "auc", "lr", "seconds", "gradients"}
     assert torch.load(tmp_path / "state.pt", weights_only=True)["epoch"] == 3
 
 

@@ -52,6 +52,7 @@ class Sifted:
     entries: tuple[tuple[Picture, int], ...]  # with the class's number
     classes: tuple[str, ...]
     aside: tuple[Aside, ...]
+    left_out: tuple[Aside, ...] = ()  # as the user asked
 
 
 def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | None = None) -> Sifted:

@@ -108,7 +108,7 @@ def known_pictures(settings: LocaliseSettings, model: Model) -> Sifted:
 
 
 def without(sifted: Sifted, exclude: str | None) -> Sifted:
-    """Less what the user leaves out, which is set aside with the reason."""
+    """Less what the user leaves out."""
     if exclude is None:
         return sifted
     labels, pictures = excluded(exclude, sifted.classes)
@@ -120,7 +120,7 @@ def without(sifted: Sifted, exclude: str | None) -> Sifted:
     kept = tuple(pair for pair in sifted.entries if pair[0].image not in asides)
     if not kept:
         raise InputError(f"no picture is left: {exclude} leaves out all {len(sifted.entries)}")
-    return replace(sifted, entries=kept, aside=(*sifted.aside, *starmap(Aside, asides.items())))
+    return replace(sifted, entries=kept, left_out=tuple(starmap(Aside, asides.items())))
 
 
 def _config(
@@ -159,7 +159,7 @@ def filter_steps(sifted: Sifted, settings: LocaliseSettings) -> list[tuple[str, 
     fitting = select(single, box_share=settings.box_share)
     low, high = settings.box_share
     steps = [
-        ("pictures in the list", len(sifted.entries) + len(sifted.aside)),
+        ("pictures in the list", len(sifted.entries) + len(sifted.aside) + len(sifted.left_out)),
         ("with a usable box and a known class", len(source)),
         ("with one box", len(single)),
         (f"whose box covers {low:.0%} to {high:.0%} of the picture", len(fitting)),
@@ -174,9 +174,13 @@ def _write_filter(book: Book, sifted: Sifted, steps: Sequence[tuple[str, int]], 
     book.text("\n".join(f"- {count:,} {what}" for what, count in steps))
     classes = len(set(scored.labels.values()))
     book.text(f"Scored: {len(scored.images):,} pictures of {classes} classes.")
-    aside = [f"- {count}, such as {image}: {reason}" for reason, count, image in reasons(sifted.aside)]
+    aside, left_out = (
+        [f"- {count}, such as {image}: {reason}" for reason, count, image in reasons(lot)]
+        for lot in (sifted.aside, sifted.left_out)
+    )
     broken = [f"- {image}: {reason}" for image, reason in scored.broken.items()]
     for what, count, listed in (
+        ("Left out, as asked", len(sifted.left_out), left_out),
         ("Set aside", len(sifted.aside), aside),
         ("Could not be read", len(broken), broken),
     ):
