@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.sampling import BOUND, Estimate, in_rounds, rounds_of
+from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
 from heatproof.explain.segments import paint, segment_means, segments_of
 from heatproof.models.model import target_probabilities
 from heatproof.registry import PERTURBING, explainer
@@ -124,8 +124,6 @@ def sample_rows(last_segments: Sequence[int], samples: int, seed: int, form: str
 
 def _drawn(segments: int, samples: int, seed: int, form: str) -> np.ndarray:
     """ "n s"; the first row is replaced, and pairs start behind it."""
-    from scipy.linalg import hadamard
-
     random = np.random.default_rng(seed)
     if form == "published":
         return random.integers(0, 2, (samples, segments)).astype(bool)
@@ -133,14 +131,10 @@ def _drawn(segments: int, samples: int, seed: int, form: str) -> np.ndarray:
     if form == "paired":
         first = random.integers(0, 2, (pairs, segments)).astype(bool)
     else:
-        order = 1 << segments.bit_length()  # the smallest power of 2 that leaves out the constant column
-        matrix = hadamard(order, dtype=np.int8)
-        blocks = [np.zeros((0, segments), bool)]
-        for _ in range(-(-pairs // order)):
-            columns = random.permutation(order - 1)[:segments] + 1
-            signs = random.integers(0, 2, segments) * 2 - 1
-            blocks.append((matrix[:, columns] * signs)[random.permutation(order)] > 0)
-        first = np.concatenate(blocks)[:pairs]
+        first = np.zeros((0, segments), bool)
+        while len(first) < pairs:
+            first = np.concatenate([first, designed_rows(segments, random)])
+        first = first[:pairs]
     both = np.stack([first, ~first], 1).reshape(-1, segments)
     return np.concatenate([np.ones((1, segments), bool), both])[:samples]
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.gradients import check_counts
-from heatproof.explain.sampling import BOUND, Estimate, in_rounds, rounds_of
+from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
 from heatproof.models.model import target_probabilities
 from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
@@ -147,16 +147,12 @@ def _order(grid: int) -> int:
 
 def _block(grid: int, p: float, random: np.random.Generator) -> np.ndarray:
     """ "block cells": grids and after each its partner."""
-    from scipy.linalg import hadamard
-
-    order, cells = _order(grid), grid * grid
+    cells = grid * grid
     if p == 0.5:
-        columns = random.permutation(order - 1)[:cells] + 1
-        signs = random.integers(0, 2, cells) * 2 - 1
-        first = (hadamard(order, dtype=np.int8)[:, columns] * signs)[random.permutation(order)] > 0
+        first = designed_rows(cells, random)
         second = ~first
     else:
-        drawn = random.random((order, cells))
+        drawn = random.random((_order(grid), cells))
         first, second = drawn < p, 1 - drawn < p
     return np.stack([first, second], 1).reshape(-1, cells)
 

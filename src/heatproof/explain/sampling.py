@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +73,19 @@ def in_rounds(count: int, rounds: Sequence[int], ask: Ask, fit: Fit, bound: floa
     which, values, error, passes = (torch.cat(parts) for parts in zip(*found, strict=True))
     order = which.argsort().to(values.device)
     return Estimate(values[order], error[order], passes.to(values.device)[order])
+
+
+def designed_rows(count: int, random: np.random.Generator) -> np.ndarray:
+    """ "rows count" bool: a block in which any two of `count` switches are on together as often as apart.
+
+    Rows of a Hadamard matrix in random order, its columns (but the constant one) dealt out, signs turned.
+    """
+    from scipy.linalg import hadamard
+
+    order = 1 << count.bit_length()
+    columns = random.permutation(order - 1)[:count] + 1
+    signs = random.integers(0, 2, count) * 2 - 1
+    return np.asarray((hadamard(order, dtype=np.int8)[:, columns] * signs)[random.permutation(order)] > 0)
 
 
 def settled(values: Tensor, error: Tensor, bound: float = BOUND) -> Tensor:

@@ -96,7 +96,7 @@ def folding_of(model: Model, image: Tensor) -> Folding | None:
     if known != key or folding is None:
         folding = Folding(model, image)
         model.found["folding"] = key, folding
-    usable = bool(folding.pairs) and not any(part.training or _is_watched(part) for part in folding.parts)
+    usable = bool(folding.pairs) and not any(part.training or is_watched(part) for part in folding.parts)
     return folding if usable else None
 
 
@@ -126,7 +126,7 @@ def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNo
         and readers.of(between) == 1
         and conv.out_channels == norm.num_features
         and conv.weight.is_floating_point()
-        and not (_is_watched(conv) or _is_watched(norm))
+        and not (is_watched(conv) or is_watched(norm))
     ]
     return found, logits
 
@@ -169,5 +169,6 @@ def _as_it_is(images: Tensor) -> Tensor:
     return images
 
 
-def _is_watched(part: nn.Module) -> bool:
+def is_watched(part: nn.Module) -> bool:
+    """Whether somebody's own Python runs in its pass: a hook, or a patched forward."""
     return any(getattr(part, hooks) for hooks in HOOKS) or "forward" in part.__dict__

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from heatproof.models.checkpoints import first_line
+from heatproof.models.folding import is_watched
 from heatproof.models.interrupts import deferring
 from heatproof.timeline import span
 
@@ -31,7 +32,6 @@ MOST = 6  # recordings a Model keeps
 SEEN = 2  # passes of a shape before it is recorded
 LARGER = 8  # times as many inputs: what a padded batch may waste, where launches are what takes time
 PLAIN = (int, float, bool, str, type(None))
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 OF_EVERY_MODULE = frozenset(nn.Module().__dict__)  # weights, modes, hooks: looked at by themselves
 log = logging.getLogger("heatproof")
 
@@ -148,10 +148,7 @@ def _first_rows(made: Any, size: int, count: int) -> Any:
 
 def recordable(module: nn.Module) -> bool:
     """Whether nothing but torch runs in the network's pass: no hook, no patched forward."""
-    return not any(
-        "forward" in part.__dict__ or any(getattr(part, hooks) for hooks in HOOKS)
-        for part in module.modules()
-    )
+    return not any(map(is_watched, module.modules()))
 
 
 def state_of(module: nn.Module) -> int:

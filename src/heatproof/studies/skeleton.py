@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 
 from heatproof.disk import write_whole
 from heatproof.explain.floors import is_floor
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.agreement import rank_correlation
+from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.models.specs import placed_spec
 from heatproof.report.tables import Value
 from heatproof.run.config import toml
@@ -92,6 +94,20 @@ def mean_value(values: Iterable[float], seed: int = 0) -> Value:
     if not known:
         return Value(math.nan, None, 0)
     return Value(float(np.mean(known)), mean_interval(known, seed=seed), len(known))
+
+
+def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Value:
+    """Spearman's rho with a bootstrap interval over the pairs that are defined."""
+    pairs = np.array([p for p in zip(first, second, strict=True) if not any(map(math.isnan, p))])
+    if len(pairs) < 3:
+        return Value(math.nan, None, len(pairs))
+    rho = rank_correlation(pairs[:, 0], pairs[:, 1]).rho
+    drawn = resample(len(pairs), seed=seed)
+    ranks = [rankdata(pairs[drawn, k], axis=1) for k in (0, 1)]
+    centred = [r - r.mean(1, keepdims=True) for r in ranks]
+    lengths = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
+    rhos = (centred[0] * centred[1]).sum(1)[lengths > 0] / lengths[lengths > 0]
+    return Value(rho, percentile_interval(rhos) if len(rhos) else None, len(pairs))
 
 
 def floor_rows(methods: Iterable[str]) -> frozenset[int]:

@@ -18,13 +18,13 @@ import numpy as np
 from scipy.stats import rankdata
 
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
-from heatproof.metrics import aurc, bl_slope, rank_correlation
+from heatproof.metrics import aurc, bl_slope
 from heatproof.metrics.stats import percentile_interval, resample
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained
-from heatproof.studies.skeleton import mean_value
+from heatproof.studies.skeleton import mean_value, rho_value
 from heatproof.train import REGIMES
 
 TWINS = 2e-3  # of BL: what half precision of the stored maps may change
@@ -192,20 +192,6 @@ def curve_value(curves: np.ndarray, mass: str, seed: int = 0) -> Value:
     return Value(float(found[0]), _interval(found[1:]), len(curves))
 
 
-def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Value:
-    """Spearman's rho with a bootstrap interval over the pairs that are defined."""
-    pairs = np.array([p for p in zip(first, second, strict=True) if not any(map(math.isnan, p))])
-    if len(pairs) < 3:
-        return Value(math.nan, None, len(pairs))
-    rho = rank_correlation(pairs[:, 0], pairs[:, 1]).rho
-    drawn = resample(len(pairs), seed=seed)
-    ranks = [rankdata(pairs[drawn, k], axis=1) for k in (0, 1)]
-    centred = [r - r.mean(1, keepdims=True) for r in ranks]
-    lengths = np.sqrt((centred[0] ** 2).sum(1) * (centred[1] ** 2).sum(1))
-    rhos = (centred[0] * centred[1]).sum(1)[lengths > 0] / lengths[lengths > 0]
-    return Value(rho, _interval(rhos), len(pairs))
-
-
 def within_thirds(columns: np.ndarray) -> float:
     """Mean over thirds by the third column of Spearman's rho of the first two, each weighted by its n."""
     order = np.argsort(columns[:, 2], kind="stable")
@@ -231,6 +217,7 @@ def controlled(columns: np.ndarray, how: Callable[[np.ndarray], float], seed: in
 
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Without the p that scipy's computes too: a bootstrap asks for it hundreds of times."""
     a, b = (rankdata(side) - (len(side) + 1) / 2 for side in (x, y))
     length = math.sqrt(float((a * a).sum() * (b * b).sum()))
     return float((a * b).sum()) / length if length else math.nan
