@@ -81,6 +81,7 @@ class Explainer(Entry):
 
     card: Card = field(default_factory=Card)
     cost: str = ""  # per image, where neither `needs` nor an option says it
+    of_trace: bool = False  # whether tensors of the pass are all it reads: it can be recorded with that
     only: str = ""  # "cnn" or "transformer", where it refuses other networks
     enough: Mapping[str, int] = field(
         default_factory=dict

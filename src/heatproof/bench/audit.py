@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from heatproof.bench.busy import watching
 from heatproof.bench.common import CAMS, Row, cost, network, write_pictures
 from heatproof.bench.packages import Amount, missing, side_by_side_rows
 from heatproof.errors import HeatproofError
@@ -29,6 +30,7 @@ from heatproof.run.config import toml
 from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
 from heatproof.run.profile import Profiler, profiling
+from heatproof.timeline import FRAME
 
 __all__ = ["missing", "rows"]
 
@@ -79,7 +81,7 @@ def audit(name: str, precision: str, size: Extent, device: str) -> list[Row]:
         model = _write(folder, name, precision, size, device)
         before = _bare(model, device)
         began = time.perf_counter(), time.process_time()
-        with profiling() as profiler:
+        with profiling() as profiler, watching(device) as watched:
             result = run_study(folder / "study.toml", folder / "run")
         if result.stopped:
             raise KeyboardInterrupt
@@ -88,17 +90,19 @@ def audit(name: str, precision: str, size: Extent, device: str) -> list[Row]:
     passes, gradients = _counted(profiler)
     times = [[one.of(passes, gradients) for one in clocks] for clocks in (before, after)]
     bare, bare_cpu = (statistics.mean(column) for column in zip(*times, strict=True))
-    total, busy = profiler.summary().total, profiler.summary().busy
     what = f"standard audit, {name}, {precision}, {size.pictures} pictures"
     limit = LIMITS.get(name, LIMITS["resnet50"])
     other = f"{passes:,} bare forward and {gradients:,} backward passes"
     found = [cost(what, wall, other, bare, limit)]
     if device == "cpu":  # which others may use meanwhile: then the wall tells about them too
         found.append(cost(f"{what}: CPU time", cpu, other, bare_cpu, limit))
-    shares = {"in passes": total.device, "outside of passes": total.host, "waiting": total.waiting}
-    for said, seconds in shares.items():
-        found.append(cost(f"{what}: {said}", seconds * 1e3, "wall time", wall))
-    if busy is not None:
+        total = profiler.summary().total
+        shares = {"in passes": total.device, "outside of passes": total.host, "waiting": total.waiting}
+        for said, seconds in shares.items():
+            found.append(cost(f"{what}: {said}", seconds * 1e3, "wall time", wall))
+    units = sorted(one.end for one in profiler.recorded.spans if one.name == FRAME)
+    after_first = (profiler.recorded.began + units[0]) * 1e-9
+    if len(units) > 2 and (busy := watched.after(after_first)) is not None:  # groups are the last unit
         found.append(Row(f"{what}: GPU busy after the first unit", wall, "wall time", wall, busy, ">= 0.8"))
     return found
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from heatproof.bench.common import Row
 
 
-SHARED = {"common", "packages"}
+SHARED = {"busy", "common", "packages"}
 
 
 @click.command("bench")

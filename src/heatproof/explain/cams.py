@@ -22,21 +22,24 @@ NEEDS = ("activations", "gradients")
 class Read:
     """What several CAMs read of a trace, formed once and only where it is asked for, like its `product`."""
 
-    trace: Trace
+    activation: Tensor
+    gradient: Tensor
 
     @cached_property
     def rectified(self) -> Tensor:
         """ "b c h w": the positive part of the gradient."""
-        return self.trace.gradient.relu()
+        return self.gradient.relu()
 
     @cached_property
     def total(self) -> Tensor:
         """ "b c": the sum of each channel's activations."""
-        return self.trace.activation.sum((2, 3))
+        return self.activation.sum((2, 3))
 
     @staticmethod
     def of(trace: Trace) -> Read:
-        read: Read = trace.__dict__.setdefault("read", Read(trace))
+        # Of tensors, not of the trace: a circle would keep both, and the network's activations, until the
+        # garbage collector comes by.
+        read: Read = trace.__dict__.setdefault("read", Read(trace.activation, trace.gradient))
         return read
 
 
@@ -50,7 +53,7 @@ def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / denominator.masked_fill(denominator == 0, torch.inf)
 
 
-@explainer("gradcam", needs=NEEDS, cite="selvaraju2017gradcam")
+@explainer("gradcam", needs=NEEDS, of_trace=True, cite="selvaraju2017gradcam")
 def gradcam(trace: Trace) -> Tensor:
     """Channels weighted by their mean gradient.
 
@@ -73,7 +76,11 @@ def gradcam_plus_plus_map(
 
 
 @explainer(
-    "gradcam++", needs=NEEDS, cite="chattopadhay2018gradcampp", aliases=("gradcamplusplus", "gradcampp")
+    "gradcam++",
+    needs=NEEDS,
+    of_trace=True,
+    cite="chattopadhay2018gradcampp",
+    aliases=("gradcamplusplus", "gradcampp"),
 )
 def gradcam_plus_plus(trace: Trace) -> Tensor:
     """Channels weighted by positive gradients, each place by its share in the class (eq. 19).
@@ -87,7 +94,11 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
 
 
 @explainer(
-    "layercam", needs=NEEDS, cite="jiang2021layercam", card=Card(relu="on the gradient, before the product")
+    "layercam",
+    needs=NEEDS,
+    of_trace=True,
+    cite="jiang2021layercam",
+    card=Card(relu="on the gradient, before the product"),
 )
 def layercam(trace: Trace) -> Tensor:
     """Every place weighted by its own positive gradient.
@@ -98,7 +109,7 @@ def layercam(trace: Trace) -> Tensor:
     return (Read.of(trace).rectified * trace.activation).sum(1)
 
 
-@explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam")
+@explainer("xgradcam", needs=NEEDS, of_trace=True, cite="fu2020xgradcam")
 def xgradcam(trace: Trace) -> Tensor:
     """Channels weighted by the share of the logit their activation explains.
 
@@ -107,7 +118,7 @@ def xgradcam(trace: Trace) -> Tensor:
     return weighted_sum(safe_ratio(trace.product.sum((2, 3)), Read.of(trace).total), trace.activation)
 
 
-@explainer("hirescam", needs=NEEDS, cite="draelos2020hirescam")
+@explainer("hirescam", needs=NEEDS, of_trace=True, cite="draelos2020hirescam")
 def hirescam(trace: Trace) -> Tensor:
     """Every place weighted by its own gradient, sign included.
 
@@ -119,6 +130,7 @@ def hirescam(trace: Trace) -> Tensor:
 @explainer(
     "ms-gradcam++",
     needs=("scales",),
+    of_trace=True,
     cite="elangovan2026cscore",
     aliases=("multiscale-gradcam++", "msgradcampp"),
     card=Card(

@@ -65,6 +65,7 @@ def flip_to_larger_side(values: Tensor) -> Tensor:
 @explainer(
     "eigencam",
     needs=("activations",),
+    of_trace=True,
     cite="muhammad2020eigencam",
     card=Card(
         target="none: the same map for every class", relu="none", sign="turned so that its sum is >= 0"
@@ -86,6 +87,7 @@ def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
 @explainer(
     "eigengradcam",
     needs=("activations", "gradients"),
+    of_trace=True,
     cite="muhammad2020eigencam",
     card=Card(relu="none", sign="flipped where |min| > |max|"),
 )

@@ -78,12 +78,12 @@ def lime(
         raise InputError(f"lime form must be 'designed', 'paired' or 'published', got {form!r}")
     images = trace.images.float()
     cut = segments_of(trace.model, images, segments, segment_count, compactness, trace.seed)
-    rows = sample_rows(cut.flatten(1).amax(1).tolist(), rounds[-1], trace.seed, form).to(images.device)
+    rows = _rows_for(cut, rounds[-1], trace.seed, form)
     means, spots = segment_means(images, cut), cut.flatten(1)
     fill = means.gather(2, spots[:, None].expand(-1, images.shape[1], -1)).view_as(images)
 
     def ask(left: Tensor, start: int, stop: int) -> Tensor:
-        left, count = left.to(images.device), stop - start
+        left, count = left.to(images.device, non_blocking=True), stop - start
 
         def switched(first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=images.device)
@@ -98,13 +98,26 @@ def lime(
         return trace.queue.predict(len(left) * count, switched, score).view(-1, count)
 
     def fit(left: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-        left = left.to(images.device)
+        left = left.to(images.device, non_blocking=True)
         drawn = rows[left, : scores.shape[1]]
         found = ridge(drawn, scores, proximity(drawn), paired=form != "published")
         coefficients, errors = (paint(one, cut[left]).float() for one in found)
         return coefficients, errors
 
     return in_rounds(len(images), rounds, ask, fit, bound)
+
+
+_last_rows: tuple[Tensor, tuple[int, int, str], Tensor] | None = None
+
+
+def _rows_for(cut: Tensor, samples: int, seed: int, form: str) -> Tensor:
+    """Rows for these segments, on their device; those of the last segments are kept, as these are."""
+    global _last_rows
+    asked, kept = (samples, seed, form), _last_rows
+    if kept is None or kept[0] is not cut or kept[1] != asked:
+        rows = sample_rows(cut.flatten(1).amax(1).tolist(), samples, seed, form)
+        kept = _last_rows = cut, asked, rows.to(cut.device, non_blocking=True)
+    return kept[2]
 
 
 def sample_rows(last_segments: Sequence[int], samples: int, seed: int, form: str = "published") -> Tensor:

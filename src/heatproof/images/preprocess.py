@@ -152,7 +152,8 @@ class Preprocess:
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation, each "c 1 1"."""
-        scale = torch.tensor((self.mean, self.std), device=like.device)[..., None, None]
+        # Not made on the device: that would wait for all that it has still to do.
+        scale = torch.tensor((self.mean, self.std)).to(like.device, non_blocking=True)[..., None, None]
         return scale[0], scale[1]
 
     def __call__(self, picture: Image.Image) -> Tensor:

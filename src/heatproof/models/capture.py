@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
 from heatproof.models.activated import Rectified, default_layer
 from heatproof.models.checkpoints import first_line
-from heatproof.models.graphs import state_of
+from heatproof.models.fused import Fusion, fusion_of
 from heatproof.models.layers import (
     find_module,
     first_tensor,
@@ -47,16 +47,16 @@ def capture(
     seed: int = 0,
 ) -> Trace:
     """Run the pass over checked images. The caller holds `untouched(model.module)`."""
-    chosen = _choose_layers(model, images, needs, layer)
+    chosen = choose_layers(model, images, needs, layer)
     try:
         return _capture(model, images, targets, needs, chosen, queue, seed)
-    except _NotAPicture as problem:
+    except NotAPicture as problem:
         if layer is not None or model.layer is not None:
             raise not_a_picture(model, problem.name, problem.output, images) from None
     # The guess was wrong: look for the last picture by one pass, and remember it on the Model.
     model.scales = searched_scales(model, images)
     model.layer = model.scales[-1]
-    chosen = _choose_layers(model, images, needs, None)
+    chosen = choose_layers(model, images, needs, None)
     return _capture(model, images, targets, needs, chosen, queue, seed)
 
 
@@ -68,7 +68,7 @@ class Chosen(NamedTuple):
     scales: tuple[str, ...]
 
 
-def _choose_layers(
+def choose_layers(
     model: Model, images: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None
 ) -> Chosen:
     if not needs & {"activations", "gradients", "scales"}:
@@ -105,8 +105,7 @@ def _capture(
     queue: Queue | None,
     seed: int,
 ) -> Trace:
-    count, of_input = len(images), "input_gradient" in needs
-    one = _Pass(model, layers.names, count, bool(needs & {"gradients", "scales"}), of_input)
+    one = pass_for(model, images, needs, layers)
     with torch.inference_mode(False):
         inputs = model.ready(images)
         if "blank" in needs:
@@ -114,10 +113,32 @@ def _capture(
         if inputs.is_inference():
             inputs = inputs.clone(memory_format=torch.channels_last)
         passed = _recorded(one, inputs, targets) or one(inputs, lambda of: model.check_targets(targets, of))
+    return traced(one, passed, images, inputs, layers, needs, queue, seed)
+
+
+def pass_for(model: Model, images: Tensor, needs: frozenset[str], layers: Chosen) -> SharedPass:
+    """The pass that gives what the methods need."""
+    fusion = fusion_of(model, images[:1])
+    of_layers, of_input = bool(needs & {"gradients", "scales"}), "input_gradient" in needs
+    return SharedPass(model, layers.names, len(images), of_layers, of_input, None if of_input else fusion)
+
+
+def traced(
+    one: SharedPass,
+    passed: Passed,
+    images: Tensor,
+    inputs: Tensor,
+    layers: Chosen,
+    needs: frozenset[str],
+    queue: Queue | None,
+    seed: int,
+) -> Trace:
+    """What methods read of a pass."""
+    model, count = one.model, one.rows
     layouts = {}
     for name, output in passed.outputs.items():
         if (layout := layout_of(output, inputs, model.module)) is None:
-            raise _NotAPicture(name, passed.whole[name])
+            raise NotAPicture(name, passed.whole[name])
         layouts[name] = layout
     model.found["classes"] = passed.logits.shape[1]
     order = tuple(layouts)
@@ -135,14 +156,14 @@ def _capture(
         scales=tuple(name for name in order if name in layers.scales),
         activations=pictures(passed.outputs),
         gradients=pictures(passed.gradients),
-        input_gradient=at_least_float(passed.gradients[INPUT][:count]) if of_input else None,
+        input_gradient=at_least_float(passed.gradients[INPUT][:count]) if one.of_input else None,
         blank_logits=passed.logits[count] if "blank" in needs else None,
         queue=queue or Queue(model, (int(images.shape[-2]), int(images.shape[-1]))),
         seed=seed,
     )
 
 
-class _Passed(NamedTuple):
+class Passed(NamedTuple):
     """What one pass gave, as tensors of all its rows."""
 
     logits: Tensor
@@ -152,22 +173,25 @@ class _Passed(NamedTuple):
     whole: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class _Pass:
+class SharedPass(NamedTuple):
     """One forward, and where gradients are wanted one backward that stops at the layers."""
 
     model: Model
     names: tuple[str, ...]
-    count: int  # rows that are explained; a blank one may follow
+    rows: int  # rows that are explained; a blank one may follow
     of_layers: bool
     of_input: bool
+    fusion: Fusion | None = None
 
-    def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> _Passed:
+    def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> Passed:
         model = self.model
+        if self.fusion is not None:
+            self.fusion.refresh(model.precision)
         with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
             if self.of_input:
                 inputs = inputs.detach().clone(memory_format=torch.channels_last).requires_grad_()
-            with tap(model.module, self.names, self.of_layers, model.found.get("runs", {})) as taken:
+            runs, fused = model.found.get("runs", {}), self.fusion() if self.fusion else nullcontext()
+            with tap(model.module, self.names, self.of_layers, runs) as taken, fused:
                 try:
                     logits = model.forward(inputs)
                 except HeatproofError:
@@ -181,28 +205,28 @@ class _Pass:
             for name in self.names:
                 if name not in taken.outputs:
                     raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
-            chosen = choose(logits.detach()[: self.count])
+            chosen = choose(logits.detach()[: self.rows])
             wanted = (taken.outputs if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
             with model.computing():
-                gradients = _gradients(logits[: self.count], chosen, wanted)
-        return _Passed(logits.detach(), chosen, taken.outputs, gradients, taken.whole)
+                gradients = _gradients(logits[: self.rows], chosen, wanted)
+        return Passed(logits.detach(), chosen, taken.outputs, gradients, taken.whole)
 
 
-def _recorded(one: _Pass, inputs: Tensor, targets: Any) -> _Passed | None:
+def _recorded(one: SharedPass, inputs: Tensor, targets: Any) -> Passed | None:
     """The pass as a CUDA graph, where that can be; what it returns is overwritten by the next one."""
     model, graphs = one.model, graphs_of(one.model)
     if graphs is None or graphs.reason or "classes" not in model.found:
         return None
     given = [inputs]
     if targets is not None:
-        given.append(model.check_targets(targets, inputs.new_empty(one.count, model.found["classes"])))
+        given.append(model.check_targets(targets, inputs.new_empty(one.rows, model.found["classes"])))
 
     def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
         return one(inputs, predicted if chosen is None else lambda _: chosen)[:4]
 
-    key = "shared", state_of(model.module), model.precision, one.names, one.count, one.of_layers, one.of_input
-    logits, chosen, outputs, gradients = graphs.run(key, whole_pass, given)
-    return _Passed(logits.clone(), chosen.clone(), outputs, gradients, outputs)
+    key = "shared", graphs.state(model.module), model.precision, *one[1:]
+    logits, chosen, outputs, gradients = graphs.run(key, whole_pass, given, lasting=True)
+    return Passed(logits.clone(), chosen.clone(), outputs, gradients, outputs)
 
 
 @dataclass
@@ -288,7 +312,9 @@ def replace_first(output: Any, tensor: Tensor) -> Any:
     return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
 
 
-class _NotAPicture(Exception):
+class NotAPicture(Exception):
+    """A layer whose output has no places."""
+
     def __init__(self, name: str, output: Any) -> None:
         self.name, self.output = name, output
 

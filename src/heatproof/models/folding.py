@@ -13,7 +13,7 @@ Model. Where the folded network's answer to that image is not the network's own,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from heatproof.models.model import Model, untouched, watched
+from heatproof.models.model import Model, max_precision, untouched, watched
+from heatproof.models.precision import usual_precision
 
 WORTH_IT = 256  # inputs of a job from which folding saves more than making the weights costs
 RELATIVE = 1e-4  # how far the folded answer may be, of the largest logit
@@ -35,6 +36,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 class Folding:
     """The pairs of one network, and room for their folded weights. The caller holds `untouched(...)`."""
+
+    differentiable = True
 
     def __init__(self, model: Model, image: Tensor) -> None:
         self.pairs, plain = foldable(model, image)
@@ -52,14 +55,15 @@ class Folding:
     @torch.no_grad()
     def refresh(self, precision: str | None = None) -> None:
         """Fold the weights as they are now; into the same memory each time, where a CUDA graph reads them."""
-        for number, (conv, norm) in enumerate(self.pairs):
-            scale, shift = _scale_and_shift(conv, norm)
+        for number, (scale, shift) in enumerate(scales_and_shifts(self.pairs)):
+            conv, _ = self.pairs[number]
             dtype = torch.bfloat16 if precision == "bf16" else conv.weight.dtype
             if number == len(self.weights):
                 room = torch.empty_like(conv.weight, dtype=dtype, memory_format=torch.channels_last)
                 self.weights.append(room)
                 self.biases.append(torch.empty_like(scale, dtype=dtype))
-            torch.mul(conv.weight, scale.to(conv.weight.dtype)[:, None, None, None], out=self.weights[number])
+            scale = scale.to(max_precision(conv.weight))[:, None, None, None]
+            torch.mul(conv.weight, scale, out=self.weights[number])
             self.biases[number].copy_(shift)
 
     @contextmanager
@@ -82,9 +86,18 @@ class Folding:
         self.refresh(model.precision)
         with self():
             folded = model.forward(image)
-        # bfloat16 rounds each of the two at other places.
-        allowed = (RELATIVE if model.precision != "bf16" else 0.1) * plain.abs().amax().clamp(min=1e-6)
-        return bool(torch.isfinite(plain).all() and ((folded - plain).abs() <= allowed).all())
+        return agree(model, plain, folded)
+
+
+def agree(model: Model, plain: Tensor, folded: Tensor) -> bool:
+    """Whether the logits are the network's own, but for rounding; fewer bits round at other places."""
+    if model.precision == "bf16" or model.dtype in (torch.bfloat16, torch.float16):
+        relative = 0.1
+    else:
+        rounds = (model.precision or usual_precision(model.device)) == "tf32"
+        relative = 0.01 if rounds and model.dtype == torch.float32 else RELATIVE
+    allowed = relative * plain.abs().amax().clamp(min=1e-6)
+    return bool(torch.isfinite(plain).all() and ((folded - plain).abs() <= allowed).all())
 
 
 def folding_of(model: Model, image: Tensor) -> Folding | None:
@@ -154,15 +167,30 @@ class Readers(TorchFunctionMode):
         return self.counts[id(tensor)]
 
 
-def _scale_and_shift(conv: nn.Conv2d, norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    """What the weights are multiplied by, and the folded bias, in float64."""
-    assert norm.running_mean is not None and norm.running_var is not None
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight
-    bias = 0.0 if conv.bias is None else conv.bias
-    shift = (bias - norm.running_mean.double()) * scale
-    return scale, shift if norm.bias is None else shift + norm.bias
+def scales_and_shifts(pairs: Sequence[tuple[nn.Conv2d, BatchNorm]]) -> list[tuple[Tensor, Tensor]]:
+    """What each convolution's weights are multiplied by, and its folded bias: float64, all at once."""
+    if not pairs:
+        return []
+    norms = [norm for _, norm in pairs]
+    sizes = [norm.num_features for norm in norms]
+    variances = [cast(Tensor, norm.running_var) for norm in norms]
+
+    def joined(parts: Iterable[Tensor | None], otherwise: float) -> Tensor | float:
+        known = list(parts)
+        if all(one is None for one in known):
+            return otherwise
+        full = (
+            v.new_full(v.shape, otherwise) if o is None else o for o, v in zip(known, variances, strict=True)
+        )
+        return torch.cat([one.detach() for one in full]).double()
+
+    same_eps = len({norm.eps for norm in norms}) == 1
+    each_eps = (v.new_full(v.shape, norm.eps) for norm, v in zip(norms, variances, strict=True))
+    eps = norms[0].eps if same_eps else joined(each_eps, 0.0)
+    scale = (torch.cat(variances).double() + eps).rsqrt() * joined((norm.weight for norm in norms), 1.0)
+    mean, bias = joined((norm.running_mean for norm in norms), 0.0), joined((c.bias for c, _ in pairs), 0.0)
+    shift = scale * (bias - mean) + joined((norm.bias for norm in norms), 0.0)
+    return list(zip(scale.split(sizes), shift.split(sizes), strict=True))
 
 
 def _as_it_is(images: Tensor) -> Tensor:
@@ -171,4 +199,5 @@ def _as_it_is(images: Tensor) -> Tensor:
 
 def is_watched(part: nn.Module) -> bool:
     """Whether somebody's own Python runs in its pass: a hook, or a patched forward."""
-    return any(getattr(part, hooks) for hooks in HOOKS) or "forward" in part.__dict__
+    own = part.__dict__
+    return any(map(own.__getitem__, HOOKS)) or "forward" in own

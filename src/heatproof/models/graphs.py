@@ -17,6 +17,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from heatproof.models.checkpoints import first_line
-from heatproof.models.folding import is_watched
+from heatproof.models.folding import HOOKS, is_watched
 from heatproof.models.interrupts import deferring
 from heatproof.timeline import span
 
@@ -41,12 +42,14 @@ Function = Callable[..., Any]  # tensors "b ..." in, a tree of tensors "b ..." o
 class Replay:
     """One function at one batch size, on the device of what it is given."""
 
-    def __init__(self, function: Function, given: Sequence[Tensor]) -> None:
-        self.size, self.device = len(given[0]), given[0].device
+    def __init__(
+        self, function: Function, given: Sequence[Tensor], reads: Sequence[Tensor] = (), pool: Any = None
+    ) -> None:
+        self.size, self.device, self.reads = len(given[0]), given[0].device, reads
         with torch.cuda.device(self.device):
-            self._record(function, given)
+            self._record(function, given, pool)
 
-    def _record(self, function: Function, given: Sequence[Tensor]) -> None:
+    def _record(self, function: Function, given: Sequence[Tensor], pool: Any) -> None:
         with _normal_tensors():
             self.room = [one.detach().clone() for one in given]
             current, side = torch.cuda.current_stream(), torch.cuda.Stream()
@@ -57,7 +60,7 @@ class Replay:
                     function(*self.room)
             current.wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
                 self.made = function(*self.room)
 
     def __call__(self, given: Sequence[Tensor]) -> Any:
@@ -90,27 +93,64 @@ def _refusing_to_wait() -> Iterator[None]:
 class Graphs:
     """The recordings of one network."""
 
-    def __init__(self, record: Callable[[Function, Sequence[Tensor]], Any] = Replay) -> None:
+    def __init__(self, record: Callable[..., Any] = Replay) -> None:
         self.record = record
         self.kept: OrderedDict[tuple[Hashable, int], Any] = OrderedDict()
         self.seen: Counter[Hashable] = Counter()
+        self.asked: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # recordings by request
         self.reason = ""  # why nothing is recorded any more
+        self._seen_as: Snapshot | None = None
+        self._memory: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
         """A copied network records its own passes."""
         return Graphs(self.record)
 
-    def run(self, key: Hashable, function: Function, given: Sequence[Tensor], pad: bool = False) -> Any:
+    def state(self, module: nn.Module) -> Hashable:
+        """What a recording cannot see change, of a network that is recordable; None of another."""
+        if self._seen_as is None or not self._seen_as.holds(module):
+            self._seen_as = Snapshot(module)
+        return self._seen_as.mark
+
+    def guess(self, request: Hashable, given: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
+        """What this request was answered with last time, on what is given now; None where that has changed.
+
+        Whether it has takes as long to find out as a small pass, so the GPU computes meanwhile. Where that
+        was in vain nothing is lost: a recording changes its own memory alone, and keeps the weights it reads.
+        """
+        known = self.asked.get(request)
+        if known is None or known not in self.kept or self.reason:
+            return None
+        deferring.answer()
+        with span("forward", inputs=len(given[0])):
+            made = self.kept[known](given)
+        return made if (_shape(key(), given), len(given[0])) == known else None
+
+    def run(
+        self,
+        key: Hashable,
+        function: Function,
+        given: Sequence[Tensor],
+        pad: bool = False,
+        request: Hashable = None,
+        reads: Sequence[Tensor] = (),
+        lasting: bool = False,
+    ) -> Any:
         """function(*given), from a recording where there is one; pad: of a larger batch, where this is not.
 
-        What is returned is overwritten by the next pass.
+        What is returned is overwritten by the next pass. request: by which `guess` may find it. reads: what
+        must not be freed before the recording is, though the network may drop it. lasting: what is returned
+        is read while other passes run, so it gets memory of its own.
         """
         count = len(given[0])
         deferring.answer()
         if self.reason:
             return function(*given)
-        shapes = tuple((one.dtype, one.stride(), tuple(one.shape[1:])) for one in given)
-        shape = key, shapes, torch.is_grad_enabled(), *_settings()
+        shape = _shape(key, given)
+        if request is not None:
+            self.asked[request] = shape, count
+            while len(self.asked) > MOST:
+                self.asked.popitem(last=False)
         for size in (count, self._larger(shape, count)) if pad else (count,):
             if (shape, size) in self.kept:
                 self.kept.move_to_end((shape, size))
@@ -120,7 +160,7 @@ class Graphs:
         if self.seen[shape, count] <= SEEN:
             return function(*given)
         try:
-            recording = self.record(function, given)
+            recording = self.record(function, given, reads, None if lasting else self._pool())
         except Exception as error:  # whatever it is: without a recording it is raised again, or not
             self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
             log.info("passes run kernel by kernel: %s", self.reason)
@@ -133,10 +173,21 @@ class Graphs:
             self.seen.clear()
         return recording(given)
 
+    def _pool(self) -> Any:
+        """Memory that recordings share: one runs at a time, and what it made is copied before the next."""
+        if self._memory is None and torch.cuda.is_available():
+            self._memory = torch.cuda.graph_pool_handle()
+        return self._memory
+
     def _larger(self, shape: Hashable, count: int) -> int:
         """The size of a recording that this batch is padded for: not one of which it would fill little."""
         sizes = (size for known, size in self.kept if known == shape and count < size <= LARGER * count)
         return min(sizes, default=0)
+
+
+def _shape(key: Hashable, given: Sequence[Tensor]) -> Hashable:
+    shapes = tuple((one.dtype, one.stride(), tuple(one.shape[1:])) for one in given)
+    return key, shapes, torch.is_grad_enabled(), *_settings()
 
 
 def _first_rows(made: Any, size: int, count: int) -> Any:
@@ -149,6 +200,33 @@ def _first_rows(made: Any, size: int, count: int) -> Any:
 def recordable(module: nn.Module) -> bool:
     """Whether nothing but torch runs in the network's pass: no hook, no patched forward."""
     return not any(map(is_watched, module.modules()))
+
+
+class Snapshot:
+    """A network as it was looked at, kept so that it is quickly seen whether it still is.
+
+    What it holds cannot be freed, so nothing else can have taken its place unseen.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = list(module.modules())
+        inner = [part.__dict__[name] for part in parts for name in ("_parameters", "_buffers", "_modules")]
+        self.module, self.dicts = module, [part.__dict__ for part in parts] + inner
+        self.hooks = [part.__dict__[hooks] for part in parts for hooks in HOOKS]
+        self.values = self._values()
+        self.tensors = [one for one in self.values if isinstance(one, Tensor)]
+        self.places = list(map(Tensor.data_ptr, self.tensors))
+        self.mark = state_of(module) if recordable(module) else None
+
+    def _values(self) -> list[Any]:
+        return [one for own in self.dicts for one in own.values()]
+
+    def holds(self, module: nn.Module) -> bool:
+        if module is not self.module or self.mark is None or any(self.hooks):
+            return False
+        now = self._values()
+        same = len(now) == len(self.values) and all(map(is_, now, self.values))
+        return same and list(map(Tensor.data_ptr, self.tensors)) == self.places
 
 
 def state_of(module: nn.Module) -> int:

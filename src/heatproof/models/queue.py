@@ -2,8 +2,9 @@
 
 A job is one (image, variant) pair. Jobs of all images are numbered through and run in full batches; the
 variants of a batch are built on the device when their turn comes, so memory does not grow with their number.
-How many make a batch is the queue's own affair (batches.py), as is how its passes run: with batch norms
-folded (folding.py) where there are enough of them, recorded as CUDA graphs (graphs.py) where they come again.
+How many make a batch is the queue's own affair (batches.py), as is how its passes run: where there are enough
+of them with batch norms folded (folding.py), on a GPU with all up to the ReLU in one kernel (fused.py), and
+recorded as CUDA graphs (graphs.py) where they come again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.models.batches import batch_for, told_batch, usual_batch
 from heatproof.models.folding import WORTH_IT, Folding, folding_of
-from heatproof.models.graphs import Graphs, recordable, state_of
+from heatproof.models.fused import Fusion, fusion_of
+from heatproof.models.graphs import Graphs, recordable
 from heatproof.models.model import Model, at_least_float, class_scores, untouched
 from heatproof.timeline import span
 
@@ -130,14 +132,15 @@ class Runner:
 
     def __init__(self, model: Model, images: Tensor, count: int) -> None:
         self.model = model
-        self.folding: Folding | None = None
+        self.folding: Folding | Fusion | None = None
         self.graphs = graphs_of(model)
         if count >= WORTH_IT:
-            self.folding = folding_of(model, images[:1])
+            find = fusion_of if model.device.type == "cuda" else folding_of
+            self.folding = find(model, images[:1])
         if self.folding is not None:
             self.folding.refresh(model.precision)
         # With the folded weights themselves, which a recording reads: they live as long as it does.
-        self.key = self.graphs and (state_of(model.module), model.precision, self.folding)
+        self.key = self.graphs and (self.graphs.state(model.module), model.precision, self.folding)
 
     def logits(self, images: Tensor) -> Tensor:
         """ "b k" for images that are `ready`."""
@@ -161,7 +164,7 @@ class Runner:
             return self.model.forward(images)
 
     def _gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        with self.folding() if self.folding else nullcontext():
+        with self.folding() if self.folding and self.folding.differentiable else nullcontext():
             return input_gradient(self.model, images, targets)
 
 
@@ -182,6 +185,9 @@ def how_it_runs(model: Model) -> list[str]:
     _, folding = model.found.get("folding") or (None, None)
     if folding is not None and folding.pairs:
         said.append(f"{len(folding.pairs)} batch norms are folded into the convolutions in front of them")
+    _, fusion = model.found.get("fusion") or (None, None)
+    if fusion is not None and fusion.steps:
+        said.append(f"{len(fusion.steps)} convolutions run as one kernel with what follows up to their ReLU")
     graphs = model.found.get("graphs")
     if graphs is not None and graphs.reason:
         said.append(f"passes run kernel by kernel: {graphs.reason}")

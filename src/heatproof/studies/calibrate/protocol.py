@@ -23,6 +23,7 @@ import torch
 
 from heatproof.disk import clear_failure, write_whole
 from heatproof.errors import HeatproofError, InputError
+from heatproof.models.queue import is_out_of_memory
 from heatproof.studies.calibrate.collect import METHODS, collect, prepare
 from heatproof.studies.calibrate.population import GENERATED, Member, by_cost, members
 
@@ -117,6 +118,10 @@ def measure(member: Member, wanted: Measuring, now: Callable[[str], object] = la
                 found = collect(member, pair, objects, wanted.methods, not wanted.only_voting).as_json()
         except HeatproofError as error:
             return f"{member.name}: left out: {error}"
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return f"{member.name}: memory ran out; the same command measures it again, with fewer --workers"
         tested = time.perf_counter() - start - trained
         seconds = {"training": round(trained, 1), "tests": round(tested, 1)}
         found |= {"holds": pair.holds, "epochs": pair.epochs, "device": wanted.device, "seconds": seconds}
