@@ -53,12 +53,16 @@ class Batch:
         ids, images: their names, and "b c H W".
         labels: "b" classes.
         truth: boxes or masks of the evidence.
+        findings: "b k" bool, of images that may have several findings; then there are no labels.
+        by_finding: the truth of each finding that occurs.
     """
 
     ids: tuple[str, ...]
     images: Tensor
     labels: Tensor | None = None
     truth: Truth | None = None
+    findings: Tensor | None = None
+    by_finding: Mapping[int, Truth] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,6 +58,10 @@ class Known(NamedTuple):
 
     boxes: Carried
     masks: dict[str, Tensor]
+    by_finding: Mapping[int, Known] = {}
+
+
+NOTHING = Known(Carried(()), {})
 
 
 def batches(
@@ -150,14 +154,17 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
         with span("decode"):
             picture = source.read(sample)
             pixels = np.asarray(preprocess.crop(picture))
-            boxes, masks = source.truth(i, preprocess, picture.size)
+            known = Known(*source.truth(i, preprocess, picture.size))
+            if sample.findings and (sample.boxes or sample.masks):
+                own = {f: Known(*source.truth(i, preprocess, picture.size, f)) for f in sample.findings}
+                known = known._replace(by_finding=own)
     except InputError as error:
         return Failure(sample.id, str(error), _transient(error))
     out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     out /= 255
     out -= np.array(preprocess.mean, np.float32)[:, None, None]
     out /= np.array(preprocess.std, np.float32)[:, None, None]
-    return Known(boxes, masks)
+    return known
 
 
 def _transient(error: BaseException | None) -> bool:
@@ -177,9 +184,18 @@ def _collate(
     samples = [source.sample(chunk[k]) for k in known]
     if failures:
         images = images[list(known)]
+    ids, known_truth = tuple(s.id for s in samples), source.boxed or source.parts
+    truth = _truth(source, list(known.values()), images) if known_truth else None
+    if source.several:
+        findings = torch.zeros(len(samples), len(source.classes), dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            findings[row, list(sample.findings or ())] = True
+        occur = findings.any(0).nonzero().flatten().tolist() if known_truth else []
+        of = {f: [one.by_finding.get(f, NOTHING) for one in known.values()] for f in occur}
+        own = {f: _truth(source, rows, images) for f, rows in of.items()}
+        return Loaded(Batch(ids, images, None, truth, findings, own), failures)
     labels = torch.tensor([s.label for s in samples], dtype=torch.int64) if source.labelled else None
-    truth = _truth(source, list(known.values()), images) if source.boxed or source.parts else None
-    return Loaded(Batch(tuple(s.id for s in samples), images, labels, truth), failures)
+    return Loaded(Batch(ids, images, labels, truth), failures)
 
 
 def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:

@@ -41,6 +41,8 @@ class Sample:
     frame: Size | None = None  # width and height of the picture the boxes were drawn on, where known
     content: Any = None  # what the source's `read` needs: a file, a row, an array
     others: int = 0  # boxes of other classes in the picture
+    findings: tuple[int, ...] | None = None  # of a picture that may have several; then it has no label
+    box_findings: tuple[tuple[int, ...], ...] = ()  # of each box, where there may be several findings
 
     @property
     def objects(self) -> int:
@@ -70,9 +72,14 @@ class Source:
         except InputError as error:
             raise InputError(f"cannot read {sample.id}: {error}") from error
 
-    def truth(self, i: int, preprocess: Preprocess, picture: Size) -> tuple[Carried, dict[str, Tensor]]:
-        """Boxes and masks in the pixels of the crop, for a picture that has this width and height."""
-        sample = self.samples[i]
+    def truth(
+        self, i: int, preprocess: Preprocess, picture: Size, finding: int | None = None
+    ) -> tuple[Carried, dict[str, Tensor]]:
+        """Boxes and masks in the pixels of the crop, for a picture that has this width and height.
+
+        finding: only those that belong to it. A mask whose part is called like another finding does not.
+        """
+        sample = self.samples[i] if finding is None else self._about(self.samples[i], finding)
         if sample.boxes and sample.frame and not _same_shape(sample.frame, picture):
             drawn, found = ("x".join(map(str, size)) for size in (sample.frame, picture))
             raise InputError(f"its boxes were drawn on a {drawn} picture, but the file has {found} pixels")
@@ -80,9 +87,20 @@ class Source:
         masks = {name: read_mask(name, mask) for name, mask in sample.masks.items()}
         return boxes, {name: preprocess.carry_mask(mask, picture) for name, mask in masks.items()}
 
+    def _about(self, sample: Sample, finding: int) -> Sample:
+        pairs = zip(sample.boxes, sample.box_findings, strict=True)
+        others = {name for f, name in enumerate(self.classes) if f != finding}
+        masks = {part: mask for part, mask in sample.masks.items() if part not in others}
+        return replace(sample, boxes=tuple(box for box, of in pairs if finding in of), masks=masks)
+
     @property
     def labelled(self) -> bool:
         return bool(self.classes)
+
+    @cached_property
+    def several(self) -> bool:
+        """Whether a picture may have several findings, or none."""
+        return any(sample.findings is not None for sample in self.samples)
 
     @cached_property
     def boxed(self) -> bool:
@@ -104,13 +122,18 @@ class Source:
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         for s in self.samples:
             masks = [[name, content_stamp(mask)] for name, mask in sorted(s.masks.items())]
-            row = [s.id, s.label, s.boxes, s.frame, masks, self.stamp(s)]
+            row = [s.id, s.label, s.boxes, s.frame, masks, self.stamp(s), *stated_findings(s)]
             digest.update(json.dumps(row).encode())
         return digest.hexdigest()[:16]
 
     def subset(self, indices: Iterable[int]) -> Source:
         """Some of the samples, in the order given; labels keep their meaning."""
         return replace(self, samples=tuple(self.samples[i] for i in indices))
+
+
+def stated_findings(sample: Sample) -> list[Any]:
+    """What hashes take in of findings: nothing of a picture that has one label."""
+    return [] if sample.findings is None else [sample.findings, sample.box_findings]
 
 
 def file_source(
@@ -165,7 +188,8 @@ def select(
     left = [f"{len(indices)} in the source"]
     if classes is not None:
         wanted = class_numbers(classes, source.classes)
-        indices = [i for i in indices if source.samples[i].label in wanted]
+        samples = source.samples
+        indices = [i for i in indices if wanted & {samples[i].label, *(samples[i].findings or ())}]
         left.append(f"{len(indices)} in the classes")
     if single_object:
         indices = [i for i in indices if source.samples[i].objects == 1]
