@@ -67,3 +67,7 @@ class Group:
     seed: int
     # Probabilities of the same images at another checkpoint, by its name; zero where there are none.
     at: Callable[[str], Tensor] = lambda name: torch.zeros(0)
+    # Where images may have several findings: thresholds of each, labels and probabilities of all images.
+    # Without maps `labels` is that table; with them, each is a map of one finding of an image, and its label.
+    limits: tuple[float, ...] | None = None
+    every: tuple[Tensor, Tensor] | None = None
