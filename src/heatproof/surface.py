@@ -1,9 +1,10 @@
-"""hp.run and hp.open_run: a run in Python, with what people ask of it as methods."""
+"""hp.run, hp.audit and hp.open_run: a run in Python, with what people ask of it as methods."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import StoreError
+from heatproof.registry import split_calls
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
 from heatproof.types import Maps
@@ -24,6 +26,10 @@ from heatproof.verdict.trajectory import models, ordered
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+    from torch import nn
+
+    from heatproof.models.model import Model
+    from heatproof.types import ArrayLike
 
 MEANS = """
     select metric, method, avg(value order by value) filter (not isnan(value)) as mean,
@@ -190,3 +196,55 @@ def run(
     if done.done == done.units:
         conclude(done.folder)
     return Run(done.folder)
+
+
+def audit(
+    model: str | Model | nn.Module,
+    images: object,
+    labels: ArrayLike | None = None,
+    *,
+    checkpoint: str | Path | Sequence[str | Path] = (),
+    minutes: float = 5.0,
+    methods: str | Sequence[str] = (),
+    layer: str | None = None,
+    seed: int = 0,
+    out: str | Path = "audit",
+    say: Callable[[str], object] = print,
+) -> Run:
+    """Which maps of a network can be trusted? Chooses what to compute, runs it, judges, writes the page.
+
+    Args:
+        model: a name as for load_model, what load_model gives, or a module; it is not changed.
+        images: a folder or CSV file; Pillow pictures or arrays of 8 bits; model-ready tensors "n c H W"; or a
+            dataset of pairs.
+        labels: the class of each picture in memory.
+        checkpoint: weight files of a network that is named; several for a whole training.
+        minutes: about how long it may take; methods, metrics and pictures are chosen by it.
+        methods: names, instead of those it would choose.
+        layer: where CAMs look, by name; found by itself where None.
+        seed: everything follows from it.
+        out: a folder; the same call goes on where one was stopped. The page is its report.html, the study
+            its study.toml.
+        say: told what was chosen and why.
+
+    Returns:
+        The run: `.verdict()`, `.scores()`, `.maps(...)`, `.report()`.
+    """
+    from heatproof.models.model import as_model
+    from heatproof.studies.audit.held import held_pictures
+    from heatproof.studies.audit.protocol import plan_audit, run_audit
+    from heatproof.studies.audit.settings import HELD, AuditSettings
+
+    network = None if isinstance(model, str) else as_model(model)
+    files = [checkpoint] if isinstance(checkpoint, (str, Path)) else checkpoint
+    settings = AuditSettings(
+        model=model if isinstance(model, str) else f"{HELD}{network and network.name}",
+        images=Path(images) if isinstance(images, (str, Path)) else Path(out) / "pictures.csv",
+        checkpoint=tuple(map(str, files)), minutes=minutes, layer=layer, seed=seed, out=Path(out),
+        methods=tuple(split_calls(methods) if isinstance(methods, str) else methods),
+        device=None if network is None else str(network.device),
+    )  # fmt: skip
+    plan = plan_audit(settings, network, partial(held_pictures, images, labels, network, Path(out)), say)
+    for line in plan.told():
+        say(line)
+    return Run(run_audit(settings, plan, network=network).folder)

@@ -91,7 +91,7 @@ def _timed(worker: Worker, pending: Sequence[Task], say: Say) -> Iterator[tuple[
     for task in pending:
         kinds.setdefault((task.kind, *task.unit.methods, *task.unit.metrics), []).append(task)
     for tasks in kinds.values():
-        trials = _Trials(worker, tasks[0], say)
+        trials = Trials(worker, tasks[0], say)
         if not trials.indices:
             yield "estimated time", "unknown: the first pictures cannot be read"
             return
@@ -103,24 +103,24 @@ def _timed(worker: Worker, pending: Sequence[Task], say: Say) -> Iterator[tuple[
     yield "timed on", f"{worker.opened.device}, {worker.opened.threads} threads: {'; '.join(basis)}"
 
 
-class _Trial(NamedTuple):
+class Trial(NamedTuple):
     """What a part of a unit took."""
 
     seconds: float
     inputs: float
 
-    def __add__(self, other: object) -> _Trial:
-        assert isinstance(other, _Trial)
-        return _Trial(self.seconds + other.seconds, self.inputs + other.inputs)
+    def __add__(self, other: object) -> Trial:
+        assert isinstance(other, Trial)
+        return Trial(self.seconds + other.seconds, self.inputs + other.inputs)
 
-    def __mul__(self, factor: Any) -> _Trial:
-        return _Trial(self.seconds * factor, self.inputs * factor)
-
-
-Points = list[tuple[int, _Trial]]
+    def __mul__(self, factor: Any) -> Trial:
+        return Trial(self.seconds * factor, self.inputs * factor)
 
 
-def _grow(run: Callable[[int], _Trial], start: int, first: _Trial, end: int, leap: int = 2) -> Points:
+Points = list[tuple[int, Trial]]
+
+
+def _grow(run: Callable[[int], Trial], start: int, first: Trial, end: int, leap: int = 2) -> Points:
     """A second trial, a leap away where the first was dear; more while the next is expected to be cheap."""
     points = [(start, first)]
     while (last := points[-1][0]) < end:
@@ -132,14 +132,14 @@ def _grow(run: Callable[[int], _Trial], start: int, first: _Trial, end: int, lea
     return points
 
 
-def _at(points: Points, place: int) -> _Trial:
+def _at(points: Points, place: int) -> Trial:
     """On the line through the last two trials; time that falls is noise."""
     (before, a), (last, b) = points[max(0, len(points) - 2)], points[-1]
     steps = (place - last) / (last - before) if last > before else 0.0
-    return b + _Trial(max(0.0, b.seconds - a.seconds), b.inputs - a.inputs) * steps
+    return b + Trial(max(0.0, b.seconds - a.seconds), b.inputs - a.inputs) * steps
 
 
-class _Trials:
+class Trials:
     """Parts of the first unit of a kind, computed as in a run, with fewer pictures and fewer repetitions."""
 
     def __init__(self, worker: Worker, task: Task, say: Say) -> None:
@@ -151,7 +151,7 @@ class _Trials:
         self.decoding = (time.perf_counter() - began) / len(images)
         self.indices = [i for i in images if self.opened.source.samples[i].id in good]
 
-    def per_image(self) -> _Trial:
+    def per_image(self) -> Trial:
         """One picture of the unit with all its repetitions, decoding included."""
         full: Counts = {}
         for text in self._texts():
@@ -180,12 +180,12 @@ class _Trials:
         if not cheap:
             each += whole + base * -1
             self.basis += f", and 1 with {reached:.1%} or more of its repeated passes"
-        return each + _Trial(self.decoding, 0)
+        return each + Trial(self.decoding, 0)
 
-    def _one(self, few: Counts, function: Function, count: int) -> _Trial:
+    def _one(self, few: Counts, function: Function, count: int) -> Trial:
         return self._try(1, few | {function: count})
 
-    def _try(self, images: int, counts: Counts) -> _Trial:
+    def _try(self, images: int, counts: Counts) -> Trial:
         """So many pictures with so many repetitions; decoding is timed elsewhere."""
         unit, loaded = self.task.unit, self._load(self.indices[:images], 0)
         kept = unit.methods if self.task.kind == "score" else self._cut(unit.methods, counts)
@@ -193,7 +193,7 @@ class _Trials:
         self.inputs, began = 0, time.perf_counter()
         with fixed_threads(self.opened.threads):
             self.worker.compute(replace(self.task, unit=cut), loaded)
-        found = _Trial(time.perf_counter() - began, self.inputs)
+        found = Trial(time.perf_counter() - began, self.inputs)
         pictures = f"{images} picture{'s' * (images > 1)}"
         self.say(f"timed {pictures}, {found.inputs:,} inputs through the network: {found.seconds:.1f} s")
         return found

@@ -47,6 +47,7 @@ class Opened:
     head: str = ""  # how the network's output is read, once checked
     renamed: tuple[dict[int, int], tuple[str, ...]] | None = None  # the pictures' classes as the model's
     origin: Origin | None = None  # of the pictures, once checked
+    network: Model | None = field(default=None, repr=False)  # where Python holds it; the study only names it
     _source: Source | None = field(default=None, repr=False)
     _model: tuple[str, Model] | None = field(default=None, repr=False)
 
@@ -117,7 +118,7 @@ def _repetitions(function: Callable[..., Any], options: dict[str, Any]) -> int:
     return max([n for n in found if isinstance(n, int)], default=1)
 
 
-def open_study(given: str | Path | Mapping[str, Any]) -> Opened:
+def open_study(given: str | Path | Mapping[str, Any], network: Model | None = None) -> Opened:
     """Read a TOML file, or a dict of the same form, whose paths are relative to the working folder.
 
     Names of methods, metrics and sources are checked, nothing is loaded yet.
@@ -127,7 +128,7 @@ def open_study(given: str | Path | Mapping[str, Any]) -> Opened:
     for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", _check_images)):
         with _at(f"{path}: {key}"):
             check(getattr(study, key))
-    return Opened(study, path.resolve().parent)
+    return Opened(study, path.resolve().parent, network=network)
 
 
 def check_study(opened: Opened) -> dict[str, str]:
@@ -135,7 +136,7 @@ def check_study(opened: Opened) -> dict[str, str]:
     study = opened.study
     with _at("images"):
         source = opened.source
-    _check_truth(opened.metrics, source, study.run.targets)
+    check_truth(opened.metrics, source, study.run.targets)
     with _at("model"):
         checkpoints = opened.checkpoints
         for checkpoint in checkpoints:
@@ -193,7 +194,7 @@ def _renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...
 def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
     """The study's network with one checkpoint's weights, device and preprocessing as the study says."""
     study = opened.study
-    model = build(study.model, opened.folder, checkpoint, study.run.seed)
+    model = opened.network or build(study.model, opened.folder, checkpoint, study.run.seed)
     preprocess = _preprocess(model.preprocess, study)
     model = replace(
         model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
@@ -256,7 +257,7 @@ def _check_methods(methods: list[str]) -> None:
         raise InputError("a method is named twice; leave one out")
 
 
-def _check_truth(requests: list[MetricRequest], source: Source, targets: str | None) -> None:
+def check_truth(requests: list[MetricRequest], source: Source, targets: str | None) -> None:
     """Every metric gets what it needs from these pictures."""
     for request in requests:
         needs, where = request.entry.needs, f"metrics: {request.text} needs"
