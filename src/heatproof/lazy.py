@@ -7,6 +7,7 @@ commands read too take torch from here, and tensors for type hints under `if TYP
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -55,8 +56,7 @@ def names_are_late(package: str) -> None:
 @cache
 def _homes(package: str) -> Mapping[str, tuple[str, str]]:
     """By public name: the module that it comes from, and its name there."""
-    spec = sys.modules[package].__spec__
-    source = spec.loader.get_source(package)  # type: ignore[union-attr]
+    source = inspect.getsource(sys.modules[package])  # pytest's loader, for one, cannot tell it
     blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
     lines = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
     return {
