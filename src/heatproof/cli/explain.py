@@ -150,7 +150,6 @@ def explain_some(
     """Those of the images that can be read."""
     from heatproof.explain.api import explain
     from heatproof.images.preprocess import open_image, to_tensor
-    from heatproof.models.model import probabilities
 
     seen: dict[str, Image.Image] = {}
     for name, path in named:
@@ -163,7 +162,7 @@ def explain_some(
         return []
     images = model.preprocess.normalise(torch.stack([to_tensor(picture) for picture in seen.values()]))
     maps = explain(model, images, **options, progress=progress.inputs)
-    chances = probabilities(model.logits(images)).cpu()
+    chances = model.probabilities(model.logits(images)).cpu()
     if model.classes is not None and len(model.classes) != chances.shape[1]:
         raise InputError(
             f"there are {len(model.classes)} class names but {model.name} has {chances.shape[1]} classes; "

@@ -18,7 +18,6 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.explain.gradients import working_images
-from heatproof.models.model import target_probabilities
 from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
@@ -52,12 +51,12 @@ def occlusion(trace: Trace, *, window: float = 0.15, stride: float = 0.075, base
         return torch.where(under[:, None], hidden[which], images[which])
 
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
-        return target_probabilities(
+        return trace.model.measured(
             logits, trace.targets[torch.arange(start, stop, device=logits.device) // count]
         )
 
     left = trace.queue.predict(len(images) * count, covered, score).view(-1, len(rows), len(columns))
-    drops = (target_probabilities(trace.logits, trace.targets)[:, None, None] - left).to(images)
+    drops = (trace.model.measured(trace.logits, trace.targets)[:, None, None] - left).to(images)
     down, across = rows.to(images), columns.to(images)
     times = torch.outer(down.sum(0), across.sum(0))
     return torch.einsum("brs,rh,sw->bhw", drops, down, across) / times

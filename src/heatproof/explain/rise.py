@@ -34,7 +34,6 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.gradients import check_counts
 from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
-from heatproof.models.model import target_probabilities
 from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
@@ -84,7 +83,7 @@ def rise(
 
         def score(logits: Tensor, first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=logits.device)
-            return target_probabilities(logits, trace.targets[rows[jobs % count]])
+            return trace.model.measured(logits, trace.targets[rows[jobs % count]])
 
         return trace.queue.predict(count * (stop - start), masked, score).view(-1, count).T
 

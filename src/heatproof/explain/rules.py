@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import ModelError
 from heatproof.explain.gradients import working_images
-from heatproof.models.model import at_least_float, class_scores
+from heatproof.models.model import at_least_float
 from heatproof.types import Trace
 
 Rule = Callable[..., Any]  # called with the function and its arguments
@@ -59,7 +59,7 @@ def own_gradient(
             inputs = inputs.detach().clone().requires_grad_()
             with Rules(rules):
                 logits = trace.model.forward(inputs)
-            score = class_scores(logits[:count], trace.targets[start:stop]).sum()
+            score = trace.model.scores(logits[:count], trace.targets[start:stop]).sum()
             (gradient,) = torch.autograd.grad(score, inputs)
         return at_least_float(gradient[:count])
 

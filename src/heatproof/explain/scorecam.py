@@ -7,7 +7,6 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.cams import weighted_sum
-from heatproof.models.model import class_scores, probabilities, target_probabilities
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace, upsample
 
@@ -46,14 +45,14 @@ def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
         targets = trace.targets[torch.arange(start, stop, device=logits.device) // count]
         if weights == "softmax":
-            return class_scores(logits, targets)
-        return target_probabilities(logits, targets)
+            return trace.model.scores(logits, targets)
+        return trace.model.measured(logits, targets)
 
     scores = trace.queue.predict(len(activations) * count, masked, score).view(-1, count)
     if weights == "softmax":
         return weighted_sum(scores.softmax(1), kept)
     assert trace.blank_logits is not None
-    blank = probabilities(trace.blank_logits[None])[0, trace.targets]
+    blank = trace.model.measured(trace.blank_logits.expand(len(activations), -1), trace.targets)
     return weighted_sum(scores - blank[:, None], kept)
 
 

@@ -35,7 +35,7 @@ from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_range
 from heatproof.models.capture import capture, tap
 from heatproof.models.layers import layout_of
-from heatproof.models.model import Model, as_model, class_scores, predicted, untouched
+from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import metric
 from heatproof.types import Images
@@ -136,10 +136,14 @@ def _search(
     def work(start: int, stop: int) -> Searched:
         images, ball = pictures[start:stop], reach[start:stop]
         with torch.no_grad():
-            answers = predicted(model.forward(model.ready(images)))
+            before = model.forward(model.ready(images))
+            classes = model.predicted(before)
         with torch.inference_mode(False), torch.enable_grad():
-            original = look(images.clone(), answers)[0].detach()
-            return _steps(look, images, original, answers, ball, noise * ball, steps)
+            original = look(images.clone(), classes)[0].detach()
+            return _steps(
+                lambda shown: look(shown, classes), partial(model.same, before), images, original, ball,
+                noise * ball, steps,
+            )  # fmt: skip
 
     size = (int(pictures.shape[-2]), int(pictures.shape[-1]))
     with untouched(model.module):
@@ -150,7 +154,13 @@ def _search(
 
 
 def _steps(
-    look: Look, images: Tensor, original: Tensor, answers: Tensor, ball: Tensor, start: Tensor, steps: int
+    look: Callable[[Tensor], tuple[Tensor, Tensor]],
+    holds: Callable[[Tensor], Tensor],
+    images: Tensor,
+    original: Tensor,
+    ball: Tensor,
+    start: Tensor,
+    steps: int,
 ) -> Searched:
     change, tried = torch.zeros_like(start), start
     downhill = start.sign()
@@ -158,10 +168,10 @@ def _steps(
     best, lowest = images.clone(), images.new_full((len(images),), torch.inf)
     for step in range(steps + 1):
         shown = (images + tried).detach()
-        seen, logits = look(shown, answers)
+        seen, logits = look(shown)
         alike = F.cosine_similarity(seen, original)
         (slope,) = torch.autograd.grad(alike.sum(), shown) if step < steps else (downhill,)
-        held = predicted(logits.detach()) == answers
+        held = holds(logits.detach())
         better = held & (alike.detach().to(lowest) < lowest)
         best[better], lowest[better] = shown.detach()[better], alike.detach().to(lowest)[better]
         change[held], downhill[held] = tried[held], -slope.sign()[held].to(downhill)
@@ -181,7 +191,7 @@ def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Ten
     with Rules(SMOOTH), tap(model.module, (layer,), True, model.found.get("runs", {})) as taken:
         logits = model.forward(inputs)
     output = taken.outputs[layer]
-    (gradient,) = torch.autograd.grad(class_scores(logits, classes).sum(), output, create_graph=True)
+    (gradient,) = torch.autograd.grad(model.scores(logits, classes).sum(), output, create_graph=True)
     layout = layout_of(output, inputs, model.module)
     assert layout is not None
     weights = layout.picture(gradient).mean((2, 3), keepdim=True)
@@ -192,7 +202,7 @@ def _gradient(model: Model, images: Tensor, classes: Tensor) -> tuple[Tensor, Te
     inputs = model.ready(images.requires_grad_())
     with Rules(ROUNDED):
         rounded = model.forward(inputs)
-    score = class_scores(rounded, classes).sum()
+    score = model.scores(rounded, classes).sum()
     (gradient,) = torch.autograd.grad(score, inputs, create_graph=True)
     with torch.no_grad():
         logits = model.forward(model.ready(images))

@@ -54,7 +54,7 @@ from heatproof.metrics.curves import (
 )
 from heatproof.metrics.kit import CONSTANT, Cause, Passes, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import Scene
-from heatproof.models.model import Model, as_model, at_least_float, predicted, target_probabilities, untouched
+from heatproof.models.model import Model, as_model, at_least_float, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
 from heatproof.registry import metric, metrics
@@ -260,9 +260,9 @@ class _Curves:
                 alike = logits.new_empty(self.count, logits.shape[1])
                 self.targets = self.model.check_targets(targets, alike).clone()
             if first and targets is None and start < self.count:
-                self.targets[start:stop] = predicted(logits[: self.count - start])
+                self.targets[start:stop] = self.model.predicted(logits[: self.count - start])
             chosen = self.targets[jobs[start:stop] // (self.steps + 1) % self.count]
-            return target_probabilities(logits, chosen)
+            return self.model.measured(logits, chosen)
 
         if len(jobs):
             self.curves.view(-1)[jobs] = queue.predict(len(jobs), make, read).to(self.curves.dtype)

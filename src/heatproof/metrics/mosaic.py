@@ -45,7 +45,7 @@ from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import Gallery
 from heatproof.models.disconnected import disconnected
-from heatproof.models.model import Model, as_model, probabilities
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits, is_out_of_memory
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images
@@ -129,7 +129,7 @@ def _sure(
 ) -> tuple[Tensor, Tensor]:
     """ "b" classes and "b" bool: whether the network is sure of them, and right where there are labels."""
     logits = all_logits(model, pictures, **passes)
-    highest, classes = probabilities(logits).max(1)
+    highest, classes = model.probabilities(logits).max(1)
     sure = highest >= confident
     return classes, sure if labels is None else sure & (classes == model.check_targets(labels, logits))
 

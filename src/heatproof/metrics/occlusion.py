@@ -23,7 +23,7 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import Cause, Passes, PerImage, align
-from heatproof.models.model import Model, as_model, at_least_float, class_scores, untouched
+from heatproof.models.model import Model, as_model, at_least_float, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
 from heatproof.registry import metric
@@ -82,7 +82,7 @@ def part_occlusion(
         queue = Queue(model, size, **passes)
         logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
     chosen = model.check_targets(targets, logits[:count])
-    scores = class_scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
+    scores = model.scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
     drops = dict(zip(parts, scores[0] - scores[1:], strict=True))
     empty = ~hidden.flatten(2).any(2)
     return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])

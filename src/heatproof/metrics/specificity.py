@@ -47,7 +47,7 @@ from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import Change, Scene
-from heatproof.models.model import Model, as_model, target_probabilities, untouched
+from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.random_weights import untrained_copy
 from heatproof.registry import metric
@@ -171,7 +171,7 @@ def painted_over(
     with untouched(model.module):
         found = queue.predict(
             len(flat), lambda start, stop: flat[start:stop],
-            lambda logits, start, stop: target_probabilities(logits, classes[start:stop]),
+            lambda logits, start, stop: model.measured(logits, classes[start:stop]),
         )  # fmt: skip
     odds = found.clamp(SURE, 1 - SURE).logit().view(len(tried), -1)
     best = odds[1:].argmin(0)

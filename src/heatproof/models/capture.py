@@ -29,7 +29,7 @@ from heatproof.models.layers import (
     not_a_picture,
     searched_scales,
 )
-from heatproof.models.model import Model, at_least_float, class_scores, predicted
+from heatproof.models.model import Model, at_least_float
 from heatproof.models.queue import Queue, graphs_of
 from heatproof.timeline import span
 from heatproof.types import Trace
@@ -184,7 +184,7 @@ class _Pass:
             chosen = choose(logits.detach()[: self.count])
             wanted = (taken.outputs if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
             with model.computing():
-                gradients = _gradients(logits[: self.count], chosen, wanted)
+                gradients = _gradients(model.scores(logits[: self.count], chosen), wanted)
         return _Passed(logits.detach(), chosen, taken.outputs, gradients, taken.whole)
 
 
@@ -198,7 +198,7 @@ def _recorded(one: _Pass, inputs: Tensor, targets: Any) -> _Passed | None:
         given.append(model.check_targets(targets, inputs.new_empty(one.count, model.found["classes"])))
 
     def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
-        return one(inputs, predicted if chosen is None else lambda _: chosen)[:4]
+        return one(inputs, model.predicted if chosen is None else lambda _: chosen)[:4]
 
     key = "shared", state_of(model.module), model.precision, one.names, one.count, one.of_layers, one.of_input
     logits, chosen, outputs, gradients = graphs.run(key, whole_pass, given)
@@ -293,16 +293,16 @@ class _NotAPicture(Exception):
         self.name, self.output = name, output
 
 
-def _gradients(logits: Tensor, targets: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _gradients(scores: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not wanted:
         return {}
-    score = class_scores(logits, targets).sum()
+    score = scores.sum()
     if not score.requires_grad:
         raise ModelError(
             "the model's output carries no gradient; does its forward run under torch.no_grad()?"
         )
     # Images of a batch do not see each other in evaluation mode, so the sum's gradient is each image's own.
-    with span("backward", inputs=len(logits) if INPUT in wanted else 0):
+    with span("backward", inputs=len(scores) if INPUT in wanted else 0):
         found = torch.autograd.grad(score, list(wanted.values()), allow_unused=True)
     for name, gradient in zip(wanted, found, strict=True):
         if gradient is None:

@@ -27,6 +27,7 @@ from heatproof.errors import HeatproofError, InputError, MissingExtraError, Mode
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint
+from heatproof.models.heads import Head, chosen_head
 from heatproof.models.layers import find_module
 from heatproof.models.libraries import LIBRARIES, NetworkRequest, build_lite0, from_keras, sized
 from heatproof.models.model import Model
@@ -51,6 +52,8 @@ def load_model(
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
     precision: str | None = None,
+    head: str | Head | None = None,
+    thresholds: float | Sequence[float] | None = None,
     allow_pickle: bool = False,
     **build_options: object,
 ) -> Model:
@@ -66,6 +69,9 @@ def load_model(
         layer, classes, preprocess: where CAMs look, the classes' names and what pictures go through, where
             the model's own are not wanted.
         precision: "fp32", "tf32" or "bf16"; as the network and torch are set where None.
+        head: what its output is, such as "multilabel", or a head with its own settings (see docs/heads.md);
+            found in its first pass, where that is safe, where None.
+        thresholds: of a multilabel head: from which probability on a label is predicted, one or one each.
         allow_pickle: let checkpoints and .keras files run the code inside them.
         build_options: for the library's own builder.
 
@@ -89,6 +95,7 @@ def load_model(
         "classes": names,
         "preprocess": preprocess,
         "precision": precision,
+        "reader": chosen_head(head, thresholds),
     }
     model = replace(model, **{name: value for name, value in changes.items() if value is not None})
     if model.layer is not None:

@@ -16,11 +16,22 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.preprocess import Preprocess, open_image
-from heatproof.models.heads import MEANING, LastStep, as_logits, find_head, scores_of
+from heatproof.models.heads import (
+    Head,
+    LastStep,
+    class_scores,
+    named_head,
+    predicted,
+    probabilities,
+    read_first,
+)
+from heatproof.models.heads.classes import Softmax
 from heatproof.models.interrupts import deferring
 from heatproof.models.precision import check_precision, computing
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
+
+__all__ = ["Model", "as_model", "class_scores", "predicted", "probabilities"]
 
 PICTURE = (str, PathLike, Image.Image)
 
@@ -39,6 +50,9 @@ class Model:
         precision: "fp32", "tf32" or "bf16" (see precision.py); as the network and torch are set where None.
         inputs_per_pass: of methods and metrics that need many, for images as `preprocess` makes them; chosen
             by throughput where None (see batches.py).
+        head: the name of what its output is, such as "multilabel" (see heads/); found in its first pass
+            where that is safe, None until then.
+        reader: the head itself, where a name does not say all: Multilabel(thresholds=...) and others.
     """
 
     module: nn.Module
@@ -50,6 +64,8 @@ class Model:
     call: Callable[[Tensor], object] | None = None
     precision: str | None = None
     inputs_per_pass: int | None = None
+    head: str | None = None
+    reader: Head | None = None
     # What a search need not repeat.
     found: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -66,6 +82,11 @@ class Model:
         if isinstance(self.module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             self.module = self.module.module
         self.name = self.name or type(self.module).__name__
+        if self.reader is None and self.head is not None:
+            self.reader = named_head(self.head)
+        if self.reader is not None and self.reader.by_itself:  # of the network this one is a copy of
+            self.reader = None
+        self.head = None if self.reader is None else self.reader.name
         if any(isinstance(part, torch.jit.ScriptModule) for part in self.module.modules()):
             raise ModelError(
                 f"{self.name} is TorchScript, whose layers cannot be hooked nor set to evaluation mode from "
@@ -88,36 +109,62 @@ class Model:
     def forward(self, images: Tensor) -> Tensor:
         """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
         deferring.answer()
-        if self.head is not None:
+        if self.was_seen and self.reader is not None:
             # A network that writes to its input gets a copy.
-            scores = self._scores(images.clone() if self.found["writes"] else images)
-            return as_logits(at_least_float(scores), self.head)
+            output = self._output(images.clone() if self.found["writes"] else images)
+            return self.reader.logits(at_least_float(self.reader.table(output, len(images))))
         with LastStep() as last:
             given = images.clone()
             before = None if given.is_inference() else given._version
-            scores = self._scores(given)
-        head = find_head(self.module, scores, last.of(scores))
-        if torch.isfinite(scores).all():
-            self.found |= {"writes": before is None or given._version != before, "head": head}
-        return as_logits(at_least_float(scores), head)
+            output = self._output(given)
+        reader, table = read_first(self.reader, self.module, output, len(images), last)
+        if torch.isfinite(table).all():
+            self.found["writes"] = before is None or given._version != before
+            self.reader, self.head = reader, reader.name
+        return reader.logits(at_least_float(table))
 
-    def _scores(self, images: Tensor) -> Tensor:
+    @property
+    def was_seen(self) -> bool:
+        """Whether a first pass has shown what the output is."""
+        return "writes" in self.found
+
+    def _output(self, images: Tensor) -> Any:
         with self.computing(), span("forward", inputs=len(images)):
-            return scores_of((self.call or self.module)(images), len(images))
+            return (self.call or self.module)(images)
 
     def computing(self) -> AbstractContextManager[None]:
         """The model's precision, while the context is open: for a backward pass; forward sees to itself."""
         return computing(self.precision, self.device)
 
     @property
-    def head(self) -> str | None:
-        """How the output is read (see heads.py); None before the first pass."""
-        return self.found.get("head")
-
-    @property
     def head_meaning(self) -> str:
         """The head in words, for those who should know what was assumed."""
-        return MEANING.get(self.head or "", "not known before its first pass")
+        return self.reader.meaning if self.reader and self.was_seen else "not known before its first pass"
+
+    @property
+    def read(self) -> Head:
+        """The head that logits are read by; before the first pass, that of a plain classifier."""
+        return self.reader or Softmax()
+
+    def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """ "b": the explained scalar of each image."""
+        return self.read.scores(logits, targets)
+
+    def measured(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """ "b": the target's probability, or its value where the head has no probability."""
+        return self.read.measured(logits, targets)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """ "b k"; an error where the head has none."""
+        return self.read.probabilities(logits)
+
+    def predicted(self, logits: Tensor) -> Tensor:
+        """ "b": the target that is explained where none is named."""
+        return self.read.predicted(logits)
+
+    def same(self, before: Tensor, after: Tensor) -> Tensor:
+        """ "b" bool: whether two tables of logits are the same prediction."""
+        return self.read.same(before, after)
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
@@ -171,9 +218,9 @@ class Model:
 
     def check_targets(self, targets: ArrayLike | None, logits: Tensor) -> Tensor:
         """ "b" classes to explain: the prediction where none is given."""
-        count, classes = len(logits), max(2, logits.shape[1])
+        count, classes = len(logits), self.read.targets(logits.shape[1])
         if targets is None:
-            return predicted(logits)
+            return self.predicted(logits)
         chosen = torch.as_tensor(targets)  # checked where it is: a GPU need not be waited for
         if chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise TargetError(f"targets must be class numbers, got {chosen.dtype}")
@@ -214,30 +261,6 @@ def at_least_float(tensor: Tensor) -> Tensor:
 
 def max_precision(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def predicted(logits: Tensor) -> Tensor:
-    """ "b" predicted class; a one-logit model predicts class 1 where its logit is positive."""
-    return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
-
-
-def probabilities(logits: Tensor) -> Tensor:
-    """ "b k": softmax, or (1 - sigmoid, sigmoid) for a one-logit model."""
-    if logits.shape[1] == 1:
-        return torch.cat([(-logits).sigmoid(), logits.sigmoid()], dim=1)
-    return logits.softmax(1)
-
-
-def target_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
-    """ "b" probability of each image's target."""
-    return probabilities(logits).gather(1, targets[:, None])[:, 0]
-
-
-def class_scores(logits: Tensor, targets: Tensor) -> Tensor:
-    """ "b" logit of each image's target; class 0 of a one-logit model is -z."""
-    if logits.shape[1] == 1:
-        return torch.where(targets == 1, logits[:, 0], -logits[:, 0])
-    return logits.gather(1, targets[:, None])[:, 0]
 
 
 def input_channels(module: nn.Module) -> int | None:

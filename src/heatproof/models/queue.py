@@ -19,7 +19,7 @@ from heatproof.errors import InputError
 from heatproof.models.batches import batch_for, told_batch, usual_batch
 from heatproof.models.folding import WORTH_IT, Folding, folding_of
 from heatproof.models.graphs import Graphs, recordable, state_of
-from heatproof.models.model import Model, at_least_float, class_scores, untouched
+from heatproof.models.model import Model, at_least_float, untouched
 from heatproof.timeline import span
 
 Result = TypeVar("Result")
@@ -167,7 +167,7 @@ class Runner:
 
 def graphs_of(model: Model) -> Graphs | None:
     """The recordings of a network on a GPU, after its first pass; None where passes are not recorded."""
-    if model.device.type != "cuda" or model.head is None or not recordable(model.module):
+    if model.device.type != "cuda" or not model.was_seen or not recordable(model.module):
         return None
     graphs: Graphs = model.found.setdefault("graphs", Graphs())
     return graphs
@@ -203,7 +203,7 @@ def input_gradient(model: Model, images: Tensor, targets: Tensor) -> tuple[Tenso
         inputs = model.ready(images).detach().clone().requires_grad_()
         logits = model.forward(inputs)
         with model.computing(), span("backward"):
-            (gradient,) = torch.autograd.grad(class_scores(logits, targets).sum(), inputs)
+            (gradient,) = torch.autograd.grad(model.scores(logits, targets).sum(), inputs)
     return at_least_float(gradient), logits.detach()
 
 

@@ -19,7 +19,7 @@ from heatproof.explain.segments import cut_ahead
 from heatproof.images import Loaded, batches
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
-from heatproof.models import Model, probabilities
+from heatproof.models import Model
 from heatproof.models.queue import how_it_runs
 from heatproof.run.behind import Ahead, Behind
 from heatproof.run.group import across_rows, group_rows
@@ -156,7 +156,7 @@ class Worker:
             layer=study.model.layer, seed=unit.seed, progress=self.passed,
         )  # fmt: skip
         if targets is None:  # where nothing was predicted, nothing is explained
-            lost = probabilities(logits).isnan().any(1)
+            lost = model.read.unanswered(logits)
             for name, one in maps.items():
                 values = one.values.masked_fill(lost[:, None, None], torch.nan)
                 maps[name] = replace(one, values=values, explained=one.explained.masked_fill(lost, -1))

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.kit import pixel_maps
 from heatproof.models.capture import capture
-from heatproof.models.model import Model, predicted, target_probabilities, untouched
+from heatproof.models.model import Model, untouched
 from heatproof.models.queue import Queue, all_logits
 from heatproof.show import pixels
 from heatproof.types import Maps
@@ -130,8 +130,8 @@ def _masks(boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
 def _ask(model: Model, images: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """The class's probability, 0 where the answer is no number, and whether another class is said."""
     logits = all_logits(model, images)
-    chance = target_probabilities(logits, torch.full((len(images),), number, device=logits.device))
-    return chance.nan_to_num(0), (predicted(logits) != number) | chance.isnan()
+    chance = model.measured(logits, torch.full((len(images),), number, device=logits.device))
+    return chance.nan_to_num(0), (model.predicted(logits) != number) | chance.isnan()
 
 
 def _ask_painted(model: Model, images: Tensor, masks: Tensor, number: int) -> tuple[Tensor, Tensor]:
