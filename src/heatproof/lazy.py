@@ -56,10 +56,8 @@ def names_are_late(package: str) -> None:
 @cache
 def _homes(package: str) -> Mapping[str, tuple[str, str]]:
     """By public name: the module that it comes from, and its name there."""
-    module = sys.modules[package]
-    lines = linecache.getlines(
-        str(module.__file__), vars(module)
-    )  # not every loader tells a source: pytest's
+    module = sys.modules[package]  # whose loader may be pytest's, which tells no source
+    lines = linecache.getlines(str(module.__file__), vars(module))
     blocks = [node for node in ast.parse("".join(lines)).body if isinstance(node, ast.If)]
     imports = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
     return {
