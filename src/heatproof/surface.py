@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from heatproof.models.model import Model
+    from heatproof.report.beside import Comparison
     from heatproof.types import ArrayLike
 
 MEANS = """
@@ -196,6 +197,22 @@ def run(
     if done.done == done.units:
         conclude(done.folder)
     return Run(done.folder)
+
+
+def compare(*runs: str | Path | Run, pictures: int = 12) -> Comparison:
+    """Runs side by side: what became better or worse from the first to each other one, with intervals.
+
+    Args:
+        runs: two or more: a Run, or its folder, perhaps with a checkpoint or a method behind @, as in
+            "runs/a@epoch05" or "runs/a@gradcam".
+        pictures: how many of those whose maps changed most are named and shown.
+
+    Returns:
+        `.headline`, `.differences`, `.moved`; `.report()` writes the page.
+    """
+    from heatproof.report.beside import compare_runs
+
+    return compare_runs([run.folder if isinstance(run, Run) else run for run in runs], pictures)
 
 
 def audit(

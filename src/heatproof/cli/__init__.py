@@ -35,6 +35,7 @@ SECTIONS = {
     "Read a run": {
         "verdict": "Which maps follow the network, and whether it looks where it should.",
         "report": "One HTML file with everything.",
+        "compare": "Runs side by side: what became better or worse, and which maps changed most.",
         "serve": "The same as a live page, also while the run is going.",
         "sql": "Ask the scores anything.",
         "export": "The scores as CSV, Parquet or LaTeX.",

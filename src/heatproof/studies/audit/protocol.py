@@ -226,7 +226,7 @@ def _config(tables: Mapping[str, Any], chosen: Chosen, opened: Opened) -> dict[s
 
 def _with_comments(config: Mapping[str, Any], plan: AuditPlan, settings: AuditSettings) -> str:
     """The study as TOML, with what was left out and why."""
-    left = [f"#   {one.what}: {one.why}" for one in plan.choices if not one.taken]
+    left = [f"#   {', '.join(names)}: {why}" for why, names in plan.reasons(False).items()]
     expected = f"about {spell(plan.seconds)} were expected"
     head = [
         f"# Chosen by heatproof audit for {settings.minutes:g} minutes; {expected}.",
