@@ -15,11 +15,12 @@ from markupsafe import escape
 from heatproof.cli import main
 from heatproof.demo import QUICK, Sizes
 from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settle
-from heatproof.demo.story import advice, first_alarms, same_maps, told_apart
+from heatproof.demo.story import first_alarms, same_maps, told_apart
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.demo.twin import FOLDER, Twin, cheating_twin
 from heatproof.errors import InputError
 from heatproof.report.pieces import number
+from heatproof.report.steps import advice
 from heatproof.store import RunFolder
 from heatproof.studies.cose.found import read_pairs
 from heatproof.train import TrainProgress
