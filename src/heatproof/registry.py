@@ -55,6 +55,7 @@ class Entry:
     needs: Collection[str] = ()
     cite: str = ""
     aliases: tuple[str, ...] = ()
+    volumes: bool = False  # whether it takes volumes, "b c D H W", as well as pictures
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", frozenset(self.needs))
@@ -286,6 +287,15 @@ def check_options(entry: Entry, given: dict[str, Any]) -> None:
     for option in given:
         if option not in entry.options:
             raise InputError(f"{entry.name} has no option {option!r}; {did_you_mean(option, entry.options)}")
+
+
+def check_volumes(entry: Entry) -> None:
+    """Refuse what is built for pictures alone."""
+    if not entry.volumes:
+        known = ", ".join(
+            other.name for other in (metrics if isinstance(entry, Metric) else explainers) if other.volumes
+        )
+        raise InputError(f"{entry.name} is not built for volumes; leave it out or use one of {known}")
 
 
 def split_calls(text: str) -> list[str]:

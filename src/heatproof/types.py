@@ -1,6 +1,7 @@
 """What travels along the path: Batch -> Trace -> Maps -> Score, in Units.
 
-Shapes are written in axis names: b images, c channels, h w at a map's own size, H W at the image's.
+Shapes are written in axis names: b images, c channels, h w at a map's own size, H W at the image's. Volumes
+have a third axis in front of these two: their images are "b c D H W", their maps "b d h w".
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError
+from heatproof.grids import constant as constant
+from heatproof.grids import normalise as normalise
+from heatproof.grids import per_map as per_map
+from heatproof.grids import places as places
+from heatproof.grids import size_of as size_of
+from heatproof.grids import upsample as upsample
 from heatproof.lazy import torch
 from heatproof.show import Strip, as_pictures, colours, overlay, text
 
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 
 ArrayLike: TypeAlias = "Tensor | numpy.typing.ArrayLike"
 Picture = str | PathLike[str] | Image.Image
-# Model-ready "b c H W", or what goes through preprocessing.
+# Model-ready "b c H W" or "b c D H W", or what goes through preprocessing.
 Images: TypeAlias = "ArrayLike | Picture | Sequence[Picture]"
 
 
@@ -110,8 +117,8 @@ class Trace:
         return self.gradient * self.activation
 
     @property
-    def image_size(self) -> tuple[int, int]:
-        return int(self.images.shape[-2]), int(self.images.shape[-1])
+    def image_size(self) -> tuple[int, ...]:
+        return size_of(self.images)
 
 
 class Signed(NamedTuple):
@@ -128,7 +135,7 @@ class Maps:
     Args:
         method: its name, with its options.
         values: "b h w", float32, as the method defines it (not normalised).
-        image_size: height and width of the images.
+        image_size: height and width of the images; depth, height and width of volumes.
         explained: "b", the class that each map explains.
         ids: names of the images.
         signed_values: "b h w", where the sign means something that `values` loses.
@@ -138,7 +145,7 @@ class Maps:
 
     method: str
     values: Tensor
-    image_size: tuple[int, int]
+    image_size: tuple[int, ...]
     explained: Tensor
     ids: tuple[str, ...] = ()
     signed_values: Tensor | None = None
@@ -163,8 +170,8 @@ class Maps:
         """ "b h w" in [0, 1], at the method's own size."""
         return normalise(self.values)
 
-    def upsample(self, size: tuple[int, int] | None = None) -> Tensor:
-        """ "b H W" in [0, 1]: bilinear to the image's size, then normalised there.
+    def upsample(self, size: tuple[int, ...] | None = None) -> Tensor:
+        """ "b H W" in [0, 1]: bilinear (of volumes trilinear) to the image's size, then normalised there.
 
         Args:
             size: another height and width than the image's.
@@ -263,42 +270,6 @@ class Maps:
             return parts[0]
         every = parts[0]._each(lambda name: torch.cat([getattr(p, name) for p in parts]))
         return replace(parts[0], ids=tuple(i for p in parts for i in p.ids), **every)
-
-
-def normalise(values: Tensor) -> Tensor:
-    """Clip negatives, then min-max each map to [0, 1]; a constant map becomes all zeros.
-
-    >>> normalise(torch.tensor([[[-1.0, 0.0], [1.0, 2.0]]])).tolist()
-    [[[0.0, 0.0], [0.5, 1.0]]]
-    """
-    positive = _wide(values).clamp(min=0)
-    # amin and amax, not aminmax: several times faster along one axis on a CPU.
-    low, high = (extreme(positive, dim=(1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
-    span = high - low
-    # An infinite divisor sends a constant map to zero without a branch per map.
-    return ((positive - low) / torch.where(span > 0, span, math.inf)).float()
-
-
-def constant(values: Tensor) -> Tensor:
-    """ "b" bool: maps in which nothing stands out once negatives are clipped."""
-    positive = values.flatten(1).clamp(min=0)
-    return positive.amax(1) == positive.amin(1)
-
-
-def upsample(values: Tensor, size: tuple[int, int]) -> Tensor:
-    """ "b h w" -> "b H W", bilinear, align_corners=False; float32, or float64 where the maps are."""
-    values = _wide(values)
-    if tuple(values.shape[-2:]) == tuple(size):
-        return values
-    grow = torch.nn.functional.interpolate
-    grown = grow(values[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
-    low, high = (extreme(values, dim=(1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
-    return torch.where(low == high, low, grown)  # a constant stays one, also where its weights round
-
-
-def _wide(values: Tensor) -> Tensor:
-    """float32, or float64 where the maps are: a cast before normalising would lose their contrast."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

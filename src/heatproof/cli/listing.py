@@ -172,5 +172,5 @@ def list_layers(model: str, image_size: int | None) -> None:
         shown, note = name, ""
         if default is not None and name == default.partition("+")[0]:
             shown, note = default, f"default: {why(loaded, default)}"
-        table.add_row(shown, f"{layout.height}x{layout.width}", str(channels), note)
+        table.add_row(shown, "x".join(map(str, layout.grid)), str(channels), note)
     console.print(table)

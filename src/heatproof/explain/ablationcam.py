@@ -18,6 +18,7 @@ from heatproof.types import Trace
     cite="desai2020ablationcam",
     card=Card(sign="weights keep the sign of the logit they are divided by"),
     cost="part of a pass per channel",
+    volumes=True,
 )
 def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
     """Channels weighted by the share of the logit lost when the channel is set to 0.

@@ -14,9 +14,9 @@ from heatproof.explain.sampling import Estimate
 from heatproof.models.capture import capture
 from heatproof.models.model import Model, as_model, check_pixels, untouched
 from heatproof.models.queue import Queue
-from heatproof.registry import Explainer, check_options, explainers, parse_call, split_calls
+from heatproof.registry import Explainer, check_options, check_volumes, explainers, parse_call, split_calls
 from heatproof.timeline import span
-from heatproof.types import ArrayLike, Images, Maps, Signed, Trace
+from heatproof.types import ArrayLike, Images, Maps, Signed, Trace, size_of
 
 READ = {"activations", "gradients"}  # of the trace's layer
 
@@ -38,8 +38,9 @@ class MethodCall:
         elif isinstance(result, Estimate):
             beside = {"error": result.error.float(), "passes": result.passes}
         values = result.values if isinstance(result, Signed | Estimate) else result
-        if values.ndim != 3 or len(values) != len(trace.images):
-            raise InputError(f"{self.entry.name} returned shape {tuple(values.shape)}, not 'b h w'")
+        if values.ndim != trace.images.ndim - 1 or len(values) != len(trace.images):
+            wanted = "b h w" if trace.images.ndim == 4 else "b d h w"
+            raise InputError(f"{self.entry.name} returned shape {tuple(values.shape)}, not {wanted!r}")
         return Maps(
             method=self.text,
             values=values.detach().float().contiguous(),
@@ -58,7 +59,12 @@ class MethodCall:
 
 def dead_layers(trace: Trace) -> dict[str | None, Tensor]:
     """By layer "b" bool: images in which each of its channels says the same at every place."""
-    return {n: (one == one[:, :, :1, :1]).flatten(1).all(1) for n, one in trace.activations.items()}
+    return {n: (one == _first_place(one)).flatten(1).all(1) for n, one in trace.activations.items()}
+
+
+def _first_place(activation: Tensor) -> Tensor:
+    """ "b c 1 1", or "b c 1 1 1" of a volume."""
+    return activation[(slice(None), slice(None), *[slice(1)] * (activation.ndim - 2))]
 
 
 def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
@@ -166,7 +172,10 @@ def shared_pass(
 ) -> tuple[dict[str, Maps], Tensor]:
     """What explain() gives, and the logits "b k" of the same pass; arguments are taken as checked."""
     needs = frozenset().union(*(call.entry.needs for call in calls))
-    image_size = (int(images.shape[-2]), int(images.shape[-1]))
+    image_size = size_of(images)
+    if images.ndim == 5:
+        for call in calls:
+            check_volumes(call.entry)
     queue = Queue(model, image_size, batch_size, progress)
     chosen = _spread(targets, len(images))
     parts: list[tuple[list[Maps], Tensor]] = []

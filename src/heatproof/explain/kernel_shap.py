@@ -42,6 +42,7 @@ RIDGE = 1e-9
         sign="signed values; negatives are clipped when the map is normalised",
         resize="none: segments are painted at the image's size",
     ),
+    volumes=True,
 )
 def kernel_shap(
     trace: Trace,

@@ -53,6 +53,7 @@ FIRST, CEILING = 250, 1000  # of "auto"; the last are the samples of the lime pa
         resize="none: segments are painted at the image's size",
     ),
     enough={"samples": 375},
+    volumes=True,
 )
 def lime(
     trace: Trace,

@@ -97,7 +97,7 @@ class Masks:
     """All masks as grids and shifts; calling it enlarges a range of them to "n H W"."""
 
     def __init__(
-        self, size: tuple[int, int], count: int, grid: int, p: float, seed: int, device: torch.device,
+        self, size: tuple[int, ...], count: int, grid: int, p: float, seed: int, device: torch.device,
         paired: bool = False,
     ) -> None:  # fmt: skip
         self.size, self.block = size, 2 * _order(grid) if paired else CHUNK

@@ -8,7 +8,7 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.cams import weighted_sum
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, upsample
+from heatproof.types import Trace, per_map, upsample
 
 
 @explainer(
@@ -16,6 +16,7 @@ from heatproof.types import Trace, upsample
     needs=("activations", "blank"),
     cite="wang2020scorecam",
     card=Card(target="probability of the explained class", resize="masks bilinear to the image's size"),
+    volumes=True,
 )
 def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -> Tensor:
     """Channels weighted by the probability gained when the image is masked with them.
@@ -56,8 +57,8 @@ def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -
     return weighted_sum(scores - blank[:, None], kept)
 
 
-def _scaled(channels: Tensor, size: tuple[int, int]) -> Tensor:
+def _scaled(channels: Tensor, size: tuple[int, ...]) -> Tensor:
     """Min-max at image size, negatives kept in the range: a mask orders places, it is not yet evidence."""
     masks = upsample(channels, size)
-    low, high = (v[:, None, None] for v in masks.flatten(1).aminmax(dim=1))
+    low, high = (per_map(v, masks) for v in masks.flatten(1).aminmax(dim=1))
     return (masks - low) / torch.where(high > low, high - low, torch.inf)

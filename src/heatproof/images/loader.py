@@ -25,6 +25,7 @@ import numpy as np
 from heatproof.errors import InputError
 from heatproof.images.preprocess import Carried, Preprocess
 from heatproof.images.source import Source
+from heatproof.images.volumes import Raster
 from heatproof.lazy import torch
 from heatproof.timeline import span
 from heatproof.types import Batch, Truth
@@ -80,7 +81,7 @@ def batches(
     chosen = list(range(len(source)) if indices is None else indices)
     if batch_size < 1:
         raise InputError(f"a batch holds at least 1 image; got batch_size={batch_size}")
-    if preprocess.channels not in (1, 3):
+    if preprocess.channels not in (1, 3) and not source.deep:
         raise InputError(f"pictures have 1 or 3 channels, but the preprocessing has {preprocess.channels}")
     outside = [i for i in chosen if not 0 <= i < len(source)]
     if outside:
@@ -153,17 +154,25 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
     try:
         with span("decode"):
             picture = source.read(sample)
-            pixels = np.asarray(preprocess.crop(picture))
+            pixels = (
+                preprocess.values(picture)
+                if isinstance(picture, Raster)
+                else np.asarray(preprocess.crop(picture))
+            )
             known = Known(*source.truth(i, preprocess, picture.size))
             if sample.findings and (sample.boxes or sample.masks):
                 own = {f: Known(*source.truth(i, preprocess, picture.size, f)) for f in sample.findings}
                 known = known._replace(by_finding=own)
     except InputError as error:
         return Failure(sample.id, str(error), _transient(error))
-    out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    out /= 255
-    out -= np.array(preprocess.mean, np.float32)[:, None, None]
-    out /= np.array(preprocess.std, np.float32)[:, None, None]
+    if isinstance(picture, Raster):
+        out[...] = pixels
+    else:
+        out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        out /= 255
+    column = (-1, *[1] * (out.ndim - 1))
+    out -= np.array(preprocess.mean, np.float32).reshape(column)
+    out /= np.array(preprocess.std, np.float32).reshape(column)
     return known
 
 

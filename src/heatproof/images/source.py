@@ -23,6 +23,7 @@ from PIL import Image
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.files import Size, picture_size, read_image
 from heatproof.images.preprocess import Box, Carried, Preprocess
+from heatproof.images.volumes import Seen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +56,10 @@ class Source:
 
     samples: tuple[Sample, ...]
     classes: tuple[str, ...]
-    read: Callable[[Sample], Image.Image]
+    read: Callable[[Sample], Seen]
     stamp: Callable[[Sample], Any]  # a cheap mark of the picture's content, for the hash
+    deep: bool = False  # whether it gives values as they were measured, in any number of channels and axes
+    read_mask: Callable[[Path], np.ndarray] | None = None  # of a mask's file, where it is no picture
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -64,8 +67,8 @@ class Source:
     def sample(self, i: int) -> Sample:
         return self.samples[i]
 
-    def open(self, i: int) -> Image.Image:
-        """The picture, upright, as "L" or "RGB"."""
+    def open(self, i: int) -> Seen:
+        """The picture, upright, as "L" or "RGB"; or a Raster."""
         sample = self.samples[i]
         try:
             return self.read(sample)
@@ -73,7 +76,7 @@ class Source:
             raise InputError(f"cannot read {sample.id}: {error}") from error
 
     def truth(
-        self, i: int, preprocess: Preprocess, picture: Size, finding: int | None = None
+        self, i: int, preprocess: Preprocess, picture: tuple[int, ...], finding: int | None = None
     ) -> tuple[Carried, dict[str, Tensor]]:
         """Boxes and masks in the pixels of the crop, for a picture that has this width and height.
 
@@ -84,7 +87,7 @@ class Source:
             drawn, found = ("x".join(map(str, size)) for size in (sample.frame, picture))
             raise InputError(f"its boxes were drawn on a {drawn} picture, but the file has {found} pixels")
         boxes = preprocess.carry_boxes(sample.boxes, picture, sample.frame)
-        masks = {name: read_mask(name, mask) for name, mask in sample.masks.items()}
+        masks = {name: read_mask(name, mask, self.read_mask) for name, mask in sample.masks.items()}
         return boxes, {name: preprocess.carry_mask(mask, picture) for name, mask in masks.items()}
 
     def _about(self, sample: Sample, finding: int) -> Sample:
@@ -152,16 +155,20 @@ def content_stamp(content: Any) -> Any:
             return content.stat().st_size
         except (OSError, ValueError):  # a NUL in the path; reading it will tell
             return None
+    if isinstance(content, tuple):
+        return [content_stamp(part) for part in content]
     array = np.ascontiguousarray(content)
     digest = hashlib.sha256(array.data.cast("B") if array.size else b"").hexdigest()[:16]
     return [str(array.dtype), array.shape, digest]
 
 
-def read_mask(name: str, mask: Any) -> np.ndarray:
+def read_mask(name: str, mask: Any, read: Callable[[Path], np.ndarray] | None = None) -> np.ndarray:
     """ "h w" bool. Of a file, the pixels at least half as bright as its brightest; of an array, all but 0."""
     if not isinstance(mask, Path):
         return np.asarray(np.asarray(mask) != 0)
     try:
+        if read is not None:
+            return np.asarray(read(mask) != 0)
         pixels = np.asarray(read_image(mask).convert("L"))
     except InputError as error:
         raise InputError(f"its mask of {name!r} cannot be read: {error}") from error
@@ -244,13 +251,13 @@ def class_numbers(wanted: Sequence[str | int], classes: Sequence[str]) -> set[in
     return numbers
 
 
-def covered(boxes: Sequence[Box], size: Size) -> float:
+def covered(boxes: Sequence[Box], size: tuple[int, ...]) -> float:
     """The share of a picture that its boxes cover together.
 
     >>> covered([(0, 0, 4, 9), (3, 0, 4, 9)], (10, 10))
     0.5
     """
-    wide, high = size
+    wide, high = size[:2]
     frames = [(max(x0, 0), max(y0, 0), min(x1 + 1, wide), min(y1 + 1, high)) for x0, y0, x1, y1 in boxes]
     xs, ys = (sorted({f[k] for f in frames} | {f[k + 2] for f in frames}) for k in (0, 1))
     area = sum(
@@ -272,11 +279,11 @@ def _share_within(source: Source, i: int, low: float, high: float) -> bool:
         with suppress(InputError):  # a DICOM file, or a broken one: reading it will tell
             size = picture_size(sample.content)
     try:
-        size = size or source.read(sample).size
+        found = size or source.read(sample).size
     except InputError:
         return True
-    return low <= covered(sample.boxes, size) <= high
+    return low <= covered(sample.boxes, found) <= high
 
 
-def _same_shape(a: Size, b: Size) -> bool:
+def _same_shape(a: Size, b: tuple[int, ...]) -> bool:
     return abs(a[0] * b[1] - a[1] * b[0]) <= SAME_SHAPE * max(a[0] * b[1], a[1] * b[0])

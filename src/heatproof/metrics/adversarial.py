@@ -31,14 +31,14 @@ from heatproof.errors import InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.explain.rules import RECTIFIERS, Rule, Rules, attend, rectifies
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_range
 from heatproof.models.capture import capture, tap
 from heatproof.models.layers import layout_of
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import metric
-from heatproof.types import Images
+from heatproof.types import Images, size_of
 
 ROUNDING = 20.0  # how sharp the softplus is, in deviations of the values it takes
 Look = Callable[
@@ -84,6 +84,7 @@ def adversarial_fragility(
         raise InputError(f"adversarial_fragility needs epsilon > 0 and steps >= 1; got {epsilon} and {steps}")
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
+    refuse_volumes("adversarial_fragility", size_of(pictures))
     calls = read_methods(methods)
     cams = [c.text for c in calls if {"activations", "gradients", "scales"} & set(c.entry.needs)]
     result: dict[str, PerImage] = {}

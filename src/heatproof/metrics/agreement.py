@@ -25,7 +25,16 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.kit import Cause, PerImage, as_numbers, chunks, in_threads, same_length, sized_maps
+from heatproof.metrics.kit import (
+    Cause,
+    PerImage,
+    as_numbers,
+    chunks,
+    in_threads,
+    refuse_volumes,
+    same_length,
+    sized_maps,
+)
 from heatproof.metrics.localisation import budget_masks, kept_pixels
 from heatproof.metrics.similarity import ssim
 from heatproof.registry import metric, metrics
@@ -164,10 +173,11 @@ def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.
 
 def _checked(
     maps: Mapping[str, Maps | ArrayLike],
-) -> tuple[list[Tensor], tuple[int, int], tuple[str, ...]]:
+) -> tuple[list[Tensor], tuple[int, ...], tuple[str, ...]]:
     """Raw maps beside each other, the size of the images and the names."""
     found = {name: sized_maps(one) for name, one in maps.items()}
     name, (first, size) = next(iter(found.items()))
+    refuse_volumes("method_agreement", size)
     values = [one.detach().to(first.device) for one, _ in found.values()]
     same_length(**dict(zip(maps, values, strict=True)))
     if not len(first):
@@ -181,14 +191,14 @@ def _checked(
     return values, size, tuple(maps)
 
 
-def _parts(values: Sequence[Tensor], size: tuple[int, int]) -> Iterator[list[Tensor]]:
+def _parts(values: Sequence[Tensor], size: tuple[int, ...]) -> Iterator[list[Tensor]]:
     """All methods for a few images at a time."""
     for part in chunks(values[0], (size[0] * len(values), size[1])):
         yield [one[part] for one in values]
 
 
 def _compare(
-    values: Sequence[Tensor], size: tuple[int, int], pairs: list[tuple[int, int]], budget: float | None
+    values: Sequence[Tensor], size: tuple[int, ...], pairs: list[tuple[int, int]], budget: float | None
 ) -> Tensor:
     """ "kind b pair" float64, in the order of KINDS; constant maps are the caller's business.
 

@@ -101,7 +101,7 @@ class _EmphasisedRows:
     """H^alpha as rows of pixels, made block by block: maps stay at their own size until needed."""
 
     values: Tensor
-    size: tuple[int, int]
+    size: tuple[int, ...]
     alpha: float
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class _EmphasisedRows:
 
 
 def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
-    """Soft IoU of maps "h w" -> scalar, or of pairs "b h w" -> "b".
+    """Soft IoU of maps "h w" -> scalar, or of pairs "b h w" or "b d h w" -> "b".
 
     Args:
         a, b: Maps, which are normalised at image size first, or tensors, which are taken as they are and must
@@ -134,7 +134,7 @@ def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
     0.5
     """
     x, y = (pixel_maps(m) if isinstance(m, Maps) else as_tensor(m) for m in (a, b))
-    if x.shape != y.shape or x.ndim not in (2, 3):
+    if x.shape != y.shape or x.ndim not in (2, 3, 4):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise InputError(f"soft_iou needs two maps 'h w' or 'b h w' of one shape; got {shapes}")
     if not all(((m >= 0) & (m < math.inf)).all() for m in (x, y)):
@@ -197,6 +197,7 @@ def _in_a_run(function: Callable[..., CScores], group: Group, options: Mapping[s
     title="C-Score: alike within a class",
     family="Consistency",
     own_class=True,
+    volumes=True,
     call=_in_a_run,
     floors=(),  # a map that ignores the network is perfectly alike
 )

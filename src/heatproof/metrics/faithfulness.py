@@ -54,11 +54,11 @@ from heatproof.metrics.curves import (
 )
 from heatproof.metrics.kit import CONSTANT, Cause, Passes, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import Scene
-from heatproof.models.model import Model, as_model, at_least_float, untouched
+from heatproof.models.model import Model, as_model, at_least_float, memory_format, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
 from heatproof.registry import metric, metrics
-from heatproof.types import ArrayLike, Images, Maps, constant
+from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
 
 INSERTION, DELETION = 0, 1
 STEPS = 100
@@ -202,10 +202,10 @@ class _Curves:
         seed: int,
     ) -> None:
         self.model, self.steps, self.count = model, steps, len(images)
-        self.size = int(images.shape[-2]), int(images.shape[-1])
+        self.size = size_of(images)
         # In the memory format the model reads, so that variants come out in it.
         self.images, self.baselines = (
-            pictures.contiguous(memory_format=torch.channels_last)
+            pictures.contiguous(memory_format=memory_format(images))
             for pictures in (at_least_float(images), _baselines(model, images, baseline, seed))
         )
         self.methods = tuple(methods)
@@ -250,8 +250,8 @@ class _Curves:
         def make(start: int, stop: int) -> Tensor:
             curve, step = _divmod(jobs[start:stop], self.steps + 1)
             kind, which = _divmod(curve, len(self.changes))
-            changed = self.changes[which] <= step[:, None, None]
-            shown = changed == (kind == INSERTION)[:, None, None]
+            changed = self.changes[which] <= per_map(step, self.changes)
+            shown = changed == per_map(kind == INSERTION, changed)
             rows = which % self.count
             return torch.where(shown[:, None], self.images[rows], self.baselines[rows])
 
@@ -328,5 +328,5 @@ for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, 
         cite="petsiuk2018rise", aliases=(f"{_name}_auc",),
         about=f"Mean probability of the class while the map's strongest pixels are {_done} first.",
         title=f"{_name}: evidence {_done} first", family="Faithfulness", bundle="insertion_deletion",
-        call=_in_a_run, judges="map", headline=True,
+        call=_in_a_run, judges="map", headline=True, volumes=True,
     )(insertion_deletion)  # fmt: skip

@@ -42,13 +42,13 @@ from torch import Tensor, nn
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
-from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import Gallery
 from heatproof.models.disconnected import disconnected
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits, is_out_of_memory
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images
+from heatproof.types import ArrayLike, Images, size_of
 
 Methods = str | Sequence[str]
 Layers = str | Sequence[str] | None
@@ -85,6 +85,7 @@ def make_mosaics(
     model = as_model(model)
     _check(cells, confident, mosaics, seed)
     pictures = model.check_images(images).to(model.device)
+    refuse_volumes("grid_pointing", size_of(pictures))
     height, width = int(pictures.shape[-2]), int(pictures.shape[-1])
     classes, sure = _sure(model, pictures, labels, confident, passes)
     if full_size is None:

@@ -27,7 +27,7 @@ from heatproof.models.model import Model, as_model, at_least_float, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images
+from heatproof.types import ArrayLike, Images, per_map, size_of
 
 NO_PIXEL = "the mask has no pixel, so nothing is occluded"
 
@@ -66,7 +66,7 @@ def part_occlusion(
     )
     if not parts:
         raise InputError("masks is an empty dict; give at least one part, such as {'finder': mask}")
-    size, count = (int(whole.shape[-2]), int(whole.shape[-1])), len(whole)
+    size, count = size_of(whole), len(whole)
     hidden = torch.stack(
         [align(mask, size, whole, name).expand(count, *size) for name, mask in parts.items()]
     )
@@ -75,7 +75,8 @@ def part_occlusion(
     def make(start: int, stop: int) -> Tensor:
         jobs = torch.arange(start, stop, device=whole.device)
         rows, part = jobs % count, jobs // count - 1  # -1: the whole image
-        covered = hidden[part.clamp(min=0), rows] & (part >= 0)[:, None, None]
+        covered = hidden[part.clamp(min=0), rows]
+        covered = covered & per_map(part >= 0, covered)
         return torch.where(covered[:, None], filled[rows], whole[rows])
 
     with untouched(model.module):
@@ -103,7 +104,7 @@ def occlusion_correlation(mass: ArrayLike, drop: ArrayLike) -> Correlation:
 metric(
     "occlusion_drop", needs=("model", "images", "masks"), cite="chakraborty2025cambench",
     about="Fall of the class's logit when a part of the image is occluded.", family="Causes",
-    not_in_a_run="it occludes one named part; call hp.metrics for it",
+    not_in_a_run="it occludes one named part; call hp.metrics for it", volumes=True,
 )(part_occlusion)  # fmt: skip
 metric(
     "occlusion_correlation", needs=("scores",), level="checkpoint", higher_is_better=True, bounds=(-1.0, 1.0),

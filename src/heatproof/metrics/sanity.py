@@ -34,14 +34,14 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.api import explain, with_enough
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import Scene
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
 from heatproof.moved import model_first
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images, Maps
+from heatproof.types import ArrayLike, Images, Maps, size_of
 
 Methods = str | Sequence[str]
 Layers = str | Sequence[str] | None
@@ -111,6 +111,7 @@ def parameter_randomisation(
         )
     model = as_model(model)
     pictures = model.check_images(images)
+    refuse_volumes("randomisation", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
     before = made(model, pictures, targets)
     explained = next(iter(before.values())).explained
@@ -177,6 +178,7 @@ def input_shift(
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
+    refuse_volumes("input_shift", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
     before = made(model, pictures, targets)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
@@ -237,6 +239,7 @@ def fragility(
         raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
+    refuse_volumes("fragility", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
     before = made(model, pictures, None)
     reach = _picture_range(model, pictures)

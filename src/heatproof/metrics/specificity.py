@@ -44,14 +44,14 @@ from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.curves import area
 from heatproof.metrics.faithfulness import insertion_deletion
-from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps
+from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps, refuse_volumes
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import Change, Scene
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.random_weights import untrained_copy
 from heatproof.registry import metric
-from heatproof.types import Images, Maps, upsample
+from heatproof.types import Images, Maps, per_map, places, size_of, upsample
 
 STEPS = 10  # of each curve: enough for a difference of areas, and a tenth of the passes
 DRAWS = 3  # of random weights
@@ -138,12 +138,12 @@ def gains(
     same: dict[tuple[str, int], Tensor] = {}
     for name, one in maps.items():
         lot[name, "own"] = one
-        lot[name, "place"] = replace(one, values=one.values.flip(-1, -2))
+        lot[name, "place"] = replace(one, values=one.values.flip(places(one.values)))
         own = upsample(one.values, one.image_size)
         for i, untrained in enumerate(shadows):
             shadow = _unless_constant(untrained[name], noise).to(own)
             same[name, i] = (shadow == own).flatten(1).all(1)
-            lot[name, i] = shadow.masked_fill(same[name, i][:, None, None], 0)  # constant: costs no pass
+            lot[name, i] = shadow.masked_fill(per_map(same[name, i], shadow), 0)  # constant: costs no pass
     shown: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps, **passes}
     curves = insertion_deletion(lot, explained, **shown)
     gain = {
@@ -167,7 +167,7 @@ def painted_over(
     kinds = ["blur", "mean", "noise"] + ["black"] * (model.preprocess.channels == images.shape[1])
     tried = torch.stack([images, *(baseline_images(model, images, kind, seed) for kind in kinds)])
     flat, classes = tried.flatten(0, 1), targets.repeat(len(tried))
-    queue = Queue(model, (int(images.shape[-2]), int(images.shape[-1])), **passes)
+    queue = Queue(model, size_of(images), **passes)
     with untouched(model.module):
         found = queue.predict(
             len(flat), lambda start, stop: flat[start:stop],
@@ -209,7 +209,9 @@ def untrained(
     """
     model = as_model(model)
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    first, second = _shadows(2, known, maps, model, model.check_images(images), **options)
+    pictures = model.check_images(images)
+    refuse_volumes("untrained", size_of(pictures))
+    first, second = _shadows(2, known, maps, model, pictures, **options)
     return {name: against_untrained(one, first[name], second[name]) for name, one in maps.items()}
 
 
@@ -272,7 +274,7 @@ def under_random_weights(
 
 def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
     values = upsample(maps.values, maps.image_size)  # as they are: normalising would make pixels equal
-    return torch.where(maps.degenerate[:, None, None], noise.values.to(values), values)
+    return torch.where(per_map(maps.degenerate, values), noise.values.to(values), values)
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
@@ -288,7 +290,7 @@ metric(
     about="How far insertion less deletion lies above that of the map's own shadows.", family="Faithfulness",
     parts={"weights": "better than its own map of an untrained network",
            "place": "better than itself turned by half a turn"},
-    floors=(), judges="map", test=True, call=_in_a_run,
+    floors=(), judges="map", test=True, call=_in_a_run, volumes=True,
 )(specificity)  # fmt: skip
 metric(
     "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",

@@ -102,7 +102,7 @@ def _step_behind(model: Model, image: Tensor, guess: str) -> str:
         if step.before is not path or step.after is None:
             continue
         layout = layout_of(step.after, inputs, model.module)
-        if layout is None or (layout.height, layout.width) != (start.height, start.width):
+        if layout is None or layout.grid != start.grid:
             break
         path = step.after
         if step.activates:

@@ -29,10 +29,10 @@ from heatproof.models.layers import (
     not_a_picture,
     searched_scales,
 )
-from heatproof.models.model import Model, at_least_float
+from heatproof.models.model import Model, at_least_float, memory_format
 from heatproof.models.queue import Queue, graphs_of
 from heatproof.timeline import span
-from heatproof.types import Trace
+from heatproof.types import Trace, size_of
 
 INPUT = "input"  # among the gradients
 
@@ -112,7 +112,7 @@ def _capture(
         if "blank" in needs:
             inputs = torch.cat([inputs, torch.zeros_like(inputs[:1])])
         if inputs.is_inference():
-            inputs = inputs.clone(memory_format=torch.channels_last)
+            inputs = inputs.clone(memory_format=memory_format(inputs))
         passed = _recorded(one, inputs, targets) or one(inputs, lambda of: model.check_targets(targets, of))
     layouts = {}
     for name, output in passed.outputs.items():
@@ -137,7 +137,7 @@ def _capture(
         gradients=pictures(passed.gradients),
         input_gradient=at_least_float(passed.gradients[INPUT][:count]) if of_input else None,
         blank_logits=passed.logits[count] if "blank" in needs else None,
-        queue=queue or Queue(model, (int(images.shape[-2]), int(images.shape[-1]))),
+        queue=queue or Queue(model, size_of(images)),
         seed=seed,
     )
 
@@ -166,7 +166,7 @@ class _Pass:
         model = self.model
         with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
             if self.of_input:
-                inputs = inputs.detach().clone(memory_format=torch.channels_last).requires_grad_()
+                inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
             with tap(model.module, self.names, self.of_layers, model.found.get("runs", {})) as taken:
                 try:
                     logits = model.forward(inputs)
@@ -328,8 +328,8 @@ def _failed(model: Model, images: Tensor, error: Exception) -> HeatproofError:
 
 
 def _wrong_size(model: Model, images: Tensor, error: Exception) -> InputError:
-    height, width = model.preprocess.size
+    own = "x".join(map(str, (model.preprocess.channels, *model.preprocess.size)))
     return InputError(
         f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); "
-        f"its own preprocessing makes {model.preprocess.channels}x{height}x{width}"
+        f"its own preprocessing makes {own}"
     )

@@ -34,6 +34,7 @@ from heatproof.types import ArrayLike, Images, Picture
 __all__ = ["Model", "as_model", "class_scores", "predicted", "probabilities"]
 
 PICTURE = (str, PathLike, Image.Image)
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(eq=False)
@@ -174,10 +175,10 @@ class Model:
 
     def ready(self, images: Tensor) -> Tensor:
         """Images on the model's device, in its type, in the memory format convolutions like best."""
-        return images.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
+        return images.to(self.device, self.dtype).contiguous(memory_format=memory_format(images))
 
     def check_images(self, images: Images, finite: bool = True) -> Tensor:
-        """Images "b c h w", or what the model sees of pictures; refuse what cannot be explained.
+        """Images "b c h w" or "b c d h w", or what the model sees of pictures; refuse what cannot be.
 
         finite: look at the pixels too, for which a GPU has to be waited for.
         """
@@ -191,9 +192,11 @@ class Model:
             images = self.see(images)
         elif not isinstance(images, Tensor):
             images = torch.as_tensor(images)
-        if images.ndim != 4:
+        if images.ndim not in (4, 5):
             hint = "; add a batch axis with images[None]" if images.ndim == 3 else ""
-            raise InputError(f"images must be 'b c h w'; got shape {tuple(images.shape)}{hint}")
+            raise InputError(
+                f"images must be 'b c h w' or 'b c d h w'; got shape {tuple(images.shape)}{hint}"
+            )
         if 0 in images.shape:
             raise InputError(f"the batch is empty: images have shape {tuple(images.shape)}")
         if not images.is_floating_point():
@@ -236,6 +239,11 @@ class Model:
         return chosen.to(logits.device, torch.long, non_blocking=True)
 
 
+def memory_format(images: Tensor) -> torch.memory_format:
+    """What convolutions like best; volumes stay as they are."""
+    return torch.channels_last if images.ndim == 4 else torch.contiguous_format
+
+
 def check_pixels(images: Tensor) -> None:
     """Refuse images with pixels that are not numbers."""
     # One sum sees every bad pixel; which image holds it is asked only then.
@@ -265,7 +273,7 @@ def max_precision(tensor: Tensor) -> torch.dtype:
 
 def input_channels(module: nn.Module) -> int | None:
     """Channels the first listed convolution takes, where there is one."""
-    convolutions = (part.in_channels for part in module.modules() if isinstance(part, nn.Conv2d))
+    convolutions = (part.in_channels for part in module.modules() if isinstance(part, CONVOLUTIONS))
     return next(convolutions, None)
 
 

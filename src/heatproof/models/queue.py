@@ -21,6 +21,7 @@ from heatproof.models.folding import WORTH_IT, Folding, folding_of
 from heatproof.models.graphs import Graphs, recordable, state_of
 from heatproof.models.model import Model, at_least_float, untouched
 from heatproof.timeline import span
+from heatproof.types import size_of
 
 Result = TypeVar("Result")
 SAMPLE = 8  # pictures that a trial of batch sizes is made of
@@ -35,7 +36,7 @@ class Queue:
     def __init__(
         self,
         model: Model,
-        image_size: tuple[int, int],
+        image_size: tuple[int, ...],
         batch_size: int | None = None,
         progress: Callable[[int], Any] | None = None,
     ) -> None:
@@ -44,7 +45,7 @@ class Queue:
         self.model = model
         self.chooses = batch_size is None
         # Where memory ran out before, for passes of this kind: a later queue need not find out again.
-        self.fits: dict[tuple[str, tuple[int, int]], int] = model.found.setdefault("fits", {})
+        self.fits: dict[tuple[str, tuple[int, ...]], int] = model.found.setdefault("fits", {})
         self.image_size = image_size
         told = batch_size or told_batch(model, image_size)
         self.batch_size = told or usual_batch(model.device, image_size)
@@ -192,7 +193,7 @@ def all_logits(
     model: Model, images: Tensor, batch_size: int | None = None, progress: Callable[[int], Any] | None = None
 ) -> Tensor:
     """ "b k" logits in evaluation mode, in batches; the module is left as it was."""
-    queue = Queue(model, (int(images.shape[-2]), int(images.shape[-1])), batch_size, progress)
+    queue = Queue(model, size_of(images), batch_size, progress)
     with untouched(model.module):
         return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
 

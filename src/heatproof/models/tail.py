@@ -50,7 +50,7 @@ class Tail:
         changed = replace_first(self.output, activations)
         count = len(activations)
         with self._answers(changed, count):
-            return self.model.forward(self.inputs.expand(count, -1, -1, -1))
+            return self.model.forward(self.inputs.expand(count, *self.inputs.shape[1:]))
 
     def _record(self) -> Tensor:
         """One pass that keeps the outputs of modules that finish before the layer's last run does."""

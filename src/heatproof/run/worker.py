@@ -32,7 +32,7 @@ from heatproof.show import pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import StopRequested
 from heatproof.timeline import FRAME, span
-from heatproof.types import Batch, Maps, Score, Unit
+from heatproof.types import Batch, Maps, Score, Unit, per_map, size_of
 
 PAUSES = 0.5, 2.0  # seconds before a picture that could not be read is tried again
 FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
@@ -158,7 +158,7 @@ class Worker:
         if targets is None:  # where nothing was predicted, nothing is explained
             lost = model.read.unanswered(logits)
             for name, one in maps.items():
-                values = one.values.masked_fill(lost[:, None, None], torch.nan)
+                values = one.values.masked_fill(per_map(lost, one.values), torch.nan)
                 maps[name] = replace(one, values=values, explained=one.explained.masked_fill(lost, -1))
         return maps, logits
 
@@ -166,8 +166,8 @@ class Worker:
         """A method's maps of these images; one that could not be stored is NaN, and explains nobody (-1)."""
         names = [valid_unicode(name) for name in batch.ids]
         rows = [i for i, known in enumerate(self.stored.known(checkpoint, method, names)) if known]
-        size = int(batch.images.shape[-2]), int(batch.images.shape[-1])
-        values, signed = torch.full((len(names), 1, 1), torch.nan), None
+        size = size_of(batch.images)
+        values, signed = torch.full((len(names), *[1] * len(size)), torch.nan), None
         explained = torch.full((len(names),), -1)
         if rows:
             found = self.stored.read(checkpoint, method, [names[i] for i in rows])
