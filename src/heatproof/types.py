@@ -85,6 +85,7 @@ class Trace:
         input_gradient: "b c H W".
         blank_logits: "k", of the all-zero image.
         queue, seed: for methods that perturb the input, and for those that draw.
+        ids: names of the images, for methods that read their maps.
     """
 
     model: Model
@@ -100,6 +101,7 @@ class Trace:
     blank_logits: Tensor | None = None
     queue: Queue = None  # type: ignore[assignment]
     seed: int = 0
+    ids: tuple[str, ...] = ()
 
     @property
     def activation(self) -> Tensor:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, ModelError
+from heatproof.explain.providers.function import Methods, named
 from heatproof.explain.sampling import Estimate
 from heatproof.models.capture import capture
+from heatproof.models.function import is_function
 from heatproof.models.model import Model, as_model, check_pixels, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import Explainer, check_options, check_volumes, explainers, parse_call, split_calls
@@ -67,9 +69,12 @@ def _first_place(activation: Tensor) -> Tensor:
     return activation[(slice(None), slice(None), *[slice(1)] * (activation.ndim - 2))]
 
 
-def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
-    """Names, or names with options such as "lime(samples=200)", checked before any work starts."""
-    texts = split_calls(methods) if isinstance(methods, str) else list(methods)
+def read_methods(methods: Methods, again: bool = False) -> list[MethodCall]:
+    """Names, or names with options such as "lime(samples=200)", checked before any work starts.
+
+    again: for what runs methods again, which maps that are stored cannot be.
+    """
+    texts = split_calls(methods) if isinstance(methods, str) else named(methods)
     if not texts:
         raise InputError(f"no method is named; known: {', '.join(explainers.names())}")
     calls = []
@@ -77,11 +82,18 @@ def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
         name, options = parse_call(text)
         entry = explainers.get(name)
         check_options(entry, options)
+        if again and entry.stored:
+            raise InputError(f"{text} is read from files, so it cannot be run again; name a method that can")
         calls.append(MethodCall(text, entry, options))
     return calls
 
 
-def with_enough(methods: str | Sequence[str]) -> dict[str, str]:
+def is_stored(method: str) -> bool:
+    """Whether a method's maps are read from files, so that nothing can run it again."""
+    return explainers.get(parse_call(method)[0]).stored
+
+
+def with_enough(methods: Methods) -> dict[str, str]:
     """By method as it is written: itself, with no more repetitions than the ranks of its pixels need.
 
     For what compares a method with itself, many times over. How many are enough was measured: see
@@ -91,7 +103,7 @@ def with_enough(methods: str | Sequence[str]) -> dict[str, str]:
     {'gradcam': 'gradcam', 'smoothgrad(samples=10)': 'smoothgrad(samples=10)'}
     """
     found = {}
-    for call in read_methods(methods):
+    for call in read_methods(methods, again=True):
         asked = {**call.entry.options, **call.options}
         less = {k: n for k, n in call.entry.enough.items() if isinstance(asked[k], int) and asked[k] > n}
         options = ", ".join(f"{k}={v!r}" for k, v in (call.options | less).items())
@@ -102,7 +114,7 @@ def with_enough(methods: str | Sequence[str]) -> dict[str, str]:
 def explain(
     model: Model | nn.Module,
     images: Images,
-    methods: str | Sequence[str] = "gradcam",
+    methods: Methods = "gradcam",
     targets: ArrayLike | None = None,
     layer: str | Sequence[str] | None = None,
     seed: int = 0,
@@ -116,7 +128,8 @@ def explain(
     Args:
         model: what load_model gives, or a module.
         images: model-ready, "b c H W"; or pictures or files, which go through the model's preprocessing.
-        methods: names, with options where wanted, such as "lime(samples=200)".
+        methods: names, with options where wanted, such as "lime(samples=200)"; functions (model, images,
+            targets) -> maps, in a list or as {name: function}. See docs/bring-your-own.md.
         targets: the class to explain, one or one per image; the prediction where None.
         layer: where CAMs look, by name (several for multi-scale methods); found by itself where None.
         seed: of methods that draw.
@@ -158,6 +171,15 @@ def explain(
     return maps
 
 
+def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
+    """Refuse methods that look inside a network which is only a function."""
+    if is_function(model.module) and (lost := [call.text for call in calls if not call.entry.answers]):
+        known = ", ".join(entry.name for entry in explainers if entry.answers)
+        raise ModelError(
+            f"{model.name} is a function, without layers or gradients that {lost[0]} could read; use {known}"
+        )
+
+
 def shared_pass(
     model: Model,
     images: Tensor,
@@ -176,6 +198,7 @@ def shared_pass(
     if images.ndim == 5:
         for call in calls:
             check_volumes(call.entry)
+    check_insides(model, calls)
     queue = Queue(model, image_size, batch_size, progress)
     chosen = _spread(targets, len(images))
     parts: list[tuple[list[Maps], Tensor]] = []
@@ -184,6 +207,7 @@ def shared_pass(
         batch = images[start:stop].to(model.device)
         with span("shared pass"):
             trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
+        trace = replace(trace, ids=ids[start:stop])
         dead = dead_layers(trace)
         return [replace(call(trace), dead=call.dead(dead, trace)) for call in calls], trace.logits
 

@@ -30,7 +30,7 @@ FLOOR_CARD = Card(
 )
 
 
-@explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD, volumes=True)
+@explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD, answers=True, volumes=True)
 def random(trace: Trace) -> Tensor:
     """Uniform noise, drawn from the seed and the image's pixels.
 
@@ -42,7 +42,14 @@ def random(trace: Trace) -> Tensor:
     return torch.from_numpy(np.stack(drawn)).to(trace.images.device)
 
 
-@explainer("edges", cite="sobel1968edges", aliases=("edge-detector", "sobel"), card=FLOOR_CARD, volumes=True)
+@explainer(
+    "edges",
+    cite="sobel1968edges",
+    aliases=("edge-detector", "sobel"),
+    card=FLOOR_CARD,
+    answers=True,
+    volumes=True,
+)
 def edges(trace: Trace) -> Tensor:
     """The Sobel edge strength of the grey picture.
 
@@ -66,7 +73,9 @@ def edges(trace: Trace) -> Tensor:
     return (slopes.square().sum(1) / axes).sqrt()
 
 
-@explainer("centre", cite="zhang2018excitation", aliases=("center",), card=FLOOR_CARD, volumes=True)
+@explainer(
+    "centre", cite="zhang2018excitation", aliases=("center",), card=FLOOR_CARD, answers=True, volumes=True
+)
 def centre(trace: Trace) -> Tensor:
     """A bump around the middle pixel (H // 2, W // 2).
 

@@ -47,6 +47,7 @@ FIRST, CEILING = 250, 1000  # of "auto"; the last are the samples of the lime pa
 @explainer(
     "lime",
     cite="ribeiro2016lime",
+    answers=True,
     card=replace(
         PERTURBING,
         sign="signed weights; negatives are clipped when the map is normalised",

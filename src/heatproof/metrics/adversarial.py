@@ -49,6 +49,8 @@ Look = Callable[
 @metric(
     "adversarial_fragility",
     needs=("model", "images"),
+    reruns=True,
+    inside=True,
     higher_is_better=True,
     bounds=(-1.0, 1.0),
     cite="ghorbani2019fragile",
@@ -85,7 +87,7 @@ def adversarial_fragility(
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("adversarial_fragility", size_of(pictures))
-    calls = read_methods(methods)
+    calls = read_methods(methods, again=True)
     cams = [c.text for c in calls if {"activations", "gradients", "scales"} & set(c.entry.needs)]
     result: dict[str, PerImage] = {}
     for names in (cams, [c.text for c in calls if c.text not in cams]):

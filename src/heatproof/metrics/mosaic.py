@@ -221,7 +221,7 @@ def grid_pointing(
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = as_model(model), read_methods(methods)
+    model, calls = as_model(model), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
     )
@@ -259,7 +259,7 @@ def disconnected_grid(
     Returns:
         By method: outside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = as_model(model), read_methods(methods)
+    model, calls = as_model(model), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, full_size=True,
         seed=seed, **passes,
@@ -287,7 +287,7 @@ def _in_a_run(function: Callable[..., Any], gallery: Gallery, options: dict[str,
 
 _metric = partial(
     metric, needs=("model", "images"), level="checkpoint", cite="rao2022towards", family="Faithfulness",
-    floors=(), judges="map", bounds=(-1.0, 1.0), call=_in_a_run,
+    floors=(), judges="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
 )  # fmt: skip
 _metric(
     "grid_pointing", higher_is_better=True,
@@ -295,7 +295,7 @@ _metric(
            "above": "map on the pictures of its class, above chance"},
 )(grid_pointing)  # fmt: skip
 _metric(
-    "disconnected_grid", higher_is_better=False,
+    "disconnected_grid", higher_is_better=False, inside=True,
     parts={"outside": "share of the map where nothing can have had influence, in mosaics",
            "above": "map where nothing can have had influence, above chance"},
 )(disconnected_grid)  # fmt: skip

@@ -287,7 +287,7 @@ for _name, _function, _said, _cite in (
 ):
     metric(
         _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
-        cite=_cite, family="Sanity", floors=(), judges="map",
+        cite=_cite, family="Sanity", floors=(), judges="map", reruns=True, inside=_name != "fragility",
         parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"},
         call=_in_a_run,
     )(_function)  # fmt: skip

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain.api import explain
+from heatproof.explain.api import explain, is_stored
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.curves import area
@@ -47,6 +47,7 @@ from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps, refuse_volumes
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import Change, Scene
+from heatproof.models.function import is_function
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.random_weights import untrained_copy
@@ -61,6 +62,7 @@ BINS = 64  # of the histogram
 Known = dict[int, Mapping[str, Maps]]  # maps by method, by the draw of the random weights
 BLANK = "the map is constant, so it has no shadow to be compared with"
 STAYS = "no way of painting the picture over takes the class away, so no order of pixels can tell"
+NO_SHADOW = "there is no map under random weights: the method's maps are stored, or the network is a function"
 
 
 def specificity(
@@ -79,7 +81,8 @@ def specificity(
     """How far insertion less deletion of each map lies above that of its shadows.
 
     Args:
-        maps: by method, as `hp.explain` gives them; the methods are run again under random weights.
+        maps: by method, as `hp.explain` gives them; the methods are run again under random weights. Where
+            that cannot be, for maps read from files or a network that is a function, `weights` is NaN.
         model: the network that was explained.
         images: model-ready, "b c H W", the ones that the maps are of.
         draws: how many networks with random weights.
@@ -99,7 +102,8 @@ def specificity(
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    shadows = _shadows(draws, known, maps, model, pictures, **options)
+    again = {} if is_function(model.module) else {n: one for n, one in maps.items() if not is_stored(n)}
+    shadows = _shadows(draws, known, again, model, pictures, **options) if again else []
     found = gains(maps, shadows, model=model, images=pictures, steps=steps, seed=seed, **passes)
     return {name: one.scores for name, one in found.items()}
 
@@ -140,7 +144,7 @@ def gains(
         lot[name, "own"] = one
         lot[name, "place"] = replace(one, values=one.values.flip(places(one.values)))
         own = upsample(one.values, one.image_size)
-        for i, untrained in enumerate(shadows):
+        for i, untrained in enumerate(shadows if shadows and name in shadows[0] else ()):
             shadow = _unless_constant(untrained[name], noise).to(own)
             same[name, i] = (shadow == own).flatten(1).all(1)
             lot[name, i] = shadow.masked_fill(per_map(same[name, i], shadow), 0)  # constant: costs no pass
@@ -154,9 +158,12 @@ def gains(
     found = {}
     for name, one in maps.items():
         own = gain[name, "own"]
-        each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in range(len(shadows))]
-        causes = (Cause(BLANK, one.degenerate.cpu()), stays)
-        found[name] = Gains(own, gain[name, "place"], torch.stack(each), fall.cpu(), causes)
+        made = [i for i in range(len(shadows)) if (name, i) in same]
+        each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in made]
+        causes = [Cause(BLANK, one.degenerate.cpu()), stays]
+        causes += [] if made else [Cause(NO_SHADOW, torch.ones_like(own, dtype=torch.bool), ("weights",))]
+        random = torch.stack(each or [torch.full_like(own, torch.nan)])
+        found[name] = Gains(own, gain[name, "place"], random, fall.cpu(), causes)
     return found
 
 
@@ -295,7 +302,7 @@ metric(
 metric(
     "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",
     about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
-    family="Sanity", floors=(), judges="map", call=_in_a_run,
+    family="Sanity", floors=(), judges="map", reruns=True, inside=True, call=_in_a_run,
     parts={"spearman": "like the map of an untrained network (ranks)",
            "null": "two untrained networks' maps alike (ranks)",
            "excess": "more like an untrained network's map than two of those are",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from heatproof.metrics.scene import Gallery, Group
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.metrics.stats import mean_interval
+from heatproof.run.foreign import READ, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import Task, anchor_of
 from heatproof.run.score import NOT_DEFINED, RowMaker
@@ -204,13 +205,16 @@ class _Stored:
         """Of all methods at once; what cannot be measured on these pictures is NaN, with the reason."""
         assert self.gallery is not None and request.entry.call is not None
         found, why = {}, ""
+        methods = runnable(request, self.task.unit.methods)
         try:
-            found = request.entry.call(request.entry.function, self.gallery(), dict(request.options))
+            gallery = replace(self.gallery(), methods=tuple(methods))
+            found = request.entry.call(request.entry.function, gallery, dict(request.options)) if methods else {}
         except HeatproofError as error:
             why = str(error)
         for method in self.task.unit.methods:
             scores = found.get(method, PerImage({part: torch.empty(0) for part in request.entry.parts}))
-            yield from ((method, cell) for cell in _mean_cells(request, scores, why))
+            reason = why if method in methods else READ
+            yield from ((method, cell) for cell in _mean_cells(request, scores, reason))
 
     def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Pairs in which at least one method is the task's own."""

@@ -14,6 +14,7 @@ from heatproof.explain.sampling import uncertainty
 from heatproof.metrics.kit import Cause, PerImage
 from heatproof.metrics.scene import Scene
 from heatproof.registry import Metric
+from heatproof.run.foreign import in_order, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import ANSWERS, PER_MAP
 from heatproof.timeline import span
@@ -117,10 +118,15 @@ def blanked(maps: Maps) -> Maps:
 def compute(request: MetricRequest, scene: Scene) -> Mapping[str, PerImage]:
     """By method: what a metric's function says about every map."""
     entry, options = request.entry, dict(request.options)
-    if entry.call:
-        found: Mapping[str, PerImage] = entry.call(entry.function, scene, options)
-        return found
-    return _by_name(entry, scene, options)
+    methods = runnable(request, list(scene.maps))
+    whole = len(methods) == len(scene.maps)
+    shown = scene if whole else replace(scene, maps={method: scene.maps[method] for method in methods})
+    found: Mapping[str, PerImage] = {}
+    if methods and entry.call:
+        found = entry.call(entry.function, shown, options)
+    elif methods:
+        found = _by_name(entry, shown, options)
+    return found if whole else in_order(found, request, scene.maps)
 
 
 def _by_name(entry: Metric, scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:

@@ -24,6 +24,7 @@ from heatproof.models.classes import model_classes
 from heatproof.models.layers import find_module
 from heatproof.registry import REPEATS
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
+from heatproof.run.foreign import lend_methods, refuse_methods, refuse_metrics
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.provenance import Origin
 from heatproof.run.weights import Checkpoint, build, find_checkpoints, weights_hash
@@ -50,6 +51,13 @@ class Opened:
     network: Model | None = field(default=None, repr=False)  # where Python holds it; the study only names it
     _source: Source | None = field(default=None, repr=False)
     _model: tuple[str, Model] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        lend_methods(self.study.methods, self.folder, lambda: [s.id for s in self.source.samples])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_source": None, "_model": None}
@@ -125,10 +133,11 @@ def open_study(given: str | Path | Mapping[str, Any], network: Model | None = No
     """
     study = study_from(given) if isinstance(given, Mapping) else read_study(given)
     path = Path("study") if isinstance(given, Mapping) else Path(given)
+    opened = Opened(study, path.resolve().parent, network=network)
     for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", _check_images)):
         with _at(f"{path}: {key}"):
             check(getattr(study, key))
-    return Opened(study, path.resolve().parent, network=network)
+    return opened
 
 
 def check_study(opened: Opened) -> dict[str, str]:
@@ -150,7 +159,10 @@ def check_study(opened: Opened) -> dict[str, str]:
         for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
             find_module(model.module, layer)
     count = check_classes(opened, model)
+    with _at("metrics"):
+        refuse_metrics(opened.metrics, model)
     with _at("methods"):
+        refuse_methods(study.methods, model, [s.id for s in source.samples])
         if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
             blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
             explain(model, blank, picky, layer=study.model.layer)
