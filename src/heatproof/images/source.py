@@ -46,6 +46,11 @@ class Sample:
     box_findings: tuple[tuple[int, ...], ...] = ()  # of each box, where there may be several findings
 
     @property
+    def stated(self) -> tuple[int, ...]:
+        """The classes that it is said to be of: its label, its findings, or none."""
+        return (self.findings or ()) if self.label is None else (self.label,)
+
+    @property
     def objects(self) -> int:
         return len(self.boxes) + self.others
 
@@ -195,8 +200,7 @@ def select(
     left = [f"{len(indices)} in the source"]
     if classes is not None:
         wanted = class_numbers(classes, source.classes)
-        samples = source.samples
-        indices = [i for i in indices if wanted & {samples[i].label, *(samples[i].findings or ())}]
+        indices = [i for i in indices if wanted.intersection(source.samples[i].stated)]
         left.append(f"{len(indices)} in the classes")
     if single_object:
         indices = [i for i in indices if source.samples[i].objects == 1]

@@ -3,7 +3,7 @@
     methods = ["gradcam", "lime(samples=200)"]
     metrics = ["cscore", "auc", "insertion", "localise"]    (localise and structure are families of metrics)
     [run]         seed, batch_size, targets, device, precision, threads, workers, inputs_per_pass, out, ...
-    [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, ...
+    [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, head, thresholds, ...
     [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
     [preprocess]  size, resize, mean, std, interpolation, where the model's own are not wanted
 
@@ -56,6 +56,8 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     layer: str | list[str] | None = None
     name: str | None = None  # in the rows; the spec where None
     allow_pickle: bool = False
+    head: str | None = None  # what its output is, such as "multilabel"; found by itself where None
+    thresholds: float | list[float] | dict[str, float] | None = None  # of several findings: one, or one each
     options: dict[str, Any] = {}  # for the library's own builder
 
 
@@ -166,10 +168,11 @@ def toml(config: Mapping[str, Any]) -> str:
     def lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
         found = []
         for key, value in table.items():
+            name = key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key, ensure_ascii=False)
             if isinstance(value, Mapping):
-                found += lines(value, f"{prefix}{key}.")
+                found += lines(value, f"{prefix}{name}.")
             elif value is not None:
-                found.append(f"{prefix}{key} = {json.dumps(value, ensure_ascii=False)}")
+                found.append(f"{prefix}{name} = {json.dumps(value, ensure_ascii=False)}")
         return found
 
     plain = {key: value for key, value in config.items() if not isinstance(value, Mapping)}

@@ -21,9 +21,12 @@ from heatproof.explain.api import explain, read_methods
 from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
+from heatproof.models.heads import Multilabel
+from heatproof.models.heads.find import chosen_head
 from heatproof.models.layers import find_module
 from heatproof.registry import REPEATS
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
+from heatproof.run.findings import check_findings, check_metrics, named_thresholds
 from heatproof.run.foreign import lend_methods, refuse_methods, refuse_metrics
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.provenance import Origin
@@ -46,6 +49,8 @@ class Opened:
     inputs_per_pass: int | None = None
     hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
     head: str = ""  # how the network's output is read, once checked
+    several: bool = False  # whether the network answers several findings at once
+    thresholds: float | list[float] | None = None  # and from which probability on each counts
     renamed: tuple[dict[int, int], tuple[str, ...]] | None = None  # the pictures' classes as the model's
     origin: Origin | None = None  # of the pictures, once checked
     network: Model | None = field(default=None, repr=False)  # where Python holds it; the study only names it
@@ -67,6 +72,8 @@ class Opened:
         """For the manifest: as written, with what was chosen or measured on this machine."""
         config = as_config(self.study)
         config["run"] |= {name: getattr(self, name) for name in SETTLED}
+        if self.several:  # also where the head was found by itself
+            config["model"] |= {"head": Multilabel.name, "thresholds": self.thresholds}
         return config
 
     def tell(self, inputs_per_pass: int | None) -> None:
@@ -180,8 +187,12 @@ def check_classes(opened: Opened, model: Model) -> int:
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
     with _at("model"):
         count = max(2, model.logits(blank).shape[1])
-        opened.head = model.head_meaning
+        opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
     source, options = opened.source, opened.study.images.options
+    with _at("images"):
+        check_findings(source, opened.several, opened.head)
+    if opened.several:
+        check_metrics(opened.metrics, opened.targets)
     if not source.labelled:
         return count
     with _at("images"):
@@ -189,7 +200,7 @@ def check_classes(opened: Opened, model: Model) -> int:
         vouched = "class_names" in options and len(source.classes) == count
         reads = any("labels" in r.entry.needs for r in opened.metrics)
         if not vouched and (reads or opened.targets == "label"):
-            used = {s.label for s in source.samples if s.label is not None}
+            used = {c for s in source.samples for c in s.stated}
             names = dict(enumerate(source.classes))
             numbers = model_classes(names, used, model.classes, count, model.name)
             if model.classes is not None and any(k != number for k, number in numbers.items()):
@@ -200,6 +211,17 @@ def check_classes(opened: Opened, model: Model) -> int:
 def _renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]) -> Source:
     """The same pictures with the model's class numbers and names."""
     samples = (s if s.label is None else replace(s, label=numbers[s.label]) for s in source.samples)
+    if source.several:
+        renamed = {source.classes[k]: classes[number] for k, number in numbers.items()}
+        samples = (
+            replace(
+                s,
+                findings=tuple(sorted(numbers[f] for f in s.stated)),
+                box_findings=tuple(tuple(numbers[f] for f in of) for of in s.box_findings),
+                masks={renamed.get(part, part): mask for part, mask in s.masks.items()},
+            )
+            for s in source.samples
+        )
     return replace(source, samples=tuple(samples), classes=classes)
 
 
@@ -212,6 +234,11 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
         model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
         inputs_per_pass=opened.inputs_per_pass,
     )  # fmt: skip
+    if study.model.head is not None or study.model.thresholds is not None:
+        with _at("model.head"):
+            names = model.classes or opened.source.classes
+            opened.thresholds = named_thresholds(study.model.thresholds, names)
+            model = replace(model, reader=chosen_head(study.model.head, opened.thresholds))
     try:
         model.module.to(opened.device)
     except (RuntimeError, AssertionError) as error:
@@ -289,7 +316,8 @@ def check_truth(requests: list[MetricRequest], source: Source, targets: str | No
             raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")
         # From a half up, an image of the gold list is one whose label was predicted, so both maps are one.
         tau = dict(request.options).get("tau", 0.5)
-        if request.entry.name == "cscore" and targets == "predicted" and (tau == "adaptive" or tau < 0.5):
+        below = tau == "adaptive" or (isinstance(tau, float | int) and tau < 0.5)
+        if request.entry.name == "cscore" and targets == "predicted" and below:
             raise InputError(
                 f"{where} maps of the true class; set run.targets = 'label', or a tau of 0.5 or more"
             )
@@ -298,10 +326,11 @@ def check_truth(requests: list[MetricRequest], source: Source, targets: str | No
 
 
 def _check_labels(source: Source, count: int, name: str) -> None:
-    outside = next((s for s in source.samples if s.label is not None and s.label >= count), None)
-    if outside is not None and outside.label is not None:
+    outside = next(((s, c) for s in source.samples for c in s.stated if c >= count), None)
+    if outside is not None:
+        sample, label = outside
         raise InputError(
-            f"{outside.id} has label {outside.label} ({source.classes[outside.label]}), but {name} has the "
+            f"{sample.id} has label {label} ({source.classes[label]}), but {name} has the "
             f"classes 0 to {count - 1}; order them with images.options.class_names or set model.num_classes"
         )
 

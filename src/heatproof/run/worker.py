@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from heatproof.disk import valid_unicode
+from heatproof.errors import InputError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.explain.segments import cut_ahead
 from heatproof.images import Loaded, batches
+from heatproof.images.findings import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
 from heatproof.models import Model
-from heatproof.models.queue import how_it_runs
+from heatproof.models.queue import all_logits, how_it_runs
 from heatproof.run.behind import Ahead, Behind
+from heatproof.run.findings import answer_rows, said
 from heatproof.run.group import across_rows, group_rows
 from heatproof.run.measure import Findings, measure, on_host, only_finite
 from heatproof.run.plan import Block, RunPlan, Task
@@ -47,6 +50,12 @@ class Computed:
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     explained: Tensor = field(default_factory=lambda: torch.empty(0))
     findings: Findings | None = None  # None where no picture could be used
+    entries: Batch | None = None  # where pictures may have several findings: what the maps are of
+    said: Tensor = field(default_factory=lambda: torch.empty(0))  # the predicted ones, "b k" bool
+
+    @property
+    def explained_batch(self) -> Batch:
+        return self.loaded.batch if self.entries is None else self.entries
 
 
 @dataclass
@@ -82,7 +91,7 @@ class Worker:
             scores = list(self._rows(task, computed))
             maps = {name: only_finite(made) for name, made in computed.maps.items()}
             keep = self.opened.study.run.pictures and task.with_answers
-            pictures = self.pictures(task, computed.loaded.batch) if keep else None
+            pictures = self.pictures(task, computed.explained_batch) if keep else None
         with span("writing"):
             self.folder.write_unit(task.unit, scores, maps, pictures)
 
@@ -118,14 +127,28 @@ class Worker:
 
     def compute(self, task: Task, loaded: Loaded) -> Computed:
         """New maps of one block task and what metrics found, fetched from the device when all is there."""
-        batch, study, unit = loaded.batch, self.opened.study, task.unit
-        model, layer = self.opened.model(unit.checkpoint), study.model.layer
+        batch, model = loaded.batch, self.opened.model(task.unit.checkpoint)
         if not batch.ids:
             return Computed(loaded)
+        if not self.opened.several:
+            targets = batch.labels if self.opened.targets == "label" else None
+            return self._explained(task, Computed(loaded), batch, targets)
+        # Pictures without a finding are asked too: they are what the others are told from.
+        logits = all_logits(model, batch.images, progress=self.passed).cpu()
+        predicted = said(model, logits)
+        by_label = self.opened.targets == "label" and batch.findings is not None
+        asked = batch.findings if by_label and batch.findings is not None else predicted
+        own, targets = entries(batch, asked, self.opened.source.classes)
+        known = Computed(loaded, logits=logits, entries=own, said=predicted)
+        return self._explained(task, known, own, targets) if own.ids else known
+
+    def _explained(self, task: Task, known: Computed, batch: Batch, targets: Tensor | None) -> Computed:
+        """With maps of this batch and what metrics say about them."""
+        unit, layer, model = task.unit, self.opened.study.model.layer, self.opened.model(task.unit.checkpoint)
         new: dict[str, Maps] = {}
         logits = torch.empty(0)
         if task.kind == "explain":
-            new, logits = self._explain(model, batch, unit)
+            new, logits = self._explain(model, batch, unit, targets)
             maps = {name: as_stored(made) for name, made in new.items()}
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
@@ -134,23 +157,29 @@ class Worker:
         findings = measure(unit.metrics, scene)
         logits, *fetched = on_host([logits, *findings.tensors()])
         at_hand = {name: one.to("cpu") for name, one in new.items()}
-        return Computed(loaded, at_hand, logits, explained, findings.fetched(iter(fetched)))
+        return replace(
+            known, maps=at_hand, logits=logits if known.entries is None else known.logits,
+            explained=explained, findings=findings.fetched(iter(fetched)),
+        )  # fmt: skip
 
     def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
         rows, (batch, failures) = RowMaker(self.opened.model_name, task.unit.checkpoint), computed.loaded
         if task.with_answers:
             labels = {s.id: s.label for s in self.opened.source.samples[slice(*task.unit.images)]}
             yield from rows.broken(failures, labels)
+        if task.with_answers and computed.entries is not None:
+            yield from answer_rows(rows, batch, computed.logits, computed.said)
         if computed.findings is None:
             return
-        if task.with_answers:
+        if task.with_answers and computed.entries is None:
             yield from rows.answers(batch, computed.logits)
-        yield from rows.found(computed.findings, batch, computed.explained)
+        yield from rows.found(computed.findings, computed.explained_batch, computed.explained)
 
-    def _explain(self, model: Model, batch: Batch, unit: Unit) -> tuple[dict[str, Maps], Tensor]:
+    def _explain(
+        self, model: Model, batch: Batch, unit: Unit, targets: Tensor | None
+    ) -> tuple[dict[str, Maps], Tensor]:
         """What hp.explain gives, and the logits "b k" of the same pass."""
         study, calls = self.opened.study, read_methods(unit.methods)
-        targets = batch.labels if self.opened.targets == "label" else None
         maps, logits = shared_pass(
             model, model.check_images(batch.images), calls, ids=batch.ids, targets=targets,
             layer=study.model.layer, seed=unit.seed, progress=self.passed,
@@ -184,14 +213,24 @@ class Worker:
         model = self.opened.model(unit.checkpoint)
 
         def pictures(count: int) -> Batch:
-            chosen = draw([sample.label for sample in source.samples], count, unit.seed)
+            every = enumerate(source.samples)
+            alone = [i for i, one in every if one.findings is None or len(one.findings) == 1]
+            if not alone:
+                raise InputError("no picture has exactly one finding, so none is of one class alone")
+            own = [next(iter(source.samples[i].stated), None) for i in alone]
+            chosen = [alone[k] for k in draw(own, count, unit.seed)]
             loading = batches(source, model.preprocess, study.run.batch_size, chosen, study.run.workers)
             lots = [loaded.batch for loaded in loading if loaded.batch.ids]
             ids, images = (
                 tuple(name for one in lots for name in one.ids),
                 torch.cat([one.images for one in lots]),
             )
-            labels = [one.labels for one in lots if one.labels is not None and self.opened.targets == "label"]
+            known = [
+                one.labels if one.findings is None else one.findings.long().argmax(1)
+                for one in lots
+                if self.opened.targets == "label"
+            ]
+            labels = [one for one in known if one is not None]
             return Batch(ids, images, torch.cat(labels) if labels else None)
 
         passes = {"seed": unit.seed, "progress": self.passed}

@@ -33,6 +33,7 @@ PACKAGES = (
     "torchvision", "timm", "transformers", "keras", "ray",
 )  # fmt: skip
 FORMAT = 2
+SEVERAL = "multilabel"  # the head of such a network
 GROWING = ("methods", "metrics", "checkpoints", "models", "images")
 
 
@@ -98,6 +99,11 @@ class Manifest:
             brought=dict(brought or {}),
             id=uuid.uuid4().hex,
         )
+
+    @property
+    def several(self) -> bool:
+        """Whether the network answers several findings at once, any number of which a picture may have."""
+        return bool(self.config.get("model", {}).get("head") == SEVERAL)
 
     @property
     def config_hash(self) -> str:

@@ -16,6 +16,7 @@ from heatproof.store import RunFolder
 from heatproof.verdict.alarms import share_bounds
 from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict
 from heatproof.verdict.data import Cell, RunData, read_run
+from heatproof.verdict.findings import no_skill
 from heatproof.verdict.follow import (
     ENOUGH,
     KINDS,
@@ -188,7 +189,10 @@ def _in_the_way(data: RunData) -> Iterator[str]:
     silent = sum(map(math.isnan, data.images.confidence))
     if silent or not data.images.ids:
         yield f"the network's answers to {silent} of {len(data.images.ids)} pictures are not numbers"
-    yield from _no_skill(data)
+    if data.manifest.several:
+        yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH)
+    else:
+        yield from _no_skill(data)
 
 
 def _no_skill(data: RunData) -> Iterator[str]:
