@@ -15,7 +15,7 @@ PATH = [
     "images", "models", "explain", "metrics", "train", "store", "run", "contrast", "verdict", "monitor",
     "report", "studies",
 ]  # fmt: skip
-ENDS = {"bench", "cli", "demo", "surface", "__init__", "__main__"}  # may use everything
+ENDS = {"bench", "cli", "demo", "pytest_plugin", "surface", "__init__", "__main__"}  # may use everything
 
 
 def imports(file: Path) -> set[str]:
