@@ -17,10 +17,10 @@ help:
 
 venv: $(READY)
 
-# The pages are tested in a real browser. Where it can be neither found nor installed, those tests say so.
+# The pages are tested in a real browser, the PDF with pdftotext. Where they can be neither found nor installed, those tests say so.
 browser:
-	@command -v chromium >/dev/null || { test -x /usr/bin/apt-get && test "$$(id -u)" = 0 \
-	  && apt-get update -qq >/dev/null && apt-get install -y -qq chromium >/dev/null; } || true
+	@{ command -v chromium && command -v pdftotext; } >/dev/null || { test -x /usr/bin/apt-get && test "$$(id -u)" = 0 \
+	  && apt-get update -qq >/dev/null && apt-get install -y -qq chromium poppler-utils >/dev/null; } || true
 
 $(BIN)/python:
 	@$(PYTHON) -m venv .venv

@@ -106,17 +106,21 @@ class Run:
     def report(
         self, path: str | Path | None = None, checkpoint: str | None = None, model: str | None = None
     ) -> Path:
-        """Write the report, one HTML file.
+        """Write the report, one HTML file, or on paper where the file is a .pdf.
 
         Args:
             path: of the file; report.html in the run's folder where None.
             checkpoint, model: as for verdict.
         """
         from heatproof.report.page import write_page
+        from heatproof.report.paper import write_paper
 
         path = Path(path) if path is not None else self.path / "report.html"
         data = self._data(checkpoint, model)
-        keep(data, write_page(data, path))
+        if path.suffix.lower() == ".pdf":
+            write_paper(data, judge(data), path)
+        else:
+            keep(data, write_page(data, path))
         return path
 
     def _data(self, checkpoint: str | None, model: str | None) -> RunData:
