@@ -120,11 +120,13 @@ class Trial(NamedTuple):
 Points = list[tuple[int, Trial]]
 
 
-def _grow(run: Callable[[int], Trial], start: int, first: Trial, end: int, leap: int = 2) -> Points:
+def _grow(
+    run: Callable[[int], Trial], start: int, first: Trial, end: int, leap: int = 2, cheap: float = CHEAP
+) -> Points:
     """A second trial, a leap away where the first was dear; more while the next is expected to be cheap."""
     points = [(start, first)]
     while (last := points[-1][0]) < end:
-        dear = points[-1][1].seconds * GROWTH > CHEAP
+        dear = points[-1][1].seconds * GROWTH > cheap
         if dear and len(points) > 1:
             break
         place = min(end, last * (leap if dear else GROWTH))
@@ -142,8 +144,9 @@ def _at(points: Points, place: int) -> Trial:
 class Trials:
     """Parts of the first unit of a kind, computed as in a run, with fewer pictures and fewer repetitions."""
 
-    def __init__(self, worker: Worker, task: Task, say: Say) -> None:
-        self.task, self.say, self.inputs, self.basis = task, say, 0, ""
+    def __init__(self, worker: Worker, task: Task, say: Say, cheap: float = CHEAP) -> None:
+        """cheap: seconds that a trial may be expected to take."""
+        self.task, self.say, self.inputs, self.basis, self.cheap = task, say, 0, "", cheap
         self.worker, self.opened = replace(worker, passed=self._passed), worker.opened
         images = range(*task.unit.images)
         began = time.perf_counter()
@@ -159,21 +162,25 @@ class Trials:
                 full[function] = max(count, full.get(function, 1))
         few = {function: min(FEWEST, count) for function, count in full.items()}
         base = self._try(1, few)
-        if base.seconds * GROWTH < CHEAP:
+        if base.seconds * GROWTH < self.cheap:
             base = self._try(1, few)  # the first one warmed up
         whole, reached = base, 1.0
         passes = {explainers.get(parse_call(text)[0]).function for text in self.task.unit.methods}
         for function, count in full.items():
             leap = GROWTH if function in passes else 2  # a metric repeats its passes for every method
-            points = _grow(partial(self._one, few, function), few[function], base, count, leap)
+            points = _grow(partial(self._one, few, function), few[function], base, count, leap, self.cheap)
             more = _at(points, count) + base * -1
             # Between two short trials a busy machine hides what the passes cost, but not that they cost.
-            least = more.inputs * base.seconds / base.inputs / 2 if points[-1][1].seconds > CHEAP else 0.0
+            least = (
+                more.inputs * base.seconds / base.inputs / 2 if points[-1][1].seconds > self.cheap else 0.0
+            )
             whole += more._replace(seconds=max(more.seconds, least))
             reached = min(reached, points[-1][0] / count)
-        cheap = whole.seconds * GROWTH <= CHEAP
+        cheap = whole.seconds * GROWTH <= self.cheap
         begin = base if not cheap or full == few else self._try(1, full)
-        some = _grow(lambda n: self._try(n, full if cheap else few), 1, begin, len(self.indices))
+        some = _grow(
+            lambda n: self._try(n, full if cheap else few), 1, begin, len(self.indices), cheap=self.cheap
+        )
         each = _at(some, len(self.indices)) * (1 / len(self.indices))
         pictures = some[-1][0]
         self.basis = f"{pictures} picture{'s' * (pictures > 1)}"

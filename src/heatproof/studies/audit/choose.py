@@ -73,18 +73,6 @@ class Chosen:
         return replace(self, choices=(*self.choices, Choice(what, taken, why)))
 
 
-def first_method(tried: Callable[[str], object], wanted: Sequence[str] = FIRST) -> str:
-    """The first that the network takes."""
-    for place, method in enumerate(wanted, 1):
-        try:
-            tried(method)
-            return method
-        except HeatproofError:
-            if place == len(wanted):
-                raise
-    raise InputError("no method is named; leave out --methods to have them chosen")
-
-
 @dataclass
 class Ladder:
     """Takes rungs while there is time. left: seconds at hand, asked again at every rung."""
@@ -95,6 +83,7 @@ class Ladder:
     left: Callable[[], float]
     minutes: float
     most: int = MANY  # pictures
+    labels: bool = True  # whether the network has the classes of the pictures
 
     @property
     def checkpoints(self) -> int:
@@ -155,7 +144,7 @@ class Ladder:
     def _passless(self) -> Iterator[Choice]:
         """Metrics that run no network, each with what stands against it."""
         truth = self.opened.source
-        classes = {sample.label for sample in truth.samples if sample.label is not None}
+        classes = {label for sample in truth.samples for label in sample.stated}
         for text in PASSLESS:
             try:
                 requests = read_metrics([text])
@@ -163,6 +152,9 @@ class Ladder:
             except InputError as error:
                 told = str(error).partition(" needs ")[2].partition(";")[0]
                 yield Choice(text, False, f"it needs {told}" if told else str(error))
+                continue
+            if not self.labels and any("labels" in request.entry.needs for request in requests):
+                yield Choice(text, False, "the network has other classes than the pictures")
                 continue
             many = any(request.every_class for request in requests) and self.classes > ALL_CLASSES_UP_TO
             if text == "auc" and len(classes) == 1:
@@ -214,7 +206,9 @@ class Ladder:
         """As many as there is time for."""
         each = self.seconds(replace(chosen, pictures=1))
         fits = int(self.affordable / each) if each else most
-        return replace(chosen, pictures=max(chosen.pictures, min(len(self.opened.source), most, fits)))
+        return replace(
+            chosen, pictures=max(chosen.pictures, min(len(self.opened.source), most, self.most, fits))
+        )
 
     def _short(self, more: float) -> str:
         return f"about {spell(more)} more, beyond {self.minutes:g} minutes"

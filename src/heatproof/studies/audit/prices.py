@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
+from heatproof.errors import HeatproofError
 from heatproof.explain.floors import is_floor
 from heatproof.run.estimate import Trials
 from heatproof.run.plan import PER_MAP, Task
@@ -17,6 +19,7 @@ from heatproof.types import Unit
 from heatproof.verdict.follow import voter
 
 PICTURES = BATCH  # a unit: what it costs once is spread over its pictures
+CHEAP = 0.3  # seconds that a trial may be expected to take: there are many
 OF_A_FLOOR = 0.4  # of a vote: its shadows under random weights are itself, which costs no pass
 Lot = tuple[str, ...]  # metrics that share their passes
 
@@ -28,11 +31,21 @@ class Prices:
     each lot of metrics its passes for every method.
     """
 
-    def __init__(self, opened: Opened, first: str, vote: Lot) -> None:
-        self.opened, self.first, self.vote = opened, first, vote
+    def __init__(self, opened: Opened, wanted: Sequence[str], vote: Lot) -> None:
+        """wanted: of these, the first that the network takes is the one that metrics are timed with."""
+        self.opened, self.vote = opened, vote
         self.worker = Worker(opened, RunFolder(Path(), Manifest(opened.config)))
         self._methods: dict[str, float] = {}
         self._lots: dict[Lot, float] = {}
+        self.first = self._taken(wanted)
+
+    def _taken(self, wanted: Sequence[str]) -> str:
+        for method in wanted[:-1]:
+            with suppress(HeatproofError):
+                self.method(method)
+                return method
+        self.method(wanted[-1])
+        return wanted[-1]
 
     def picture(self, methods: Sequence[str], lots: Sequence[Lot]) -> float:
         """With all of these, and the vote."""
@@ -58,7 +71,7 @@ class Prices:
 
     @cached_property
     def decoding(self) -> float:
-        return self._trials(self.first, ()).decoding
+        return self._trials("random", ()).decoding
 
     def _timed(self, method: str, lot: Lot = ()) -> float:
         return self._trials(method, lot).per_image().seconds
@@ -66,4 +79,4 @@ class Prices:
     def _trials(self, method: str, lot: Lot) -> Trials:
         checkpoint, count = self.opened.checkpoints[-1].name, min(PICTURES, len(self.opened.source))
         unit = Unit(checkpoint, (0, count), (method,), (*PER_MAP, *lot), self.opened.study.run.seed)
-        return Trials(self.worker, Task(unit, "explain"), lambda text: None)
+        return Trials(self.worker, Task(unit, "explain"), lambda text: None, CHEAP)

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.disk import write_whole
-from heatproof.errors import CheckpointError, HeatproofError, InputError
+from heatproof.errors import InputError
 from heatproof.images.guess import guess_source
 from heatproof.models.model import Model
 from heatproof.report.page import write_page
 from heatproof.run.config import read_study, toml
-from heatproof.run.engine import Result, run_study, settle
+from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell
-from heatproof.run.study import Opened, check_classes, check_study, open_study
-from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
+from heatproof.run.study import Opened
 from heatproof.store import RunFolder
-from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Chosen, Ladder, first_method
+from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Chosen, Ladder
 from heatproof.studies.audit.held import Pictures
+from heatproof.studies.audit.looked import look
 from heatproof.studies.audit.prices import Prices
 from heatproof.studies.audit.settings import AuditSettings, study_tables
 from heatproof.studies.skeleton import study_file
@@ -89,39 +89,36 @@ def plan_audit(
 
     network, pictures: those that Python holds.
     """
-    began, out = time.perf_counter(), settings.out
+    began, out, study = time.perf_counter(), settings.out, study_file(settings.out)
     if settings.minutes <= 0:
         raise InputError(f"minutes must be above 0, got {settings.minutes:g}")
-    if (out / KEPT).exists():
-        return _begun(settings)
-    if (study := study_file(out)).exists() or (out / "run.json").exists():
+    begun = (out / KEPT).exists()
+    if not begun and (study.exists() or (out / "run.json").exists()):
         raise InputError(f"{out} holds another run; name a new folder with --out")
     found = pictures() if pictures else Pictures(guess_source(settings.images), {})
+    if begun:
+        return _begun(settings)
     say(f"looking at {settings.model} and {found.source.path}: {found.source.seen}")
-    tables = study_tables(settings, found.source, Path.cwd(), found.preprocess)
-    opened, notes = _opened(settings, tables, network)
-    count = check_classes(opened, opened.model(opened.checkpoints[-1].name))
-    prices = Prices(opened, "", VOTE)
-    wanted = settings.methods or FIRST
-    prices.first = next(iter(wanted))
+    looked = look(settings, study_tables(settings, found.source, Path.cwd(), found.preprocess), network)
+    opened = looked.opened
     say(f"timing passes on {opened.device}, to choose what fits into {settings.minutes:g} minutes")
-    prices.first = first_method(prices.method, wanted[:1] if settings.methods else FIRST)
-    most = min(settings.limit or MANY, MANY)
     ladder = Ladder(
-        opened,
-        prices,
-        count,
-        lambda: 60 * settings.minutes - (time.perf_counter() - began),
-        settings.minutes,
-        most,
+        opened=opened,
+        prices=Prices(opened, settings.methods[:1] or FIRST, VOTE),
+        classes=looked.classes,
+        left=lambda: 60 * settings.minutes - (time.perf_counter() - began),
+        minutes=settings.minutes,
+        most=min(settings.limit or MANY, MANY),
+        labels=looked.labels,
     )
     chosen = ladder.climb(settings.methods)
-    config = _config(study_tables(settings, found.source, out.resolve(), found.preprocess), chosen, opened)
-    plan = AuditPlan(study, chosen.choices, chosen.seconds, notes)
-    kept = {"asked": settings.asked(), "choices": [list(one) for one in plan.choices],
-            "seconds": plan.seconds, "notes": list(notes)}  # fmt: skip
-    write_whole({study: _with_comments(config, plan, settings),
-                 out / KEPT: json.dumps(kept, indent=1, ensure_ascii=False) + "\n"})  # fmt: skip
+    tables = study_tables(settings, found.source, out.resolve(), found.preprocess)
+    plan = AuditPlan(study, chosen.choices, chosen.seconds, looked.notes)
+    kept = {"asked": settings.asked(), "choices": plan.choices, "seconds": plan.seconds, "notes": plan.notes}
+    write_whole({
+        study: _with_comments(_config(tables, chosen, opened), plan, settings),
+        out / KEPT: json.dumps(kept, indent=1, ensure_ascii=False) + "\n",
+    })  # fmt: skip
     return plan
 
 
@@ -156,57 +153,6 @@ def _begun(settings: AuditSettings) -> AuditPlan:
         )
     read_study(study_file(settings.out))
     return AuditPlan(study_file(settings.out), choices, seconds, notes, begun=True)
-
-
-def _opened(
-    settings: AuditSettings, tables: Mapping[str, Any], network: Model | None
-) -> tuple[Opened, tuple[str, ...]]:
-    """The study with nothing chosen yet, checked; without labels where the network has other classes."""
-    library, _, name = settings.model.partition(":")
-    if library in LIBRARIES_WITHOUT_WEIGHTS and name and not settings.checkpoint and not settings.pretrained:
-        raise CheckpointError(
-            f"{settings.model} has random weights, whose maps say nothing: name yours with --checkpoint "
-            "FILE, or take --pretrained to download the library's"
-        )
-    config = {"methods": ["random"], "metrics": [], **tables}
-    refused = ""
-    for targets in (None, "predicted"):
-        opened = open_study({**config, "run": {**tables["run"], "targets": targets}}, network)
-        settle(opened, None)
-        try:
-            check_study(opened)
-        except HeatproofError as error:
-            if targets or not str(error).startswith("images: ") or " classes " not in str(error):
-                raise InputError(refused or _for_people(error)) from error
-            refused = _for_people(error)
-            continue
-        told = (
-            (f"labels are not used, predictions are explained: {refused.partition(';')[0]}",)
-            if refused
-            else ()
-        )
-        return opened, (*told, *_unlabelled(opened))
-    raise AssertionError("the second try returns or raises")
-
-
-def _for_people(error: HeatproofError) -> str:
-    """Without the key of a study that nobody wrote."""
-    text = str(error)
-    for key in ("images: ", "model: ", "model.checkpoints: ", "model.layer: "):
-        text = text.removeprefix(key)
-    return text
-
-
-def _unlabelled(opened: Opened) -> tuple[str, ...]:
-    """What these labels cannot tell."""
-    source = opened.source
-    if not source.labelled:
-        return ("the pictures have no labels: predictions are explained, and nobody knows which are right",)
-    used = {sample.label for sample in source.samples}
-    if len(used) > 1:
-        return ()
-    name = source.classes[used.pop() or 0]
-    return (f"all pictures are of the class {name}: nobody knows whether the network tells it from others",)
 
 
 def _config(tables: Mapping[str, Any], chosen: Chosen, opened: Opened) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def seen(found: Guess, source: Source) -> list[str]:
     """What the pictures tell, a sentence each."""
     told = [f"{found.path}: {found.seen}, {len(source):,} picture{'s' * (len(source) != 1)}"]
     if source.labelled:
-        counts = Counter(sample.label for sample in source.samples)
-        shown = [f"{source.classes[k or 0]} ({n})" for k, n in sorted(counts.items(), key=str)[:SHOWN]]
+        counts = Counter(label for sample in source.samples for label in sample.stated)
+        shown = [f"{source.classes[k]} ({n})" for k, n in sorted(counts.items())[:SHOWN]]
         more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
         told.append(
             f"{len(source.classes)} class{'es' * (len(source.classes) != 1)}: {', '.join(shown)}{more}"
@@ -54,7 +54,7 @@ def seen(found: Guess, source: Source) -> list[str]:
 
 def starter(found: Guess, source: Source, folder: Path, model: str = "", checkpoint: str = "") -> str:
     """The study as text."""
-    classes = {sample.label for sample in source.samples} - {None}
+    classes = {label for sample in source.samples for label in sample.stated}
     metrics = [voter().name, "insertion(steps=20)", "deletion(steps=20)", "method_agreement"]
     metrics += ["cscore", "accuracy", "recall"] if classes else []
     metrics += ["auc"] if len(classes) > 1 else []
