@@ -313,13 +313,18 @@ def check_options(entry: Entry, given: dict[str, Any]) -> None:
             raise InputError(f"{entry.name} needs {option}; write {entry.name}({option}=...)")
 
 
+def takes_volumes(entry: Entry) -> bool:
+    """Whether it is built for volumes too, or looks at numbers alone."""
+    seen = {"maps", "images", "model", "ssim"}
+    return entry.volumes or (isinstance(entry, Metric) and not seen & set(entry.needs))
+
+
 def check_volumes(entry: Entry) -> None:
     """Refuse what is built for pictures alone."""
-    if not entry.volumes:
-        known = ", ".join(
-            other.name for other in (metrics if isinstance(entry, Metric) else explainers) if other.volumes
-        )
-        raise InputError(f"{entry.name} is not built for volumes; leave it out or use one of {known}")
+    if not takes_volumes(entry):
+        known: Registry[Any] = metrics if isinstance(entry, Metric) else explainers
+        names = ", ".join(other.name for other in known if takes_volumes(other))
+        raise InputError(f"{entry.name} is not built for volumes; leave it out or use one of {names}")
 
 
 def split_calls(text: str) -> list[str]:

@@ -27,7 +27,7 @@ from heatproof.grids import places as places
 from heatproof.grids import size_of as size_of
 from heatproof.grids import upsample as upsample
 from heatproof.lazy import torch
-from heatproof.show import Strip, as_pictures, colours, overlay, text
+from heatproof.show import Strip, as_pictures, colours, hottest, overlay, pixels, sections, text
 
 if TYPE_CHECKING:
     import numpy.typing
@@ -222,11 +222,18 @@ class Maps:
         """Each map in colour over its image: a list of Pillow pictures that a notebook shows.
 
         Args:
-            images: what was explained, as a tensor "b c H W" or as pictures.
+            images: what was explained, as a tensor "b c H W" or as pictures. Of volumes "b c D H W" three
+                planes are shown, of each axis that with most heat.
             preprocess: the model's own, model.preprocess: crops pictures to what the model saw, and gives a
                 tensor its colours back. A tensor is stretched to the whole range without it.
             cmap, alpha: a colour map (inferno, magma, viridis, grey), and the weight of its colours.
         """
+        heat = self.upsample().cpu().numpy()
+        if heat.ndim == 4 and isinstance(images, torch.Tensor):
+            planes = [hottest(one) for one in heat]
+            shown = zip(pixels(images, preprocess, planes), heat, planes, strict=True)
+            laid = (overlay(Image.fromarray(p), sections(h, at), cmap, alpha) for p, h, at in shown)
+            return Strip(laid, self.ids)
         pictures = as_pictures(images, preprocess)
         if len(pictures) != len(self):
             raise InputError(f"there are {len(self)} maps but {len(pictures)} images; give those explained")
@@ -235,8 +242,8 @@ class Maps:
                 f"the picture is {pictures[0].height} x {pictures[0].width} but the model saw "
                 f"{self.image_size[0]} x {self.image_size[1]}; give overlay the model's preprocess too"
             )
-        heat = zip(pictures, self.upsample(), strict=True)
-        return Strip([overlay(picture, one, cmap, alpha) for picture, one in heat], self.ids)
+        laid = zip(pictures, heat, strict=True)
+        return Strip([overlay(picture, one, cmap, alpha) for picture, one in laid], self.ids)
 
     def save(self, path: str | Path) -> None:
         """Write values, explained, ids, method, image_size; signed, error and passes where there are any.
@@ -258,7 +265,9 @@ class Maps:
     def _repr_html_(self) -> str:
         explained, ids = self.explained.tolist(), self.ids or map(str, range(len(self)))
         titles = [f"{name}: class {c}" for name, c in zip(ids, explained, strict=True)]
-        strip = Strip((Image.fromarray(colours(one.cpu())) for one in self.upsample()), titles)
+        heat = self.upsample().cpu().numpy()
+        flat = heat if heat.ndim == 3 else [sections(one, hottest(one)) for one in heat]
+        strip = Strip((Image.fromarray(colours(one)) for one in flat), titles)
         return f"<p>{len(self)} maps of {text(self.method)}</p>{strip._repr_html_()}"
 
     @staticmethod

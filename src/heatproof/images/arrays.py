@@ -7,7 +7,7 @@ fractions of 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,12 @@ from heatproof.errors import HeatproofError, InputError
 from heatproof.images.csv import open_csv
 from heatproof.images.files import check_bits, check_file
 from heatproof.images.folder import open_folder
+from heatproof.images.preprocess import open_image
 from heatproof.images.source import Source
-from heatproof.images.volumes import Raster, check_axes, raster
+from heatproof.images.volumes import Raster, Seen, check_axes, raster
 
+USUAL = {2: "hw", 3: "hwc"}  # by the number of axes, where nobody says what they are
+VOLUMES = {3: "dhw", 4: "cdhw"}
 SUFFIXES = (".npy", ".npz", ".tif", ".tiff", ".png")
 
 
@@ -44,6 +47,26 @@ def open_arrays(
         check_axes(axes)
     read = partial(read_array, axes=axes, key=key, bits=check_bits(bits))
     return raster_source(path, is_array_name, read, class_names, level, root)
+
+
+def open_seen(path: Path, bits: int | None = None, volume: bool = False) -> Seen:
+    """A picture file; or a NIfTI file, a folder of DICOM slices, an .npy file, for networks that take those.
+
+    volume: whether an array of three axes is one.
+    """
+    from heatproof.images.nifti import is_nifti_name, read_nifti  # which builds on this file
+    from heatproof.images.series import read_series, slices_in
+
+    try:
+        if is_nifti_name(path):
+            return read_nifti(path)
+        if path.suffix.lower() in (".npy", ".npz"):
+            return read_array(path, usual=VOLUMES if volume else USUAL, bits=bits)
+        if path.is_dir() and volume:
+            return read_series(slices_in(path))
+    except InputError as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    return open_image(path, bits)
 
 
 def raster_source(
@@ -71,7 +94,11 @@ def is_array_name(file: Path) -> bool:
 
 
 def read_array(
-    file: Path, axes: str | None = None, key: str | None = None, bits: int | None = None
+    file: Path,
+    axes: str | None = None,
+    key: str | None = None,
+    bits: int | None = None,
+    usual: Mapping[int, str] = USUAL,
 ) -> Raster:
     """The array of one file; the error gives the reason without the file's name."""
     try:
@@ -86,7 +113,6 @@ def read_array(
     except Exception as error:  # damaged files fail in as many ways as there are formats
         detail = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"the file is damaged or holds something else: {detail}") from error
-    usual = {2: "hw", 3: "hwc"}
     if axes is None and values.ndim not in usual:
         raise InputError(f"it has the shape {values.shape}; say what its axes are with axes, such as 'cdhw'")
     return raster(values, axes or usual[values.ndim], bits)

@@ -15,6 +15,7 @@ from heatproof.images.files import bit_depth, check_bits, check_file, eight_bits
 from heatproof.images.findings import lists_several, number_findings, read_findings
 from heatproof.images.preprocess import Box, check_box
 from heatproof.images.source import Sample, Source, content_stamp
+from heatproof.images.volumes import Raster, raster
 from heatproof.lazy import torch
 
 CHANNELS = (1, 3)
@@ -30,6 +31,7 @@ def open_memory(
     class_names: Sequence[str] | None = None,
     bits: int | None = None,
     box_labels: Sequence[Sequence[Any]] | None = None,
+    axes: str | None = None,
 ) -> Source:
     """A batch of pictures, or a list of any sizes: arrays "h w" or "h w c", tensors "c h w", Pillow pictures.
 
@@ -37,12 +39,14 @@ def open_memory(
     images: the model's preprocessing is still to come. masks: part name -> "n h w". bits: the depth of 16-bit
     values; else the one that holds all arrays, so that they are scaled alike. labels: "n" class numbers; of
     pictures that may have several findings a table "n k" of 0 and 1, or a list of names or numbers for each;
-    box_labels then names the finding of each box, and a mask belongs to the finding of its name.
+    box_labels then names the finding of each box, and a mask belongs to the finding of its name. axes: of
+    each array, such as "dhw" of volumes or "hwc" of many channels, whose values then stay as they are (see
+    volumes.py).
     """
     images = list(images)
     deep = [int(a.max()) for a in images if getattr(a, "dtype", None) == np.uint16 and a.size]
     bits = check_bits(bits) or (bit_depth(max(deep)) if deep else None)
-    pictures = [to_pixels(image, f"picture {i}", bits) for i, image in enumerate(images)]
+    pictures: list[Any] = [_content(image, f"picture {i}", bits, axes) for i, image in enumerate(images)]
     if not pictures:
         raise InputError("there is no picture in memory to open")
     n = len(pictures)
@@ -70,7 +74,19 @@ def open_memory(
         )
         for i in range(n)
     )
+    if axes is not None:
+        read, mark = (lambda s: s.content), (lambda s: content_stamp(s.content.values))
+        return Source(samples, classes, read, mark, deep=True)
     return Source(samples, classes, lambda s: Image.fromarray(s.content), lambda s: content_stamp(s.content))
+
+
+def _content(image: Any, name: str, bits: int | None, axes: str | None) -> np.ndarray | Raster:
+    if axes is None:
+        return to_pixels(image, name, bits)
+    try:
+        return raster(_array(image), axes, bits)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
 
 
 def _box_findings(
@@ -97,9 +113,10 @@ def open_npz(
     split: str | None = "test",
     class_names: Sequence[str] | None = None,
     bits: int | None = None,
+    axes: str | None = None,
 ) -> Source:
     """The arrays SPLIT_images "n h w" or "n h w c", and SPLIT_labels, of an .npz file; without a split,
-    images and labels. The pictures of the split are held in memory. bits: as for pictures in memory.
+    images and labels. The pictures of the split are held in memory. bits, axes: as for pictures in memory.
     """
     prefix = "" if split is None else f"{split}_"
     try:
@@ -116,12 +133,14 @@ def open_npz(
     except Exception as error:  # damaged archives fail in their own ways
         detail = getattr(error, "strerror", None) or "it is damaged or holds something else"
         raise InputError(f"cannot read {path} as an .npz file: {detail}") from error
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in CHANNELS):
+    usual = images.ndim in (3, 4) and (images.ndim == 3 or images.shape[3] in CHANNELS)
+    if axes is None and not usual:
         raise InputError(
-            f"{prefix}images must be 'n h w' or 'n h w c' with 1 or 3 channels; got {images.shape}"
+            f"{prefix}images must be 'n h w' or 'n h w c' with 1 or 3 channels; got {images.shape}: set "
+            "axes, such as 'dhw' of volumes or 'hwc', where it is something else"
         )
     ids = [f"{prefix}{i:06d}" for i in range(len(images))]
-    source = open_memory(images, labels=labels, ids=ids, class_names=class_names, bits=bits)
+    source = open_memory(images, labels=labels, ids=ids, class_names=class_names, bits=bits, axes=axes)
     return replace(source, stamp=lambda _: mark)
 
 

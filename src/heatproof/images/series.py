@@ -66,6 +66,14 @@ def _labels(
     return [classes.index(name) for name in named], classes
 
 
+def slices_in(folder: Path) -> list[Path]:
+    """The DICOM files that lie in a folder."""
+    found = sorted(file for file in folder.iterdir() if file.is_file() and is_dicom_name(file))
+    if not found:
+        raise InputError("there is no DICOM file in it")
+    return found
+
+
 def read_series(files: Sequence[Path], order: str = "zyx") -> Raster:
     """One volume of slices that belong together."""
     pydicom, pixels = need("pydicom", "dicom"), need("pydicom.pixels", "dicom")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -145,8 +144,3 @@ def along_each_axis(values: np.ndarray, matrices: Sequence[np.ndarray]) -> np.nd
     for axis, matrix in enumerate(matrices, 1):
         values = np.moveaxis(np.tensordot(values, matrix, (axis, 1)), -1, axis)
     return np.ascontiguousarray(values)
-
-
-def is_volume_name(file: Path) -> bool:
-    """Whether a file's name says that it holds an array, not a picture."""
-    return file.name.lower().endswith((".nii", ".nii.gz", ".npy"))

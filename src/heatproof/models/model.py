@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError, TargetError
-from heatproof.images.preprocess import Preprocess, open_image
+from heatproof.images.arrays import open_seen
+from heatproof.images.preprocess import Preprocess
 from heatproof.models.heads import (
     Head,
     LastStep,
@@ -208,8 +209,10 @@ class Model:
 
     def see(self, pictures: Sequence[Picture]) -> Tensor:
         """Picture files or Pillow pictures, model-ready: through the model's own preprocessing."""
-        self.check_channels()
-        opened = [p if isinstance(p, Image.Image) else open_image(Path(p)) for p in pictures]
+        volume = len(self.preprocess.size) > 2
+        opened = [p if isinstance(p, Image.Image) else open_seen(Path(p), volume=volume) for p in pictures]
+        if any(isinstance(picture, Image.Image) for picture in opened):
+            self.check_channels()
         return torch.stack([self.preprocess(picture) for picture in opened])
 
     def check_channels(self) -> None:

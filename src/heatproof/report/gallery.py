@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
-from heatproof.show import COLOUR_MAPS
+from heatproof.show import COLOUR_MAPS, middle, sections
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 from heatproof.verdict.data import RunData
@@ -34,6 +34,7 @@ MOST = 48
 MOST_COMPARED = 2000
 COMPARED_AT = 32
 LARGEST, LEVELS = 56, 63  # cells of a side, and steps of a map's height: what an eye can tell under a picture
+SHEET = (LARGEST, 3 * LARGEST)  # of three planes of a volume
 CIVIDIS = (
     "00224e 002e6c 1e3a6f 35456c 47516c 575d6d 666970 757575 848279 948e77 a59c74 b7a96e c8b866 dbc75a "
     "eed649 fee838"
@@ -150,8 +151,10 @@ def disagreement(data: RunData) -> np.ndarray:
     if len(data.real) < 2 or not common:
         return found
     picked = [ids[i] for i in common]
-    size = COMPARED_AT, COMPARED_AT
-    lots = {m: upsample(data.folder.maps().read(data.checkpoint, m, picked).values, size) for m in data.real}
+    size, read = (COMPARED_AT, COMPARED_AT), data.folder.maps().read
+    if len(read(data.checkpoint, data.real[0], picked[:1]).image_size) > 2:
+        return found  # volumes: maps are compared by what only pictures have
+    lots = {m: upsample(read(data.checkpoint, m, picked).values, size) for m in data.real}
     found[common] = method_agreement(lots).images["spearman"].numpy()
     return found
 
@@ -167,13 +170,17 @@ def packed_maps(
         return {}
     maps = store.read(data.checkpoint, method, wanted)
     classes = [data.class_name(c if c >= 0 else None) for c in maps.explained.tolist()]
-    return {name: pack(maps, i, classes[i]) for i, name in enumerate(wanted)}
+    planes = [data.folder.pictures().planes(name) if len(maps.image_size) > 2 else None for name in wanted]
+    return {name: pack(maps, i, classes[i], planes[i]) for i, name in enumerate(wanted)}
 
 
-def pack(maps: Maps, place: int, explained: str) -> dict[str, Any]:
-    """One map as bytes."""
-    one = normalise(maps.values[place : place + 1])
-    height, width = (min(int(side), LARGEST) for side in one.shape[1:])
+def pack(maps: Maps, place: int, explained: str, planes: Sequence[int] | None = None) -> dict[str, Any]:
+    """One map as bytes; of a volume the planes that its picture shows."""
+    one, largest = normalise(maps.values[place : place + 1]), (LARGEST, LARGEST)
+    if one.ndim == 4:
+        whole = upsample(one, maps.image_size)[0]
+        one, largest = torch.from_numpy(sections(whole, planes or middle(whole.shape)))[None], SHEET
+    height, width = (min(int(side), most) for side, most in zip(one.shape[1:], largest, strict=True))
     if (height, width) != tuple(one.shape[1:]):
         one = normalise(F.adaptive_avg_pool2d(one[:, None], (height, width))[:, 0])
     levels = zlib.compress((one[0] * LEVELS).round().byte().numpy().tobytes(), 9)

@@ -78,11 +78,14 @@ class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
 class PreprocessTable(Struct, frozen=True, forbid_unknown_fields=True):
     """What replaces parts of the model's own preprocessing."""
 
-    size: tuple[Count, Count] | None = None
+    size: Annotated[list[Count], Meta(min_length=2, max_length=3)] | None = (
+        None  # with depth first of volumes
+    )
     resize: int | list[int] | None = None  # not Count | tuple[Count, Count]: msgspec 0.22 crashes on that
     mean: list[float] | None = None
     std: list[float] | None = None
     interpolation: str | None = None
+    window: str | list[float] | None = None  # centre and width, or "range"
 
 
 class Study(Struct, frozen=True, forbid_unknown_fields=True):

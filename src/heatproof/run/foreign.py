@@ -21,7 +21,7 @@ from heatproof.explain.providers.function import FromFile
 from heatproof.metrics.kit import Cause, PerImage
 from heatproof.models import Model
 from heatproof.models.function import function_in, is_function
-from heatproof.registry import explainers, parse_call
+from heatproof.registry import check_volumes, explainers, parse_call
 from heatproof.run.metrics import MetricRequest
 from heatproof.run.provenance import code_hashes
 from heatproof.types import Maps
@@ -41,6 +41,8 @@ def refuse_methods(methods: Sequence[str], model: Model, names: Sequence[str]) -
     calls = read_methods(methods)
     check_insides(model, calls)
     for call in calls:
+        if len(model.preprocess.size) > 2:
+            check_volumes(call.entry)
         if isinstance(call.entry, FromFile):
             with function_in(call.entry.path, call.entry.name.rpartition(":")[2]):
                 continue
@@ -49,7 +51,10 @@ def refuse_methods(methods: Sequence[str], model: Model, names: Sequence[str]) -
 
 
 def refuse_metrics(requests: Sequence[MetricRequest], model: Model) -> None:
-    """Refuse what needs weights or gradients of a network that has none."""
+    """Refuse what needs a network's weights or gradients where it has none, or pictures where it has volumes."""
+    if len(model.preprocess.size) > 2:
+        for request in requests:
+            check_volumes(request.entry)
     if is_function(model.module) and (lost := [r.text for r in requests if r.entry.inside]):
         raise InputError(
             f"{lost[0]} needs the network's weights or gradients, and {model.name} is only a function; "

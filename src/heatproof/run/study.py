@@ -251,11 +251,15 @@ def _preprocess(own: Preprocess, study: Study) -> Preprocess:
     given = {name: value for name, value in as_config(study)["preprocess"].items() if value is not None}
     for name, value in given.items():
         given[name] = tuple(value) if isinstance(value, list) else value
+    if len(given.get("size", ())) == 3:  # volumes are resized to what the model takes, unless told otherwise
+        given.setdefault("resize", given["size"])
     merged = replace(own, **given)
-    if isinstance(merged.resize, tuple) and len(merged.resize) != 2:
-        raise InputError("preprocess.resize is one number or a height and a width")
-    if len(merged.mean) != len(merged.std) or len(merged.mean) not in (1, 3):
-        raise InputError("preprocess.mean and preprocess.std need one number each for 1 or for 3 channels")
+    if isinstance(merged.resize, tuple) and len(merged.resize) != len(merged.size):
+        raise InputError(
+            "preprocess.resize is one number or a height and a width, and a depth first of volumes"
+        )
+    if len(merged.mean) != len(merged.std) or not merged.mean:
+        raise InputError("preprocess.mean and preprocess.std need one number each for every channel")
     return merged
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -16,6 +16,7 @@ from torch import Tensor
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods, shared_pass
+from heatproof.explain.floors import is_floor
 from heatproof.explain.segments import cut_ahead
 from heatproof.images import Loaded, batches
 from heatproof.images.findings import entries
@@ -31,7 +32,7 @@ from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, as_stored
 from heatproof.run.study import Opened
-from heatproof.show import pixels
+from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import StopRequested
 from heatproof.timeline import FRAME, span
@@ -91,7 +92,7 @@ class Worker:
             scores = list(self._rows(task, computed))
             maps = {name: only_finite(made) for name, made in computed.maps.items()}
             keep = self.opened.study.run.pictures and task.with_answers
-            pictures = self.pictures(task, computed.explained_batch) if keep else None
+            pictures = self.pictures(task, computed.explained_batch, maps) if keep else None
         with span("writing"):
             self.folder.write_unit(task.unit, scores, maps, pictures)
 
@@ -116,14 +117,22 @@ class Worker:
             loaded, self.fruitless = again, 0 if helped else self.fruitless + 1
         return loaded
 
-    def pictures(self, task: Task, batch: Batch) -> dict[str, np.ndarray]:
-        """The pictures of a block as the model sees them, 8 bits, those that are not kept yet."""
+    def pictures(self, task: Task, batch: Batch, maps: Mapping[str, Maps]) -> dict[str, np.ndarray | Sheet]:
+        """The pictures of a block as the model sees them, 8 bits, those that are not kept yet.
+
+        Of volumes, the planes with most heat in the mean of these maps.
+        """
         missing = set(self.folder.unkept(batch.ids))
         rows = [i for i, name in enumerate(batch.ids) if name in missing]
         if not rows:
             return {}
-        shown = pixels(batch.images[rows], self.opened.model(task.unit.checkpoint).preprocess)
-        return {batch.ids[i]: shown[k] for k, i in enumerate(rows)}
+        preprocess, images = self.opened.model(task.unit.checkpoint).preprocess, batch.images[rows]
+        names = [batch.ids[i] for i in rows]
+        if images.ndim == 4:
+            return dict(zip(names, pixels(images, preprocess), strict=True))
+        planes = [hottest_planes(maps, name, size_of(images)) for name in names]
+        shown = zip(pixels(images, preprocess, planes), planes, strict=True)
+        return {name: Sheet(*one) for name, one in zip(names, shown, strict=True)}
 
     def compute(self, task: Task, loaded: Loaded) -> Computed:
         """New maps of one block task and what metrics found, fetched from the device when all is there."""
@@ -246,6 +255,13 @@ class Worker:
             shown = partial(self.gallery, task)
             rows = group_rows(self.folder, task, ids, name, self.opened.device, shown)
         self.folder.write_unit(task.unit, rows)
+
+
+def hottest_planes(maps: Mapping[str, Maps], name: str, size: tuple[int, ...]) -> tuple[int, ...]:
+    """Planes of a volume with most heat in the mean of its maps, floors left out; else the middle ones."""
+    of = [one for method, one in maps.items() if name in one.ids and not is_floor(method)]
+    heat = [one.take([one.ids.index(name)]).upsample()[0] for one in of]
+    return hottest(torch.stack(heat).mean(0)) if heat else middle(size)
 
 
 @dataclass(frozen=True)
