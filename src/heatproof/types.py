@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ArrayLike: TypeAlias = "Tensor | numpy.typing.ArrayLike"
 Picture = str | PathLike[str] | Image.Image
+# What is explained: class numbers, (class, mask or box), or a function of the output; see docs/heads.md.
+Targets: TypeAlias = "ArrayLike | tuple[ArrayLike, ArrayLike] | Callable[[Any], Tensor]"
 # Model-ready "b c H W" or "b c D H W", or what goes through preprocessing.
 Images: TypeAlias = "ArrayLike | Picture | Sequence[Picture]"
 

@@ -15,7 +15,7 @@ import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import HeatproofError, ModelError
 from heatproof.models import probabilities
-from heatproof.models.heads import multilabel
+from heatproof.models.heads import Multilabel
 from heatproof.models.model import as_model
 
 
@@ -106,7 +106,7 @@ def test_several_sigmoids_are_several_labels(end: Any) -> None:
 
 
 def test_the_prediction_of_several_labels_is_a_set_with_a_threshold_each() -> None:
-    head = multilabel([0.5, 0.9, 0.1])
+    head = Multilabel(thresholds=(0.5, 0.9, 0.1))
     odds = torch.tensor([0.6, 0.8, 0.05]).logit()
     logits = torch.stack([odds, -odds, odds])
     assert head.positive(logits).tolist() == [
@@ -115,14 +115,14 @@ def test_the_prediction_of_several_labels_is_a_set_with_a_threshold_each() -> No
         [True, False, False],
     ]
     assert head.predicted(logits).tolist() == [0, 2, 0]  # the highest above its threshold, in log-odds
-    assert head.same(logits, logits[[2, 0, 1]]).tolist() == [True, False, False]
+    assert head.same(logits, logits[[2, 0, 1]], torch.zeros(3)).tolist() == [True, False, False]
     assert head.measured(logits, torch.tensor([1, 1, 0])).tolist() == pytest.approx([0.8, 0.2, 0.6])
 
 
 def test_thresholds_that_do_not_fit_are_one_sentence() -> None:
     for words, options in (
         ("between 0 and 1", {"thresholds": [0.5, 1.5]}),
-        ("not for 'softmax'", {"thresholds": 0.5, "head": "softmax"}),
+        ("'softmax' has no thresholds", {"thresholds": 0.5, "head": "softmax"}),
         ("unknown head 'multi'", {"head": "multi"}),
     ):
         with pytest.raises(HeatproofError, match=words):

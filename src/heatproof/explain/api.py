@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.providers.function import Methods, named
 from heatproof.explain.sampling import Estimate
+from heatproof.models.asked import asked
 from heatproof.models.capture import capture
 from heatproof.models.function import is_function
+from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model, check_pixels, untouched
 from heatproof.models.queue import Queue
 from heatproof.registry import Explainer, check_options, check_volumes, explainers, parse_call, split_calls
 from heatproof.timeline import span
-from heatproof.types import ArrayLike, Images, Maps, Signed, Trace, size_of
+from heatproof.types import Images, Maps, Signed, Targets, Trace, size_of
 
 READ = {"activations", "gradients"}  # of the trace's layer
 
@@ -47,7 +49,7 @@ class MethodCall:
             method=self.text,
             values=values.detach().float().contiguous(),
             image_size=trace.image_size,
-            explained=trace.targets,
+            explained=trace.model.read.labels(trace.targets),
             **beside,
         )
 
@@ -115,7 +117,7 @@ def explain(
     model: Model | nn.Module,
     images: Images,
     methods: Methods = "gradcam",
-    targets: ArrayLike | None = None,
+    targets: Targets | None = None,
     layer: str | Sequence[str] | None = None,
     seed: int = 0,
     *,
@@ -130,7 +132,9 @@ def explain(
         images: model-ready, "b c H W"; or pictures or files, which go through the model's preprocessing.
         methods: names, with options where wanted, such as "lime(samples=200)"; functions (model, images,
             targets) -> maps, in a list or as {name: function}. See docs/bring-your-own.md.
-        targets: the class to explain, one or one per image; the prediction where None.
+        targets: the class to explain, one or one per image; the prediction where None. (class, mask) or
+            (class, box) of a segmentation or detection; or a function of the output that gives one number
+            per image. See docs/heads.md.
         layer: where CAMs look, by name (several for multi-scale methods); found by itself where None.
         seed: of methods that draw.
         ids: names of the images; their numbers where None.
@@ -186,7 +190,7 @@ def shared_pass(
     calls: Sequence[MethodCall],
     *,
     ids: tuple[str, ...],
-    targets: ArrayLike | None = None,
+    targets: Targets | None = None,
     layer: str | Sequence[str] | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -199,6 +203,7 @@ def shared_pass(
         for call in calls:
             check_volumes(call.entry)
     check_insides(model, calls)
+    model, targets = asked(model, images, targets)
     queue = Queue(model, image_size, batch_size, progress)
     chosen = _spread(targets, len(images))
     parts: list[tuple[list[Maps], Tensor]] = []
@@ -219,8 +224,10 @@ def shared_pass(
     return maps, torch.cat([logits for _, logits in parts])
 
 
-def _spread(targets: ArrayLike | None, count: int) -> Callable[[int, int], Any]:
+def _spread(targets: Any, count: int) -> Callable[[int, int], Any]:
     """Targets of a slice of the batch; a single class goes to all, a wrong count is reported whole."""
+    if isinstance(targets, Columns):
+        return lambda start, stop: Columns(targets.numbers[start:stop])
     if targets is None or isinstance(targets, int):
         return lambda start, stop: targets
     tensor = torch.as_tensor(targets)

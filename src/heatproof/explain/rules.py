@@ -71,13 +71,18 @@ def without_attention(method: str, trace: Trace, instead: str) -> dict[str, Rule
     """Rules that refuse a transformer."""
 
     def refuse(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.__name__ == "softmax" and args[0].ndim < 3:  # a classifier's, not attention
+        if function.__name__ == "softmax" and not attends(*args, **kwargs):
             return function(*args, **kwargs)
         raise ModelError(
             f"{method} is for convolutional networks, and {trace.model.name} attends; use {instead} instead"
         )
 
     return dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "softmax"), refuse)
+
+
+def attends(scores: Tensor, dim: int = -1, *_: Any, **__: Any) -> bool:
+    """Whether a softmax is attention's, over the last axis, not a classifier's, over classes."""
+    return scores.ndim >= 3 and dim in (-1, scores.ndim - 1)
 
 
 def rectifies(function: Any, *args: Any, **kwargs: Any) -> bool:

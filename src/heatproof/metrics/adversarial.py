@@ -33,7 +33,9 @@ from heatproof.explain.rules import RECTIFIERS, Rule, Rules, attend, rectifies
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_range
+from heatproof.models.asked import asked, unasked
 from heatproof.models.capture import capture, tap
+from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
@@ -88,12 +90,13 @@ def adversarial_fragility(
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("adversarial_fragility", size_of(pictures))
     calls = read_methods(methods, again=True)
+    model, columns = asked(model, pictures, None)
     cams = [c.text for c in calls if {"activations", "gradients", "scales"} & set(c.entry.needs)]
     result: dict[str, PerImage] = {}
     for names in (cams, [c.text for c in calls if c.text not in cams]):
         if names:
             at = _layer(model, pictures, layer) if names is cams else None
-            found = _search(model, pictures, at, epsilon, steps, seed, passes)
+            found = _search(model, pictures, at, epsilon, steps, seed, passes, columns)
             result |= _scored(model, pictures, found, names, layer, seed, passes)
     return {call.text: result[call.text] for call in calls}
 
@@ -127,8 +130,9 @@ def _scored(
 
 
 def _search(
-    model: Model, pictures: Tensor, layer: str | None, epsilon: float, steps: int, seed: int, passes: Passes
-) -> Searched:
+    model: Model, pictures: Tensor, layer: str | None, epsilon: float, steps: int, seed: int, passes: Passes,
+    columns: Columns | None = None,
+) -> Searched:  # fmt: skip
     """Sign-gradient steps, each picture on its own, the best of those that keep the prediction kept."""
     reach = (epsilon * _picture_range(model, pictures)).expand_as(pictures)
     signs = np.random.default_rng((seed, 0)).integers(0, 2, pictures.shape[1:]) * 2 - 1
@@ -140,13 +144,12 @@ def _search(
         images, ball = pictures[start:stop], reach[start:stop]
         with torch.no_grad():
             before = model.forward(model.ready(images))
-            classes = model.predicted(before)
+            classes = model.predicted(before) if columns is None else columns.numbers[start:stop]
         with torch.inference_mode(False), torch.enable_grad():
             original = look(images.clone(), classes)[0].detach()
-            return _steps(
-                lambda shown: look(shown, classes), partial(model.same, before), images, original, ball,
-                noise * ball, steps,
-            )  # fmt: skip
+            again = partial(_again, look, classes)
+            holds = partial(model.same, before, targets=classes)
+            return _steps(again, holds, images, original, ball, noise * ball, steps)
 
     size = (int(pictures.shape[-2]), int(pictures.shape[-1]))
     with untouched(model.module):
@@ -154,6 +157,10 @@ def _search(
             len(pictures), work, parts.append
         )
     return Searched(torch.cat([part.pictures for part in parts]), torch.cat([part.kept for part in parts]))
+
+
+def _again(look: Look, classes: Tensor, shown: Tensor) -> tuple[Tensor, Tensor]:
+    return look(shown, classes)
 
 
 def _steps(
@@ -186,7 +193,7 @@ def _steps(
 def _layer(model: Model, pictures: Tensor, layer: Layers) -> str | None:
     """Where CAMs look."""
     with untouched(model.module):
-        return capture(model, pictures[:1], needs=frozenset({"activations"}), layer=layer).layer
+        return capture(unasked(model), pictures[:1], needs=frozenset({"activations"}), layer=layer).layer
 
 
 def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,7 @@ from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import Gallery
+from heatproof.models.asked import unasked
 from heatproof.models.disconnected import disconnected
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits, is_out_of_memory
@@ -82,7 +83,7 @@ def make_mosaics(
         seed: of which picture lies where.
         passes: batch_size and progress, as for hp.explain.
     """
-    model = as_model(model)
+    model = unasked(as_model(model))
     _check(cells, confident, mosaics, seed)
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("grid_pointing", size_of(pictures))
@@ -221,7 +222,7 @@ def grid_pointing(
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = as_model(model), read_methods(methods, again=True)
+    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
     )
@@ -259,7 +260,7 @@ def disconnected_grid(
     Returns:
         By method: outside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = as_model(model), read_methods(methods, again=True)
+    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, full_size=True,
         seed=seed, **passes,

@@ -23,6 +23,7 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import Cause, Passes, PerImage, align
+from heatproof.models.asked import asked
 from heatproof.models.model import Model, as_model, at_least_float, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
@@ -59,6 +60,7 @@ def part_occlusion(
     """
     model = as_model(model)
     whole = at_least_float(model.check_images(images).to(model.device))
+    model, targets = asked(model, whole, targets)
     parts = (
         {f"drop_{name}": mask for name, mask in masks.items()}
         if isinstance(masks, Mapping)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -36,6 +37,8 @@ from heatproof.explain.api import explain, with_enough
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import Scene
+from heatproof.models.asked import asked
+from heatproof.models.heads.classes import OneOfMany
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
@@ -113,6 +116,7 @@ def parameter_randomisation(
     pictures = model.check_images(images)
     refuse_volumes("randomisation", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    model, targets = asked(model, pictures, targets)
     before = made(model, pictures, targets)
     explained = next(iter(before.values())).explained
     changing, random = copy_of(model), copy_of(model)
@@ -180,6 +184,7 @@ def input_shift(
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("input_shift", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    model, targets = asked(model, pictures, targets)
     before = made(model, pictures, targets)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
     logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
@@ -241,15 +246,18 @@ def fragility(
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("fragility", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
-    before = made(model, pictures, None)
+    model, targets = asked(model, pictures, None)
+    before = made(model, pictures, targets)
+    stays = partial(_stays, model, pictures, targets, passes.get("batch_size"))
     reach = _picture_range(model, pictures)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
     for draw in range(draws):
         random = np.random.default_rng((seed, draw))
         signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
         noisy = pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
-        for method, maps in made(model, noisy, None).items():
-            same = maps.explained == before[method].explained
+        stayed = stays(noisy)
+        for method, maps in made(model, noisy, targets).items():
+            same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
             found = map_similarity(before[method], maps)
             rows = [found[kind].masked_fill(~same, torch.nan) for kind in KINDS]
             tables[method].append(torch.stack([*rows, same.float()]))
@@ -260,6 +268,14 @@ def fragility(
         scores = {"ssim": ssim, "spearman": spearman, "kept": table[:, 2].mean(0)}
         result[method] = PerImage(scores, [Cause(CHANGED, ssim.isnan() | spearman.isnan(), KINDS)])
     return result
+
+
+def _stays(model: Model, pictures: Tensor, targets: Any, batch_size: int | None, changed: Tensor) -> Tensor:
+    """ "b" bool: whether the prediction stays, beyond that one class is explained again."""
+    if isinstance(model.read, OneOfMany):  # whose prediction is the class that is explained
+        return torch.ones(len(pictures), dtype=torch.bool)
+    before, after = (all_logits(model, shown, batch_size) for shown in (pictures, changed))
+    return model.same(before, after, model.check_targets(targets, before))
 
 
 def _picture_range(model: Model, images: Tensor) -> Tensor:

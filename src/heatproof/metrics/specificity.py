@@ -43,11 +43,13 @@ from heatproof.explain.api import explain, is_stored
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.curves import area
-from heatproof.metrics.faithfulness import insertion_deletion
+from heatproof.metrics.faithfulness import insertion_deletion, not_above
 from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps, refuse_volumes
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import Change, Scene
+from heatproof.models.asked import asked
 from heatproof.models.function import is_function
+from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.random_weights import untrained_copy
@@ -101,6 +103,7 @@ def specificity(
     pictures = model.check_images(images)
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
+    model, _ = asked(model, pictures, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     again = {} if is_function(model.module) else {n: one for n, one in maps.items() if not is_stored(n)}
     shadows = _shadows(draws, known, again, model, pictures, **options) if again else []
@@ -137,7 +140,8 @@ def gains(
     explained = next(iter(maps.values())).explained.clamp(min=0).to(model.device)
     images = images.to(model.device)
     noise = explain(model, images, "random", explained, seed=seed)["random"]
-    painted, fall = painted_over(model, images, explained, seed, **passes)
+    model, targets = asked(model, images, explained)
+    painted, fall = painted_over(model, images, targets, seed, **passes)
     lot: dict[tuple[str, str | int], Maps | Tensor] = {}
     same: dict[tuple[str, int], Tensor] = {}
     for name, one in maps.items():
@@ -155,6 +159,9 @@ def gains(
         for key, both in curves.items()
     }
     stays = Cause(STAYS, (fall < LEAST).cpu())
+    if not model.read.chance:  # whose curves are shares of what is lost already
+        gain = {key: (area(both.insertion) - area(both.deletion)).cpu() for key, both in curves.items()}
+        stays = Cause(not_above(model.read.name), gain[next(iter(maps)), "own"].isnan())
     found = {}
     for name, one in maps.items():
         own = gain[name, "own"]
@@ -168,19 +175,20 @@ def gains(
 
 
 def painted_over(
-    model: Model, images: Tensor, targets: Tensor, seed: int = 0, **passes: Unpack[Passes]
+    model: Model, images: Tensor, targets: Tensor | Columns, seed: int = 0, **passes: Unpack[Passes]
 ) -> tuple[Tensor, Tensor]:
     """Each picture under the baseline that takes its class away best, and by how much its log-odds fall."""
     kinds = ["blur", "mean", "noise"] + ["black"] * (model.preprocess.channels == images.shape[1])
     tried = torch.stack([images, *(baseline_images(model, images, kind, seed) for kind in kinds)])
-    flat, classes = tried.flatten(0, 1), targets.repeat(len(tried))
+    columns = targets.numbers if isinstance(targets, Columns) else targets
+    flat, classes = tried.flatten(0, 1), columns.repeat(len(tried))
     queue = Queue(model, size_of(images), **passes)
     with untouched(model.module):
         found = queue.predict(
             len(flat), lambda start, stop: flat[start:stop],
             lambda logits, start, stop: model.measured(logits, classes[start:stop]),
         )  # fmt: skip
-    odds = found.clamp(SURE, 1 - SURE).logit().view(len(tried), -1)
+    odds = (found.clamp(SURE, 1 - SURE).logit() if model.read.chance else found).view(len(tried), -1)
     best = odds[1:].argmin(0)
     return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - odds[1:].amin(0)
 
@@ -215,6 +223,7 @@ def untrained(
         By method: spearman, null, excess and entropy, each "b".
     """
     model = as_model(model)
+    model, _ = asked(model, model.check_images(images), next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     pictures = model.check_images(images)
     refuse_volumes("untrained", size_of(pictures))

@@ -67,6 +67,7 @@ def disconnected(
             classes=model.classes,
             layer=place.get(trace.layer or ""),
             scales=tuple(place[name] for name in trace.scales) or None,
+            reader=model.read.of_logits,
         )
         for cell in range(cells**2)
     ]

@@ -32,6 +32,7 @@ from heatproof.models.layers import find_module
 from heatproof.models.libraries import LIBRARIES, NetworkRequest, build_lite0, from_keras, sized
 from heatproof.models.model import Model
 from heatproof.models.specs import KERAS_FILES, LITE
+from heatproof.types import ArrayLike
 
 FORMS = "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
 
@@ -54,6 +55,8 @@ def load_model(
     precision: str | None = None,
     head: str | Head | None = None,
     thresholds: float | Sequence[float] | None = None,
+    tolerance: float | None = None,
+    references: ArrayLike | str | PathLike[str] | None = None,
     allow_pickle: bool = False,
     **build_options: object,
 ) -> Model:
@@ -73,6 +76,8 @@ def load_model(
         head: what its output is, such as "multilabel", or a head with its own settings (see docs/heads.md);
             found in its first pass, where that is safe, where None.
         thresholds: of a multilabel head: from which probability on a label is predicted, one or one each.
+        tolerance: of a regression: how far a value may move and count as the same prediction.
+        references: of an embedding: vectors "t d" to be similar to, or a .npy file of them.
         allow_pickle: let checkpoints and .keras files run the code inside them.
         build_options: for the library's own builder.
 
@@ -96,7 +101,7 @@ def load_model(
         "classes": names,
         "preprocess": preprocess,
         "precision": precision,
-        "reader": chosen_head(head, thresholds),
+        "reader": chosen_head(head, thresholds, tolerance=tolerance, references=references),
     }
     model = replace(model, **{name: value for name, value in changes.items() if value is not None})
     if model.layer is not None:

@@ -18,6 +18,7 @@ from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.arrays import open_seen
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.heads import (
+    Columns,
     Head,
     LastStep,
     class_scores,
@@ -27,6 +28,7 @@ from heatproof.models.heads import (
     read_first,
 )
 from heatproof.models.heads.classes import Softmax
+from heatproof.models.heads.values import vectors_of
 from heatproof.models.interrupts import deferring
 from heatproof.models.precision import check_precision, computing
 from heatproof.timeline import span
@@ -113,12 +115,12 @@ class Model:
         deferring.answer()
         if self.was_seen and self.reader is not None:
             # A network that writes to its input gets a copy.
-            output = self._output(images.clone() if self.found["writes"] else images)
+            output = self.output(images.clone() if self.found["writes"] else images)
             return self.reader.logits(at_least_float(self.reader.table(output, len(images))))
         with LastStep() as last:
             given = images.clone()
             before = None if given.is_inference() else given._version
-            output = self._output(given)
+            output = self.output(given)
         reader, table = read_first(self.reader, self.module, output, len(images), last)
         if torch.isfinite(table).all():
             self.found["writes"] = before is None or given._version != before
@@ -130,7 +132,8 @@ class Model:
         """Whether a first pass has shown what the output is."""
         return "writes" in self.found
 
-    def _output(self, images: Tensor) -> Any:
+    def output(self, images: Tensor) -> Any:
+        """What the network returns for images that are `ready`, as it is."""
         with self.computing(), span("forward", inputs=len(images)):
             return (self.call or self.module)(images)
 
@@ -164,9 +167,15 @@ class Model:
         """ "b": the target that is explained where none is named."""
         return self.read.predicted(logits)
 
-    def same(self, before: Tensor, after: Tensor) -> Tensor:
-        """ "b" bool: whether two tables of logits are the same prediction."""
-        return self.read.same(before, after)
+    def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
+        """ "b" bool: whether two tables of logits are the same prediction; targets: what is explained."""
+        return self.read.same(before, after, targets)
+
+    @torch.no_grad()
+    def embeddings(self, images: Tensor) -> Tensor:
+        """ "b d": the vectors of an encoder, to be references of others (see heads/values.py)."""
+        with untouched(self.module):
+            return at_least_float(vectors_of(self.output(self.ready(images)), len(images)))
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
@@ -222,11 +231,16 @@ class Model:
                 "give hp.explain tensors, or wrap the network to make its channels from a picture's"
             )
 
-    def check_targets(self, targets: ArrayLike | None, logits: Tensor) -> Tensor:
-        """ "b" classes to explain: the prediction where none is given."""
+    def check_targets(self, targets: ArrayLike | Columns | None, logits: Tensor) -> Tensor:
+        """ "b" columns to explain: the prediction where none is given."""
         count, classes = len(logits), self.read.targets(logits.shape[1])
         if targets is None:
             return self.predicted(logits)
+        if isinstance(targets, Columns):
+            if int(targets.numbers.max()) >= logits.shape[1]:
+                least = int(self.read.labels(targets.numbers.max()))
+                raise TargetError(f"target {least} is out of range; the network has fewer classes")
+            return targets.numbers.to(logits.device)
         chosen = torch.as_tensor(targets)  # checked where it is: a GPU need not be waited for
         if chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise TargetError(f"targets must be class numbers, got {chosen.dtype}")

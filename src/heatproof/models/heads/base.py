@@ -82,9 +82,18 @@ class Head:
         """ "b": the column explained where none is named."""
         return logits.argmax(1)
 
-    def same(self, before: Tensor, after: Tensor) -> Tensor:
-        """ "b" bool: whether two tables of logits say the same."""
+    def labels(self, columns: Tensor) -> Tensor:
+        """ "b": the classes that columns are about, as people know them."""
+        return columns
+
+    def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
+        """ "b" bool: whether two tables of logits are the same prediction, where targets are explained."""
         return self.predicted(before) == self.predicted(after)
+
+    @property
+    def of_logits(self) -> Head | None:
+        """How its logits are read by a network that hands them on; None where that is found by itself."""
+        return None
 
     def unanswered(self, logits: Tensor) -> Tensor:
         """ "b" bool: rows that are no answer, since they are no numbers."""

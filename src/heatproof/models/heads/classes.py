@@ -17,7 +17,6 @@ highest above its threshold, in log-odds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -133,7 +132,8 @@ class Multilabel(Head):
     sigmoids: bool = False
 
     def __post_init__(self) -> None:
-        given = (self.thresholds,) if isinstance(self.thresholds, int | float) else tuple(self.thresholds)
+        told: Any = self.thresholds
+        given = (told,) if isinstance(told, int | float) else tuple(map(float, told))
         if not given or not all(0 < t < 1 for t in given):
             raise InputError(
                 f"thresholds are probabilities between 0 and 1, one or one per label; got {self.thresholds}"
@@ -172,18 +172,17 @@ class Multilabel(Head):
         return self.probabilities(logits) >= logits.new_tensor(self.limits(logits.shape[1]))
 
     def predicted(self, logits: Tensor) -> Tensor:
+        if isinstance(self.thresholds, float | int):
+            return logits.argmax(1)
         odds = [math.log(t / (1 - t)) for t in self.limits(logits.shape[1])]
         return (logits - logits.new_tensor(odds)).argmax(1)
 
-    def same(self, before: Tensor, after: Tensor) -> Tensor:
+    def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
         return (self.positive(before) == self.positive(after)).all(1)
 
-
-def multilabel(thresholds: float | Sequence[float] | None = None) -> Multilabel:
-    """The head with thresholds as a person gives them."""
-    if thresholds is None:
-        return Multilabel()
-    return Multilabel(thresholds=thresholds if isinstance(thresholds, int | float) else tuple(thresholds))
+    @property
+    def of_logits(self) -> Head:
+        return replace(self, by_itself=False, sigmoids=False)
 
 
 def in_unit_interval(table: Tensor) -> bool:

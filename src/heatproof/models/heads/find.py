@@ -4,20 +4,27 @@
     one number                     one logit, or one probability where a sigmoid made it
     k numbers made by sigmoids     multilabel; also where Hugging Face's problem_type or a Keras graph says so
     problem_type "regression"      regression
+    "b k h w" numbers              segmentation
+    boxes, scores and labels       detection
+
+A table of numbers cannot be told from an embedding, nor logits from values: those heads are named.
 
 Numbers alone cannot tell sigmoids from logits that happen to lie in [0, 1]; the function that made them can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import fields, replace
+from os import PathLike
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.models.heads.base import Head
+from heatproof.models.heads.base import Head, inside
 from heatproof.models.heads.classes import (
     Multilabel,
     OneLogit,
@@ -26,13 +33,19 @@ from heatproof.models.heads.classes import (
     Probabilities,
     Softmax,
     in_unit_interval,
-    multilabel,
 )
+from heatproof.models.heads.dense import Detection, Segmentation, is_boxes
+from heatproof.models.heads.values import Embedding, Regression
 
 SIGMOIDS = ("sigmoid", "sigmoid_", "special_expit")
 HEADS: dict[str, type[Head]] = {
-    head.name: head for head in (Softmax, OneLogit, Probabilities, OneProbability, Multilabel)
-}
+    head.name: head
+    for head in (
+        Softmax, OneLogit, Probabilities, OneProbability, Multilabel, Regression, Segmentation, Detection,
+        Embedding,
+    )
+}  # fmt: skip
+IMPLIED = {"thresholds": "multilabel", "references": "embedding"}  # what a setting is enough to name
 ALIASES = {"logit": "one logit", "multi-label": "multilabel"}
 
 
@@ -76,25 +89,50 @@ def named_head(name: str) -> Head:
     return HEADS[known]()
 
 
-def chosen_head(head: str | Head | None, thresholds: float | Sequence[float] | None = None) -> Head | None:
-    """The head that a person names, with the settings that are given beside the name."""
+def chosen_head(head: str | Head | None, thresholds: Any = None, **settings: Any) -> Head | None:
+    """The head that a person names, with settings beside the name: thresholds, tolerance, references."""
     chosen = named_head(head) if isinstance(head, str) else head
-    if thresholds is None:
+    given = {n: value for n, value in {"thresholds": thresholds, **settings}.items() if value is not None}
+    if not given:
         return chosen
-    if chosen is not None and not isinstance(chosen, Multilabel):
-        raise InputError(f"thresholds are for a multilabel head, not for {chosen.name!r}; leave them out")
-    return multilabel(thresholds)
+    chosen = chosen or next((HEADS[kind]() for name, kind in IMPLIED.items() if name in given), None)
+    known = {one.name for one in fields(chosen)} if chosen is not None else set()
+    if chosen is None or (extra := ", ".join(given.keys() - known)):
+        told = f"the head {chosen.name!r} has no {extra}" if chosen else f"{', '.join(given)} is of a head"
+        raise InputError(f"{told}; leave it out or name the head it is for")
+    if "references" in given:
+        given["references"] = read_references(given["references"])
+    return replace(chosen, **given)
+
+
+def read_references(given: Any) -> Tensor:
+    """Vectors "t d": as they are, or in a file that numpy.save wrote."""
+    if isinstance(given, (str, PathLike)):
+        try:
+            given = np.load(given, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read the references in {given}: give a .npy file, 't d'") from error
+    return torch.as_tensor(given)
 
 
 def read_first(
     told: Head | None, module: nn.Module, output: Any, count: int, last: LastStep
 ) -> tuple[Head, Tensor]:
     """The head, and the table "b k" of a first pass in which `last` has watched the network."""
-    head = told or OneOfMany(by_itself=True)
+    head = told or _kind(output)
     table = head.table(output, count)
-    if told is None:
+    if isinstance(head, OneOfMany) and told is None:
         head = _classifier(module, table, last)
     return head.settled(module, output, table, last), table
+
+
+def _kind(output: Any) -> Head:
+    if is_boxes(output):
+        return Detection(by_itself=True)
+    picture = inside(output)
+    if isinstance(picture, Tensor) and picture.ndim == 4 and picture[0, 0].numel() > 1:
+        return Segmentation(by_itself=True)
+    return OneOfMany(by_itself=True)
 
 
 def _classifier(module: nn.Module, table: Tensor, last: LastStep) -> Head:
@@ -106,4 +144,4 @@ def _classifier(module: nn.Module, table: Tensor, last: LastStep) -> Head:
         or (in_unit_interval(table) and last.is_sigmoid(table))
     ):
         return Multilabel(by_itself=True)
-    return OneOfMany(by_itself=True)
+    return Regression(by_itself=True) if kind == "regression" else OneOfMany(by_itself=True)
