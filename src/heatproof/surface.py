@@ -21,6 +21,7 @@ from heatproof.types import Maps
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, order_methods, read_run
 from heatproof.verdict.judge import conclude, judge, keep
+from heatproof.verdict.measures import stands_beside
 from heatproof.verdict.trajectory import models, ordered
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Run:
         means = {(row["metric"], row["method"]): row for row in rows}
         shown = [
             [metric, *(_cell(means.get((metric, method))) for method in methods)]
-            for metric in dict.fromkeys(row["metric"] for row in rows)
+            for metric in dict.fromkeys(row["metric"] for row in rows if not stands_beside(row["metric"]))
         ]
         table = plain_table([f"mean (n) at {checkpoint}", *methods], shown) if shown else ""
         first = next((method for method in methods if (checkpoint, method) in stored), None)
