@@ -29,6 +29,7 @@ SECTIONS = {
         "audit": "Which maps of your network can be trusted on your pictures? One line, about five minutes.",
         "init": "Write a commented study for a folder of pictures.",
         "run": "Explain and score what STUDY.toml describes: your network, your pictures.",
+        "score": "Maps that you have already, from any program: how good are they?",
         "contrast": "Which heatmaps show what a network uses? Tried with planted evidence.",
         "study": "The protocols of four papers, and the contrast test, from data to conclusions.",
     },

@@ -41,7 +41,8 @@ class Answers(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self.asked.forward(images)
-        return torch.cat([-logits, logits], 1) if logits.shape[1] == 1 else logits
+        two = self.asked.read.targets(logits.shape[1]) > logits.shape[1]  # one logit speaks for two classes
+        return torch.cat([-logits, logits], 1) if two else logits
 
     def train(self, mode: bool = True) -> Answers:
         """It is in evaluation mode already; a user's own train() need not hear of it."""
