@@ -12,6 +12,7 @@ import numpy as np
 from heatproof.metrics.consistency import CScore, CScores
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
+from heatproof.show import pixels
 
 if TYPE_CHECKING:
     from heatproof.train.recipe import GradientNorm
@@ -128,9 +129,10 @@ class Report:
 
 def shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Pictures of the first classes, with their maps."""
-    rows = held.first_of_each()[:SHOWN]
+    places = held.first_maps()[:SHOWN]
+    rows = held.explained.rows[places].tolist()
     heat = {}
     for method, maps in found.maps.items():
-        few = maps.take(rows)
+        few = maps.take(places)
         heat[method] = replace(few, values=few.values.nan_to_num(0, 0, 0)).upsample().cpu().numpy()
-    return held.take(rows).pixels, heat
+    return pixels(held.images[rows], held.preprocess), heat

@@ -46,10 +46,11 @@ are, is those without it; the method as a whole and what its C over all hides, b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from heatproof.errors import InputError
 from heatproof.verdict.auc import auc_falls
 
 if TYPE_CHECKING:
@@ -98,6 +99,22 @@ class Alarm:
     def where(self) -> str:
         """Method and class, as far as the alarm is about one."""
         return " / ".join(part for part in (self.method, self.class_name) if part) or "all"
+
+
+def read_mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
+    """Mechanisms by number or name.
+
+    >>> sorted(read_mechanisms("any")), sorted(read_mechanisms(["class masking", 1]))
+    ([1, 2, 3], [1, 3])
+    """
+    if stop_on == "any":
+        return frozenset(NAMES)
+    numbers = {name: number for number, name in NAMES.items()}
+    wanted = [stop_on] if isinstance(stop_on, (str, int)) else list(stop_on)
+    for one in wanted:
+        if one not in NAMES and one not in numbers:
+            raise InputError(f"stop_on: there is no mechanism {one!r}; name 'any', {', '.join(numbers)}")
+    return frozenset(one if isinstance(one, int) else numbers[one] for one in wanted)
 
 
 def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:  # noqa: B008
