@@ -18,7 +18,7 @@ from heatproof.images import Preprocess, batches, open_source
 from heatproof.run.config import read_study
 from heatproof.run.progress import Progress
 from heatproof.run.study import check_study, open_study
-from heatproof.studies.audit.choose import AT_EASE, CORE, DEAR, FIRST, MORE, VOTE, Chosen, Ladder
+from heatproof.studies.audit.choose import AT_EASE, CORE, FIRST, MORE, VOTE, Chosen, Ladder
 from heatproof.studies.audit.held import held_pictures
 from heatproof.studies.audit.prices import Lot, Prices
 from heatproof.studies.audit.protocol import plan_audit, run_audit
@@ -68,7 +68,7 @@ class Fixed(Prices):
     def method(self, method: str) -> float:
         if method in ("lrp", "rollout"):
             raise InputError(f"{method} is for other networks")
-        return 10.0 if method.partition("(")[0] in DEAR else 0.0
+        return 10.0 if method.partition("(")[0] in "integrated-gradients occlusion lime rise" else 0.0
 
     def lot(self, lot: Lot) -> float:
         return 1.0 if lot == self.vote else 0.1
@@ -125,7 +125,7 @@ def test_what_goes_first_when_time_is_short_stands_last_on_the_ladder(many: Path
 def test_too_little_time_for_a_verdict_is_refused_and_says_how_much_is_needed(many: Path) -> None:
     with pytest.raises(
         InputError,
-        match=r"0.75 minutes are too short: gradcam on 30 pictures takes about 42 s here; allow 1,",
+        match=r"0.75 minutes is too short: gradcam on 30 pictures takes about 42 s here; allow 1,",
     ):
         chosen(many, 45.0)
     assert chosen(many, 75.0).pictures >= 30
@@ -247,7 +247,7 @@ def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
         (["nothing", "pictures"], "cannot read the model 'nothing'"),
         (["net.py:tiny", "pictures", "--checkpoint", "lost.pt"], "there is no file 'lost.pt'"),
         (["net.py:tiny", "pictures", "--minutes", "0"], "minutes must be above 0"),
-        (["net.py:tiny", "pictures", "--minutes", "0.1"], "0.1 minutes are too short"),
+        (["net.py:tiny", "pictures", "--minutes", "0.1"], "0.1 minutes is too short"),
         (["net.py:tiny", "pictures", "--methods", "gradcamm"], "gradcam"),
         (["net.py:tiny", "pictures", "--out", "taken"], "taken holds another run"),
     ],

@@ -68,7 +68,7 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
 
     with console.status("choosing what to compute"):
         plan = plan_audit(settings, say=_say)
-    console.print(_choices(plan, settings))
+    console.print(_choices(plan))
     for note in plan.notes:
         _say(f"note: {note}")
     outcome = run_audit(settings, plan, LiveTable(console, settings.out / "run"))
@@ -102,10 +102,10 @@ def _has_screen() -> bool:
     return console.is_terminal and desktop
 
 
-def _choices(plan: AuditPlan, settings: AuditSettings) -> Table:
+def _choices(plan: AuditPlan) -> Table:
     """What was chosen, then what was left out; those of one reason in one row."""
     about = "as an earlier call chose" if plan.begun else f"about {spell(plan.seconds)}"
-    table = new_table(f"what {settings.minutes:g} minutes are spent on: {about}")
+    table = new_table(f"the audit: {about}")
     for name in ("", "what", "because"):
         table.add_column(name, overflow="fold")
     for taken, word in ((True, "chosen"), (False, "left out")):

@@ -32,7 +32,7 @@ from heatproof.verdict.follow import ENOUGH, voter
 FIRST = ("gradcam", "legrad", "gradient", "occlusion")  # the first of these that the network takes
 CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
 MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
-DEAR = ("integrated-gradients", "occlusion", "lime", "rise")
+DEAR = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
 FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
 VOTE = (voter().name, "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=20)", "deletion(steps=20)")
@@ -71,6 +71,14 @@ class Chosen:
 
     def noting(self, what: str, taken: bool, why: str) -> Chosen:
         return replace(self, choices=(*self.choices, Choice(what, taken, why)))
+
+
+def in_minutes(count: float) -> str:
+    """
+    >>> in_minutes(1), in_minutes(2.5)
+    ('1 minute', '2.5 minutes')
+    """
+    return f"{count:g} minute{'s' * (count != 1)}"
 
 
 @dataclass
@@ -131,7 +139,7 @@ class Ladder:
         if needed > self.affordable:
             enough = math.ceil((needed / MARGIN + REPORT + 60 * self.minutes - self.left()) / 60)
             raise InputError(
-                f"{self.minutes:g} minutes are too short: {start.methods[0]} on {least} pictures"
+                f"{in_minutes(self.minutes)} is too short: {start.methods[0]} on {least} pictures"
                 f"{f' at {self.checkpoints} checkpoints' * (self.checkpoints > 1)} takes about "
                 f"{spell(needed)} here; allow {enough}, or take a smaller network or a faster device"
             )
@@ -211,7 +219,7 @@ class Ladder:
         )
 
     def _short(self, more: float) -> str:
-        return f"about {spell(more)} more, beyond {self.minutes:g} minutes"
+        return f"about {spell(more)} more, beyond {in_minutes(self.minutes)}"
 
     def _told(self, chosen: Chosen) -> Chosen:
         """How many pictures, and what so few of them cannot decide."""

@@ -25,7 +25,7 @@ from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell
 from heatproof.run.study import Opened
 from heatproof.store import RunFolder
-from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Chosen, Ladder
+from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Chosen, Ladder, in_minutes
 from heatproof.studies.audit.held import Pictures
 from heatproof.studies.audit.looked import look
 from heatproof.studies.audit.prices import Prices
@@ -101,7 +101,7 @@ def plan_audit(
     say(f"looking at {settings.model} and {found.source.path}: {found.source.seen}")
     looked = look(settings, study_tables(settings, found.source, Path.cwd(), found.preprocess), network)
     opened = looked.opened
-    say(f"timing passes on {opened.device}, to choose what fits into {settings.minutes:g} minutes")
+    say(f"timing passes on {opened.device}, to choose what fits into {in_minutes(settings.minutes)}")
     ladder = Ladder(
         opened=opened,
         prices=Prices(opened, settings.methods[:1] or FIRST, VOTE),
@@ -175,7 +175,7 @@ def _with_comments(config: Mapping[str, Any], plan: AuditPlan, settings: AuditSe
     left = [f"#   {', '.join(names)}: {why}" for why, names in plan.reasons(False).items()]
     expected = f"about {spell(plan.seconds)} were expected"
     head = [
-        f"# Chosen by heatproof audit for {settings.minutes:g} minutes; {expected}.",
+        f"# Chosen by heatproof audit for {in_minutes(settings.minutes)}; {expected}.",
         "# Add methods or metrics at the end of their lists, then: heatproof run this file.",
     ]
     if settings.held:
