@@ -51,7 +51,7 @@ def refuse_methods(methods: Sequence[str], model: Model, names: Sequence[str]) -
 
 
 def refuse_metrics(requests: Sequence[MetricRequest], model: Model) -> None:
-    """Refuse what needs a network's weights or gradients where it has none, or pictures where it has volumes."""
+    """Refuse what needs weights or gradients where there are none, or pictures where there are volumes."""
     if len(model.preprocess.size) > 2:
         for request in requests:
             check_volumes(request.entry)
