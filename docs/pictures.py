@@ -330,6 +330,8 @@ TUTORIALS = {
     "changes": ("cose.md", "runs/cose/figures/violins.png"),
     "rocket": ("localise.md", "runs/localise/panels/case-rocket.png"),
     "alarm": ("monitor-and-gate.md", ""),
+    "shortcut": ("shortcut.md", "maps.png"),
+    "fair": ("compare-methods.md", "maps.png"),
 }
 PICTURES: dict[str, Callable[[], Image.Image]] = {
     function.__name__: function

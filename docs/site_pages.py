@@ -17,6 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
+from site_notebooks import as_page
 
 import heatproof as hp
 from heatproof.cli import main
@@ -43,11 +44,14 @@ _plain: dict[str, str] = {}  # a page's text for programs that read, by its plac
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Pages beside docs/ get a place; README is where one starts."""
+    """Pages beside docs/ and notebooks get a place; README is where one starts."""
     for origin, place in PLACES.items():
         if (old := files.get_file_from_path(place)) is not None:
             files.remove(old)
         files.append(File.generated(config, place, content=(ROOT / origin).read_text(encoding="utf-8")))
+    for notebook in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
+        place = f"notebooks/{notebook.stem}.md"
+        files.append(File.generated(config, place, content=as_page(notebook)))
     for place, text in reference().items():
         files.append(File.generated(config, place, content=text))
     return files
@@ -56,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     place = page.file.src_uri
     text = for_site(markdown, place)
-    _plain.setdefault(place, text)
+    _plain.setdefault(place, re.sub(r"data:image/\w+;base64,[\w+/=]+", "", text))
     return text
 
 
@@ -78,6 +82,8 @@ def _moved(link: re.Match[str], place: str) -> str:
     origin = ORIGINS.get(place, f"docs/{place}")
     target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link[1]))
     moved = PLACES.get(target, target.removeprefix("docs/"))
+    if moved.endswith(".ipynb") and posixpath.splitext(moved)[0] != posixpath.splitext(place)[0]:
+        moved = moved.replace(".ipynb", ".md")  # but a notebook's own page leads to its file
     return f"]({posixpath.relpath(moved, posixpath.dirname(place) or '.')}{link[2] or ''})"
 
 

@@ -98,7 +98,7 @@ def explain_command(
     \b
     Examples:
       heatproof explain lite0 example:cat
-      heatproof explain lite0 photos/ "more/*.jpg" --methods "gradcam++,rise(masks=500)" --out maps
+      heatproof explain lite0 photos/ "more/*.jpg" --methods "gradcam++,lime(samples=50)" --out maps
       heatproof explain lite0 example:cat --target "tiger cat"
       heatproof explain torchvision:resnet50 scan.png --checkpoint best.pt --classes names.txt
 
