@@ -44,7 +44,7 @@ RIGHT = Measure(
 
 
 @dataclass(frozen=True)
-class Side:
+class RunSide:
     """One run at one checkpoint, judged."""
 
     name: str
@@ -100,10 +100,10 @@ class Moved(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Sides, what changed from the first to each other one, and the pictures whose maps moved most."""
 
-    sides: tuple[Side, ...]
+    sides: tuple[RunSide, ...]
     differences: tuple[Difference, ...]
     moved: tuple[Moved, ...] = ()
     same: Mapping[int, int] = field(default_factory=dict)  # pictures that a side shares with the first
@@ -159,7 +159,7 @@ class Comparison:
         return told + (plain_table(heads, rows) if rows else "")
 
 
-def compare_runs(runs: Sequence[str | Path | RunFolder], most: int = 12) -> Comparison:
+def compare_runs(runs: Sequence[str | Path | RunFolder], most: int = 12) -> RunComparison:
     """Read and judge every side, and hold each against the first. most: pictures to name."""
     if len(runs) < 2:
         raise InputError("name at least two runs, or one at two checkpoints: RUN@epoch01 RUN@epoch10")
@@ -174,10 +174,10 @@ def compare_runs(runs: Sequence[str | Path | RunFolder], most: int = 12) -> Comp
         differences += _differences(sides, k, pairs, shared)
         moved += _moved(sides, k, pairs, shared)
     moved.sort(key=lambda one: one.alike)
-    return Comparison(tuple(sides), tuple(differences), tuple(moved[:most]), same)
+    return RunComparison(tuple(sides), tuple(differences), tuple(moved[:most]), same)
 
 
-def read_side(run: str | Path | RunFolder) -> Side:
+def read_side(run: str | Path | RunFolder) -> RunSide:
     """A run, perhaps with a checkpoint and a method behind @."""
     path, names = (run, []) if isinstance(run, RunFolder) or Path(run).exists() else _split(str(run))
     folder = path if isinstance(path, RunFolder) else RunFolder.open(path)
@@ -193,7 +193,7 @@ def read_side(run: str | Path | RunFolder) -> Side:
             raise InputError(f"{path} has no checkpoint or method {name!r}; {did_you_mean(name, known)}")
     if checkpoint is not None and checkpoint != data.checkpoint:
         data = read_run(folder, data.model, checkpoint)
-    return Side("", data, judge(data), method)
+    return RunSide("", data, judge(data), method)
 
 
 def _split(text: str) -> tuple[str, list[str]]:
@@ -205,7 +205,7 @@ def _split(text: str) -> tuple[str, list[str]]:
     return words[0], words[1:]
 
 
-def _named(sides: Sequence[Side]) -> list[Side]:
+def _named(sides: Sequence[RunSide]) -> list[RunSide]:
     """With names that say in what they differ."""
     paths = [s.data.folder.path.resolve() for s in sides]
     folders = [path.parent.name if path.name == "run" else path.name for path in paths]
@@ -224,7 +224,7 @@ def _named(sides: Sequence[Side]) -> list[Side]:
     ]
 
 
-def _shared(a: Side, b: Side) -> list[str]:
+def _shared(a: RunSide, b: RunSide) -> list[str]:
     """Pictures that are in both: of one name, and of one content where both runs know it."""
     return [
         name
@@ -233,7 +233,7 @@ def _shared(a: Side, b: Side) -> list[str]:
     ]
 
 
-def _methods(a: Side, b: Side) -> list[tuple[str, str]]:
+def _methods(a: RunSide, b: RunSide) -> list[tuple[str, str]]:
     """Pairs of methods that are compared: the same one, unless a side names its own."""
     if a.method or b.method:
         return [(a.method or b.method, b.method or a.method)]
@@ -241,7 +241,7 @@ def _methods(a: Side, b: Side) -> list[tuple[str, str]]:
 
 
 def _differences(
-    sides: Sequence[Side], k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
+    sides: Sequence[RunSide], k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
 ) -> Iterator[Difference]:
     a, b = sides[0].data, sides[k].data
     at = [[side.places[name] for name in shared] for side in (sides[0], sides[k])]
@@ -261,7 +261,7 @@ def _differences(
         return Difference(of, (0, k), methods, before, after, after - before, *interval, n, paired)
 
     rights = [np.array([NAN if r is None else float(r) for r in data.images.right]) for data in (a, b)]
-    if all(np.isfinite(right).any() for right in rights):
+    if all(np.isfinite(right).any() for right in rights) and not a.manifest.several:
         yield held(RIGHT, ("", ""), *rights)
     for of in a.measures:
         for methods in pairs:
@@ -295,7 +295,7 @@ def _unpaired(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
 
 
 def _moved(
-    sides: Sequence[Side], k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
+    sides: Sequence[RunSide], k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
 ) -> Iterator[Moved]:
     """Every picture with maps on both sides, by how alike these are; floors say nothing here."""
     a, b = sides[0], sides[k]
@@ -312,7 +312,9 @@ def _moved(
             yield Moved(image, (0, k), mean, tuple(sorted(each, key=lambda one: one[2])))
 
 
-def _alike(a: Side, b: Side, methods: tuple[str, str], images: Sequence[str]) -> Iterator[tuple[str, float]]:
+def _alike(
+    a: RunSide, b: RunSide, methods: tuple[str, str], images: Sequence[str]
+) -> Iterator[tuple[str, float]]:
     """Rank correlation of two sides' maps of each picture; 0 where only one of them is blank."""
     from heatproof.metrics.agreement import map_similarity
     from heatproof.types import upsample

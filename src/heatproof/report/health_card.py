@@ -163,7 +163,9 @@ def voting(tests: Sequence[Test]) -> list[Test]:
 
 
 def accuracy(data: RunData) -> Estimate | None:
-    """The share of pictures that are classified rightly; None where no class is known."""
+    """The share of pictures that are classified rightly; None where no class is known, or several may be."""
+    if data.manifest.several:  # those that have a finding alone say nothing about false alarms
+        return None
     right = [float(one) for one in data.images.right if one is not None]
     return Estimate(sum(right) / len(right), *mean_interval(right), len(right)) if right else None
 
