@@ -273,6 +273,18 @@ class Maps:
         return f"<p>{len(self)} maps of {text(self.method)}</p>{strip._repr_html_()}"
 
     @staticmethod
+    def of(values: ArrayLike, images: Tensor, explained: ArrayLike) -> Maps:
+        """Maps that come from elsewhere, for metrics and pictures.
+
+        Args:
+            values, images, explained: "b h w"; "b c H W", what they are of; the class, one or one each.
+        """
+        kept, classes = torch.as_tensor(values).detach().float(), torch.as_tensor(explained)
+        if kept.ndim != images.ndim - 1 or len(kept) != len(images):
+            raise InputError(f"maps {tuple(kept.shape)} are not 'b h w' of images {tuple(images.shape)}")
+        return Maps("maps", kept, size_of(images), classes.expand(len(kept)).clone())
+
+    @staticmethod
     def concatenate(parts: Sequence[Maps]) -> Maps:
         """Batches of one method, one after the other.
 

@@ -37,8 +37,8 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
     \b
     Examples:
       heatproof score lite0 pictures --maps maps
-      heatproof score timm:resnet18 pictures --checkpoint best.pt --maps "maps/{id}.npy"
-      heatproof score client.py:predict pictures --maps maps.npz --targets predicted --out runs/first
+      heatproof score net.py:make pictures --checkpoint best.pt --maps "maps/{id}.npy"
+      heatproof score client.py:predict pictures --maps maps.npz --targets predicted --out runs/served
 
     The exit code is 1 where pictures could not be used, 130 where it was stopped.
     """
