@@ -64,7 +64,23 @@ def guessed_layer(model: Model) -> str | None:
     if model.layer:
         return model.layer
     scales = known_scales(model)
-    return scales[-1] if scales else _last_convolution(model.module)
+    if scales:
+        return scales[-1]
+    seeing = encoder_of(model.module)
+    return _last_convolution(model.module.get_submodule(seeing), f"{seeing}." if seeing else "")
+
+
+def encoder_of(module: nn.Module) -> str:
+    """Of a network that answers place by place, the part that sees: its backbone, before what answers."""
+    parts = [name for name, part in module.named_children() if _convolves(part)]
+    if "backbone" not in parts[:-1]:
+        return ""
+    inner = [n for n in ("body", "features") if hasattr(module.get_submodule("backbone"), n)]
+    return ".".join(["backbone", *inner[:1]])
+
+
+def _convolves(part: nn.Module) -> bool:
+    return any(isinstance(one, CONVOLUTIONS) for one in part.modules())
 
 
 def may_be_activated_later(model: Model, guess: str) -> bool:
@@ -159,7 +175,7 @@ ACTIVATIONS = tuple(
 def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
     """Descend to the last child that convolves, then step over what only normalises or activates it."""
     children = list(module.named_children())
-    holds = [any(isinstance(m, CONVOLUTIONS) for m in child.modules()) for _, child in children]
+    holds = [_convolves(child) for _, child in children]
     if not any(holds):
         return None
     last = len(holds) - 1 - holds[::-1].index(True)
