@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from heatproof.models.model import Model
-    from heatproof.report.beside import Comparison
+    from heatproof.report.beside import RunComparison
     from heatproof.types import ArrayLike
 
 MEANS = """
@@ -204,7 +204,7 @@ def run(
     return Run(done.folder)
 
 
-def compare(*runs: str | Path | Run, pictures: int = 12) -> Comparison:
+def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
     """Runs side by side: what became better or worse from the first to each other one, with intervals.
 
     Args:

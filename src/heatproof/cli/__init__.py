@@ -26,7 +26,7 @@ SECTIONS = {
         "list": "Methods, metrics, and the layers of a network.",
     },
     "Measure": {
-        "audit": "Which maps of your network can be trusted on your pictures? One line, about five minutes.",
+        "audit": "Which maps of your network can be trusted on your pictures? In about five minutes.",
         "init": "Write a commented study for a folder of pictures.",
         "run": "Explain and score what STUDY.toml describes: your network, your pictures.",
         "score": "Maps that you have already, from any program: how good are they?",
@@ -36,7 +36,7 @@ SECTIONS = {
     "Read a run": {
         "verdict": "Which maps follow the network, and whether it looks where it should.",
         "report": "One HTML file with everything.",
-        "compare": "Runs side by side: what became better or worse, and which maps changed most.",
+        "compare": "Runs side by side: what became better or worse, whose maps changed.",
         "serve": "The same as a live page, also while the run is going.",
         "sql": "Ask the scores anything.",
         "export": "The scores as CSV, Parquet or LaTeX.",

@@ -14,7 +14,7 @@ from PIL import Image
 
 from heatproof.disk import write_whole
 from heatproof.errors import StoreError
-from heatproof.report.beside import Comparison, Difference, Moved, Side
+from heatproof.report.beside import Difference, Moved, RunComparison, RunSide
 from heatproof.report.charts import Chart, Scale, nice_ticks
 from heatproof.report.page import asset, policy
 from heatproof.report.panels import Tile, sheet
@@ -54,7 +54,7 @@ class Intervals(Chart):
         return "; ".join(f"{name}: {change:+.3f}, {answer}" for name, change, _, _, answer in self.rows)
 
 
-def write_comparison(found: Comparison, path: Path) -> Path:
+def write_comparison(found: RunComparison, path: Path) -> Path:
     """The page as a file."""
     if not path.parent.is_dir():
         raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
@@ -63,7 +63,7 @@ def write_comparison(found: Comparison, path: Path) -> Path:
     return path
 
 
-def page(found: Comparison) -> str:
+def page(found: RunComparison) -> str:
     """The page as text."""
     others = [
         {
@@ -87,7 +87,7 @@ def page(found: Comparison) -> str:
     return str(fill("compare", content))
 
 
-def verdicts(found: Comparison) -> list[tuple[Side, str]]:
+def verdicts(found: RunComparison) -> list[tuple[RunSide, str]]:
     """Each side, and what is said of its methods."""
     told = []
     for side in found.sides:
@@ -125,7 +125,7 @@ def numbers(differences: Sequence[Difference], name: str) -> Grid | None:
     return Grid(heads, rows, f"Every number, from the first run to {name}") if rows else None
 
 
-def strip(found: Comparison, one: Moved) -> str:
+def strip(found: RunComparison, one: Moved) -> str:
     """The picture beside its maps on both sides, a row for each of the methods that moved most."""
     rows = []
     for methods in one.methods[:METHODS]:
@@ -143,7 +143,7 @@ def strip(found: Comparison, one: Moved) -> str:
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
-def _picture(found: Comparison, one: Moved, size: tuple[int, ...]) -> Image.Image:
+def _picture(found: RunComparison, one: Moved, size: tuple[int, ...]) -> Image.Image:
     """As the model saw it, grey where no run kept it."""
     for k in one.sides:
         content = found.sides[k].data.folder.pictures().read(one.image)

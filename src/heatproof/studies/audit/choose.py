@@ -55,7 +55,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Taken:
     """What a study gets, and every decision behind it."""
 
     methods: tuple[str, ...]
@@ -69,7 +69,7 @@ class Chosen:
     def all_metrics(self) -> list[str]:
         return [*VOTE, *(text for lot in self.lots for text in lot), *self.metrics]
 
-    def noting(self, what: str, taken: bool, why: str) -> Chosen:
+    def noting(self, what: str, taken: bool, why: str) -> Taken:
         return replace(self, choices=(*self.choices, Choice(what, taken, why)))
 
 
@@ -97,7 +97,7 @@ class Ladder:
     def checkpoints(self) -> int:
         return len(self.opened.checkpoints)
 
-    def seconds(self, one: Chosen) -> float:
+    def seconds(self, one: Taken) -> float:
         each = self.prices.picture(one.methods, one.lots)
         return one.pictures * self.checkpoints * each
 
@@ -105,11 +105,11 @@ class Ladder:
     def affordable(self) -> float:
         return MARGIN * (self.left() - REPORT)
 
-    def full(self, one: Chosen) -> bool:
+    def full(self, one: Taken) -> bool:
         """Whether there is not even time to try what a further rung costs."""
         return self.seconds(one) > ALMOST * self.affordable
 
-    def climb(self, wanted: Sequence[str]) -> Chosen:
+    def climb(self, wanted: Sequence[str]) -> Taken:
         """All rungs. wanted: methods that a person asked for, which are then the only ones."""
         chosen = self._must(wanted)
         if wanted:
@@ -128,10 +128,10 @@ class Ladder:
         chosen = self._told(chosen)
         return replace(chosen, seconds=self.seconds(chosen))
 
-    def _must(self, wanted: Sequence[str]) -> Chosen:
+    def _must(self, wanted: Sequence[str]) -> Taken:
         """What the verdict cannot do without; refused where there is no time for it."""
         count = len(self.opened.source)
-        start = Chosen((self.prices.first, "random"), (), min(count, AT_EASE, self.most))
+        start = Taken((self.prices.first, "random"), (), min(count, AT_EASE, self.most))
         free = list(self._passless())
         start = replace(start, metrics=tuple(one.what for one in free if one.taken), choices=tuple(free))
         least = min(start.pictures, ENOUGH)
@@ -175,8 +175,8 @@ class Ladder:
                 yield Choice(text, True, "costs no pass")
 
     def _methods(
-        self, chosen: Chosen, names: Sequence[str], why: str, most: int = 99, must: bool = False
-    ) -> Chosen:
+        self, chosen: Taken, names: Sequence[str], why: str, most: int = 99, must: bool = False
+    ) -> Taken:
         for method in names:
             real = [m for m in chosen.methods if not is_floor(m)]
             if method in chosen.methods or len(real) >= most:
@@ -198,7 +198,7 @@ class Ladder:
                 chosen = chosen.noting(method, False, self._short(cost - self.seconds(chosen)))
         return chosen
 
-    def _lot(self, chosen: Chosen, lot: Lot) -> Chosen:
+    def _lot(self, chosen: Taken, lot: Lot) -> Taken:
         more, named = replace(chosen, lots=(*chosen.lots, lot)), ", ".join(lot)
         if self.full(chosen):
             return chosen.noting(named, False, FULL)
@@ -210,7 +210,7 @@ class Ladder:
             return more.noting(named, True, "beside the verdict, as information")
         return chosen.noting(named, False, self._short(cost - self.seconds(chosen)))
 
-    def _pictures(self, chosen: Chosen, most: int) -> Chosen:
+    def _pictures(self, chosen: Taken, most: int) -> Taken:
         """As many as there is time for."""
         each = self.seconds(replace(chosen, pictures=1))
         fits = int(self.affordable / each) if each else most
@@ -221,7 +221,7 @@ class Ladder:
     def _short(self, more: float) -> str:
         return f"about {spell(more)} more, beyond {in_minutes(self.minutes)}"
 
-    def _told(self, chosen: Chosen) -> Chosen:
+    def _told(self, chosen: Taken) -> Taken:
         """How many pictures, and what so few of them cannot decide."""
         total, n = len(self.opened.source), chosen.pictures
         if n < ENOUGH:

@@ -22,14 +22,14 @@ MOST = 1000  # pictures of a dataset that are looked at
 SMALLEST = 1 / 255  # beyond 0 and 1: rounding
 
 
-class Pictures(NamedTuple):
+class HeldPictures(NamedTuple):
     """Where they are, and what replaces parts of the model's preprocessing, where they are model-ready."""
 
     source: Guess
     preprocess: dict[str, Any]
 
 
-def held_pictures(images: Any, labels: Any, model: Model | None, folder: Path) -> Pictures:
+def held_pictures(images: Any, labels: Any, model: Model | None, folder: Path) -> HeldPictures:
     """A path as it is. Pictures, arrays, model-ready tensors or a dataset are written as PNG files.
 
     Model-ready tensors lose what lies between the 256 levels of a PNG file.
@@ -39,7 +39,7 @@ def held_pictures(images: Any, labels: Any, model: Model | None, folder: Path) -
             raise InputError(
                 f"labels belong to pictures in memory; {images} has its own: folders, or a CSV file"
             )
-        return Pictures(guess_source(images), {})
+        return HeldPictures(guess_source(images), {})
     names: Sequence[str] | None = getattr(images, "classes", None)
     if labels is None:
         images, labels = _taken_apart(images)
@@ -67,7 +67,7 @@ def held_pictures(images: Any, labels: Any, model: Model | None, folder: Path) -
         Image.fromarray(to_pixels(image, f"picture {i}")).save(path)
         rows.append([f"pictures/{path.name}", *([] if number is None else [classes[number]])])
     header = ["path", *(["label"] if classes else [])]
-    return Pictures(
+    return HeldPictures(
         Guess("csv", write_rows(folder / "pictures.csv", header, rows), "pictures from Python"), preprocess
     )
 

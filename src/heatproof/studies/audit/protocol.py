@@ -25,8 +25,8 @@ from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell
 from heatproof.run.study import Opened
 from heatproof.store import RunFolder
-from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Chosen, Ladder, in_minutes
-from heatproof.studies.audit.held import Pictures
+from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Ladder, Taken, in_minutes
+from heatproof.studies.audit.held import HeldPictures
 from heatproof.studies.audit.looked import look
 from heatproof.studies.audit.prices import Prices
 from heatproof.studies.audit.settings import AuditSettings, study_tables
@@ -82,7 +82,7 @@ class AuditOutcome:
 def plan_audit(
     settings: AuditSettings,
     network: Model | None = None,
-    pictures: Callable[[], Pictures] | None = None,
+    pictures: Callable[[], HeldPictures] | None = None,
     say: Say = lambda text: None,
 ) -> AuditPlan:
     """The study that answers most in the time there is, written to OUT; or the one that lies there.
@@ -95,7 +95,7 @@ def plan_audit(
     begun = (out / KEPT).exists()
     if not begun and (study.exists() or (out / "run.json").exists()):
         raise InputError(f"{out} holds another run; name a new folder with --out")
-    found = pictures() if pictures else Pictures(guess_source(settings.images), {})
+    found = pictures() if pictures else HeldPictures(guess_source(settings.images), {})
     if begun:
         return _begun(settings)
     say(f"looking at {settings.model} and {found.source.path}: {found.source.seen}")
@@ -155,7 +155,7 @@ def _begun(settings: AuditSettings) -> AuditPlan:
     return AuditPlan(study_file(settings.out), choices, seconds, notes, begun=True)
 
 
-def _config(tables: Mapping[str, Any], chosen: Chosen, opened: Opened) -> dict[str, Any]:
+def _config(tables: Mapping[str, Any], chosen: Taken, opened: Opened) -> dict[str, Any]:
     images = {**tables["images"]}
     if chosen.pictures < len(opened.source):
         images["limit"] = chosen.pictures
