@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -158,6 +159,35 @@ for package in ("torchvision", "pandas", "matplotlib", "timm", "pytest"):
     (tmp_path / "code.py").write_text(code)
     where, page = called(light, tmp_path, "python", "code.py").split()
     assert Path(where).is_relative_to(light.parent) and (tmp_path / page).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("target", "there", "installs"),
+    [
+        ("demo", [], ["venv .venv", "--editable ."]),
+        ("demo", ["bin/python", ".light"], []),
+        ("test", ["bin/python", ".light"], ['--editable ".[dev]"']),
+        ("test", [], ["venv .venv", '--editable ".[dev]"']),
+        ("demo", ["bin/python", ".light", ".ready"], []),
+        ("test", ["bin/python", ".light", ".ready"], []),
+    ],
+)
+def test_make_installs_what_is_missing_and_no_more(
+    target: str, there: list[str], installs: list[str], tmp_path: Path
+) -> None:
+    if not (make := shutil.which("make")):
+        pytest.skip("make is not installed")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in there:
+        (tmp_path / ".venv" / name).touch()
+    done = subprocess.run([make, "-n", target], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "-m venv" in line or "pip install" in line]
+    assert len(lines) == len(installs) and all(map(str.endswith, lines, installs))
+    marks = re.findall(r"touch (.+)", done.stdout)
+    assert marks == [".venv/.light"] * (".light" not in there and target == "demo") or "dev" in str(installs)
 
 
 def test_the_extras_are_one_table() -> None:

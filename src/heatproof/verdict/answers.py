@@ -91,10 +91,14 @@ class MethodAnswer:
     blank: float = math.nan  # the share of its maps that are constant
     note: str = ""  # what would decide it, or what blank maps mean
 
-    def __str__(self) -> str:
+    @property
+    def why(self) -> str:
+        """What would decide it, and the tests that did."""
         votes = [f"{t.title}: {t.value:+.3f}, n = {t.n}".replace("-", "−") for t in self.tests if t.votes]
-        why = "; ".join(filter(None, [self.note, *votes]))
-        return f"{self.method} {SAID[self.follows][0]}{f' ({why})' if why else ''}"
+        return "; ".join(filter(None, [self.note, *votes]))
+
+    def __str__(self) -> str:
+        return f"{self.method} {SAID[self.follows][0]}{f' ({self.why})' if self.why else ''}"
 
 
 @dataclass(frozen=True)
@@ -265,10 +269,12 @@ class Verdict:
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        rows = [[m.method, WORDS[m.follows], m.note] for m in self.methods]
+        rows = [[m.method, WORDS[m.follows], m.why] for m in self.methods]
         rows += [[one.name, LOOKS[one.looks_there], str(one.test)] for one in self.network.classes]
         table = plain_table(["of", "answer", "why"], rows) if rows else ""
-        return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{table}"
+        here = [alarm for alarm in self.alarms if alarm["checkpoint"] == self.checkpoint]
+        alarms = "".join(f"<p>{text('Alarm: ' + alarm['sentence'])}</p>" for alarm in here)
+        return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{alarms}{table}"
 
 
 def _names(names: list[str], most: int = 5) -> str:
