@@ -208,6 +208,30 @@ def test_a_picture_opens_with_its_methods_curves_and_scores(visit: Visit) -> Non
     assert points.split()[0] == "21,57" and len(points.split()) == 11
 
 
+def test_a_wrong_answer_shows_maps_of_both_classes(visit: Visit) -> None:
+    page = visit.page
+    page.evaluate(
+        """() => {
+        const set = JSON.parse(document.getElementById("data").textContent);
+        const one = set.images.find((image) => image.right === false);
+        one.instead = one.maps.map((map, i) => (set.methods[i].floor ? null : { ...map }));
+        set.images = [one];
+        const root = document.createElement("div");
+        root.id = "both";
+        document.body.append(root);
+        heatproof.gallery(root, set);
+    }"""
+    )
+    page.locator("#both").get_by_role("radio", name="All").check()
+    page.locator("#both .frame").first.click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("canvas").nth(7).wait_for()
+    headings = dialog.locator("h4").all_text_contents()
+    assert [text.rpartition(" (")[2] for text in headings] == ["true label)", "prediction)"]
+    assert dialog.locator("canvas").count() == 5 + 3 and dialog.locator("table").count() == 1
+    assert "both_classes" not in dialog.inner_text()
+
+
 def test_the_score_tables_fit_and_their_heads_stay(browser: Any, report: Path) -> None:
     visit = Visit(browser, report, width=1280)
     page = visit.page

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
+from heatproof.run.instead import of_prediction
 from heatproof.show import COLOUR_MAPS, middle, sections
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
@@ -60,12 +61,19 @@ def gallery(
     groups = choose(data, dispute, most)
     also = [data.images.ids.index(name) for name in besides]
     chosen = list(dict.fromkeys([i for places in groups.values() for i in places] + also))
+    if data.manifest.several:  # with every other finding of these pictures
+        pictures = {_picture(data.images.ids[i]) for i in chosen}
+        chosen += [
+            i for i, name in enumerate(data.images.ids) if _picture(name) in pictures and i not in chosen
+        ]
     ids = [data.images.ids[i] for i in chosen]
     maps = {method: packed_maps(data, method, ids) for method in data.methods}
+    others = {method: packed_maps(data, of_prediction(method), ids) for method in data.real}
     percents, curves = picture_curves(data, ids)
     return {
         **offered(data, jet),
         "percents": percents,
+        "several": data.manifest.several,
         "groups": {key: GROUPS[key] for key, places in groups.items() if places},
         "images": [
             {
@@ -75,10 +83,16 @@ def gallery(
                 "curves": curves.get(data.images.ids[i], {}),
                 "picture": picture_address(data, data.images.ids[i]),
                 "maps": [maps[method].get(data.images.ids[i]) for method in data.methods],
+                "instead": [others.get(method, {}).get(data.images.ids[i]) for method in data.methods],
             }
             for i in chosen
         ],
     }
+
+
+def _picture(entry: str) -> str:
+    """Of an entry PICTURE#FINDING."""
+    return entry.rpartition("#")[0]
 
 
 def offered(data: RunData, jet: bool = False) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     inputs_per_pass: Count | None = None  # of the network; where None: what is fastest, kept likewise
     out: str | None = None  # the run folder, where the command line names none
     pictures: bool = True  # keep a small copy of every picture in the run folder, for the report
+    both_classes: bool = False  # of wrong answers, keep maps of the answer too, for the report
 
 
 class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,6 +27,7 @@ from heatproof.models.queue import all_logits, how_it_runs
 from heatproof.run.behind import Ahead, Behind
 from heatproof.run.findings import answer_rows, said
 from heatproof.run.group import across_rows, group_rows
+from heatproof.run.instead import of_prediction, said_instead
 from heatproof.run.measure import Findings, measure, on_host, only_finite
 from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
@@ -48,6 +49,7 @@ class Computed:
 
     loaded: Loaded
     maps: dict[str, Maps] = field(default_factory=dict)  # new ones
+    others: dict[str, Maps] = field(default_factory=dict)  # of what the network says instead, where asked for
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     explained: Tensor = field(default_factory=lambda: torch.empty(0))
     findings: Findings | None = None  # None where no picture could be used
@@ -94,7 +96,8 @@ class Worker:
             keep = self.opened.study.run.pictures and task.with_answers
             pictures = self.pictures(task, computed.explained_batch, maps) if keep else None
         with span("writing"):
-            self.folder.write_unit(task.unit, scores, maps, pictures)
+            others = {of_prediction(m): only_finite(made.to("cpu")) for m, made in computed.others.items()}
+            self.folder.write_unit(task.unit, scores, maps | others, pictures)
 
     def begin(self, job: Job, loaded: Loaded) -> None:
         """What threads can do for the methods of a job before the network has time: cut its pictures."""
@@ -155,9 +158,13 @@ class Worker:
         """With maps of this batch and what metrics say about them."""
         unit, layer, model = task.unit, self.opened.study.model.layer, self.opened.model(task.unit.checkpoint)
         new: dict[str, Maps] = {}
+        others: dict[str, Maps] = {}
         logits = torch.empty(0)
         if task.kind == "explain":
             new, logits = self._explain(model, batch, unit, targets)
+            both = self.opened.study.run.both_classes and known.entries is None and targets is not None
+            if both and (asked := said_instead(model, batch, unit, targets, logits)):
+                others = self._explain(model, *asked)[0]
             maps = {name: as_stored(made) for name, made in new.items()}
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
@@ -167,7 +174,7 @@ class Worker:
         logits, *fetched = on_host([logits, *findings.tensors()])
         at_hand = {name: one.to("cpu") for name, one in new.items()}
         return replace(
-            known, maps=at_hand, logits=logits if known.entries is None else known.logits,
+            known, maps=at_hand, others=others, logits=logits if known.entries is None else known.logits,
             explained=explained, findings=findings.fetched(iter(fetched)),
         )  # fmt: skip
 

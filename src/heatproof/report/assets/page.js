@@ -210,6 +210,14 @@ const heatproof = (() => {
     return chart;
   };
 
+  /* Every class that was explained of a picture: its findings (PICTURE#FINDING), or what the network says instead. */
+  const entriesOf = (set, image) => {
+    const picture = (each) => (set.several ? each.id.slice(0, each.id.lastIndexOf("#")) : each.id);
+    const own = set.images.filter((other) => picture(other) === picture(image));
+    return own.flatMap((one) => ((one.instead || []).some(Boolean)
+      ? [one, { ...one, maps: one.instead, explains: one.predicted, which: "prediction", scores: {}, curves: {} }] : [one]));
+  };
+
   /* One image: every method, every class that was explained, curves, and every score. */
   const compare = (set, image, state, closed) => {
     const dialog = make("dialog", { "aria-labelledby": "compared" });
@@ -217,19 +225,20 @@ const heatproof = (() => {
     const close = make("button", { type: "button", onclick: () => dialog.close() });
     close.textContent = "Close";
     dialog.append(make("header", {}, make("div", {}, title, answer(image)), close));
-    const both = set.images.filter((other) => other.id === image.id);
+    const both = entriesOf(set, image);
     for (const one of both) {
       if (both.length > 1) dialog.append(make("h4", {}, ...explains(one, false)));
       const cards = make("ul", { class: "cards" });
       if (one.picture) cards.append(make("li", { class: "card plain" }, make("strong", {}, "the picture"), stack(one.picture, [], state.colours)));
       set.methods.forEach((method, i) => {
         const name = make("strong", {}, outside(method.name + (method.floor ? " (floor)" : "")));
-        cards.append(make("li", { class: "card" }, name, frame(one, i, method.name, state.colours), curve(set, one, i)));
+        if (one.maps[i] || one === image) cards.append(make("li", { class: "card" }, name, frame(one, i, method.name, state.colours), curve(set, one, i)));
       });
-      dialog.append(cards, scoresOf(set, one));
+      dialog.append(cards);
+      if (Object.keys(one.scores).length) dialog.append(scoresOf(set, one));
     }
     const said = make("p", { class: "said" });
-    const alone = both.length === 1 && image.right === false ? `This run explains one class of each picture, here ${image.explains}. ` : "";
+    const alone = both.length === 1 && image.right === false ? `This run explains ${image.explains} only; with both_classes = true in its [run] it would explain ${image.predicted} too. ` : "";
     const drew = Object.keys(image.curves || {}).length ? "Under each map: insertion (solid) and deletion (dashed) of this picture, probability over pixels shown or removed." : "";
     said.textContent = alone + drew;
     dialog.append(said);
