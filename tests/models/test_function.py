@@ -238,3 +238,11 @@ def test_the_command_line_takes_a_function(study: Path, monkeypatch: pytest.Monk
     assert said.exit_code == 0 and len(list((study / "m").glob("*.png"))) == 2, said.output
     refused = CliRunner().invoke(main, [*command[:4], "gradcam"])
     assert refused.exit_code == 2 and "is a function, without layers or gradients" in refused.output
+
+
+def test_an_audit_of_a_function_says_what_to_do_instead(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(study)
+    said = CliRunner().invoke(main, ["audit", "served.py:predict", "pictures", "--out", "audited"])
+    assert said.exit_code == 2 and "is only a function: it has no weights to redraw" in said.output.replace(
+        "\n", " "
+    )

@@ -46,7 +46,7 @@ class StoredMap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class MapFiles:
     """Where maps lie, and which belongs to which picture."""
 
     path: Path
@@ -130,7 +130,7 @@ class Place:
 class Stored(Explainer):
     """A method whose maps are read."""
 
-    place: Place = field(default_factory=lambda: Place(Path()))
+    place: MapFiles = field(default_factory=lambda: MapFiles(Path()))
 
     def check(self, names: Sequence[str], size: tuple[int, ...]) -> None:
         """Refuse maps that are missing or do not fit, before any work."""
@@ -149,7 +149,7 @@ def from_path(
     name: str, folder: Path = Path(), order: Callable[[], Sequence[str]] | None = None
 ) -> Explainer:
     """files:PATH, relative to a folder. order: names of all pictures, for an array without names."""
-    place = Place(folder / Path(name.partition(":")[2].strip()).expanduser(), order)
+    place = MapFiles(folder / Path(name.partition(":")[2].strip()).expanduser(), order)
 
     def read(trace: Trace) -> Tensor | Signed:
         """Maps that are read from files."""

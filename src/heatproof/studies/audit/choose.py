@@ -23,9 +23,9 @@ from typing import NamedTuple
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import with_enough
 from heatproof.explain.floors import is_floor
-from heatproof.run.metrics import read_metrics
+from heatproof.run.possible import Possible
 from heatproof.run.progress import spell
-from heatproof.run.study import ALL_CLASSES_UP_TO, Opened, check_truth
+from heatproof.run.study import Opened
 from heatproof.studies.audit.prices import Lot, Prices
 from heatproof.verdict.follow import ENOUGH, voter
 
@@ -151,28 +151,10 @@ class Ladder:
 
     def _passless(self) -> Iterator[Choice]:
         """Metrics that run no network, each with what stands against it."""
-        truth = self.opened.source
-        classes = {label for sample in truth.samples for label in sample.stated}
+        able = Possible(self.opened, self.classes, self.labels)
         for text in PASSLESS:
-            try:
-                requests = read_metrics([text])
-                check_truth(requests, truth, self.opened.targets)
-            except InputError as error:
-                told = str(error).partition(" needs ")[2].partition(";")[0]
-                yield Choice(text, False, f"it needs {told}" if told else str(error))
-                continue
-            if not self.labels and any("labels" in request.entry.needs for request in requests):
-                yield Choice(text, False, "the network has other classes than the pictures")
-                continue
-            many = any(request.every_class for request in requests) and self.classes > ALL_CLASSES_UP_TO
-            if text == "auc" and len(classes) == 1:
-                yield Choice(text, False, "all pictures are of one class")
-            elif many:
-                yield Choice(
-                    text, False, f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
-                )
-            else:
-                yield Choice(text, True, "costs no pass")
+            why = able.why_not(text)
+            yield Choice(text, not why, why or "costs no pass")
 
     def _methods(
         self, chosen: Taken, names: Sequence[str], why: str, most: int = 99, must: bool = False

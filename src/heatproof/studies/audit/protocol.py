@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.disk import write_whole
-from heatproof.errors import InputError
+from heatproof.errors import InputError, ModelError
 from heatproof.images.guess import guess_source
+from heatproof.models.function import is_function
 from heatproof.models.model import Model
 from heatproof.report.page import write_page
 from heatproof.run.config import read_study, toml
@@ -101,6 +102,11 @@ def plan_audit(
     say(f"looking at {settings.model} and {found.source.path}: {found.source.seen}")
     looked = look(settings, study_tables(settings, found.source, Path.cwd(), found.preprocess), network)
     opened = looked.opened
+    if is_function(opened.model(opened.checkpoints[-1].name).module):
+        raise ModelError(
+            f"{settings.model} is only a function: it has no weights to redraw, on which an audit "
+            "rests; run a study of occlusion, rise or lime with insertion and deletion instead"
+        )
     say(f"timing passes on {opened.device}, to choose what fits into {in_minutes(settings.minutes)}")
     ladder = Ladder(
         opened=opened,
