@@ -18,7 +18,9 @@ from heatproof.models.function import is_function
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model, check_pixels, untouched
 from heatproof.models.queue import Queue
+from heatproof.models.wrapped import checkpoints_in_a_sentence, is_quantised
 from heatproof.registry import Explainer, check_options, check_volumes, explainers, parse_call, split_calls
+from heatproof.show import ByName
 from heatproof.timeline import span
 from heatproof.types import Images, Maps, Signed, Targets, Trace, size_of
 
@@ -172,16 +174,21 @@ def explain(
     )
     if on_gpu:  # asked at the end: until then the GPU need not be waited for
         check_pixels(shown)
-    return maps
+    return ByName(maps)
 
 
 def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
-    """Refuse methods that look inside a network which is only a function."""
-    if is_function(model.module) and (lost := [call.text for call in calls if not call.entry.answers]):
+    """Refuse methods that look inside a network which is only a function, or quantised."""
+    closed, inside = is_function(model.module), [call.text for call in calls if not call.entry.answers]
+    if "quantised" not in model.found:
+        model.found["quantised"] = is_quantised(model.module)
+    if inside and (closed or model.found["quantised"]):
         known = ", ".join(entry.name for entry in explainers if entry.answers)
-        raise ModelError(
-            f"{model.name} is a function, without layers or gradients that {lost[0]} could read; use {known}"
-        )
+        said = f"is a function, without layers or gradients that {inside[0]} could read; use {known}"
+        if not closed:
+            said = f"is quantised, and no gradient that {inside[0]} could read goes through it; "
+            said += f"give the network it was made from, or use {known}"
+        raise ModelError(f"{model.name} {said}")
 
 
 def shared_pass(
@@ -216,7 +223,7 @@ def shared_pass(
         dead = dead_layers(trace)
         return [replace(call(trace), dead=call.dead(dead, trace)) for call in calls], trace.logits
 
-    with untouched(model.module):
+    with untouched(model.module), checkpoints_in_a_sentence(model.name):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
         Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, "shared")
     lots = zip(*(maps for maps, _ in parts), strict=True)

@@ -299,7 +299,8 @@ def _gradients(scores: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor
     score = scores.sum()
     if not score.requires_grad:
         raise ModelError(
-            "the model's output carries no gradient; does its forward run under torch.no_grad()?"
+            "the model's output carries no gradient; does its forward run under torch.no_grad(), or checkpoint "
+            "with use_reentrant=True? Switch that off"
         )
     # Images of a batch do not see each other in evaluation mode, so the sum's gradient is each image's own.
     with span("backward", inputs=len(scores) if INPUT in wanted else 0):

@@ -31,6 +31,7 @@ from heatproof.models.heads.classes import Softmax
 from heatproof.models.heads.values import vectors_of
 from heatproof.models.interrupts import deferring
 from heatproof.models.precision import check_precision, computing
+from heatproof.models.wrapped import eagerly, refuse_wrapped, unwrapped
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
@@ -79,23 +80,14 @@ class Model:
         check_precision(self.precision)
         if self.inputs_per_pass is not None and self.inputs_per_pass < 1:
             raise InputError(f"inputs_per_pass must be at least 1, got {self.inputs_per_pass}")
-        # Hooks do not reach into what torch.compile or data parallelism wrapped around the model.
-        compiled = getattr(self.module, "_orig_mod", None)
-        if isinstance(compiled, nn.Module):
-            self.module = compiled
-        if isinstance(self.module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            self.module = self.module.module
+        self.module = unwrapped(self.module)
         self.name = self.name or type(self.module).__name__
         if self.reader is None and self.head is not None:
             self.reader = named_head(self.head)
         if self.reader is not None and self.reader.by_itself:  # of the network this one is a copy of
             self.reader = None
         self.head = None if self.reader is None else self.reader.name
-        if any(isinstance(part, torch.jit.ScriptModule) for part in self.module.modules()):
-            raise ModelError(
-                f"{self.name} is TorchScript, whose layers cannot be hooked nor set to evaluation mode from "
-                "outside; give the nn.Module it was made from"
-            )
+        refuse_wrapped(self.module, self.name)
 
     @property
     def device(self) -> torch.device:
@@ -302,7 +294,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
     """
     parts, weights = _insides(module)
     cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
-    with deferring, torch.random.fork_rng(devices=cuda), given_back(module):
+    with deferring, torch.random.fork_rng(devices=cuda), given_back(module), eagerly(parts):
         for part in parts:
             # Not module.eval(): users override it, and some overrides do more than set the flag. Past
             # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
