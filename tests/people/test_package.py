@@ -186,8 +186,7 @@ def test_make_installs_what_is_missing_and_no_more(
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "-m venv" in line or "pip install" in line]
     assert len(lines) == len(installs) and all(map(str.endswith, lines, installs))
-    marks = re.findall(r"touch (.+)", done.stdout)
-    assert marks == [".venv/.light"] * (".light" not in there and target == "demo") or "dev" in str(installs)
+    assert ("touch .venv/.light" in done.stdout) == bool(installs)  # so that the other target knows
 
 
 def test_the_extras_are_one_table() -> None:
