@@ -37,8 +37,14 @@ LONG = {  # what is read but not done here, and where it is
     r"study (cscore|qr|cose|localise)": "tests/studies",
     r"run .*--engine ray": "tests/run/test_ray.py",
     r"audit (lite0|timm|torchvision)": "minutes; tests/studies",
+    r"score lite0": "minutes; the others below do the same with a small network",
     r"score (lite0|client)": "tests/run/test_foreign.py",
 }
+CLIENT = """
+def predict(images):
+    mean = images.flatten(1).mean(1)
+    return (mean.sign()[:, None] * mean.new_tensor([[1.0, -1.0]])).softmax(1)
+"""
 LIGHTER = {"qr make": "--positives 2 --negatives 2", "audit": "--methods gradcam --no-open"}
 MAY_FAIL = ("gate",)  # with 1: a rule may not hold
 
@@ -101,6 +107,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pixels = np.random.default_rng(i).integers(0, 256, (240, 300, 3), dtype=np.uint8)
         (folder / name).parent.mkdir(exist_ok=True)
         Image.fromarray(pixels).save(folder / name)
+    (folder / "client.py").write_text(CLIENT)
+    ids = sorted(path.relative_to(folder / "pictures").as_posix() for path in folder.glob("pictures/*/*.png"))
+    maps = np.random.default_rng(0).random((len(ids), 8, 8), dtype=np.float32)
+    np.savez(folder / "maps.npz", values=maps, ids=ids)
+    for name, one in zip(ids, maps, strict=True):
+        path = folder / "maps" / Path(name).with_suffix(".npy")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, one)
     (folder / "names.txt").write_text("\n".join(f"class {i}" for i in range(1000)))
     return folder
 
