@@ -27,7 +27,7 @@ LOOKS = {"square": "yes", "cross": "yes", "dot": "no"}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("findings")
     made.write(path, COUNT)
-    torch.save(made.train(range(3)).state_dict(), path / "weights.pt")
+    torch.save(made.train(range(3), epochs=4).state_dict(), path / "weights.pt")  # not perfect
     return path
 
 
@@ -81,8 +81,11 @@ def test_scores_of_a_finding_are_those_it_has_alone_bit_for_bit(
     found = {key(row): (row["value"], row["reason"]) for row in ours}
     expected = {key(row): (row["value"], row["reason"]) for row in theirs}
     assert found.keys() == expected.keys()
-    other = {k for k in expected if repr(found[k]) != repr(expected[k])}
-    assert not other
+    # What runs the network again does so in batches of its own, whose last bits may differ.
+    passes = {k for k in expected if k[2].startswith("specificity")}
+    assert not {k for k in expected.keys() - passes if repr(found[k]) != repr(expected[k])}
+    for k in passes:
+        assert found[k] == (pytest.approx(expected[k][0], abs=1e-5, nan_ok=True), expected[k][1])
     told = {row["metric"] for row in ours if not math.isnan(row["value"])}
     assert {"pointing", "mask_iou", "inside", "specificity_weights", "degenerate"} <= told
 
@@ -145,6 +148,7 @@ def test_alarms_see_each_finding_by_its_own_auc(together: RunFolder) -> None:
         enumerate((~truth).sum(0).tolist())
     )
     stored = {r["label"]: r["value"] for r in rows(together, "metric = 'auc'")}
+    assert 0.75 < stored[1] < 1  # else the numbers would agree for want of anything to tell them apart
     assert {c: state.of(c).auc for c in range(3)} == {c: stored[c] for c in range(3)}
     assert state.auc == stored[None]
 

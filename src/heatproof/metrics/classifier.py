@@ -143,8 +143,8 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     """
     if is_table(labels):
         truth, findings = _findings(labels, probs, logits)
-        columns = list(zip(truth.long().unbind(1), findings.unbind(1), strict=True))
-        ranked = [auc_errors(own, p, logits=logits) for own, p in columns if 0 < own.sum() < len(own)]
+        both = zip(truth.long().unbind(1), findings.unbind(1), strict=True)
+        ranked = [auc_errors(own, p, logits=logits) for own, p in both if 0 < own.sum() < len(own)]
         return torch.stack(ranked).mean(0) if ranked else torch.full((len(truth),), NAN, dtype=torch.float64)
     y, scores = _ranked(labels, probs, logits)
     moves = torch.zeros(len(y), dtype=torch.float64, device=y.device)

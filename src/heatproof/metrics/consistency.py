@@ -181,7 +181,7 @@ def _in_a_run(function: Callable[..., CScores], group: Group, options: Mapping[s
     """An anchor is named there: its list is made of what the network said at that checkpoint."""
     given = dict(options)
     if group.every is not None:  # also images without a finding decide from which probability on it is there
-        given["tau"] = thresholds(*group.every, given.get("tau", group.limits)).tolist()
+        given["tau"] = thresholds(*group.every, given.get("tau", group.limits or 0.5)).tolist()
     if name := given.get("anchor"):
         given["anchor"] = gold_list(group.labels, group.at(name), given.get("tau", 0.5))
     return function(group.maps, group.labels, group.probabilities, seed=group.seed, **given)

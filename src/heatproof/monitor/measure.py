@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,8 @@ def measure(
     if lost:
         raise InputError(f"the model's output is NaN or infinite for {lost} of {len(labels)} images")
     probs, tau = found.probabilities, rule.tau
-    own, chances, limits = labels, probs, {}
+    own, chances = labels, probs
+    limits: dict[str, Any] = {}
     if found.several:
         rows, own = labels.nonzero().unbind(1)
         tau = thresholds(labels, probs, rule.tau).tolist()
