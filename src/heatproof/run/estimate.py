@@ -154,15 +154,18 @@ class Trials:
         self.decoding = (time.perf_counter() - began) / len(images)
         self.indices = [i for i in images if self.opened.source.samples[i].id in good]
 
-    def per_image(self) -> Trial:
-        """One picture of the unit with all its repetitions, decoding included."""
+    def per_image(self, warm: bool = False) -> Trial:
+        """One picture of the unit with all its repetitions, decoding included.
+
+        warm: do the first trial twice whatever it takes, where it may be the first of its kind.
+        """
         full: Counts = {}
         for text in self._texts():
             for _, function, count in self._repeats(text):
                 full[function] = max(count, full.get(function, 1))
         few = {function: min(FEWEST, count) for function, count in full.items()}
         base = self._try(1, few)
-        if base.seconds * GROWTH < self.cheap:
+        if warm or base.seconds * GROWTH < self.cheap:
             base = self._try(1, few)  # the first one warmed up
         whole, reached = base, 1.0
         passes = {explainers.get(parse_call(text)[0]).function for text in self.task.unit.methods}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from heatproof.errors import HeatproofError
 from heatproof.explain.floors import is_floor
-from heatproof.run.estimate import Trials
+from heatproof.run.estimate import CHEAP, Trials
 from heatproof.run.plan import PER_MAP, Task
 from heatproof.run.study import Opened
 from heatproof.run.worker import Worker
@@ -18,8 +19,8 @@ from heatproof.studies.audit.settings import BATCH
 from heatproof.types import Unit
 from heatproof.verdict.follow import voter
 
+SHARE = 0.004  # of the audit, that one trial may be expected to take: there are many
 PICTURES = BATCH  # a unit: what it costs once is spread over its pictures
-CHEAP = 0.3  # seconds that a trial may be expected to take: there are many
 OF_A_FLOOR = 0.4  # of a vote: its shadows under random weights are itself, which costs no pass
 Lot = tuple[str, ...]  # metrics that share their passes
 
@@ -31,9 +32,12 @@ class Prices:
     each lot of metrics its passes for every method.
     """
 
-    def __init__(self, opened: Opened, wanted: Sequence[str], vote: Lot) -> None:
-        """wanted: of these, the first that the network takes is the one that metrics are timed with."""
-        self.opened, self.vote = opened, vote
+    def __init__(self, opened: Opened, wanted: Sequence[str], vote: Lot, seconds: float = math.inf) -> None:
+        """wanted: of these, the first that the network takes is the one that metrics are timed with.
+
+        seconds: of the whole audit, of which trials take a small share.
+        """
+        self.opened, self.vote, self.patience = opened, vote, min(CHEAP, SHARE * seconds)
         self.worker = Worker(opened, RunFolder(Path(), Manifest(opened.config)))
         self._methods: dict[str, float] = {}
         self._lots: dict[Lot, float] = {}
@@ -74,9 +78,9 @@ class Prices:
         return self._trials("random", ()).decoding
 
     def _timed(self, method: str, lot: Lot = ()) -> float:
-        return self._trials(method, lot).per_image().seconds
+        return self._trials(method, lot).per_image(warm=lot == self.vote).seconds
 
     def _trials(self, method: str, lot: Lot) -> Trials:
         checkpoint, count = self.opened.checkpoints[-1].name, min(PICTURES, len(self.opened.source))
         unit = Unit(checkpoint, (0, count), (method,), (*PER_MAP, *lot), self.opened.study.run.seed)
-        return Trials(self.worker, Task(unit, "explain"), lambda text: None, CHEAP)
+        return Trials(self.worker, Task(unit, "explain"), lambda text: None, self.patience)

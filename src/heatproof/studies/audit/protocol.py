@@ -110,7 +110,7 @@ def plan_audit(
     say(f"timing passes on {opened.device}, to choose what fits into {in_minutes(settings.minutes)}")
     ladder = Ladder(
         opened=opened,
-        prices=Prices(opened, settings.methods[:1] or FIRST, VOTE),
+        prices=Prices(opened, settings.methods[:1] or FIRST, VOTE, 60 * settings.minutes),
         classes=looked.classes,
         left=lambda: 60 * settings.minutes - (time.perf_counter() - began),
         minutes=settings.minutes,
