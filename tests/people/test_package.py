@@ -141,6 +141,12 @@ def test_heatproof_works_where_only_its_core_is_installed(light: Path, tmp_path:
     assert list((tmp_path / "maps").rglob("*.png"))
 
 
+def test_the_core_is_light() -> None:
+    heavy = {"ray", "mlflow", "wandb", "keras", "lightning", "captum", "pandas", "pyarrow", "transformers"}
+    found = needed("heatproof")
+    assert {"torch", "numpy", "duckdb"} <= found and not found & (heavy | {"torchvision", "matplotlib"})
+
+
 def test_the_demo_needs_the_core_alone(light: Path, tmp_path: Path) -> None:
     """The smallest demo there is, through all its stages, from the wheel."""
     code = """
