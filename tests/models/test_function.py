@@ -246,3 +246,18 @@ def test_an_audit_of_a_function_says_what_to_do_instead(study: Path, monkeypatch
     assert said.exit_code == 2 and "is only a function: it has no weights to redraw" in said.output.replace(
         "\n", " "
     )
+
+
+def test_one_number_between_0_and_1_has_to_be_said_what_it_is() -> None:
+    def chance(pictures: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-pictures.mean((1, 2, 3))))
+
+    with pytest.raises(
+        ModelError, match="a probability or a logit; say head='one probability' or head='logit'"
+    ):
+        hp.load_model(chance).logits(images())
+    logits = images().mean((1, 2, 3))[:, None]
+    torch.testing.assert_close(hp.load_model(chance, head="one probability").logits(images()), logits)
+    assert hp.load_model(chance, head="logit").logits(images()).min() > 0
+    findings = hp.load_model(lambda x: 1 / (1 + np.exp(-x.mean((2, 3)))), head="multilabel")
+    torch.testing.assert_close(findings.logits(images()), images().mean((2, 3)))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
+from heatproof.models.function import is_function
 from heatproof.models.heads.base import Head
 
 if TYPE_CHECKING:
@@ -107,6 +108,10 @@ class OneProbability(OneLogit):
     name = "one probability"
     chance = "the output itself, and 1 less that"
 
+    def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
+        super().settled(module, output, table, last)
+        return self
+
     @property
     def meaning(self) -> str:
         return "one probability, of class 1, explained through its logit"
@@ -149,7 +154,8 @@ class Multilabel(Head):
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
         self.limits(table.shape[1])
-        return replace(self, sigmoids=in_unit_interval(table) and last.is_sigmoid(table))
+        squashed = last.is_sigmoid(table) or is_function(module)  # whose last step nobody sees
+        return replace(self, sigmoids=in_unit_interval(table) and squashed)
 
     def logits(self, table: Tensor) -> Tensor:
         return undone_sigmoid(table) if self.sigmoids else table

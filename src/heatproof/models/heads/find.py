@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from heatproof.errors import InputError, did_you_mean
+from heatproof.errors import InputError, ModelError, did_you_mean
+from heatproof.models.function import is_function
 from heatproof.models.heads.base import Head, inside
 from heatproof.models.heads.classes import (
     Multilabel,
@@ -122,6 +123,11 @@ def read_first(
     head = told or _kind(output)
     table = head.table(output, count)
     if isinstance(head, OneOfMany) and told is None:
+        if is_function(module) and table.shape[1] == 1 and in_unit_interval(table):
+            raise ModelError(
+                "the function returns one number between 0 and 1 for an image, a probability or a "
+                "logit; say head='one probability' or head='logit'"
+            )
         head = _classifier(module, table, last)
     return head.settled(module, output, table, last), table
 
