@@ -28,7 +28,7 @@ from heatproof.types import Batch
 FEWEST = 2  # images of a class: one has no pair
 
 
-class Explained(NamedTuple):
+class Asked(NamedTuple):
     """What maps are of: images, or findings of images, each with its class and its image's row."""
 
     batch: Batch
@@ -63,12 +63,12 @@ class HeldOut:
         return self.labels.ndim == 2
 
     @cached_property
-    def explained(self) -> Explained:
+    def explained(self) -> Asked:
         """Every image with its class, or every finding of every image."""
         if not self.several:
-            return Explained(Batch(self.ids, self.images, self.labels), self.labels, torch.arange(len(self)))
+            return Asked(Batch(self.ids, self.images, self.labels), self.labels, torch.arange(len(self)))
         batch = Batch(self.ids, self.images, findings=self.labels)
-        return Explained(*entries(batch, self.labels, self.classes), self.labels.nonzero()[:, 0])
+        return Asked(*entries(batch, self.labels, self.classes), self.labels.nonzero()[:, 0])
 
     @property
     def occur(self) -> list[int]:
