@@ -15,7 +15,7 @@ from heatproof.errors import StoreError
 from heatproof.report import paper
 from heatproof.report.page import ReportPage, read_report
 from heatproof.report.paper import paper_html, paper_pictures, write_paper
-from heatproof.report.paper_blocks import Blocks
+from heatproof.report.paper_blocks import PaperBlocks
 from heatproof.report.paper_layout import plain_pdf
 from heatproof.report.plain_pdf import WIDTHS, Document, encoded, width, wrapped
 from heatproof.store import RunFolder
@@ -110,7 +110,7 @@ def test_a_heading_stays_with_what_follows(tmp_path: Path) -> None:
 
 
 def test_blocks_are_read_in_order() -> None:
-    found = Blocks(
+    found = PaperBlocks(
         "<title>T &amp; t</title><nav><p>no</p></nav><h2>A <bdi>&lt;b&gt;</bdi></h2>"
         '<table><thead><tr><td></td><th colspan="2">x</th></tr></thead>'
         '<tr><th>r</th><td>1<span class="sub">n</span></td><td>2</td></tr></table>'

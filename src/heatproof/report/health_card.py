@@ -71,7 +71,7 @@ SCHEMA: Mapping[str, Any] = {  # the elements in their order
 }  # fmt: skip
 
 
-class Estimate(NamedTuple):
+class CardNumber(NamedTuple):
     """A mean over n pictures with its 95 % interval."""
 
     value: float
@@ -145,7 +145,7 @@ def _map_results(verdict: Verdict) -> Iterator[dict[str, str]]:
         yield _result(f"network: {whole.title}", estimate(whole))
 
 
-def _result(label: str, found: Estimate) -> dict[str, str]:
+def _result(label: str, found: CardNumber) -> dict[str, str]:
     numbers: dict[str, Any] = {"kind": "estimate", "estimate": round(found.value, 6)}
     if found.bounded:
         ends = {"lower": round(found.low, 6), "upper": round(found.high, 6), "level": 95}
@@ -153,8 +153,8 @@ def _result(label: str, found: Estimate) -> dict[str, str]:
     return {"Label": label, "ValueJson": json.dumps(numbers, separators=(",", ":"))}
 
 
-def estimate(test: Test) -> Estimate:
-    return Estimate(test.value, test.low, test.high, test.n)
+def estimate(test: Test) -> CardNumber:
+    return CardNumber(test.value, test.low, test.high, test.n)
 
 
 def voting(tests: Sequence[Test]) -> list[Test]:
@@ -162,12 +162,12 @@ def voting(tests: Sequence[Test]) -> list[Test]:
     return [test for test in tests if test.votes and math.isfinite(test.value)]
 
 
-def accuracy(data: RunData) -> Estimate | None:
+def accuracy(data: RunData) -> CardNumber | None:
     """The share of pictures that are classified rightly; None where no class is known, or several may be."""
     if data.manifest.several:  # those that have a finding alone say nothing about false alarms
         return None
     right = [float(one) for one in data.images.right if one is not None]
-    return Estimate(sum(right) / len(right), *mean_interval(right), len(right)) if right else None
+    return CardNumber(sum(right) / len(right), *mean_interval(right), len(right)) if right else None
 
 
 def data_set(data: RunData) -> str:

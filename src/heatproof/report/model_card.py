@@ -17,7 +17,7 @@ from heatproof.disk import write_whole
 from heatproof.errors import StoreError
 from heatproof.report.health_card import (
     LIMITS,
-    Estimate,
+    CardNumber,
     accuracy,
     data_set,
     estimate,
@@ -83,7 +83,7 @@ def _result(data: RunData, verdict: Verdict) -> dict[str, Any]:
     return {"task": {"type": "image-classification"}, "dataset": dataset, "metrics": metrics}
 
 
-def _metric(kind: str, name: str, found: Estimate, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _metric(kind: str, name: str, found: CardNumber, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
     bounds = {"low": found.low, "high": found.high} if found.bounded else {}
     return {
         "type": kind,

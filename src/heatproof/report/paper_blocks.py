@@ -18,7 +18,7 @@ SHAPES = ("line", "polyline", "rect", "circle", "path", "text")
 
 
 @dataclass
-class Block:
+class PaperBlock:
     """A piece of text of one kind (a tag's name), or with kind row, tile."""
 
     kind: str
@@ -32,17 +32,17 @@ class Block:
     size: tuple[float, float] = (0.0, 0.0)  # of the shapes' own scale
 
 
-class Blocks(HTMLParser):
+class PaperBlocks(HTMLParser):
     """Reads a page; `found` are its blocks."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.found: list[Block] = []
+        self.found: list[PaperBlock] = []
         self.title = ""
         self._open: list[tuple[str, bool]] = []  # tags, and whether what is in them is left out
-        self._text: Block | None = None
-        self._row: Block | None = None
-        self._tile: Block | None = None
+        self._text: PaperBlock | None = None
+        self._row: PaperBlock | None = None
+        self._tile: PaperBlock | None = None
         self._shape: tuple[str, Mapping[str, str], str] | None = None
         self._in_head = self._in_title = False
         self.feed(page)
@@ -66,17 +66,17 @@ class Blocks(HTMLParser):
             return
         if tag == "svg":
             _, _, wide, high = map(float, facts.get("viewbox", "0 0 1 1").split())
-            self._tile = Block("tile", text=self._caption(), size=(wide, high))
+            self._tile = PaperBlock("tile", text=self._caption(), size=(wide, high))
         elif tag == "thead":
             self._in_head = True
         elif tag == "tr":
-            self._row = Block("row", head=self._in_head)
+            self._row = PaperBlock("row", head=self._in_head)
         elif tag in ("td", "th") and self._row is not None:
             self._row.cells += [""] * int(facts.get("colspan", "1"))
             self._row.cells[-int(facts.get("colspan", "1"))] = ""
             self._at = len(self._row.cells) - int(facts.get("colspan", "1"))
         elif tag in TEXTS and self._row is None:
-            self._text = Block(tag)
+            self._text = PaperBlock(tag)
             self.found.append(self._text)
         elif tag in ("span", "code", "i") and "sub" in facts.get("class", "").split():
             self._write(" | " if self._row is not None else " ")
@@ -125,7 +125,7 @@ class Blocks(HTMLParser):
         elif self._text is not None:
             self._text.text += text
         elif text.strip():
-            self.found.append(Block("p", text))
+            self.found.append(PaperBlock("p", text))
 
     def _caption(self) -> str:
         """A figure's words, which stood before its chart."""
@@ -136,4 +136,4 @@ class Blocks(HTMLParser):
     def _picture(self, facts: Mapping[str, str]) -> None:
         kind, _, content = facts.get("src", "").partition(";base64,")
         if kind.startswith("data:image/"):
-            self.found.append(Block("tile", picture=base64.b64decode(content)))
+            self.found.append(PaperBlock("tile", picture=base64.b64decode(content)))

@@ -8,8 +8,8 @@ from itertools import groupby
 
 from PIL import Image
 
-from heatproof.report.paper_blocks import Block, Blocks
-from heatproof.report.plain_pdf import FOOT, HEIGHT, MARGIN, WIDTH, Colour, Document, Sheet, width, wrapped
+from heatproof.report.paper_blocks import PaperBlock, PaperBlocks
+from heatproof.report.plain_pdf import FOOT, HEIGHT, MARGIN, WIDTH, Colour, Document, Leaf, width, wrapped
 
 ROOM, BOTTOM = WIDTH - 2 * MARGIN, HEIGHT - FOOT - 12
 STYLES = {  # size, font, indent, space before
@@ -32,16 +32,16 @@ COLOURS: dict[str, Colour] = {
 
 def plain_pdf(page: str) -> bytes:
     """The PDF of a page that heatproof made."""
-    read = Blocks(page)
-    layout = Layout(Document(read.title.strip()))
+    read = PaperBlocks(page)
+    layout = Typesetter(Document(read.title.strip()))
     for kind, lot in _lots(_captioned(read.found)):
         layout.place(kind, lot)
     return layout.document.file()
 
 
-def _captioned(blocks: Sequence[Block]) -> list[Block]:
+def _captioned(blocks: Sequence[PaperBlock]) -> list[PaperBlock]:
     """Captions that stand behind their picture become its title; empty blocks go."""
-    found: list[Block] = []
+    found: list[PaperBlock] = []
     for block in blocks:
         before = found[-1] if found else None
         if block.kind == "figcaption" and before and before.kind == "tile" and not before.text:
@@ -51,7 +51,7 @@ def _captioned(blocks: Sequence[Block]) -> list[Block]:
     return found
 
 
-def _lots(blocks: Sequence[Block]) -> Iterator[tuple[str, list[Block]]]:
+def _lots(blocks: Sequence[PaperBlock]) -> Iterator[tuple[str, list[PaperBlock]]]:
     """Rows of one table together, pictures that stand beside each other together, texts one by one."""
     for kind, run in groupby(blocks, key=lambda block: block.kind):
         lot = list(run)
@@ -65,16 +65,16 @@ def _lots(blocks: Sequence[Block]) -> Iterator[tuple[str, list[Block]]]:
             yield from ((kind, [block]) for block in lot)
 
 
-class Layout:
+class Typesetter:
     """Where the next thing goes; headings wait for what follows them."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.sheet: Sheet = document.new_sheet()
+        self.sheet: Leaf = document.new_leaf()
         self.y = MARGIN
-        self.waiting: list[Block] = []  # headings
+        self.waiting: list[PaperBlock] = []  # headings
 
-    def place(self, kind: str, lot: list[Block]) -> None:
+    def place(self, kind: str, lot: list[PaperBlock]) -> None:
         if kind in HEADINGS:
             self.waiting.append(lot[0])
             return
@@ -92,9 +92,9 @@ class Layout:
 
     def _need(self, height: float) -> None:
         if self.y + height > BOTTOM and self.y > MARGIN:
-            self.sheet, self.y = self.document.new_sheet(), MARGIN
+            self.sheet, self.y = self.document.new_leaf(), MARGIN
 
-    def _lines(self, block: Block) -> list[str]:
+    def _lines(self, block: PaperBlock) -> list[str]:
         size, font, indent, _ = STYLES[block.kind]
         if block.kind == "pre":
             most = int((ROOM - indent) / (0.6 * size))
@@ -103,11 +103,11 @@ class Layout:
         text = f"- {block.text}" if block.kind == "li" else block.text
         return wrapped(text, size, ROOM - indent, font)
 
-    def _height(self, block: Block) -> float:
+    def _height(self, block: PaperBlock) -> float:
         size, _, _, before = STYLES[block.kind]
         return before + len(self._lines(block)) * size * LEADING
 
-    def _write(self, block: Block) -> None:
+    def _write(self, block: PaperBlock) -> None:
         size, font, indent, before = STYLES[block.kind]
         self.y += before if self.y > MARGIN else 0
         for line in self._lines(block):
@@ -115,7 +115,7 @@ class Layout:
             self.y += size * LEADING
             self.sheet.text(MARGIN + indent, self.y - 0.25 * size, line, size, font)
 
-    def _table(self, rows: list[Block]) -> None:
+    def _table(self, rows: list[PaperBlock]) -> None:
         columns = max(len(row.cells) for row in rows)
         cells = [
             [" ".join(c.split()).strip(" |") for c in row.cells + [""] * columns][:columns] for row in rows
@@ -135,7 +135,7 @@ class Layout:
             self.sheet.line([(MARGIN, self.y), (MARGIN + ROOM, self.y)], GREY, 0.4)
         self.y += 6
 
-    def _tiles(self, tiles: list[Block]) -> None:
+    def _tiles(self, tiles: list[PaperBlock]) -> None:
         shrunk = _shrunk(tiles)
         for row, high in _tile_rows(tiles):
             self._need(high)
@@ -153,7 +153,7 @@ class Layout:
                 x += wide + GAP
             self.y += high
 
-    def _chart(self, tile: Block, left: float, top: float, scale: float) -> None:
+    def _chart(self, tile: PaperBlock, left: float, top: float, scale: float) -> None:
         def at(x: str, y: str) -> tuple[float, float]:
             return left + float(x) * scale, top + float(y) * scale
 
@@ -182,23 +182,23 @@ class Layout:
                 self.sheet.text(x - shift * width(text, 6.5), y, text, 6.5)
 
 
-def _tile_size(tile: Block) -> tuple[float, float]:
+def _tile_size(tile: PaperBlock) -> tuple[float, float]:
     if tile.picture:
         wide, high = Image.open(io.BytesIO(tile.picture)).size
         return PICTURE * wide / high, PICTURE
     return CHART, CHART * tile.size[1] / tile.size[0]
 
 
-def _shrunk(tiles: Sequence[Block]) -> float:
+def _shrunk(tiles: Sequence[PaperBlock]) -> float:
     """How much smaller pictures are drawn, where they then fit into one row."""
     room = ROOM - GAP * (len(tiles) - 1)
     fits = room / sum(_tile_size(tile)[0] for tile in tiles) if all(tile.picture for tile in tiles) else 1.0
     return min(1.0, fits) if fits >= SMALLER else 1.0
 
 
-def _tile_rows(tiles: Sequence[Block]) -> list[tuple[list[Block], float]]:
+def _tile_rows(tiles: Sequence[PaperBlock]) -> list[tuple[list[PaperBlock], float]]:
     """As many side by side as fit, and the height of each row with its titles."""
-    rows: list[tuple[list[Block], float]] = []
+    rows: list[tuple[list[PaperBlock], float]] = []
     left, shrunk = 0.0, _shrunk(tiles)
     for tile in tiles:
         wide, high = (shrunk * side for side in _tile_size(tile))

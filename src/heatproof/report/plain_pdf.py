@@ -72,7 +72,7 @@ def wrapped(text: str, size: float, room: float, font: str = "plain") -> list[st
 
 
 @dataclass
-class Sheet:
+class Leaf:
     """One page: what is drawn on it, and the pictures it shows. y is from the top."""
 
     drawn: list[bytes] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Document:
 
     def __init__(self, title: str) -> None:
         self.title = title
-        self.sheets: list[Sheet] = []
+        self.sheets: list[Leaf] = []
         self.things: list[bytes] = [b"", b"", b""]  # catalog, pages and facts: filled at the end
         self.fonts = {
             name: self.add(
@@ -138,8 +138,8 @@ class Document:
             self._kept[content] = self.add(_stream(out.getvalue(), facts))
         return self._kept[content]
 
-    def new_sheet(self) -> Sheet:
-        self.sheets.append(Sheet())
+    def new_leaf(self) -> Leaf:
+        self.sheets.append(Leaf())
         return self.sheets[-1]
 
     def file(self) -> bytes:
