@@ -34,7 +34,7 @@ class Explained:
 
     name: str  # of its files, unique in the run
     seen: Image.Image  # what the model sees, in 8 bits
-    chances: Tensor  # "k"
+    chances: dict[int, float]  # by class: its probability, or its value where the head has none
     target: int
     heat: dict[str, Tensor]  # method -> "H W" in [0, 1]
 
@@ -45,6 +45,12 @@ class Explained:
 @click.option("--random-weights", is_flag=True, help="Do not ask for pretrained weights.")
 @click.option("--classes", type=PATH, help="Class names: a text file, one per line.")
 @click.option("--allow-pickle", is_flag=True, help="Let the checkpoint run code. Only if you trust it.")
+@click.option(
+    "--head",
+    help="What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
+    "Found by itself where that is safe.",
+)
+@click.option("--references", type=PATH, help="Of an embedding: vectors to be similar to, a .npy file.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
 @click.argument("images", nargs=-1, required=True)
 @click.option(
@@ -162,10 +168,10 @@ def explain_some(
         return []
     images = model.preprocess.normalise(torch.stack([to_tensor(picture) for picture in seen.values()]))
     maps = explain(model, images, **options, progress=progress.inputs)
-    chances = model.probabilities(model.logits(images)).cpu()
-    if model.classes is not None and len(model.classes) != chances.shape[1]:
+    chances = answers(model, images, options["targets"])
+    if model.classes is not None and len(chances[0]) > 1 and len(model.classes) != len(chances[0]):
         raise InputError(
-            f"there are {len(model.classes)} class names but {model.name} has {chances.shape[1]} classes; "
+            f"there are {len(model.classes)} class names but {model.name} has {len(chances[0])} classes; "
             "give --classes a file with one name per class"
         )
     targets = next(iter(maps.values())).explained.tolist()
@@ -176,13 +182,34 @@ def explain_some(
     ]
 
 
+def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]]:
+    """What the network says about each image: of all classes, or of the region or box that is explained."""
+    from heatproof.models.asked import asked
+    from heatproof.models.heads import Columns
+
+    bound, columns = asked(model, images, targets)
+    logits = bound.logits(images)
+    if isinstance(columns, Columns):
+        found, labels = bound.measured(logits, columns.numbers), bound.read.labels(columns.numbers)
+        return [{c: p} for c, p in zip(labels.tolist(), found.tolist(), strict=True)]
+    table = bound.probabilities(logits) if bound.read.chance else logits
+    return [dict(enumerate(row)) for row in table.tolist()]
+
+
+def said(model: Model, number: float) -> str:
+    """A probability in per cent, or a value as it is."""
+    return f"{number:.1%}" if model.read.chance else f"{number:.4g}"
+
+
 def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
     """Write one image's overlays and its panel."""
     from heatproof.report.panels import Tile, explains, panel
 
-    guess = int(one.chances.argmax())
-    note = f"explains {class_name(model, one.target)}, {one.chances[one.target]:.1%}"
-    told = explains(one.target, None, guess, lambda c: f"{class_name(model, c)}, {one.chances[c]:.1%}")
+    guess = max(one.chances, key=lambda c: one.chances[c]) if model.read.chance else one.target
+    note = f"explains {class_name(model, one.target)}, {said(model, one.chances[one.target])}"
+    told = explains(
+        one.target, None, guess, lambda c: f"{class_name(model, c)}, {said(model, one.chances[c])}"
+    )
     tiles = [Tile(one.seen, "original", "what the model sees")]
     files = []
     for method, heat in one.heat.items():
@@ -199,13 +226,13 @@ def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> 
     table.add_column("image", overflow="fold")
     table.add_column("class", justify="right")
     table.add_column("name", overflow="fold")
-    table.add_column("probability", justify="right")
+    table.add_column("probability" if model.read.chance else "value", justify="right")
     table.add_column("")
     for one in explained:
-        ranked = one.chances.argsort(descending=True, stable=True)[:top].tolist()
+        ranked = sorted(one.chances, key=lambda c: -one.chances[c])[:top]
         rows = ranked if one.target in ranked else [*ranked, one.target]
         for number in rows:
-            name, chance = one.name if number == rows[0] else "", f"{one.chances[number]:.1%}"
+            name, chance = one.name if number == rows[0] else "", said(model, one.chances[number])
             told = "explained" if number == one.target else ""
             last = number == rows[-1]
             table.add_row(name, str(number), class_name(model, number), chance, told, end_section=last)
@@ -219,6 +246,8 @@ def open_model(
     classes: Path | None,
     allow_pickle: bool,
     device: str | None,
+    head: str | None = None,
+    references: Path | None = None,
 ) -> Model:
     """The model the options name. Without a checkpoint, pretrained weights are wanted."""
     from heatproof.models.load import best_device, load_model
@@ -236,6 +265,8 @@ def open_model(
             device=best_device(device),
             classes=None if classes is None else read_names(classes),
             allow_pickle=allow_pickle,
+            head=head,
+            references=references,
         )
     except ModelError as error:
         if not pretrained or spec.partition(":")[0] not in ("torchvision", "timm", "keras"):
@@ -257,7 +288,7 @@ def read_names(path: Path) -> list[str]:
 def class_name(model: Model, number: int) -> str:
     """The name of a class, or its number where the model has no names."""
     names = model.classes
-    return names[number] if names and number < len(names) else f"class {number}"
+    return names[number] if names and number < len(names) else model.read.called(number)
 
 
 def read_target(text: str | None, model: Model) -> int | None:

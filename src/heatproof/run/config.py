@@ -59,6 +59,8 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     allow_pickle: bool = False
     head: str | None = None  # what its output is, such as "multilabel"; found by itself where None
     thresholds: float | list[float] | dict[str, float] | None = None  # of several findings: one, or one each
+    tolerance: float | None = None  # of a regression: by how much a value may move and be the same
+    references: str | None = None  # of an embedding: a .npy file of vectors to be similar to
     options: dict[str, Any] = {}  # for the library's own builder
 
 

@@ -7,8 +7,7 @@ later.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,14 +21,13 @@ from heatproof.images import SOURCES, Preprocess, Source, open_source, source_op
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
 from heatproof.models.heads import Multilabel
-from heatproof.models.heads.find import chosen_head
 from heatproof.models.layers import find_module
-from heatproof.registry import REPEATS
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
 from heatproof.run.findings import check_findings, check_metrics, named_thresholds
 from heatproof.run.foreign import lend_methods, refuse_methods, refuse_metrics
-from heatproof.run.metrics import MetricRequest, read_metrics
+from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
 from heatproof.run.provenance import Origin
+from heatproof.run.values import explains_labels, names_classes, refuse_for_head, told_head
 from heatproof.run.weights import Checkpoint, build, find_checkpoints, weights_hash
 
 ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are kept
@@ -50,6 +48,8 @@ class Opened:
     hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
     head: str = ""  # how the network's output is read, once checked
     several: bool = False  # whether the network answers several findings at once
+    by_label: bool = True  # whether labels can be explained: not of values or similarities
+    classes: bool = True  # whether the network names classes, which labels are compared with
     thresholds: float | list[float] | None = None  # and from which probability on each counts
     renamed: tuple[dict[int, int], tuple[str, ...]] | None = None  # the pictures' classes as the model's
     origin: Origin | None = None  # of the pictures, once checked
@@ -86,9 +86,9 @@ class Opened:
     def least_inputs(self) -> int:
         """Inputs that the run sends through the network at least, by the repetitions that options name."""
         calls = read_methods(self.study.methods)
-        methods = sum(_repetitions(call.entry.function, call.options) for call in calls)
+        methods = sum(repetitions(call.entry.function, call.options) for call in calls)
         runs = [request for request in self.metrics if "model" in request.entry.needs]
-        metrics = sum(_repetitions(r.entry.function, dict(r.options)) * len(calls) for r in runs)
+        metrics = sum(repetitions(r.entry.function, dict(r.options)) * len(calls) for r in runs)
         return len(self.source) * len(self.checkpoints) * (methods + metrics)
 
     @property
@@ -108,7 +108,7 @@ class Opened:
 
     @property
     def targets(self) -> str:
-        return self.study.run.targets or ("label" if self.source.labelled else "predicted")
+        return self.study.run.targets or ("label" if self.source.labelled and self.by_label else "predicted")
 
     @property
     def model_name(self) -> str:
@@ -125,12 +125,6 @@ class Opened:
                 raise CheckpointError(f"{changed}; keep them")
             self._model = checkpoint, model
         return self._model[1]
-
-
-def _repetitions(function: Callable[..., Any], options: dict[str, Any]) -> int:
-    usual = {name: one.default for name, one in inspect.signature(function).parameters.items()}
-    found = [(usual | options).get(name) for name in REPEATS]
-    return max([n for n in found if isinstance(n, int)], default=1)
 
 
 def open_study(given: str | Path | Mapping[str, Any], network: Model | None = None) -> Opened:
@@ -168,6 +162,7 @@ def check_study(opened: Opened) -> dict[str, str]:
     count = check_classes(opened, model)
     with _at("metrics"):
         refuse_metrics(opened.metrics, model)
+        refuse_for_head(opened.metrics, model.read)
     with _at("methods"):
         refuse_methods(study.methods, model, [s.id for s in source.samples])
         if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
@@ -188,12 +183,13 @@ def check_classes(opened: Opened, model: Model) -> int:
     with _at("model"):
         count = max(2, model.logits(blank).shape[1])
         opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
+        opened.by_label, opened.classes = explains_labels(model.read), names_classes(model.read)
     source, options = opened.source, opened.study.images.options
     with _at("images"):
         check_findings(source, opened.several, opened.head)
     if opened.several:
         check_metrics(opened.metrics, opened.targets)
-    if not source.labelled:
+    if not source.labelled or not opened.classes:
         return count
     with _at("images"):
         _check_labels(source, count, model.name)
@@ -234,11 +230,11 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
         model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
         inputs_per_pass=opened.inputs_per_pass,
     )  # fmt: skip
-    if study.model.head is not None or study.model.thresholds is not None:
-        with _at("model.head"):
-            names = model.classes or opened.source.classes
-            opened.thresholds = named_thresholds(study.model.thresholds, names)
-            model = replace(model, reader=chosen_head(study.model.head, opened.thresholds))
+    with _at("model.head"):
+        names = model.classes or opened.source.classes if study.model.thresholds is not None else ()
+        opened.thresholds = named_thresholds(study.model.thresholds, names)
+        if head := told_head(study.model, opened.thresholds, opened.folder):
+            model = replace(model, reader=head)
     try:
         model.module.to(opened.device)
     except (RuntimeError, AssertionError) as error:

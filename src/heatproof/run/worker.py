@@ -33,6 +33,7 @@ from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, as_stored
 from heatproof.run.study import Opened
+from heatproof.run.values import Told, bound_to, told_by, value_rows
 from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import StopRequested
@@ -55,6 +56,7 @@ class Computed:
     findings: Findings | None = None  # None where no picture could be used
     entries: Batch | None = None  # where pictures may have several findings: what the maps are of
     said: Tensor = field(default_factory=lambda: torch.empty(0))  # the predicted ones, "b k" bool
+    told: Told | None = None  # of a network that names no class
 
     @property
     def explained_batch(self) -> Batch:
@@ -144,7 +146,9 @@ class Worker:
             return Computed(loaded)
         if not self.opened.several:
             targets = batch.labels if self.opened.targets == "label" else None
-            return self._explained(task, Computed(loaded), batch, targets)
+            if not self.opened.classes:  # of which the pictures' labels say nothing
+                loaded = loaded._replace(batch=replace(batch, labels=None))
+            return self._explained(task, Computed(loaded), loaded.batch, targets)
         # Pictures without a finding are asked too: they are what the others are told from.
         logits = all_logits(model, batch.images, progress=self.passed).cpu()
         predicted = said(model, logits)
@@ -156,7 +160,8 @@ class Worker:
 
     def _explained(self, task: Task, known: Computed, batch: Batch, targets: Tensor | None) -> Computed:
         """With maps of this batch and what metrics say about them."""
-        unit, layer, model = task.unit, self.opened.study.model.layer, self.opened.model(task.unit.checkpoint)
+        unit, layer = task.unit, self.opened.study.model.layer
+        model = bound_to(self.opened.model(unit.checkpoint), batch.images, targets)
         new: dict[str, Maps] = {}
         others: dict[str, Maps] = {}
         logits = torch.empty(0)
@@ -169,13 +174,14 @@ class Worker:
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
         explained = torch.stack([one.explained for one in maps.values()]).amax(0).cpu()
+        told = told_by(model, logits, explained)
         scene = Scene(model, batch, maps, explained, layer, unit.seed, self.passed, as_stored)
         findings = measure(unit.metrics, scene)
         logits, *fetched = on_host([logits, *findings.tensors()])
         at_hand = {name: one.to("cpu") for name, one in new.items()}
         return replace(
             known, maps=at_hand, others=others, logits=logits if known.entries is None else known.logits,
-            explained=explained, findings=findings.fetched(iter(fetched)),
+            explained=explained, findings=findings.fetched(iter(fetched)), told=told,
         )  # fmt: skip
 
     def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
@@ -187,7 +193,9 @@ class Worker:
             yield from answer_rows(rows, batch, computed.logits, computed.said)
         if computed.findings is None:
             return
-        if task.with_answers and computed.entries is None:
+        if task.with_answers and computed.told is not None:
+            yield from value_rows(rows, batch, computed.told, computed.explained)
+        elif task.with_answers and computed.entries is None:
             yield from rows.answers(batch, computed.logits)
         yield from rows.found(computed.findings, computed.explained_batch, computed.explained)
 

@@ -186,7 +186,8 @@ def _in_the_way(data: RunData) -> Iterator[str]:
         yield f"too few pictures could be used: {status.sentence}"
     if not data.real:
         yield "no method of the run looks at the network"
-    silent = sum(map(math.isnan, data.images.confidence))
+    both = zip(data.images.confidence, data.images.predicted, strict=True)
+    silent = sum(math.isnan(chance) and guess is None for chance, guess in both)
     if silent or not data.images.ids:
         yield f"the network's answers to {silent} of {len(data.images.ids)} pictures are not numbers"
     if data.manifest.several:

@@ -90,6 +90,10 @@ class Head:
         """ "b" bool: whether two tables of logits are the same prediction, where targets are explained."""
         return self.predicted(before) == self.predicted(after)
 
+    def called(self, label: int) -> str:
+        """A class that has no name, in words."""
+        return f"class {label}"
+
     @property
     def of_logits(self) -> Head | None:
         """How its logits are read by a network that hands them on; None where that is found by itself."""

@@ -129,7 +129,8 @@ def read_first(
                 "logit; say head='one probability' or head='logit'"
             )
         head = _classifier(module, table, last)
-    return head.settled(module, output, table, last), table
+    settled = head.settled(module, output, table, last)
+    return settled, settled.table(output, count) if settled.asks else table
 
 
 def _kind(output: Any) -> Head:
