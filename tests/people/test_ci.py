@@ -119,6 +119,7 @@ def test_the_hook_prints_what_the_page_shows(project: Path) -> None:
     code, told = called([*hook["entry"].split(), *used["args"]], project, COLUMNS="120")
     assert code == 1 and "FAIL  follows layercam" in told
     head, _, table = shown("the hook").partition("exit code: 1\n")
+    assert head.startswith(hook["name"])
     assert hook["id"] in head and [line.strip() for line in bare(table)] == [
         line.strip() for line in bare(told)
     ]
