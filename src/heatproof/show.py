@@ -106,7 +106,7 @@ def sections(volume: Any, at: Sequence[int]) -> np.ndarray:
     volume = np.asarray(volume.detach().cpu() if hasattr(volume, "detach") else volume)
     planes = [volume.take(place, axis) for axis, place in enumerate(at)]
     height = max(len(plane) for plane in planes)
-    parts = []
+    parts: list[np.ndarray] = []
     for plane in planes:
         parts += [np.zeros((height, GAP, *plane.shape[2:]), plane.dtype)] if parts else []
         below = [(0, height - len(plane))] + [(0, 0)] * (plane.ndim - 1)
@@ -118,8 +118,8 @@ def pixels(
     images: Tensor, preprocess: Preprocess | None = None, at: Sequence[Sequence[int]] | None = None
 ) -> np.ndarray:
     """Model-ready images as "b H W 3" uint8, for people; stretched to the whole range where nobody knows
-    their own. Of volumes three planes each, those of `at`, else the middle ones; channels other than three are
-    averaged."""
+    their own. Of volumes three planes each, those of `at`, else the middle ones; channels other than three
+    are averaged."""
     images = images.detach().float().cpu()
     if preprocess is not None:
         shown = preprocess.restore(images)

@@ -20,12 +20,7 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError
-from heatproof.grids import constant as constant
-from heatproof.grids import normalise as normalise
-from heatproof.grids import per_map as per_map
-from heatproof.grids import places as places
-from heatproof.grids import size_of as size_of
-from heatproof.grids import upsample as upsample
+from heatproof.grids import constant, normalise, per_map, places, size_of, upsample  # noqa: F401, for all
 from heatproof.lazy import torch
 from heatproof.show import Strip, as_pictures, colours, hottest, overlay, pixels, sections, text
 
@@ -234,8 +229,9 @@ class Maps:
         if heat.ndim == 4 and isinstance(images, torch.Tensor):
             planes = [hottest(one) for one in heat]
             shown = zip(pixels(images, preprocess, planes), heat, planes, strict=True)
-            laid = (overlay(Image.fromarray(p), sections(h, at), cmap, alpha) for p, h, at in shown)
-            return Strip(laid, self.ids)
+            return Strip(
+                (overlay(Image.fromarray(p), sections(h, at), cmap, alpha) for p, h, at in shown), self.ids
+            )
         pictures = as_pictures(images, preprocess)
         if len(pictures) != len(self):
             raise InputError(f"there are {len(self)} maps but {len(pictures)} images; give those explained")

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 
 import heatproof as hp
+from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.report.gallery import gallery, unpack
 from heatproof.show import sections
@@ -149,3 +151,14 @@ def test_what_cannot_work_is_said_before_any_work(study: Path, line: str, instea
     other.write_text(STUDY.replace(line, instead))
     with pytest.raises(InputError, match=said):
         hp.run(other, out=study.parent / "other")
+
+
+def test_the_command_line_draws_the_planes_of_a_scan(study: Path, tmp_path: Path) -> None:
+    asked = ["explain", f"{study.parent}/network.py:network", str(study.parent / "1.nii.gz")]
+    options = ["--window", "40,400", "--methods", "gradcam,gradient", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, asked + options)
+    assert done.exit_code == 0, done.output
+    with Image.open(tmp_path / "1.nii.gradient.png") as drawn:
+        assert drawn.size == (96 * 3 + 4, 96)
+    refused = CliRunner().invoke(main, asked)
+    assert refused.exit_code == 1 and "set preprocess.window" in refused.output.replace("\n", " ")

@@ -24,7 +24,7 @@ from PIL import Image
 from heatproof.errors import InputError
 from heatproof.images.files import MAX_PIXELS, bit_depth
 
-Window: TypeAlias = "tuple[float, float] | str | None"
+Window: TypeAlias = "tuple[float, ...] | str | None"
 RANGE = "range"
 
 

