@@ -144,7 +144,7 @@ def study(folder: Path, name: str | None = None, weights: str = "weights.pt", **
         spec = {"spec": str(folder / "net.py") + ":one", "options": {"finding": NAMES.index(name)}}
         options = {"class_names": ["absent", name]}
     return {
-        "methods": ["gradcam", "hirescam", "random"],
+        "methods": ["gradcam", "random"],
         "metrics": ["localise", "specificity", "cscore", "auc", "recall", "accuracy"],
         "run": {"batch_size": 32, "threads": 1, "targets": "label"},
         "model": {**spec, "checkpoints": str(folder / weights), **model},

@@ -33,7 +33,8 @@ def entry_rows(
     found = []
     for row in rows:
         if row["explained"] is not None and (answer := said.get(row["image"])):
-            predicted = row["explained"] if answer["predicted"] else NOT_THERE
+            there = row["explained"] if answer["predicted"] else NOT_THERE
+            predicted = None if answer["confidence"] is None else there  # None: the network gave no number
             found.append(row | {"predicted": predicted, "confidence": answer["confidence"]})
     return found
 
