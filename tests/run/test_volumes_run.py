@@ -162,3 +162,48 @@ def test_the_command_line_draws_the_planes_of_a_scan(study: Path, tmp_path: Path
         assert drawn.size == (96 * 3 + 4, 96)
     refused = CliRunner().invoke(main, asked)
     assert refused.exit_code == 1 and "set preprocess.window" in refused.output.replace("\n", " ")
+
+
+def test_an_album_and_a_contrast_test_are_of_pictures(run: RunFolder) -> None:
+    from heatproof.contrast import make_pair
+    from heatproof.verdict.album import make_album
+
+    net = torch.nn.Sequential(
+        torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
+    )
+    volumes = torch.rand(4, 1, 4, 8, 8)
+    with pytest.raises(InputError, match="an evidence album is made of pictures"):
+        make_album(net, volumes, hp.explain(net, volumes, "gradcam", targets=1))
+    with pytest.raises(InputError, match="plants its token in pictures"):
+        make_pair(net, volumes, [0, 1, 0, 1])
+
+
+def test_five_channels_of_sixteen_bits_to_the_end(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(2):
+            values = random.integers(0, 65536, (16, 16, 5), dtype=np.uint16)
+            np.save(tmp_path / "set" / name / f"{i}.npy", values)
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\ndef net():\n"
+        "    end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)\n"
+        "    return nn.Sequential(nn.Conv2d(5, 4, 3), nn.ReLU(), *end)\n"
+    )
+    study = {
+        "methods": ["gradcam", "gradient"], "metrics": ["insertion(steps=4)"],
+        "model": {"spec": str(tmp_path / "net.py:net")},
+        "images": {"kind": "arrays", "path": str(tmp_path / "set"), "options": {"bits": 16}},
+        "preprocess": {"size": [16, 16], "resize": 16, "mean": [0.5] * 5, "std": [0.25] * 5},
+    }  # fmt: skip
+    hp.run(study, out=tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    rows = folder.scores().sql(
+        "select value from scores where metric like 'insertion(%' and not isnan(value)"
+    )
+    assert len(rows) >= 4
+    (shown,) = [folder.pictures().read("a/0.npy")]
+    assert shown is not None
+    wanted = np.load(tmp_path / "set" / "a" / "0.npy").mean(2) / 257
+    found = np.asarray(Image.open(io.BytesIO(shown)).convert("L"), float)
+    assert np.abs(found - wanted).mean() < 3

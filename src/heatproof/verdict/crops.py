@@ -23,6 +23,7 @@ from scipy.ndimage import center_of_mass, find_objects, label
 from torch import Tensor
 from torch.nn import functional as F
 
+from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.kit import pixel_maps
 from heatproof.models.capture import capture
@@ -64,6 +65,8 @@ def find_crops(
     model: Model, number: int, images: Tensor, maps: Sequence[Maps], most: int, layer: Layer = None
 ) -> ClassCrops:
     """Of one class's pictures. maps: of several methods; most: pixels of a crop's longer side."""
+    if images.ndim > 4:
+        raise InputError("an evidence album is made of pictures, and these are volumes")
     images, size = images.to(model.device), (int(images.shape[-2]), int(images.shape[-1]))
     heat = torch.stack([pixel_maps(one, size).cpu() for one in maps]).mean(0)
     marked = heat.flatten(1).amax(1) > 0
