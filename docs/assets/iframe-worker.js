@@ -4,28 +4,26 @@ if (location.protocol === "file:") {
     constructor(url) {
       super();
       const frame = document.createElement("iframe");
-      frame.hidden = true;
-      document.body.append(frame);
-      const inside = frame.contentWindow;
-      inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
-      this.ready = new Promise((done) => {
-        const script = inside.document.createElement("script");
-        script.src = url;
-        script.onload = done;
-        inside.importScripts = (...files) => Promise.all(files.map((file) => new Promise((loaded) => {
-          const more = inside.document.createElement("script");
-          more.src = file;
-          more.onload = loaded;
-          inside.document.body.append(more);
-        })));
-        inside.document.body.append(script);
+      const load = (file) => new Promise((loaded) => {
+        const script = frame.contentDocument.createElement("script");
+        script.src = file;
+        script.onload = loaded;
+        frame.contentDocument.body.append(script);
       });
-      this.inside = inside;
+      this.ready = new Promise((loaded) => (frame.onload = loaded)).then(() => {
+        const inside = frame.contentWindow;
+        inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+        inside.importScripts = (...files) => Promise.all(files.map(load));
+        return load(url).then(() => inside);
+      });
+      frame.hidden = true;
+      frame.srcdoc = "<!doctype html><body>";
+      document.body.append(frame);
     }
 
     async postMessage(data) {
-      await this.ready;
-      this.inside.dispatchEvent(new this.inside.MessageEvent("message", { data }));
+      const inside = await this.ready;
+      inside.dispatchEvent(new inside.MessageEvent("message", { data }));
     }
   };
 }

@@ -181,8 +181,8 @@ def test_a_page_opens_from_disk_and_finds_words(site: Path) -> None:
         page.on("request", lambda request: asked.append(request.url))
         page.goto((site / "index.html").as_uri())
         assert page.locator("body").get_attribute("data-md-color-scheme") == "slate"
-        page.locator("input[name=query]").fill("insertion")
-        page.locator(".md-search-result__link").first.wait_for(timeout=30_000)
+        page.locator("input[name=query]").press_sequentially("insertion")  # with keys, which it listens to
+        page.locator(".md-search-result__link").first.wait_for(timeout=60_000)
         assert "insertion" in page.locator(".md-search-result").inner_text().lower()
         assert not [url for url in asked if not url.startswith(("file:", "data:", "blob:"))]
         browser.close()
