@@ -25,7 +25,7 @@ CHOSEN = {"True class": "1", "Sort by": "inside", "Order": "up"}  # codes whose 
 
 
 def photograph(run: Path) -> None:
-    """The pictures of a run beside those of its first checkpoint, one of them in the dialog, and the page on a phone and in the dark."""
+    """The pictures of a run beside those of its first checkpoint, one in the dialog, a phone, the dark."""
     from playwright.sync_api import sync_playwright
 
     with Server(run) as server, sync_playwright() as playwright:

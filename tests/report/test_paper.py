@@ -99,6 +99,14 @@ def test_nothing_is_folded_and_nothing_runs(data: RunData) -> None:
 
 
 @needs_pdftotext
+def test_a_run_that_kept_nothing_goes_on_paper_too(tmp_path: Path) -> None:
+    bare = read_run(make_run(tmp_path / "run", images=4, methods=["random"], metrics=(), maps=False))
+    write_paper(bare, judge(bare), tmp_path / "a.pdf", chromium=None)
+    text = text_of(tmp_path / "a.pdf")
+    assert "Not in this report" in text and "the run kept no pictures" in text
+
+
+@needs_pdftotext
 def test_a_heading_stays_with_what_follows(tmp_path: Path) -> None:
     line = "<p>some words that fill a line of the page from its left to its right side, and a bit more</p>"
     for lines in range(50, 75):
