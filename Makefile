@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LIGHT := .venv/.light
 READY := .venv/.ready
+SITE := .venv/.site
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable
 
 .PHONY: help venv browser demo test bench docs clean
@@ -34,7 +35,7 @@ $(LIGHT): pyproject.toml | $(BIN)/python
 $(READY): pyproject.toml | $(BIN)/python
 	@echo "filling .venv for the tests (once; downloads PyTorch and what heatproof is compared with, which takes minutes)"
 	@$(INSTALL) ".[dev]"
-	@touch $(LIGHT) $@
+	@touch $(LIGHT) $(SITE) $@
 
 demo: $(LIGHT)
 	@$(BIN)/heatproof demo --out demo
@@ -48,7 +49,12 @@ test: $(READY) browser
 bench: $(READY)
 	@$(BIN)/heatproof bench
 
-docs: $(READY)
+$(SITE): pyproject.toml | $(BIN)/python
+	@echo "filling .venv for the documentation (once)"
+	@$(INSTALL) ".[docs]"
+	@touch $(LIGHT) $@
+
+docs: $(SITE)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
