@@ -49,6 +49,16 @@ def test_lists_boxes_and_arrays(tmp_path: Path) -> None:
     assert guess_source(tmp_path / "set.npz").kind == "npz"
 
 
+def test_columns_of_nought_and_one_and_cells_of_several_names_are_findings(tmp_path: Path) -> None:
+    draw(tmp_path / "1.png", tmp_path / "2.png")
+    (tmp_path / "columns.csv").write_text("path,mass,nodule,age\n1.png,1,0,40\n2.png,0,1,50\n")
+    (tmp_path / "cells.csv").write_text("path,label\n1.png,mass|nodule\n2.png,\n")
+    found = guess_source(tmp_path / "columns.csv")
+    assert found.options == {"label_columns": ["mass", "nodule"]} and "2 findings each" in found.seen
+    assert open_source(found.kind, found.path, **found.options).samples[1].findings == (1,)
+    assert guess_source(tmp_path / "cells.csv").options == {"multilabel": True}
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -18,7 +18,8 @@ from heatproof.images import Preprocess, batches, open_source
 from heatproof.run.config import read_study
 from heatproof.run.progress import Progress
 from heatproof.run.study import check_study, open_study
-from heatproof.studies.audit.choose import AT_EASE, CORE, FIRST, MORE, VOTE, Taken, Ladder
+from heatproof.studies.audit import choose
+from heatproof.studies.audit.choose import AT_EASE, CORE, FIRST, MORE, VOTE, Ladder, Taken
 from heatproof.studies.audit.held import held_pictures
 from heatproof.studies.audit.prices import Lot, Prices
 from heatproof.studies.audit.protocol import plan_audit, run_audit
@@ -44,6 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "study.toml").unlink()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(choose, "FURTHER", ())  # many passes are for the tests of the ladder
+    monkeypatch.setattr(choose, "DEAR", ("integrated-gradients",))
     yield tmp_path
 
 
@@ -215,6 +218,23 @@ def test_labels_that_are_not_the_networks_are_left_aside(folder: Path) -> None:
     assert "labels are not used, predictions are explained" in plan.notes[0]
     assert read_study(plan.study).run.targets == "predicted"
     assert not {"accuracy", "cscore"} & set(read_study(plan.study).metrics)
+
+
+def test_several_findings_are_seen_in_the_list_and_told_to_the_network(folder: Path) -> None:
+    rows = [
+        f"pictures/{k}/{i:03d}.png,{i % 3 % 2},{i % 2}" for i in range(36) for k in [("cat", "dog")[i % 2]]
+    ]
+    (folder / "list.csv").write_text("\n".join(["path,red,green", *rows]))
+    asked = AuditSettings(model="net.py:tiny", images=Path("list.csv"), methods=("gradcam",), limit=8)
+    plan = plan_audit(asked)
+    study = read_study(plan.study)
+    assert study.model.head == "multilabel" and study.images.options == {"label_columns": ["red", "green"]}
+    done = run_audit(asked, plan)
+    assert done.verdict is not None
+    found = done.folder.scores().sql(
+        "select distinct explained from scores where method = 'gradcam' and image <> ''"
+    )
+    assert {row["explained"] for row in found} == {0, 1}
 
 
 def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:

@@ -23,9 +23,11 @@ from typing import NamedTuple
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import with_enough
 from heatproof.explain.floors import is_floor
+from heatproof.run.metrics import read_metrics
 from heatproof.run.possible import Possible
 from heatproof.run.progress import spell
 from heatproof.run.study import Opened
+from heatproof.run.values import refuse_for_head
 from heatproof.studies.audit.prices import Lot, Prices
 from heatproof.verdict.follow import ENOUGH, voter
 
@@ -153,8 +155,17 @@ class Ladder:
         """Metrics that run no network, each with what stands against it."""
         able = Possible(self.opened, self.classes, self.labels)
         for text in PASSLESS:
-            why = able.why_not(text)
+            why = able.why_not(text) or self._head_refuses(text)
             yield Choice(text, not why, why or "costs no pass")
+
+    def _head_refuses(self, text: str) -> str:
+        """Why this kind of output cannot feed a metric, or ''."""
+        network = self.opened.model(self.opened.checkpoints[-1].name)
+        try:
+            refuse_for_head(read_metrics([text]), network.read)
+        except HeatproofError as error:
+            return str(error)
+        return ""
 
     def _methods(
         self, chosen: Taken, names: Sequence[str], why: str, most: int = 99, must: bool = False

@@ -10,11 +10,13 @@ from typing import Any
 from heatproof.errors import CheckpointError, HeatproofError, InputError
 from heatproof.images import batches
 from heatproof.images.source import draw
+from heatproof.models.heads import Multilabel
 from heatproof.models.model import Model, predicted
 from heatproof.run.engine import settle
 from heatproof.run.study import Opened, check_classes, check_study, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.studies.audit.settings import AuditSettings
+from heatproof.verdict.follow import voter
 
 FEW = 32  # pictures that the network is tried on
 KEYS = ("images: ", "model: ", "model.checkpoints: ", "model.layer: ")  # of a study that nobody wrote
@@ -26,8 +28,9 @@ class Looked:
 
     opened: Opened
     classes: int  # of the network
-    labels: bool  # whether the pictures' classes are the network's
+    head: str | None  # that it had to be told
     notes: tuple[str, ...]
+    labels: bool = True  # whether the pictures' classes are the network's
 
 
 def look(settings: AuditSettings, tables: Mapping[str, Any], network: Model | None) -> Looked:
@@ -38,22 +41,30 @@ def look(settings: AuditSettings, tables: Mapping[str, Any], network: Model | No
             f"{settings.model} has random weights, whose maps say nothing: name yours with --checkpoint "
             "FILE, or take --pretrained to download the library's"
         )
-    try:
-        opened = _checked(tables, None, network)
-    except HeatproofError as error:
-        why = _for_people(error)
+    tries = [(None, settings.head), (None, Multilabel.name), ("predicted", settings.head)]
+    if settings.head or not tables["images"].get("options"):
+        del tries[1]  # one label each: the head is what it seems to be
+    why: HeatproofError | None = None
+    for targets, head in tries:
         try:
-            opened = _checked(tables, "predicted", network)
-        except HeatproofError:
-            raise InputError(why) from error
-        note = f"labels are not used, predictions are explained: {why.partition(';')[0]}"
-        return Looked(opened, _classes(opened), False, (note,))
-    return Looked(opened, _classes(opened), True, tuple(_warnings(opened)))
+            opened = _checked(tables, targets, head, network)
+        except HeatproofError as error:
+            why = why or error
+            continue
+        if targets is None:
+            return Looked(opened, _classes(opened), head, tuple(_warnings(opened)))
+        note = f"labels are not used, predictions are explained: {_for_people(why).partition(';')[0]}"
+        return Looked(opened, _classes(opened), head, (note,), labels=False)
+    raise InputError(_for_people(why)) from why
 
 
-def _checked(tables: Mapping[str, Any], targets: str | None, network: Model | None) -> Opened:
-    run = {**tables["run"], "targets": targets}
-    opened = open_study({"methods": ["random"], "metrics": [], **tables, "run": run}, network)
+def _checked(
+    tables: Mapping[str, Any], targets: str | None, head: str | None, network: Model | None
+) -> Opened:
+    """With nothing but the test that the verdict rests on."""
+    run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
+    wanted = {"methods": ["random"], "metrics": [voter().name]}
+    opened = open_study({**wanted, **tables, "run": run, "model": model}, network)
     settle(opened, None)
     check_study(opened)
     return opened
@@ -63,7 +74,7 @@ def _classes(opened: Opened) -> int:
     return check_classes(opened, opened.model(opened.checkpoints[-1].name))
 
 
-def _for_people(error: HeatproofError) -> str:
+def _for_people(error: HeatproofError | None) -> str:
     text = str(error)
     for key in KEYS:
         text = text.removeprefix(key)

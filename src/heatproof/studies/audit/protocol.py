@@ -119,6 +119,8 @@ def plan_audit(
     )
     chosen = ladder.climb(settings.methods)
     tables = study_tables(settings, found.source, out.resolve(), found.preprocess)
+    if looked.head:
+        tables["model"]["head"] = looked.head
     plan = AuditPlan(study, chosen.choices, chosen.seconds, looked.notes)
     kept = {"asked": settings.asked(), "choices": plan.choices, "seconds": plan.seconds, "notes": plan.notes}
     write_whole({

@@ -37,6 +37,7 @@ class AuditSettings(Settings):
     )
     limit: int | None = option(None, "At most so many pictures, classes in proportion.", least=1)
     layer: str | None = option(None, LAYER, short="l")
+    head: str | None = option(None, "What the output is: softmax, multilabel, ...; found by itself.")
     allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
@@ -60,15 +61,17 @@ def study_tables(
 ) -> dict[str, Any]:
     """The tables of a study that lies in `folder`; methods and metrics are still to be chosen."""
     named = settings.class_names if pictures.kind in ("folder", "csv", "npz", "dicom") else ()
+    options = {**pictures.options, **({"class_names": list(named)} if named else {})}
     tables: dict[str, dict[str, Any]] = {
         "run": {"seed": settings.seed, "batch_size": BATCH, "device": settings.device,
                 "threads": settings.threads, "out": "run"},
         "model": {"spec": settings.model if settings.held else placed_spec(settings.model, Path.cwd()),
                   "checkpoints": [seen_from(folder, one) for one in settings.checkpoint],
                   "pretrained": settings.pretrained or None, "num_classes": settings.num_classes,
-                  "layer": settings.layer, "allow_pickle": settings.allow_pickle or None},
+                  "layer": settings.layer, "head": settings.head,
+                  "allow_pickle": settings.allow_pickle or None},
         "images": {"kind": pictures.kind, "path": seen_from(folder, pictures.path), "seed": settings.seed,
-                   "options": {"class_names": list(named)} if named else None},
+                   "options": options or None},
         "preprocess": dict(preprocess),
     }  # fmt: skip
     return {

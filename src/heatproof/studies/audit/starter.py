@@ -26,7 +26,7 @@ def write_starter(pictures: Path, out: Path, model: str = "", checkpoint: str = 
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; create it first")
     found = guess_source(pictures)
-    source = open_source(found.kind, found.path)
+    source = open_source(found.kind, found.path, **found.options)
     write_whole({out: starter(found, source, out.resolve().parent, model, checkpoint)})
     return out, seen(found, source)
 
@@ -80,10 +80,12 @@ def starter(found: Guess, source: Source, folder: Path, model: str = "", checkpo
         else '# checkpoints = "best.pt"  # <- fill in',
         "# pretrained = true       instead: the library's own weights, which are downloaded",
         f"# {count}where neither the weights nor the library say it" if count else '# layer = "layer4"',
+        *(['head = "multilabel"  # where the network returns logits'] if source.several else []),
         "",
         "[images]",
         f"kind = {json.dumps(found.kind)}",
         f"path = {json.dumps(path)}",
+        *(f"options.{key} = {json.dumps(value)}" for key, value in found.options.items()),
         "# limit = 100             at most so many, classes in proportion",
         '# options.class_names = ["a", "b"]    the classes in the order of the model, where it is not sorted',
         "",
