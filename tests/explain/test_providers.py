@@ -384,3 +384,22 @@ def test_a_function_in_a_file_is_run_when_the_method_is(tmp_path: Path) -> None:
         hp.explain(network(), images(), f"{tmp_path}/mine.py:pixel")
     with pytest.raises(InputError, match=r"cannot read .*nothing.py"):
         hp.explain(network(), images(), f"{tmp_path}/nothing.py:f")
+
+
+def test_a_module_that_runs_twice_is_refused_with_one_that_runs_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3, 2), nn.Conv2d(4, 6, 3, 2)
+            self.relu, self.head = nn.ReLU(), nn.Linear(6, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.relu(self.second(self.relu(self.first(x)))).mean((2, 3)))
+
+    net = Twice().eval()
+    assert hp.explain(net, images(), "gradcam")["gradcam"].values.shape[1:] == (3, 3)  # behind its last run
+    with pytest.raises(
+        LayerError, match=r"'relu' runs 2 times in Twice; name another, such as layer='second'"
+    ):
+        hp.explain(net, images(), "grad-cam:GradCAM")
+    assert hp.explain(net, images(), "grad-cam:GradCAM", layer="second")

@@ -167,8 +167,8 @@ def gains(
         own = gain[name, "own"]
         made = [i for i in range(len(shadows)) if (name, i) in same]
         each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in made]
-        causes = [Cause(BLANK, one.degenerate.cpu()), stays]
-        causes += [] if made else [Cause(NO_SHADOW, torch.ones_like(own, dtype=torch.bool), ("weights",))]
+        alone = [] if made else [Cause(NO_SHADOW, torch.ones_like(own, dtype=torch.bool), ("weights",))]
+        causes = [*alone, Cause(BLANK, one.degenerate.cpu()), stays]
         random = torch.stack(each or [torch.full_like(own, torch.nan)])
         found[name] = Gains(own, gain[name, "place"], random, fall.cpu(), causes)
     return found

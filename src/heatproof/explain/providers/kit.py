@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
@@ -18,8 +19,8 @@ from heatproof.errors import HeatproofError, LayerError, ModelError
 from heatproof.explain.gradients import over_channels
 from heatproof.explain.providers import OF_PIXELS, Offer
 from heatproof.models.checkpoints import first_line
-from heatproof.models.layers import find_module
-from heatproof.models.model import Model
+from heatproof.models.layers import find_module, picture_layers
+from heatproof.models.model import Model, watched
 from heatproof.models.queue import is_out_of_memory
 from heatproof.registry import REQUIRED
 from heatproof.types import Signed, Trace
@@ -113,7 +114,26 @@ def layer_of(method: str, trace: Trace) -> nn.Module:
             f"{method} looks at modules, and {trace.model.name} is explained behind a function, at "
             f"{trace.layer!r}; name a module, such as layer={name!r}"
         )
+    if (runs := _runs(trace)).get(name, 1) > 1:
+        grid, pictures = tuple(trace.activation.shape[2:]), picture_layers(trace.model, trace.images)
+        alike = [one for one, layout, _ in pictures if runs[one] == 1 and layout.grid == grid]
+        raise LayerError(
+            f"{method} looks at a module that runs once, and {name!r} runs {runs[name]} times in "
+            f"{trace.model.name}; name another" + f", such as layer={alike[-1]!r}" * bool(alike)
+        )
     return find_module(trace.model.module, name)
+
+
+def _runs(trace: Trace) -> dict[str, int]:
+    """How often each part of the network runs in a pass: found by one, and remembered."""
+    model = trace.model
+    if "part runs" not in model.found:
+        counts: Counter[str] = Counter()
+        with torch.no_grad(), watched(model.module, lambda name, *_: counts.update([name])):
+            model.forward(model.ready(trace.images[:1]))
+        model.found["part runs"] = dict(counts)
+    found: dict[str, int] = model.found["part runs"]
+    return found
 
 
 def pixels(offer: Offer, attributions: Tensor) -> Tensor | Signed:
