@@ -81,6 +81,7 @@ def test_the_action_is_one_that_github_takes() -> None:
     used = re.findall(r"inputs\.([\w-]+)", str(ACTION["runs"]))
     assert set(used) == set(ACTION["inputs"]) and set(asked()) <= set(ACTION["inputs"])
     assert "${{" not in install["run"] + gate["run"]  # inputs would be run as code
+    assert '"${PACKAGE:-$GITHUB_ACTION_PATH}"' in install["run"] and (ROOT / "pyproject.toml").exists()
     listed = re.findall(r"^\| `([\w-]+)` \|", PAGE, re.M)
     assert listed == list(ACTION["inputs"])
 
