@@ -130,6 +130,10 @@ def test_the_command_writes_both_and_no_foreign_card(run: RunFolder, data: RunDa
         result = CliRunner().invoke(report_command, args, catch_exceptions=False)
         assert result.exit_code == 0 and "left to you in the card: BasicInfo/ModelDeveloper" in result.output
     assert "AppliedModelCard" in json.loads((run.path / "model-card.json").read_text())
+    turned = ["--out", str(tmp_path / "r.html"), "--model-card", str(run.path)]  # the option takes RUN
+    assert "left to you" in CliRunner().invoke(report_command, turned, catch_exceptions=False).output
+    nobody = CliRunner().invoke(report_command, ["--model-card", "--pdf"])
+    assert nobody.exit_code == 2 and "name the folder of a run" in nobody.output
     (tmp_path / "README.md").write_text("# mine")
     with pytest.raises(StoreError, match="did not write; name another file"):
         write_model_card(data, judge(data), tmp_path / "README.md")

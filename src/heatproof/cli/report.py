@@ -12,7 +12,7 @@ BESIDE = "-"  # the file's usual name, in the run's folder
 
 
 @click.command("report")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), required=False, metavar="RUN")
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="The file; RUN/report.html by default.")
 @click.option("--model", help="Which model, where the run holds several.")
 @click.option("--checkpoint", help="Which checkpoint; the last by default.")
@@ -40,7 +40,7 @@ BESIDE = "-"  # the file's usual name, in the run's folder
     "CHAI's Applied Model Card; RUN/model-card.md by default.",
 )
 def report_command(
-    run: Path,
+    run: Path | None,
     out: Path | None,
     model: str | None,
     checkpoint: str | None,
@@ -62,6 +62,8 @@ def report_command(
       heatproof report runs/first --pdf audit.pdf
       heatproof report runs/first --model-card
     """
+    if run is None:  # `report --pdf RUN` gives RUN to the option
+        run, pdf, card = _taken(pdf, card)
     from heatproof.store import RunFolder
 
     folder = RunFolder.open(run)  # before torch is imported, which takes its time
@@ -89,3 +91,12 @@ def report_command(
         told.append(f"left to you in the card: {', '.join(left_out(health_card(data, verdict)))}")
     for line in filter(None, told):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _taken(pdf: str | None, card: str | None) -> tuple[Path, str | None, str | None]:
+    """The run that an option took for its file, and the options without it."""
+    if pdf not in (None, BESIDE) and Path(pdf or "").is_dir():
+        return Path(pdf or ""), BESIDE, card
+    if card not in (None, BESIDE) and Path(card or "").is_dir():
+        return Path(card or ""), pdf, BESIDE
+    raise click.UsageError("name the folder of a run, such as: heatproof report runs/first --pdf")

@@ -167,9 +167,9 @@ class Worker:
         logits = torch.empty(0)
         if task.kind == "explain":
             new, logits = self._explain(model, batch, unit, targets)
-            both = self.opened.study.run.both_classes and known.entries is None and targets is not None
-            if both and (asked := said_instead(model, batch, unit, targets, logits)):
-                others = self._explain(model, *asked)[0]
+            if self.opened.study.run.both_classes and known.entries is None and targets is not None:
+                asked = said_instead(model, batch, unit, targets, logits)
+                others = self._explain(model, *asked)[0] if asked else {}
             maps = {name: as_stored(made) for name, made in new.items()}
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
