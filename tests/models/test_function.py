@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import runpy
 import warnings
 from pathlib import Path
 
@@ -261,3 +262,11 @@ def test_one_number_between_0_and_1_has_to_be_said_what_it_is() -> None:
     assert hp.load_model(chance, head="logit").logits(images()).min() > 0
     findings = hp.load_model(lambda x: 1 / (1 + np.exp(-x.mean((2, 3)))), head="multilabel")
     torch.testing.assert_close(findings.logits(images()), images().mean((2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its exporter
+def test_the_example_runs(tmp_path: Path, session) -> None:
+    pytest.importorskip("captum")
+    example = Path(__file__).parents[2] / "examples" / "bring_your_own.py"
+    found = runpy.run_path(str(example))["main"](["--out", str(tmp_path)])
+    assert found[f"files:{tmp_path / 'maps.npz'}"] == found["gradcam"] and found["rise"] < 1e-4
