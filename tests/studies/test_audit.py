@@ -19,7 +19,7 @@ from heatproof.run.config import read_study
 from heatproof.run.progress import Progress
 from heatproof.run.study import check_study, open_study
 from heatproof.studies.audit import choose
-from heatproof.studies.audit.choose import AT_EASE, CORE, FIRST, MORE, VOTE, Ladder, Taken
+from heatproof.studies.audit.choose import AT_EASE, CORE, FIRST, MORE, VOTE, Ladder, Selection
 from heatproof.studies.audit.held import held_pictures
 from heatproof.studies.audit.prices import Lot, Prices
 from heatproof.studies.audit.protocol import plan_audit, run_audit
@@ -86,7 +86,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def chosen(many: Path, seconds: float, limit: int = 1000, wanted: tuple[str, ...] = ()) -> Taken:
+def chosen(many: Path, seconds: float, limit: int = 1000, wanted: tuple[str, ...] = ()) -> Selection:
     config = {"methods": ["random"], "model": {"spec": "net.py:tiny", "checkpoints": "epochs/epoch02.pt"},
               "images": {"kind": "folder", "path": "pictures", "limit": limit}}  # fmt: skip
     opened = open_study(config)
@@ -96,7 +96,7 @@ def chosen(many: Path, seconds: float, limit: int = 1000, wanted: tuple[str, ...
     return Ladder(opened, prices, 2, lambda: seconds, seconds / 60).climb(wanted)
 
 
-def left_out(one: Taken) -> set[str]:
+def left_out(one: Selection) -> set[str]:
     return {choice.what for choice in one.choices if not choice.taken}
 
 

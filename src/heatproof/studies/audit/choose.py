@@ -57,7 +57,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Taken:
+class Selection:
     """What a study gets, and every decision behind it."""
 
     methods: tuple[str, ...]
@@ -71,7 +71,7 @@ class Taken:
     def all_metrics(self) -> list[str]:
         return [*VOTE, *(text for lot in self.lots for text in lot), *self.metrics]
 
-    def noting(self, what: str, taken: bool, why: str) -> Taken:
+    def noting(self, what: str, taken: bool, why: str) -> Selection:
         return replace(self, choices=(*self.choices, Choice(what, taken, why)))
 
 
@@ -99,7 +99,7 @@ class Ladder:
     def checkpoints(self) -> int:
         return len(self.opened.checkpoints)
 
-    def seconds(self, one: Taken) -> float:
+    def seconds(self, one: Selection) -> float:
         each = self.prices.picture(one.methods, one.lots)
         return one.pictures * self.checkpoints * each
 
@@ -107,11 +107,11 @@ class Ladder:
     def affordable(self) -> float:
         return MARGIN * (self.left() - REPORT)
 
-    def full(self, one: Taken) -> bool:
+    def full(self, one: Selection) -> bool:
         """Whether there is not even time to try what a further rung costs."""
         return self.seconds(one) > ALMOST * self.affordable
 
-    def climb(self, wanted: Sequence[str]) -> Taken:
+    def climb(self, wanted: Sequence[str]) -> Selection:
         """All rungs. wanted: methods that a person asked for, which are then the only ones."""
         chosen = self._must(wanted)
         if wanted:
@@ -130,10 +130,10 @@ class Ladder:
         chosen = self._told(chosen)
         return replace(chosen, seconds=self.seconds(chosen))
 
-    def _must(self, wanted: Sequence[str]) -> Taken:
+    def _must(self, wanted: Sequence[str]) -> Selection:
         """What the verdict cannot do without; refused where there is no time for it."""
         count = len(self.opened.source)
-        start = Taken((self.prices.first, "random"), (), min(count, AT_EASE, self.most))
+        start = Selection((self.prices.first, "random"), (), min(count, AT_EASE, self.most))
         free = list(self._passless())
         start = replace(start, metrics=tuple(one.what for one in free if one.taken), choices=tuple(free))
         least = min(start.pictures, ENOUGH)
@@ -168,8 +168,8 @@ class Ladder:
         return ""
 
     def _methods(
-        self, chosen: Taken, names: Sequence[str], why: str, most: int = 99, must: bool = False
-    ) -> Taken:
+        self, chosen: Selection, names: Sequence[str], why: str, most: int = 99, must: bool = False
+    ) -> Selection:
         for method in names:
             real = [m for m in chosen.methods if not is_floor(m)]
             if method in chosen.methods or len(real) >= most:
@@ -191,7 +191,7 @@ class Ladder:
                 chosen = chosen.noting(method, False, self._short(cost - self.seconds(chosen)))
         return chosen
 
-    def _lot(self, chosen: Taken, lot: Lot) -> Taken:
+    def _lot(self, chosen: Selection, lot: Lot) -> Selection:
         more, named = replace(chosen, lots=(*chosen.lots, lot)), ", ".join(lot)
         if self.full(chosen):
             return chosen.noting(named, False, FULL)
@@ -203,7 +203,7 @@ class Ladder:
             return more.noting(named, True, "beside the verdict, as information")
         return chosen.noting(named, False, self._short(cost - self.seconds(chosen)))
 
-    def _pictures(self, chosen: Taken, most: int) -> Taken:
+    def _pictures(self, chosen: Selection, most: int) -> Selection:
         """As many as there is time for."""
         each = self.seconds(replace(chosen, pictures=1))
         fits = int(self.affordable / each) if each else most
@@ -214,7 +214,7 @@ class Ladder:
     def _short(self, more: float) -> str:
         return f"about {spell(more)} more, beyond {in_minutes(self.minutes)}"
 
-    def _told(self, chosen: Taken) -> Taken:
+    def _told(self, chosen: Selection) -> Selection:
         """How many pictures, and what so few of them cannot decide."""
         total, n = len(self.opened.source), chosen.pictures
         if n < ENOUGH:

@@ -26,7 +26,7 @@ from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell
 from heatproof.run.study import Opened
 from heatproof.store import RunFolder
-from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Ladder, Taken, in_minutes
+from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Ladder, Selection, in_minutes
 from heatproof.studies.audit.held import HeldPictures
 from heatproof.studies.audit.looked import look
 from heatproof.studies.audit.prices import Prices
@@ -163,7 +163,7 @@ def _begun(settings: AuditSettings) -> AuditPlan:
     return AuditPlan(study_file(settings.out), choices, seconds, notes, begun=True)
 
 
-def _config(tables: Mapping[str, Any], chosen: Taken, opened: Opened) -> dict[str, Any]:
+def _config(tables: Mapping[str, Any], chosen: Selection, opened: Opened) -> dict[str, Any]:
     images = {**tables["images"]}
     if chosen.pictures < len(opened.source):
         images["limit"] = chosen.pictures
