@@ -64,6 +64,13 @@ def test_it_ends_with_the_path_of_a_page_that_holds_everything(made: tuple[Path,
         assert (out / link).is_file(), f"the page leads to {link}"
 
 
+def test_it_prints_a_summary_of_one_screen_and_nothing_to_ignore(made: tuple[Path, str]) -> None:
+    out, printed = made
+    summary = printed[printed.index(judge(read_run(of(out, "audit"))).headline) :]
+    assert sum(-(-len(line) // 100) or 1 for line in summary.splitlines()) <= 30  # of 100 columns
+    assert not re.search(r"softmax|batch norm|over all images|[Ww]arning", printed)
+
+
 def test_the_healthy_network_gets_a_good_verdict_and_it_is_that_of_the_rows(made: tuple[Path, str]) -> None:
     out, printed = made
     verdict = judge(read_run(of(out, "audit")))
