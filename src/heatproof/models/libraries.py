@@ -23,6 +23,7 @@ from heatproof.models.classes import imagenet_classes
 from heatproof.models.model import CONVOLUTIONS, Model, input_channels
 
 VOLUME = (96, 96, 96)  # where nothing says what a network for volumes takes
+DETECTED = 480  # pixels of a side that pictures get for a detector
 ELSEWHERE = "get the weights elsewhere and pass checkpoint="
 
 
@@ -49,10 +50,13 @@ class NetworkRequest:
 
 def build_torchvision(request: NetworkRequest) -> Model:
     models = need("torchvision", "torchvision").models
-    known = models.list_models(module=models)
-    if request.name not in known:
-        raise UnknownNameError("torchvision model", request.name, known)
+    classifiers = models.list_models(module=models)
+    dense = [n for kind in (models.segmentation, models.detection) for n in models.list_models(module=kind)]
+    if request.name not in (*classifiers, *dense):
+        raise UnknownNameError("torchvision model", request.name, [*classifiers, *dense])
     options = dict(request.options)
+    if request.name in dense:  # whose backbones are else downloaded, also where no weights are asked for
+        options.setdefault("weights_backbone", None)
     available = models.get_model_weights(request.name)
     named = options.pop("weights", available.DEFAULT if request.pretrained else None)
     weights = available.verify(named)
@@ -65,10 +69,20 @@ def build_torchvision(request: NetworkRequest) -> Model:
             state = weights.get_state_dict(progress=True, check_hash=True)
         write_weights(module, state, str(weights), new_head=request.num_classes is not None)
     transform = (weights or available.DEFAULT).transforms()
-    size, mean, std = (transform.crop_size[0], transform.crop_size[-1]), transform.mean, transform.std
-    kind = transform.interpolation.value
-    preprocess = Preprocess(size, transform.resize_size[0], tuple(mean), tuple(std), kind)
-    return Model(module, preprocess=sized(preprocess, module), classes=request.imagenet)
+    names = request.imagenet
+    if request.name in dense:
+        own = (weights or available.DEFAULT).meta["categories"]
+        names = tuple(own) if request.num_classes in (None, len(own)) else None
+    return Model(module, preprocess=sized(_torchvision_steps(transform), module), classes=names)
+
+
+def _torchvision_steps(transform: Any) -> Preprocess:
+    """What a preset of torchvision's does; dense ones take any size, and detectors normalise by themselves."""
+    if not hasattr(transform, "mean"):
+        return Preprocess((DETECTED, DETECTED), DETECTED, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    crop = getattr(transform, "crop_size", transform.resize_size)
+    mean, std, kind = tuple(transform.mean), tuple(transform.std), transform.interpolation.value
+    return Preprocess((crop[0], crop[-1]), transform.resize_size[0], mean, std, kind)
 
 
 def build_timm(request: NetworkRequest) -> Model:
