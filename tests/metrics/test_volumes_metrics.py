@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 import heatproof as hp
 from heatproof.errors import InputError
+from heatproof.metrics.agreement import NO_SSIM, MethodAgreement, map_similarity
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.kit import PerImage
+from heatproof.metrics.sanity import Cascade
 from heatproof.registry import Metric, metrics, takes_volumes
 from heatproof.types import Maps
 
@@ -77,7 +79,7 @@ class Given:
             "occlusion_drop": lambda f: f(self.mask, self.labels, fill="mean", **shown),
             "specificity": lambda f: f({"gradcam": self.maps}, draws=1, steps=3, **shown),
             "untrained": lambda f: f({"gradcam": self.maps}, **shown),
-            "method_agreement": lambda f: f({"a": self.maps, "b": self.other}),
+            "method_agreement": lambda f: f({"a": self.maps, "b": self.other}, budget=BUDGET),
             "ssim": lambda f: f(self.maps, self.maps),
             "grid_pointing": lambda f: f(**shown, labels=self.labels),
             "disconnected_grid": lambda f: f(**shown, labels=self.labels),
@@ -86,6 +88,10 @@ class Given:
 
 
 def numbers(found: Any) -> dict[str, Tensor]:
+    if isinstance(found, Cascade):
+        found = found.mean()
+    if isinstance(found, MethodAgreement):
+        return {kind: found.images[kind] for kind in ("spearman", "overlap")}
     if isinstance(found, PerImage):
         return dict(found)
     if isinstance(found, dict):
@@ -97,8 +103,9 @@ def numbers(found: Any) -> dict[str, Tensor]:
 
 # Along a constant third axis a distance is measured against a longer diagonal, and so is what it is part of;
 # quantiles lie between other pixels; random weights are others.
+DRAWN = ("ssim", "spearman", "kept", "null", "excess", "entropy")
 NEAR = {"auc_f": 0.03, "auc_t": 0.03, "auc_bg": 0.03}
-OTHERWISE = {"dts", "score", "gradcam weights", "gradcam place"}
+OTHERWISE = {"dts", "score", "gradcam weights", "gradcam place", *(f"gradcam {k}" for k in DRAWN)}
 BUILT = [entry for entry in MANY if entry.volumes]
 # COSE is given numbers; a run refuses to make them of volumes.
 REFUSING = [entry for entry in MANY if not takes_volumes(entry) and "ssim" not in entry.needs]
@@ -107,6 +114,8 @@ REFUSING = [entry for entry in MANY if not takes_volumes(entry) and "ssim" not i
 @pytest.mark.parametrize("entry", BUILT, ids=lambda entry: entry.name)
 def test_what_is_built_for_volumes_gives_the_numbers_of_pictures(entry: Metric) -> None:
     deep, flat = (numbers(Given(three).call(entry)) for three in (True, False))
+    ranked = [value for name, value in deep.items() if name.endswith("spearman")]
+    assert all(value.isfinite().all() for value in ranked)
     assert deep.keys() == flat.keys()
     for name, value in deep.items():
         if name in OTHERWISE:
@@ -141,3 +150,14 @@ def test_the_box_around_a_volume() -> None:
     mask[0, 2:6, 3:6, 4:8] = True
     found = hp.metrics.localise(maps, masks=mask, budget=24 / maps.numel())
     assert found["box_iou"].item() == pytest.approx(24 / 48) and found["inside"].item() == 1
+
+
+def test_volumes_have_no_ssim_and_say_so() -> None:
+    given = Given(True)
+    alike = map_similarity(given.maps, given.other)
+    assert alike["ssim"].isnan().all() and alike.reasons("ssim") == [NO_SSIM] * COUNT
+    assert alike["spearman"].isfinite().all() and alike.reasons("spearman") == [""] * COUNT
+    found = metrics.get("fragility").function("gradcam", model=given.model, images=given.images, draws=1)
+    assert found["gradcam"].reasons("ssim") == [NO_SSIM] * COUNT
+    both = metrics.get("method_agreement").function({"a": given.maps, "b": given.other})
+    assert both.ssim.reasons == {("a", "b"): NO_SSIM} and both.spearman["a", "b"] == both.spearman["a", "b"]

@@ -44,7 +44,8 @@ def network():
 """
 STUDY = """
 methods = ["gradcam", "gradient", "occlusion(window=0.5, stride=0.25)", "random", "edges"]
-metrics = ["insertion(steps=4)", "deletion(steps=4)", "pointing", "inside", "cscore", "auc"]
+metrics = ["insertion(steps=4)", "deletion(steps=4)", "pointing", "inside", "cscore",
+  "auc", "fragility(draws=1)", "method_agreement"]
 
 [model]
 spec = "network.py:network"
@@ -141,7 +142,11 @@ def test_a_page_is_made(run: RunFolder, study: Path) -> None:
     ("line", "instead", "said"),
     [
         ('"gradcam", ', '"rise", ', "methods: rise is not built for volumes; leave it out or use one of"),
-        ('"auc"', '"fragility"', "metrics: fragility is not built for volumes; leave it out or use one of"),
+        (
+            '"auc"',
+            '"grid_pointing"',
+            "metrics: grid_pointing is not built for volumes; leave it out or use one of",
+        ),
         ("window = [40, 400]", "window = [40, 0]", "window is a centre and a width above 0"),
         ("size = [12, 20, 16]", "size = [12, 20]", "resize"),
     ],

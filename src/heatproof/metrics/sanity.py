@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.api import explain, with_enough
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
+from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import Scene
 from heatproof.models.asked import asked
 from heatproof.models.heads.classes import OneOfMany
@@ -44,7 +44,7 @@ from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
 from heatproof.moved import model_first
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images, Maps, size_of
+from heatproof.types import ArrayLike, Images, Maps, per_map
 
 Methods = str | Sequence[str]
 Layers = str | Sequence[str] | None
@@ -74,10 +74,9 @@ class Cascade:
         found = {}
         for method in self.depths[0].similarity:
             tables = {k: torch.stack([depth.similarity[method][k] for depth in self.depths]) for k in KINDS}
-            never = torch.stack([table.isnan().all(0) for table in tables.values()]).any(0)
-            found[method] = PerImage(
-                {k: t.nanmean(0) for k, t in tables.items()}, [Cause(NEVER_DEFINED, never)]
-            )
+            never = [Cause(NEVER_DEFINED, table.isnan().all(0), (k,)) for k, table in tables.items()]
+            of_one = [cause for cause in self.depths[0].similarity[method].causes if cause.names]
+            found[method] = PerImage({k: t.nanmean(0) for k, t in tables.items()}, [*of_one, *never])
         return found
 
 
@@ -114,7 +113,6 @@ def parameter_randomisation(
         )
     model = as_model(model)
     pictures = model.check_images(images)
-    refuse_volumes("randomisation", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
     model, targets = asked(model, pictures, targets)
     before = made(model, pictures, targets)
@@ -182,7 +180,6 @@ def input_shift(
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    refuse_volumes("input_shift", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
     model, targets = asked(model, pictures, targets)
     before = made(model, pictures, targets)
@@ -244,13 +241,13 @@ def fragility(
         raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    refuse_volumes("fragility", size_of(pictures))
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
     model, targets = asked(model, pictures, None)
     before = made(model, pictures, targets)
     stays = partial(_stays, model, pictures, targets, passes.get("batch_size"))
     reach = _picture_range(model, pictures)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
+    of_one: list[Cause] = []
     for draw in range(draws):
         random = np.random.default_rng((seed, draw))
         signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
@@ -259,6 +256,7 @@ def fragility(
         for method, maps in made(model, noisy, targets).items():
             same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
             found = map_similarity(before[method], maps)
+            of_one = [cause for cause in found.causes if cause.names]
             rows = [found[kind].masked_fill(~same, torch.nan) for kind in KINDS]
             tables[method].append(torch.stack([*rows, same.float()]))
     result = {}
@@ -266,7 +264,8 @@ def fragility(
         table = torch.stack(rows)  # "draws 3 b"
         ssim, spearman = table[:, :2].nanmean(0)
         scores = {"ssim": ssim, "spearman": spearman, "kept": table[:, 2].mean(0)}
-        result[method] = PerImage(scores, [Cause(CHANGED, ssim.isnan() | spearman.isnan(), KINDS)])
+        gone = [Cause(CHANGED, scores[kind].isnan(), (kind,)) for kind in KINDS]
+        result[method] = PerImage(scores, [*of_one, *gone])
     return result
 
 
@@ -282,9 +281,10 @@ def _picture_range(model: Model, images: Tensor) -> Tensor:
     """The way from black to white in model-ready values: per channel, or per image where it is unknown."""
     kept = model.preprocess
     if kept.channels == images.shape[1]:
-        return 1 / torch.tensor(kept.std, device=images.device, dtype=images.dtype)[:, None, None]
+        std = torch.tensor(kept.std, device=images.device, dtype=images.dtype)
+        return 1 / per_map(std, images[0])
     low, high = images.flatten(1).aminmax(dim=1)
-    return (high - low)[:, None, None, None]
+    return per_map(high - low, images)
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
@@ -304,6 +304,6 @@ for _name, _function, _said, _cite in (
     metric(
         _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
         cite=_cite, family="Sanity", floors=(), judges="map", reruns=True, inside=_name != "fragility",
-        parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"},
+        parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"}, volumes=True,
         call=_in_a_run,
     )(_function)  # fmt: skip

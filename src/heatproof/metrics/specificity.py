@@ -44,7 +44,7 @@ from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.curves import area
 from heatproof.metrics.faithfulness import insertion_deletion, not_above
-from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps, refuse_volumes
+from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import Change, Scene
 from heatproof.models.asked import asked
@@ -226,7 +226,6 @@ def untrained(
     model, _ = asked(model, model.check_images(images), next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     pictures = model.check_images(images)
-    refuse_volumes("untrained", size_of(pictures))
     first, second = _shadows(2, known, maps, model, pictures, **options)
     return {name: against_untrained(one, first[name], second[name]) for name, one in maps.items()}
 
@@ -242,7 +241,9 @@ def against_untrained(maps: Maps, first: Maps, second: Maps) -> PerImage:
         "excess": spearman - by_chance,
         "entropy": (random - own) / own.clamp(min=1e-6),
     }
-    return PerImage(scores, [*(Cause(c.sentence, c.where.cpu()) for c in (*found.causes, *null.causes))])
+    return PerImage(
+        scores, [Cause(c.sentence, c.where.cpu()) for c in (*found.causes, *null.causes) if not c.names]
+    )
 
 
 def entropy(maps: Maps) -> Tensor:
@@ -311,7 +312,7 @@ metric(
 metric(
     "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",
     about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
-    family="Sanity", floors=(), judges="map", reruns=True, inside=True, call=_in_a_run,
+    family="Sanity", floors=(), judges="map", reruns=True, inside=True, call=_in_a_run, volumes=True,
     parts={"spearman": "like the map of an untrained network (ranks)",
            "null": "two untrained networks' maps alike (ranks)",
            "excess": "more like an untrained network's map than two of those are",

@@ -165,9 +165,9 @@ def disagreement(data: RunData) -> np.ndarray:
     if len(data.real) < 2 or not common:
         return found
     picked = [ids[i] for i in common]
-    size, read = (COMPARED_AT, COMPARED_AT), data.folder.maps().read
-    if len(read(data.checkpoint, data.real[0], picked[:1]).image_size) > 2:
-        return found  # volumes: maps are compared by what only pictures have
+    read = data.folder.maps().read
+    volumes = len(read(data.checkpoint, data.real[0], picked[:1]).image_size) > 2
+    size = (COMPARED_AT // 2,) * 3 if volumes else (COMPARED_AT,) * 2
     lots = {m: upsample(read(data.checkpoint, m, picked).values, size) for m in data.real}
     found[common] = method_agreement(lots).images["spearman"].numpy()
     return found
