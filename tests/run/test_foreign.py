@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from PIL import Image
 from safetensors.numpy import save_file
 
+import findings_networks as several
 import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import HeatproofError, InputError, StoreError
@@ -349,3 +350,25 @@ def test_score_is_a_run_with_a_page_and_says_what_cannot_be(
     assert alone.exit_code == 0 and json.loads((folder / "few" / "run" / "run.json").read_text())["config"][
         "metrics"
     ] == ["insertion"]
+
+
+def test_stored_maps_of_several_findings_are_named_by_finding(tmp_path: Path) -> None:
+    several.write(tmp_path, 12)
+    space: dict[str, object] = {}
+    exec(several.CODE, space)
+    torch.save(space["Net"]().state_dict(), tmp_path / "weights.pt")  # type: ignore[operator]
+    asked = several.study(tmp_path) | {"metrics": ["localise", "cscore", "dispersion"]}
+    run = hp.run(asked, tmp_path / "run")
+    maps = run.maps("gradcam")
+    for name, values in zip(maps.ids, maps.numpy(), strict=True):
+        picture, _, finding = name.partition("#")
+        np.save(tmp_path / f"{Path(picture).stem}#{finding}.npy", values)
+    method = f"files:{tmp_path}/{{id}}.npy"
+    again = hp.run(asked | {"methods": [method, "random"]}, tmp_path / "again")
+    wanted, found = table(run, "gradcam"), table(again, method)
+    assert len(wanted) > 100 and {k: repr(v[0]) for k, v in wanted.items()} == {
+        k: repr(v[0]) for k, v in found.items()
+    }
+    predicted = {"methods": [method], "run": asked["run"] | {"targets": "predicted"}}
+    with pytest.raises(InputError, match=r"not of those a network will say; set run.targets = 'label'"):
+        hp.run(asked | predicted, tmp_path / "predicted")

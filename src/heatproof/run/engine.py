@@ -21,7 +21,7 @@ from heatproof.models.load import best_device
 from heatproof.models.model import Model
 from heatproof.models.precision import usual_precision
 from heatproof.models.queue import is_out_of_memory
-from heatproof.run.foreign import method_hashes
+from heatproof.run.foreign import map_names, method_hashes
 from heatproof.run.plan import make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
 from heatproof.run.profile import Profiler
@@ -102,7 +102,7 @@ def prepare(
         classes=opened.source.classes,
         pictures=opened.origin.hash,
         code=code_hashes(opened.study.model.spec, opened.folder),
-        brought=method_hashes(opened.study.methods, opened.folder, [s.id for s in opened.source.samples]),
+        brought=method_hashes(opened.study.methods, opened.folder, map_names(opened.source, opened.several)),
     )
     return Prepared(opened, manifest, path)
 

@@ -18,6 +18,8 @@ from heatproof.explain.api import check_insides, is_stored, read_methods
 from heatproof.explain.providers import is_path, provided
 from heatproof.explain.providers.files import Stored
 from heatproof.explain.providers.function import FromFile
+from heatproof.images import Source
+from heatproof.images.findings import entry_id, finding_name
 from heatproof.metrics.kit import Cause, PerImage
 from heatproof.models import Model
 from heatproof.models.function import function_in, is_function
@@ -36,7 +38,18 @@ def lend_methods(methods: Sequence[str], folder: Path, order: Callable[[], Seque
             explainers.lend(provided(name, folder, order))
 
 
-def refuse_methods(methods: Sequence[str], model: Model, names: Sequence[str]) -> None:
+def map_names(source: Source, several: bool) -> list[str]:
+    """What maps of labels are called, in the source's order: as pictures, or as each of their findings."""
+    if not several:
+        return [sample.id for sample in source.samples]
+    return [
+        entry_id(sample.id, finding_name(source.classes, finding))
+        for sample in source.samples
+        for finding in sample.stated
+    ]
+
+
+def refuse_methods(methods: Sequence[str], model: Model, source: Source, several: bool, targets: str) -> None:
     """Refuse files that are not there or do not fit, and what looks inside a network that is a function."""
     calls = read_methods(methods)
     check_insides(model, calls)
@@ -47,7 +60,12 @@ def refuse_methods(methods: Sequence[str], model: Model, names: Sequence[str]) -
             with function_in(call.entry.path, call.entry.name.rpartition(":")[2]):
                 continue
         if isinstance(call.entry, Stored):
-            call.entry.check(names, model.preprocess.size)
+            if several and targets != "label":
+                raise InputError(
+                    f"{call.text} holds maps of findings that are known, not of those a network will say; "
+                    "set run.targets = 'label'"
+                )
+            call.entry.check(map_names(source, several), model.preprocess.size)
 
 
 def refuse_metrics(requests: Sequence[MetricRequest], model: Model) -> None:

@@ -24,7 +24,7 @@ from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
 from heatproof.run.findings import check_findings, check_metrics, named_thresholds
-from heatproof.run.foreign import lend_methods, refuse_methods, refuse_metrics
+from heatproof.run.foreign import lend_methods, map_names, refuse_methods, refuse_metrics
 from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
 from heatproof.run.provenance import Origin
 from heatproof.run.values import explains_labels, names_classes, refuse_for_head, told_head
@@ -58,7 +58,7 @@ class Opened:
     _model: tuple[str, Model] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        lend_methods(self.study.methods, self.folder, lambda: [s.id for s in self.source.samples])
+        lend_methods(self.study.methods, self.folder, lambda: map_names(self.source, self.several))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -164,7 +164,7 @@ def check_study(opened: Opened) -> dict[str, str]:
         refuse_metrics(opened.metrics, model)
         refuse_for_head(opened.metrics, model.read)
     with _at("methods"):
-        refuse_methods(study.methods, model, [s.id for s in source.samples])
+        refuse_methods(study.methods, model, source, opened.several, opened.targets)
         if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
             blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
             explain(model, blank, picky, layer=study.model.layer)

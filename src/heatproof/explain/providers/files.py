@@ -84,7 +84,7 @@ class MapFiles:
         return paths
 
     def _forms(self, name: str) -> list[Path]:
-        names = dict.fromkeys([name, str(Path(name).with_suffix("")), Path(name).stem])
+        names = dict.fromkeys([name, plain := without_ending(name), Path(plain).name])
         if "{id}" in str(self.path):
             return [Path(str(self.path).replace("{id}", one)) for one in names]
         return [self.path / f"{one}{suffix}" for one in names for suffix in SUFFIXES]
@@ -192,6 +192,18 @@ def _stacked(maps: Sequence[StoredMap], names: Sequence[str], size: tuple[int, .
                 "give maps of what the network sees, after its crop"
             )
     return np.stack([one.values for one in maps])
+
+
+def without_ending(name: str) -> str:
+    """A picture's name without its file's ending; one finding of a picture keeps its own.
+
+    >>> without_ending("cat/1.png"), without_ending("cat/1.png#mass"), without_ending("cat/1#2.png")
+    ('cat/1', 'cat/1#mass', 'cat/1#2')
+    """
+    picture, mark, finding = name.rpartition("#")
+    if mark and "#" in Path(name).suffix:
+        return f"{Path(picture).with_suffix('')}#{finding}"
+    return str(Path(name).with_suffix(""))
 
 
 def _sides(shape: Sequence[int]) -> str:
