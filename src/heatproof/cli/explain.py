@@ -126,8 +126,7 @@ def explain_command(
     read_methods(methods)  # a misspelt name should not wait for the model
     loaded = open_model(model, **choice)
     if window is not None:
-        ready = replace(loaded.preprocess, window=read_window(window))
-        loaded = replace(loaded, preprocess=ready)
+        loaded = replace(loaded, preprocess=replace(loaded.preprocess, window=read_window(window)))
     if not any(path.name.lower().endswith(ARRAYS) for path in paths):
         loaded.check_channels()
     options = {

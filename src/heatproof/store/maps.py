@@ -315,11 +315,9 @@ def _explain_absence(stored: Sequence[tuple[str, str]], checkpoint: str, method:
 
 
 def _check(method: str, maps: Maps) -> None:
-    n = len(maps)
-    if maps.values.ndim not in (3, 4) or 0 in maps.values.shape[1:]:
-        raise InputError(
-            f"maps of {method} must be 'b h w' or 'b d h w'; got shape {tuple(maps.values.shape)}"
-        )
+    n, shape = len(maps), tuple(maps.values.shape)
+    if len(shape) not in (3, 4) or 0 in shape[1:]:
+        raise InputError(f"maps of {method} must be 'b h w' or 'b d h w'; got shape {shape}")
     if len(maps.ids) != n or maps.explained.shape != (n,):
         raise InputError(
             f"{method} has {n} maps but {len(maps.ids)} ids and {maps.explained.numel()} explained classes; "
