@@ -2,9 +2,9 @@
 
     python examples/encode.py [PICTURE ...] [--clip FOLDER] [--out heads]
 
-A ViT encoder (Hugging Face's, random weights) is asked about its similarity to prototypes. CLIP is asked about
-texts: with --clip a folder that holds a saved CLIP model and its tokeniser, else random weights and random
-texts, so that nothing is downloaded; the maps then mean nothing, and this shows how to ask.
+A ViT encoder (Hugging Face's, random weights) is asked about its similarity to prototypes. CLIP is asked
+about texts: with --clip a folder that holds a saved CLIP model and its tokeniser, else random weights and
+random texts, so that nothing is downloaded; the maps then mean nothing, and this shows how to ask.
 """
 
 from __future__ import annotations
@@ -88,10 +88,9 @@ def show(question: str, model: hp.Model, images: Tensor, out: Path) -> dict[str,
     print(f"{question}: the network's output is {model.head_meaning}")
     print(f"  similarities {[[round(v, 3) for v in row] for row in model.logits(images).tolist()]}")
     for method, maps in found.items():
-        area, reasons = curves[method].insertion_auc, curves[method].scores.reasons("insertion")
-        print(
-            f"  {method:10} insertion {[round(v, 3) for v in area.tolist()]} {next(filter(None, reasons), '')}"
-        )
+        areas = [round(v, 3) for v in curves[method].insertion_auc.tolist()]
+        why = next(filter(None, curves[method].scores.reasons("insertion")), "")
+        print(f"  {method:10} insertion {areas} {why}")
         for i, picture in enumerate(maps.overlay(images, model.preprocess)):
             picture.save(out / f"{question}.{i}.{method}.png")
     return {f"{question} {method}": maps for method, maps in found.items()}

@@ -65,9 +65,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     model = hp.load_model(trained(given.steps), head="regression", tolerance=0.2, preprocess=PLAIN)
     images, share, red = discs(16, 10_000)
     said = model.logits(images)[:, 0]
-    print(
-        f"error {float((said - 10 * share).abs().mean()):.2f}, of values from 0 to {float(10 * share.max()):.1f}"
-    )
+    error, most = float((said - 10 * share).abs().mean()), float(10 * share.max())
+    print(f"error {error:.2f}, of values from 0 to {most:.1f}")
     print(f"the network's output: {model.head_meaning}")
     maps = hp.explain(model, images, METHODS)
     curves = hp.metrics.insertion_deletion(maps, model=model, images=images, steps=20)

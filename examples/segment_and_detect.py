@@ -3,8 +3,8 @@
     python examples/segment_and_detect.py [PICTURE ...] [--pretrained] [--size 224] [--out heads]
 
 Without --pretrained the weights are random, so that nothing is downloaded and the maps mean nothing: this
-shows how to ask. Two questions to each network: what makes it see the class where it sees it, and what makes it see
-that class in the middle of the picture (a mask of your own), or that box (a box of your own).
+shows how to ask. Two questions to each network: what makes it see the class where it sees it, and what makes
+it see that class in the middle of the picture (a mask of your own), or in a box of your own.
 """
 
 from __future__ import annotations
