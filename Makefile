@@ -1,31 +1,43 @@
-# Everything runs inside .venv, which is made once from pyproject.toml.
+# Everything runs inside .venv, which is made once from pyproject.toml: the core for the demo, all extras for the rest.
 PYTHON ?= python3
 BIN := .venv/bin
+LIGHT := .venv/.light
 READY := .venv/.ready
+SITE := .venv/.site
+INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable
 
-.PHONY: help venv browser demo test bench clean
+.PHONY: help venv browser demo test bench docs clean
 
 help:
 	@echo "make demo    train a small network twice, audit its heatmaps, write a report (minutes, no data needed)"
 	@echo "make test    format, lint, types, tests"
 	@echo "make bench   measure speed against bare forward passes and other packages"
-	@echo "make venv    only the environment, in .venv"
+	@echo "make docs    the documentation as a site that needs no server, in site/"
+	@echo "make venv    only the environment for tests, in .venv"
 	@echo "make clean   remove .venv, caches and what the demo wrote"
 
 venv: $(READY)
 
-# The pages are tested in a real browser. Where it can be neither found nor installed, those tests say so.
+# The pages are tested in a real browser, the PDF with pdftotext. Where they can be neither found nor installed, those tests say so.
 browser:
-	@command -v chromium >/dev/null || { test -x /usr/bin/apt-get && test "$$(id -u)" = 0 \
-	  && apt-get update -qq >/dev/null && apt-get install -y -qq chromium >/dev/null; } || true
+	@{ command -v chromium && command -v pdftotext; } >/dev/null || { test -x /usr/bin/apt-get && test "$$(id -u)" = 0 \
+	  && apt-get update -qq >/dev/null && apt-get install -y -qq chromium poppler-utils >/dev/null; } || true
 
-$(READY): pyproject.toml
-	@echo "making .venv (once; downloads PyTorch)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+$(BIN)/python:
+	@$(PYTHON) -m venv .venv
+
+# Not one after the other: pip shall choose versions that suit everything at once.
+$(LIGHT): pyproject.toml | $(BIN)/python
+	@echo "filling .venv for the demo (once; downloads PyTorch, which takes minutes)"
+	@$(INSTALL) .
 	@touch $@
 
-demo: $(READY)
+$(READY): pyproject.toml | $(BIN)/python
+	@echo "filling .venv for the tests (once; downloads PyTorch and what heatproof is compared with, which takes minutes)"
+	@$(INSTALL) ".[dev]"
+	@touch $(LIGHT) $(SITE) $@
+
+demo: $(LIGHT)
 	@$(BIN)/heatproof demo --out demo
 
 test: $(READY) browser
@@ -37,6 +49,15 @@ test: $(READY) browser
 bench: $(READY)
 	@$(BIN)/heatproof bench
 
+$(SITE): pyproject.toml | $(BIN)/python
+	@echo "filling .venv for the documentation (once)"
+	@$(INSTALL) ".[docs]"
+	@touch $(LIGHT) $@
+
+docs: $(SITE)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis demo build dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis demo site build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

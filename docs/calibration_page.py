@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 import textwrap
+from dataclasses import asdict
 from typing import Any
 
 import matplotlib
 import numpy as np
 
 matplotlib.use("Agg")
-from calibration_words import HERE, rows, sentences
+from calibration_words import HERE, UNSEEN, rows, sentences
 from matplotlib import pyplot as plt
 
 from heatproof.metrics.stats import wins
-from heatproof.studies.calibrate.thresholds import SINCE, Share
+from heatproof.studies.calibrate.thresholds import OTHER, Share
 from heatproof.verdict.follow import calibration
 
 TESTS = ("insertion", "deletion", "untrained_excess", "untrained_entropy", "fragility", "agreement")
@@ -76,7 +77,7 @@ def draw(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
 
 def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     known = calibration()
-    lots = {**known["rates_by_lot"], "**all that chose nothing**": known["rates"]}
+    lots = {**known["rates_by_lot"], UNSEEN: unseen()}
     lines = ["| pairs | networks | false alarm | miss | undecided |", "|---|---|---|---|---|"]
     for lot, rates in lots.items():
         lines.append(f"| {lot} | {rates['networks']} | {' | '.join(shares(rates))} |")
@@ -95,8 +96,7 @@ def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in judged:
         lot = kinds.setdefault((row["data"], row["network"]), [])
-        since = "*" if row["lot"] == SINCE else ""
-        if (name := f"{row['token']} {float(row['strength']):.0%}{since}") not in lot:
+        if (name := f"{row['token']} {float(row['strength']):.0%}") not in lot:
             lot.append(name)
     pairs += [
         f"| {data} | {network} | {', '.join(sorted(lot))} |" for (data, network), lot in sorted(kinds.items())
@@ -114,6 +114,26 @@ def tables(found: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, str]:
         )
     named |= {"summaries": summaries, "discs": discs(), "looks": looks_table()}
     return {name: "\n".join(lot) for name, lot in named.items()}
+
+
+def unseen() -> dict[str, Any]:
+    """The rates of the other half, without pairs that were looked at before the rule was made."""
+    known = {row["pair"] for row in rows("looked_at.csv")}
+    left = [row for row in rows("judged.csv") if row["lot"] == OTHER and pair_of(row) not in known]
+    methods, controls = ([r for r in left if r["control"] == said] for said in ("False", "True"))
+    following = [row for row in methods if float(row["contrast_low"]) > 0.5]
+    counted = {
+        "false_alarm": Share.of(sum(r["answer"] == "no" for r in following), len(following)),
+        "miss": Share.of(sum(r["answer"] == "yes" for r in controls), len(controls)),
+        "undecided": Share.of(sum(r["answer"] == "undecided" for r in methods), len(methods)),
+    }
+    networks = len({(pair_of(row), row["network_of_pair"]) for row in left})
+    return {"networks": networks} | {kind: asdict(share) for kind, share in counted.items()}
+
+
+def pair_of(row: dict[str, str]) -> str:
+    strength = f"{float(row['strength']):.0%}".rstrip("%")
+    return f"{row['data']}-{row['network']}-{row['token']}-{strength}-{row['seed']}"
 
 
 def shares(rates: dict[str, Any]) -> list[str]:

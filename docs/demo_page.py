@@ -4,14 +4,20 @@
     python docs/demo_page.py SEED0 SEED1 SEED2     rewrites the marked parts of demo.md, and the pictures
     python docs/demo_page.py SEED0                 all but the table of seeds
 
-The pictures are of the first folder's report. They need playwright and chromium.
+The pictures are of the first folder's report, in a browser and on paper. They need playwright, chromium and
+poppler's pdftoppm.
 """
 
 from __future__ import annotations
 
+import io
 import re
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from PIL import Image
 
 from heatproof.cli._console import console
 from heatproof.cli.demo import show
@@ -24,9 +30,11 @@ from heatproof.verdict.trajectory import Trajectory
 
 DOCS = Path(__file__).parent
 PAGE, TOP, TWIN = DOCS / "demo.md", DOCS / "report.png", DOCS / "report-twin.png"
-GALLERY = DOCS / "report-gallery.png"
+GALLERY, SCORES = DOCS / "report-gallery.png", DOCS / "report-scores.png"
+PHONE, DARK, PAPER = DOCS / "report-phone.png", DOCS / "report-dark.png", DOCS / "report-paper.png"
 CHROMIUM = "/usr/bin/chromium"
-WIDTH, HEIGHT = 1440, 1000
+WIDTH, HEIGHT = 1280, 1510
+SHOWN_PAGES = (0, 2, 3, 4)  # of the PDF
 
 
 def seed_table(audits: dict[int, Audit]) -> str:
@@ -102,20 +110,50 @@ def put(page: str, mark: str, content: str) -> str:
 
 
 def photograph(report: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
-    """The top of a report, of its cheating twin and of its gallery, as a browser shows them."""
+    """The top of a report, its cheating twin, gallery and scores; on a phone and in the dark."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
-        page.goto(report.resolve().as_uri())
-        page.wait_for_selector("#gallery .card canvas")
-        page.screenshot(path=str(TOP))
-        for section, path in (("twin", TWIN), ("pictures", GALLERY)):
-            page.evaluate(f"document.getElementById('{section}').scrollIntoView({{behavior: 'instant'}})")
-            page.wait_for_timeout(300)
-            page.screenshot(path=str(path))
+        views = {TOP: (width, height, "light"), PHONE: (390, 844, "light"), DARK: (width, height, "dark")}
+        for top, (wide, high, scheme) in views.items():
+            page = browser.new_page(viewport={"width": wide, "height": high}, color_scheme=scheme)
+            page.goto(report.resolve().as_uri())
+            page.wait_for_selector("#gallery .card canvas")
+            save(page.screenshot(), top)
+            if top == TOP:
+                for section, path in (("twin", TWIN), ("pictures", GALLERY), ("scores", SCORES)):
+                    page.evaluate(
+                        f"document.getElementById('{section}').scrollIntoView({{behavior: 'instant'}})"
+                    )
+                    page.wait_for_timeout(500)
+                    save(page.screenshot(), path)
         browser.close()
+
+
+def photograph_paper(audit: Audit) -> None:
+    """Some pages of the PDF, side by side."""
+    from heatproof.report.paper import write_paper
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_paper(audit.audit, audit.verdict, Path(folder, "paper.pdf"))
+        subprocess.run(["pdftoppm", "-r", "45", "-png", "paper.pdf", "page"], cwd=folder, check=True)
+        pages = [Image.open(path) for path in sorted(Path(folder).glob("page-*.png"))]
+        shown = [pages[k] for k in SHOWN_PAGES]
+        sheet = Image.new("RGB", (sum(one.width + 12 for one in shown) + 12, shown[0].height + 24), "#bbb")
+        for k, one in enumerate(shown):
+            sheet.paste(one, (12 + k * (one.width + 12), 12))
+        small(sheet, PAPER)
+
+
+def save(content: bytes, path: Path) -> None:
+    small(Image.open(io.BytesIO(content)), path)
+
+
+def small(picture: Image.Image, path: Path) -> None:
+    """In the 256 colours that suit it, which take a third of the bytes."""
+    whole = picture.convert("RGB")
+    whole.quantize(palette=whole.quantize(256), dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
 
 
 def main(folders: list[str]) -> None:
@@ -128,6 +166,7 @@ def main(folders: list[str]) -> None:
         text = put(text, mark, content)
     PAGE.write_text(text, encoding="utf-8")
     photograph(audits[0].report)
+    photograph_paper(audits[0])
 
 
 if __name__ == "__main__":

@@ -330,6 +330,8 @@ TUTORIALS = {
     "changes": ("cose.md", "runs/cose/figures/violins.png"),
     "rocket": ("localise.md", "runs/localise/panels/case-rocket.png"),
     "alarm": ("monitor-and-gate.md", ""),
+    "shortcut": ("shortcut.md", "maps.png"),
+    "fair": ("compare-methods.md", "maps.png"),
 }
 PICTURES: dict[str, Callable[[], Image.Image]] = {
     function.__name__: function
@@ -339,6 +341,7 @@ PICTURES: dict[str, Callable[[], Image.Image]] = {
     )
 }  # fmt: skip
 PICTURES |= {name: partial(tutorial, *of) for name, of in TUTORIALS.items()}
+PICTURES["volumes"] = partial(tutorial, "../volumes.md", "maps.png")
 
 
 def to_picture(figure: Any) -> Image.Image:
@@ -349,7 +352,7 @@ def to_picture(figure: Any) -> Image.Image:
 
 def place_of(name: str) -> Path:
     folder = DOCS / "tutorials" / "pictures" if name in TUTORIALS else FOLDER
-    return (DOCS / "pictures" if name == "methods" else folder) / f"{name}.png"
+    return (DOCS / "pictures" if name in ("methods", "volumes") else folder) / f"{name}.png"
 
 
 def write(name: str) -> Path:

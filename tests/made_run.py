@@ -47,6 +47,7 @@ def make_run(
     labels: Callable[[int], int] = lambda i: i % 2,
     predicted: Callable[[int], int] | None = None,
     blank: Mapping[str, int] | None = None,
+    classes: Sequence[str] = CLASSES,
 ) -> RunFolder:
     """Of images 0, 1, ... with names that try to break out of a page.
 
@@ -55,7 +56,7 @@ def make_run(
     """
     manifest = Manifest.collect(
         {"methods": list(methods), "images": {"kind": "folder"}}, models=dict.fromkeys(CHECKPOINTS, "abc"),
-        classes=CLASSES, command=["heatproof", "run", "<study>.toml"],
+        classes=tuple(classes), command=["heatproof", "run", "<study>.toml"],
     )  # fmt: skip
     run = RunFolder.create(folder, manifest)
     ids = [EVIL[i] if i < len(EVIL) else f"{i:03d}.png" for i in range(images)]

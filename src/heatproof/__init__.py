@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from heatproof.explain import explain
     from heatproof.images import open_image
     from heatproof.models import Model, load_model
-    from heatproof.surface import Run, open_run, run
+    from heatproof.surface import Run, audit, compare, open_run, run
     from heatproof.types import Batch, Maps, Score, Trace, Unit
 
 __version__ = "0.2.0"
 __all__ = [
-    "Batch", "Maps", "Model", "Run", "Score", "Trace", "Unit", "contrast", "explain", "load_model", "metrics",
-    "monitor", "open_image", "open_run", "run",
+    "Batch", "Maps", "Model", "Run", "Score", "Trace", "Unit", "audit", "compare", "contrast", "explain",
+    "load_model", "metrics", "monitor", "open_image", "open_run", "run",
 ]  # fmt: skip
 
 _HOMES = {
     "Batch": "types", "Maps": "types", "Score": "types", "Trace": "types", "Unit": "types",
     "Model": "models", "load_model": "models", "open_image": "images",
-    "Run": "surface", "open_run": "surface",
+    "Run": "surface", "audit": "surface", "compare": "surface", "open_run": "surface",
 }  # fmt: skip
 _ROOMS = (
     "errors", "images", "metrics", "models", "monitor", "registry", "report", "store", "studies", "train",

@@ -7,6 +7,7 @@ commands read too take torch from here, and tensors for type hints under `if TYP
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -55,10 +56,10 @@ def names_are_late(package: str) -> None:
 @cache
 def _homes(package: str) -> Mapping[str, tuple[str, str]]:
     """By public name: the module that it comes from, and its name there."""
-    spec = sys.modules[package].__spec__
-    source = spec.loader.get_source(package)  # type: ignore[union-attr]
-    blocks = [node for node in ast.parse(source).body if isinstance(node, ast.If)]
-    lines = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
+    module = sys.modules[package]  # whose loader may be pytest's, which tells no source
+    lines = linecache.getlines(str(module.__file__), vars(module))
+    blocks = [node for node in ast.parse("".join(lines)).body if isinstance(node, ast.If)]
+    imports = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
     return {
-        alias.asname or alias.name: (str(line.module), alias.name) for line in lines for alias in line.names
+        alias.asname or alias.name: (str(line.module), alias.name) for line in imports for alias in line.names
     }

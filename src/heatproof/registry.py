@@ -1,7 +1,8 @@
 """One small registry, filled by @explainer and @metric, open to plug-ins.
 
 A plug-in package names its modules under the entry-point groups "heatproof.explainers" and
-"heatproof.metrics"; importing them runs their decorators, as importing our own files does.
+"heatproof.metrics"; importing them runs their decorators, as importing our own files does. Methods of other
+packages are known by a prefix, "captum:IntegratedGradients": see explain/providers.
 
 While torch is not imported, what is known of our own methods and metrics is read from facts.json (facts.py):
 commands that call none of them begin at once.
@@ -55,6 +56,7 @@ class Entry:
     needs: Collection[str] = ()
     cite: str = ""
     aliases: tuple[str, ...] = ()
+    volumes: bool = False  # whether it takes volumes, "b c D H W", as well as pictures
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", frozenset(self.needs))
@@ -86,6 +88,8 @@ class Explainer(Entry):
     enough: Mapping[str, int] = field(
         default_factory=dict
     )  # repetitions at which maps rank as at full length
+    answers: bool = False  # whether the network's answers are all it needs: neither layers nor gradients
+    stored: bool = False  # whether its maps are read and not made: nothing can run it again
 
     def __call__(self, function: Function) -> Function:
         explainers.add(replace(self, function=function))
@@ -122,6 +126,8 @@ class Metric(Entry):
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
     not_in_a_run: str = ""  # why, where `needs` does not say it
     pairs: bool = False  # whether it takes the maps by method and speaks of each pair of methods
+    reruns: bool = False  # whether it runs the method again, under other weights or on other pictures
+    inside: bool = False  # whether it needs the network's weights or gradients, not its answers alone
     call: Callable[..., Any] | None = None  # (function, Scene or Group, options), where not by name
 
     def __post_init__(self) -> None:
@@ -145,6 +151,7 @@ class Metric(Entry):
         return own | {f"{self.name}_{part}": words for part, words in self.parts.items()}
 
 
+REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
 REPEATS = ("samples", "masks", "steps", "channels")  # options that say how often a pass is repeated
 LEVELS = ("image", "class", "checkpoint")
 EntryT = TypeVar("EntryT", bound=Entry)
@@ -153,16 +160,18 @@ EntryT = TypeVar("EntryT", bound=Entry)
 class Registry(Generic[EntryT]):
     """Names to entries. Case, hyphens, underscores and spaces in a name do not matter."""
 
-    def __init__(self, kind: str, package: str, group: str, entry: type[EntryT]) -> None:
+    def __init__(self, kind: str, package: str, group: str, entry: type[EntryT], providers: str = "") -> None:
         self.kind, self.package, self.group, self.entry = kind, package, group, entry
+        self.providers = providers  # the module that knows names with a prefix
         self._entries: dict[str, EntryT] = {}
         self._keys: dict[str, str] = {}
         self._told: set[str] = set()  # of these the facts are known, not yet the function
+        self._lent: dict[str, EntryT] = {}  # of this process alone: a user's function, another package's
         self._complete = self._imported = False
 
     def add(self, entry: EntryT) -> None:
         for name in (entry.name, *entry.aliases):
-            owner = self._keys.setdefault(_key(name), entry.name)
+            owner = self._keys.setdefault(key_of(name), entry.name)
             if owner != entry.name:
                 raise InputError(f"{self.kind} name {name!r} is already taken by {owner!r}")
         known = self._entries.get(entry.name)
@@ -171,10 +180,21 @@ class Registry(Generic[EntryT]):
         self._entries[entry.name] = entry
         self._told.discard(entry.name)
 
+    def lend(self, entry: EntryT) -> None:
+        """Know an entry in this process alone; one of the same name that was lent before gives way."""
+        self._load()
+        if owner := self._keys.get(key_of(entry.name)):
+            raise InputError(f"the name {entry.name!r} is taken by the {self.kind} {owner!r}; choose another")
+        self._lent[entry.name] = entry
+
     def get(self, name: str) -> EntryT:
+        if self.providers and ":" in name and name not in self._lent:
+            self._lent[name] = importlib.import_module(self.providers).provided(name)
+        if name in self._lent:
+            return self._lent[name]
         self._load()
         try:
-            return self._entries[self._keys[_key(name)]]
+            return self._entries[self._keys[key_of(name)]]
         except KeyError:
             raise UnknownNameError(self.kind, name, self._entries) from None
 
@@ -242,11 +262,13 @@ class Registry(Generic[EntryT]):
         return self.get(name)
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
     return re.sub(r"[-_\s]", "", name.lower())
 
 
-explainers = Registry("method", "heatproof.explain", "heatproof.explainers", Explainer)
+explainers = Registry(
+    "method", "heatproof.explain", "heatproof.explainers", Explainer, "heatproof.explain.providers"
+)
 metrics = Registry("metric", "heatproof.metrics", "heatproof.metrics", Metric)
 
 explainer, metric = Explainer, Metric  # as decorators
@@ -283,10 +305,27 @@ def _literal(node: ast.expr) -> Any:
 
 
 def check_options(entry: Entry, given: dict[str, Any]) -> None:
-    """Refuse an option the function does not have."""
+    """Refuse an option the function does not have, and a call without one that it must have."""
     for option in given:
         if option not in entry.options:
             raise InputError(f"{entry.name} has no option {option!r}; {did_you_mean(option, entry.options)}")
+    for option, usual in entry.options.items():
+        if usual is REQUIRED and option not in given:
+            raise InputError(f"{entry.name} needs {option}; write {entry.name}({option}=...)")
+
+
+def takes_volumes(entry: Entry) -> bool:
+    """Whether it is built for volumes too, or looks at numbers alone."""
+    seen = {"maps", "images", "model", "ssim"}
+    return entry.volumes or (isinstance(entry, Metric) and not seen & set(entry.needs))
+
+
+def check_volumes(entry: Entry) -> None:
+    """Refuse what is built for pictures alone."""
+    if not takes_volumes(entry):
+        known: Registry[Any] = metrics if isinstance(entry, Metric) else explainers
+        names = ", ".join(other.name for other in known if takes_volumes(other))
+        raise InputError(f"{entry.name} is not built for volumes; leave it out or use one of {names}")
 
 
 def split_calls(text: str) -> list[str]:

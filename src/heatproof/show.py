@@ -14,7 +14,7 @@ import io
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -37,6 +37,7 @@ COLOUR_MAPS = {
 }
 MOST_SHOWN = 8  # pictures in one piece of HTML
 SIDE = 160  # pixels of the longer side of each
+GAP = 2  # pixels between the planes of a volume
 
 
 def colours(values: Any, cmap: str = "inferno") -> np.ndarray:
@@ -77,24 +78,68 @@ def eight_bit(pictures: Tensor) -> Tensor:
     return pictures.mul(255).round().byte()
 
 
-def pixels(images: Tensor, preprocess: Preprocess | None = None) -> np.ndarray:
+class Sheet(NamedTuple):
+    """Three planes of a volume side by side, and which they are."""
+
+    pixels: np.ndarray  # "h w 3" uint8
+    at: tuple[int, ...]
+
+
+def middle(size: Sequence[int]) -> tuple[int, ...]:
+    """The plane half-way along each axis."""
+    return tuple(int(side) // 2 for side in size)
+
+
+def hottest(heat: Any) -> tuple[int, ...]:
+    """Of each axis of a map "D H W" the plane that holds most of it."""
+    heat = np.asarray(heat.detach().cpu() if hasattr(heat, "detach") else heat)
+    others = ((1, 2), (0, 2), (0, 1))
+    return tuple(int(heat.sum(axis=axes).argmax()) for axes in others)
+
+
+def sections(volume: Any, at: Sequence[int]) -> np.ndarray:
+    """The three planes of "D H W" or "D H W 3" that cross at a place, side by side, 0 between and below them.
+
+    >>> sections(np.arange(8).reshape(2, 2, 2), (0, 0, 1)).tolist()
+    [[0, 1, 0, 0, 0, 1, 0, 0, 1, 3], [2, 3, 0, 0, 4, 5, 0, 0, 5, 7]]
+    """
+    volume = np.asarray(volume.detach().cpu() if hasattr(volume, "detach") else volume)
+    planes = [volume.take(place, axis) for axis, place in enumerate(at)]
+    height = max(len(plane) for plane in planes)
+    parts: list[np.ndarray] = []
+    for plane in planes:
+        parts += [np.zeros((height, GAP, *plane.shape[2:]), plane.dtype)] if parts else []
+        below = [(0, height - len(plane))] + [(0, 0)] * (plane.ndim - 1)
+        parts.append(np.pad(plane, below))
+    return np.concatenate(parts, axis=1)
+
+
+def pixels(
+    images: Tensor, preprocess: Preprocess | None = None, at: Sequence[Sequence[int]] | None = None
+) -> np.ndarray:
     """Model-ready images as "b H W 3" uint8, for people; stretched to the whole range where nobody knows
-    their own."""
+    their own. Of volumes three planes each, those of `at`, else the middle ones; channels other than three
+    are averaged."""
     images = images.detach().float().cpu()
     if preprocess is not None:
         shown = preprocess.restore(images)
     else:
-        low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+        sides = tuple(range(1, images.ndim))
+        low, high = images.amin(sides, keepdim=True), images.amax(sides, keepdim=True)
         shown = (images - low) / (high - low).clamp(min=1e-12)
     if shown.shape[1] != 3:
-        shown = shown.mean(1, keepdim=True).expand(-1, 3, -1, -1)
-    return np.asarray(eight_bit(shown).permute(0, 2, 3, 1).contiguous().numpy())
+        shown = shown.mean(1, keepdim=True).expand(-1, 3, *shown.shape[2:])
+    whole = np.asarray(eight_bit(shown).movedim(1, -1).contiguous().numpy())
+    if images.ndim == 4:
+        return whole
+    planes = at or [middle(one.shape[:3]) for one in whole]
+    return np.stack([sections(one, place) for one, place in zip(whole, planes, strict=True)])
 
 
 def as_pictures(
     images: Tensor | Image.Image | Sequence[Image.Image], preprocess: Preprocess | None
 ) -> list[Image.Image]:
-    """What a model saw of images "b c H W" or of pictures, as Pillow pictures."""
+    """What a model saw of images "b c H W", of volumes, or of pictures, as Pillow pictures."""
     if isinstance(images, Image.Image):
         images = [images]
     if not isinstance(images, Sequence):
@@ -114,12 +159,25 @@ class Strip(list[Image.Image]):
     def _repr_html_(self) -> str:
         titles = self.titles or ("",) * len(self)
         figures = "".join(
-            f'<figure style="margin:0"><img alt="{escape(title)}" src="{_address(picture)}">'
+            f'<figure style="margin:0"><img alt="{escape(title)}" {_width(picture)}src="{_address(picture)}">'
             f'<figcaption style="font-size:small">{text(title)}</figcaption></figure>'
             for picture, title in list(zip(self, titles, strict=True))[:MOST_SHOWN]
         )
         more = f"<p>and {len(self) - MOST_SHOWN} more</p>" if len(self) > MOST_SHOWN else ""
         return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>{more}'
+
+
+class ByName(dict[str, Any]):
+    """Things by name, such as maps by method, that a notebook shows one below the other."""
+
+    def _repr_html_(self) -> str:
+        return "".join(one._repr_html_() for one in self.values())
+
+
+def _width(picture: Image.Image) -> str:
+    """An attribute that makes a small picture large enough to be seen."""
+    larger = SIDE / max(picture.size)
+    return f'width="{round(larger * picture.width)}" ' if larger > 1 else ""
 
 
 def _address(picture: Image.Image) -> str:

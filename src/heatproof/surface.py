@@ -1,9 +1,10 @@
-"""hp.run and hp.open_run: a run in Python, with what people ask of it as methods."""
+"""hp.run, hp.audit and hp.open_run: a run in Python, with what people ask of it as methods."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,17 +14,24 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import StoreError
+from heatproof.registry import split_calls
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
 from heatproof.types import Maps
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, order_methods, read_run
 from heatproof.verdict.judge import conclude, judge, keep
+from heatproof.verdict.measures import stands_beside
 from heatproof.verdict.trajectory import models, ordered
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+    from torch import nn
+
+    from heatproof.models.model import Model
+    from heatproof.report.beside import RunComparison
+    from heatproof.types import ArrayLike
 
 MEANS = """
     select metric, method, avg(value order by value) filter (not isnan(value)) as mean,
@@ -99,17 +107,21 @@ class Run:
     def report(
         self, path: str | Path | None = None, checkpoint: str | None = None, model: str | None = None
     ) -> Path:
-        """Write the report, one HTML file.
+        """Write the report, one HTML file, or on paper where the file is a .pdf.
 
         Args:
             path: of the file; report.html in the run's folder where None.
             checkpoint, model: as for verdict.
         """
         from heatproof.report.page import write_page
+        from heatproof.report.paper import write_paper
 
         path = Path(path) if path is not None else self.path / "report.html"
         data = self._data(checkpoint, model)
-        keep(data, write_page(data, path))
+        if path.suffix.lower() == ".pdf":
+            write_paper(data, judge(data), path)
+        else:
+            keep(data, write_page(data, path))
         return path
 
     def _data(self, checkpoint: str | None, model: str | None) -> RunData:
@@ -133,7 +145,7 @@ class Run:
         means = {(row["metric"], row["method"]): row for row in rows}
         shown = [
             [metric, *(_cell(means.get((metric, method))) for method in methods)]
-            for metric in dict.fromkeys(row["metric"] for row in rows)
+            for metric in dict.fromkeys(row["metric"] for row in rows if not stands_beside(row["metric"]))
         ]
         table = plain_table([f"mean (n) at {checkpoint}", *methods], shown) if shown else ""
         first = next((method for method in methods if (checkpoint, method) in stored), None)
@@ -190,3 +202,71 @@ def run(
     if done.done == done.units:
         conclude(done.folder)
     return Run(done.folder)
+
+
+def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
+    """Runs side by side: what became better or worse from the first to each other one, with intervals.
+
+    Args:
+        runs: two or more: a Run, or its folder, perhaps with a checkpoint or a method behind @, as in
+            "runs/a@epoch05" or "runs/a@gradcam".
+        pictures: how many of those whose maps changed most are named and shown.
+
+    Returns:
+        `.headline`, `.differences`, `.moved`; `.report()` writes the page.
+    """
+    from heatproof.report.beside import compare_runs
+
+    return compare_runs([run.folder if isinstance(run, Run) else run for run in runs], pictures)
+
+
+def audit(
+    model: str | Model | nn.Module,
+    images: object,
+    labels: ArrayLike | None = None,
+    *,
+    checkpoint: str | Path | Sequence[str | Path] = (),
+    minutes: float = 5.0,
+    methods: str | Sequence[str] = (),
+    layer: str | None = None,
+    seed: int = 0,
+    out: str | Path = "audit",
+    say: Callable[[str], object] = print,
+) -> Run:
+    """Which maps of a network can be trusted? Chooses what to compute, runs it, judges, writes the page.
+
+    Args:
+        model: a name as for load_model, what load_model gives, or a module; it is not changed.
+        images: a folder or CSV file; Pillow pictures or arrays of 8 bits; model-ready tensors "n c H W"; or a
+            dataset of pairs.
+        labels: the class of each picture in memory.
+        checkpoint: weight files of a network that is named; several for a whole training.
+        minutes: about how long it may take; methods, metrics and pictures are chosen by it.
+        methods: names, instead of those it would choose.
+        layer: where CAMs look, by name; found by itself where None.
+        seed: everything follows from it.
+        out: a folder; the same call goes on where one was stopped. The page is its report.html, the study
+            its study.toml.
+        say: told what was chosen and why.
+
+    Returns:
+        The run: `.verdict()`, `.scores()`, `.maps(...)`, `.report()`.
+    """
+    from heatproof.models.model import as_model
+    from heatproof.studies.audit.held import held_pictures
+    from heatproof.studies.audit.protocol import plan_audit, run_audit
+    from heatproof.studies.audit.settings import HELD, AuditSettings
+
+    network = None if isinstance(model, str) else as_model(model)
+    files = [checkpoint] if isinstance(checkpoint, (str, Path)) else checkpoint
+    settings = AuditSettings(
+        model=model if isinstance(model, str) else f"{HELD}{network and network.name}",
+        images=Path(images) if isinstance(images, (str, Path)) else Path(out) / "pictures.csv",
+        checkpoint=tuple(map(str, files)), minutes=minutes, layer=layer, seed=seed, out=Path(out),
+        methods=tuple(split_calls(methods) if isinstance(methods, str) else methods),
+        device=None if network is None else str(network.device),
+    )  # fmt: skip
+    plan = plan_audit(settings, network, partial(held_pictures, images, labels, network, Path(out)), say)
+    for line in plan.told():
+        say(line)
+    return Run(run_audit(settings, plan, network=network).folder)

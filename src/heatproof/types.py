@@ -1,6 +1,7 @@
 """What travels along the path: Batch -> Trace -> Maps -> Score, in Units.
 
-Shapes are written in axis names: b images, c channels, h w at a map's own size, H W at the image's.
+Shapes are written in axis names: b images, c channels, h w at a map's own size, H W at the image's. Volumes
+have a third axis in front of these two: their images are "b c D H W", their maps "b d h w".
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError
+from heatproof.grids import constant, normalise, per_map, places, size_of, upsample  # noqa: F401, for all
 from heatproof.lazy import torch
-from heatproof.show import Strip, as_pictures, colours, overlay, text
+from heatproof.show import Strip, as_pictures, colours, hottest, overlay, pixels, sections, text
 
 if TYPE_CHECKING:
     import numpy.typing
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
 ArrayLike: TypeAlias = "Tensor | numpy.typing.ArrayLike"
 Picture = str | PathLike[str] | Image.Image
-# Model-ready "b c H W", or what goes through preprocessing.
+# What is explained: class numbers, (class, mask or box), or a function of the output; see docs/heads.md.
+Targets: TypeAlias = "ArrayLike | tuple[ArrayLike, ArrayLike] | Callable[[Any], Tensor]"
+# Model-ready "b c H W" or "b c D H W", or what goes through preprocessing.
 Images: TypeAlias = "ArrayLike | Picture | Sequence[Picture]"
 
 
@@ -53,12 +57,16 @@ class Batch:
         ids, images: their names, and "b c H W".
         labels: "b" classes.
         truth: boxes or masks of the evidence.
+        findings: "b k" bool, of images that may have several findings; then there are no labels.
+        by_finding: the truth of each finding that occurs.
     """
 
     ids: tuple[str, ...]
     images: Tensor
     labels: Tensor | None = None
     truth: Truth | None = None
+    findings: Tensor | None = None
+    by_finding: Mapping[int, Truth] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,7 @@ class Trace:
         input_gradient: "b c H W".
         blank_logits: "k", of the all-zero image.
         queue, seed: for methods that perturb the input, and for those that draw.
+        ids: names of the images, for methods that read their maps.
     """
 
     model: Model
@@ -89,6 +98,7 @@ class Trace:
     blank_logits: Tensor | None = None
     queue: Queue = None  # type: ignore[assignment]
     seed: int = 0
+    ids: tuple[str, ...] = ()
 
     @property
     def activation(self) -> Tensor:
@@ -106,8 +116,8 @@ class Trace:
         return self.gradient * self.activation
 
     @property
-    def image_size(self) -> tuple[int, int]:
-        return int(self.images.shape[-2]), int(self.images.shape[-1])
+    def image_size(self) -> tuple[int, ...]:
+        return size_of(self.images)
 
 
 class Signed(NamedTuple):
@@ -124,7 +134,7 @@ class Maps:
     Args:
         method: its name, with its options.
         values: "b h w", float32, as the method defines it (not normalised).
-        image_size: height and width of the images.
+        image_size: height and width of the images; depth, height and width of volumes.
         explained: "b", the class that each map explains.
         ids: names of the images.
         signed_values: "b h w", where the sign means something that `values` loses.
@@ -134,7 +144,7 @@ class Maps:
 
     method: str
     values: Tensor
-    image_size: tuple[int, int]
+    image_size: tuple[int, ...]
     explained: Tensor
     ids: tuple[str, ...] = ()
     signed_values: Tensor | None = None
@@ -159,8 +169,8 @@ class Maps:
         """ "b h w" in [0, 1], at the method's own size."""
         return normalise(self.values)
 
-    def upsample(self, size: tuple[int, int] | None = None) -> Tensor:
-        """ "b H W" in [0, 1]: bilinear to the image's size, then normalised there.
+    def upsample(self, size: tuple[int, ...] | None = None) -> Tensor:
+        """ "b H W" in [0, 1]: bilinear (of volumes trilinear) to the image's size, then normalised there.
 
         Args:
             size: another height and width than the image's.
@@ -209,11 +219,19 @@ class Maps:
         """Each map in colour over its image: a list of Pillow pictures that a notebook shows.
 
         Args:
-            images: what was explained, as a tensor "b c H W" or as pictures.
+            images: what was explained, as a tensor "b c H W" or as pictures. Of volumes "b c D H W" three
+                planes are shown, of each axis that with most heat.
             preprocess: the model's own, model.preprocess: crops pictures to what the model saw, and gives a
                 tensor its colours back. A tensor is stretched to the whole range without it.
             cmap, alpha: a colour map (inferno, magma, viridis, grey), and the weight of its colours.
         """
+        heat = self.upsample().cpu().numpy()
+        if heat.ndim == 4 and isinstance(images, torch.Tensor):
+            planes = [hottest(one) for one in heat]
+            shown = zip(pixels(images, preprocess, planes), heat, planes, strict=True)
+            return Strip(
+                (overlay(Image.fromarray(p), sections(h, at), cmap, alpha) for p, h, at in shown), self.ids
+            )
         pictures = as_pictures(images, preprocess)
         if len(pictures) != len(self):
             raise InputError(f"there are {len(self)} maps but {len(pictures)} images; give those explained")
@@ -222,8 +240,8 @@ class Maps:
                 f"the picture is {pictures[0].height} x {pictures[0].width} but the model saw "
                 f"{self.image_size[0]} x {self.image_size[1]}; give overlay the model's preprocess too"
             )
-        heat = zip(pictures, self.upsample(), strict=True)
-        return Strip([overlay(picture, one, cmap, alpha) for picture, one in heat], self.ids)
+        laid = zip(pictures, heat, strict=True)
+        return Strip([overlay(picture, one, cmap, alpha) for picture, one in laid], self.ids)
 
     def save(self, path: str | Path) -> None:
         """Write values, explained, ids, method, image_size; signed, error and passes where there are any.
@@ -245,8 +263,22 @@ class Maps:
     def _repr_html_(self) -> str:
         explained, ids = self.explained.tolist(), self.ids or map(str, range(len(self)))
         titles = [f"{name}: class {c}" for name, c in zip(ids, explained, strict=True)]
-        strip = Strip((Image.fromarray(colours(one.cpu())) for one in self.upsample()), titles)
+        heat = self.upsample().cpu().numpy()
+        flat = heat if heat.ndim == 3 else [sections(one, hottest(one)) for one in heat]
+        strip = Strip((Image.fromarray(colours(one)) for one in flat), titles)
         return f"<p>{len(self)} maps of {text(self.method)}</p>{strip._repr_html_()}"
+
+    @staticmethod
+    def of(values: ArrayLike, images: Tensor, explained: ArrayLike) -> Maps:
+        """Maps that come from elsewhere, for metrics and pictures.
+
+        Args:
+            values, images, explained: "b h w"; "b c H W", what they are of; the class, one or one each.
+        """
+        kept, classes = torch.as_tensor(values).detach().float(), torch.as_tensor(explained)
+        if kept.ndim != images.ndim - 1 or len(kept) != len(images):
+            raise InputError(f"maps {tuple(kept.shape)} are not 'b h w' of images {tuple(images.shape)}")
+        return Maps("maps", kept, size_of(images), classes.expand(len(kept)).clone())
 
     @staticmethod
     def concatenate(parts: Sequence[Maps]) -> Maps:
@@ -259,42 +291,6 @@ class Maps:
             return parts[0]
         every = parts[0]._each(lambda name: torch.cat([getattr(p, name) for p in parts]))
         return replace(parts[0], ids=tuple(i for p in parts for i in p.ids), **every)
-
-
-def normalise(values: Tensor) -> Tensor:
-    """Clip negatives, then min-max each map to [0, 1]; a constant map becomes all zeros.
-
-    >>> normalise(torch.tensor([[[-1.0, 0.0], [1.0, 2.0]]])).tolist()
-    [[[0.0, 0.0], [0.5, 1.0]]]
-    """
-    positive = _wide(values).clamp(min=0)
-    # amin and amax, not aminmax: several times faster along one axis on a CPU.
-    low, high = (extreme(positive, dim=(1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
-    span = high - low
-    # An infinite divisor sends a constant map to zero without a branch per map.
-    return ((positive - low) / torch.where(span > 0, span, math.inf)).float()
-
-
-def constant(values: Tensor) -> Tensor:
-    """ "b" bool: maps in which nothing stands out once negatives are clipped."""
-    positive = values.flatten(1).clamp(min=0)
-    return positive.amax(1) == positive.amin(1)
-
-
-def upsample(values: Tensor, size: tuple[int, int]) -> Tensor:
-    """ "b h w" -> "b H W", bilinear, align_corners=False; float32, or float64 where the maps are."""
-    values = _wide(values)
-    if tuple(values.shape[-2:]) == tuple(size):
-        return values
-    grow = torch.nn.functional.interpolate
-    grown = grow(values[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
-    low, high = (extreme(values, dim=(1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
-    return torch.where(low == high, low, grown)  # a constant stays one, also where its weights round
-
-
-def _wide(values: Tensor) -> Tensor:
-    """float32, or float64 where the maps are: a cast before normalising would lose their contrast."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,10 @@ def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(run: Path, tmp_
         ["study", "cscore", f"{missing}.toml"],
         ["explain", "lite0", missing],
         ["explain", "lite0"],
+        ["audit", "lite0", missing],
+        ["init", missing],
+        ["compare", missing, str(run)],
+        ["compare", str(run)],
         ["bench", "--section", "nothing"],
         ["run", "--nothing"],
         ["verdct"],
@@ -209,7 +213,10 @@ def test_the_shell_completes_commands() -> None:
 def test_help_shows_every_command_in_its_section_and_cuts_no_line() -> None:
     text = CliRunner().invoke(main, ["--help"], terminal_width=100).output
     order = [line.split()[0] for line in text.partition("Look around:")[2].splitlines() if line[:2] == "  "]
-    assert order[:4] == ["demo", "explain", "list", "run"] and "..." not in text.partition("Options:")[2]
+    assert (
+        order[:5] == ["demo", "explain", "list", "audit", "init"]
+        and "..." not in text.partition("Options:")[2]
+    )
 
 
 def test_the_study_in_the_help_of_run_can_be_read() -> None:

@@ -15,11 +15,12 @@ from markupsafe import escape
 from heatproof.cli import main
 from heatproof.demo import QUICK, Sizes
 from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settle
-from heatproof.demo.story import advice, first_alarms, same_maps, told_apart
+from heatproof.demo.story import first_alarms, same_maps, told_apart
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.demo.twin import FOLDER, Twin, cheating_twin
 from heatproof.errors import InputError
 from heatproof.report.pieces import number
+from heatproof.report.steps import advice
 from heatproof.store import RunFolder
 from heatproof.studies.cose.found import read_pairs
 from heatproof.train import TrainProgress
@@ -61,6 +62,13 @@ def test_it_ends_with_the_path_of_a_page_that_holds_everything(made: tuple[Path,
     assert {"pictures", "curves", "agreement", "made"} <= set(found)
     for link in re.findall(r'href="(?!https:)([^"#]+)"', text):
         assert (out / link).is_file(), f"the page leads to {link}"
+
+
+def test_it_prints_a_summary_of_one_screen_and_nothing_to_ignore(made: tuple[Path, str]) -> None:
+    out, printed = made
+    summary = printed[printed.index(judge(read_run(of(out, "audit"))).headline) :]
+    assert sum(-(-len(line) // 100) or 1 for line in summary.splitlines()) <= 30  # of 100 columns
+    assert not re.search(r"softmax|batch norm|over all images|[Ww]arning", printed)
 
 
 def test_the_healthy_network_gets_a_good_verdict_and_it_is_that_of_the_rows(made: tuple[Path, str]) -> None:

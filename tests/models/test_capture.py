@@ -125,7 +125,7 @@ def test_the_tail_gives_the_whole_network_s_answer(name: str) -> None:
             changed = tail.activation.clone()
             changed.select(layout.channel_axis, channel).zero_()
             torch.testing.assert_close(tail(changed)[0, 1], logit(channel), atol=1e-4, rtol=1e-4)
-    assert maps.values.shape[1:] == (layout.height, layout.width)
+    assert maps.values.shape[1:] == layout.grid
 
 
 # --- manners ------------------------------------------------------------------------------------------

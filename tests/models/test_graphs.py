@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import heatproof as hp
 from conftest import small_cnn
+from heatproof.explain import recorded
 from heatproof.models import capture
 from heatproof.models.graphs import MOST, SEEN, Graphs, recordable, state_of
 from heatproof.models.queue import Runner, how_it_runs
@@ -26,7 +29,9 @@ class Rerun:
 
     made = 0
 
-    def __init__(self, function: Callable[..., Any], given: Sequence[Tensor]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], given: Sequence[Tensor], reads: object = (), pool: object = None
+    ) -> None:
         Rerun.made += 1
         self.function, self.room = function, [one.clone() for one in given]
         self.results = function(*self.room)
@@ -67,7 +72,7 @@ def test_only_the_last_few_recordings_are_kept() -> None:
 
 
 def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    def refuses(function: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+    def refuses(*of_a_recording: object) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     model = hp.Model(small_cnn())
@@ -81,11 +86,16 @@ def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogC
 
 
 def test_what_a_recording_cannot_see_changes_its_key() -> None:
-    net = small_cnn().eval()
-    first = state_of(net)
+    net, graphs = small_cnn().eval(), Graphs(Rerun)
+    first, told = state_of(net), graphs.state(net)
     with torch.no_grad():
         net[0].weight.mul_(2)
     assert state_of(net) == first, "weights changed in place are seen by the recording itself"
+    assert graphs.state(net) == told
+    hook = net[0].register_forward_hook(lambda *_: None)
+    assert graphs.state(net) is None, "somebody's Python runs in its pass"
+    hook.remove()
+    assert graphs.state(net) == told
     changes: list[Callable[[], object]] = [
         lambda: setattr(net[0], "stride", (2, 2)),
         lambda: setattr(net[1], "eps", 0.5),
@@ -96,8 +106,9 @@ def test_what_a_recording_cannot_see_changes_its_key() -> None:
         lambda: setattr(net[0], "note", ("a", ["list"])),
     ]
     for change in changes:
+        before = graphs.state(net)
         change()
-        assert state_of(net) != first
+        assert state_of(net) != first and graphs.state(net) != before
         first = state_of(net)
     assert recordable(net)
     with net[2].register_forward_hook(lambda *_: None):
@@ -121,6 +132,57 @@ def test_maps_from_a_recorded_shared_pass_are_those_of_a_plain_one(monkeypatch: 
             assert torch.equal(found[method].explained, maps.explained)
             torch.testing.assert_close(found[method].values, maps.values, atol=1e-6, rtol=1e-5)
     assert Rerun.made - before == 2, "one with targets, one without"
+
+
+def test_a_request_that_came_before_is_answered_first_and_checked_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = small_cnn().eval()
+    plain, model = hp.Model(net), hp.Model(net)
+    graphs = model.found["graphs"] = Graphs(Rerun)
+    for room in (capture, recorded):
+        monkeypatch.setattr(
+            room, "graphs_of", lambda asked: asked.found.get("graphs") if asked.was_seen else None
+        )
+    passes: list[int] = []
+
+    def same(targets: int | None = None) -> None:
+        images = torch.randn(3, 3, 32, 32)
+        expected, found = (hp.explain(one, images, CAMS, targets) for one in (plain, model))
+        for method, maps in expected.items():
+            assert torch.equal(found[method].values, maps.values), method
+            assert torch.equal(found[method].explained, maps.explained)
+            assert torch.equal(found[method].dead, maps.dead) and found[method].ids == maps.ids
+
+    for _ in range(SEEN + 2):
+        same()
+    assert len(graphs.kept) == 1
+    choose = recorded.choose_layers
+    monkeypatch.setattr(recorded, "choose_layers", lambda *given: passes.append(1) or choose(*given))
+    same()
+    assert not passes, "the recording was not guessed"
+    same(targets=2)
+    assert passes, "another question is none that came before"
+    with torch.no_grad():
+        net[0].weight.mul_(1.5)
+    same()  # seen by the recording itself
+    net[0].weight.data = net[0].weight.data * 0.5
+    same()  # not seen by it: guessed in vain
+    net[4].register_forward_hook(lambda part, given, made: made * 2)
+    same()
+
+
+def test_what_a_trace_read_is_freed_with_it() -> None:
+    model = hp.Model(small_cnn().eval())
+    gc.collect()
+    gc.disable()
+    try:
+        hp.explain(model, torch.randn(2, 3, 32, 32), CAMS)
+        kept = weakref.ref(model)
+        del model
+        assert kept() is None, "a circle keeps the network and what it computed"
+    finally:
+        gc.enable()
 
 
 @needs_cuda

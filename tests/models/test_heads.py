@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import HeatproofError, ModelError
 from heatproof.models import probabilities
+from heatproof.models.heads import Multilabel
 from heatproof.models.model import as_model
 
 
@@ -93,11 +95,52 @@ def test_a_saturated_probability_has_a_finite_logit() -> None:
 
 
 @pytest.mark.parametrize("end", [torch.sigmoid, nn.Sigmoid(), lambda z: torch.special.expit(z)])
-@pytest.mark.parametrize("method", ["gradcam", "eigencam", "rise(masks=4)"])
-def test_several_sigmoids_are_refused(end: Any, method: str) -> None:
-    with pytest.raises(ModelError, match="multi-label heads are not scored yet: wrap it") as caught:
-        hp.explain(Through(end, 14).eval(), images(), method)
-    assert "\n" not in str(caught.value)
+def test_several_sigmoids_are_several_labels(end: Any) -> None:
+    net = Through(end, 4).eval()
+    model = as_model(net)
+    logits = model.logits(images())
+    assert model.head == "multilabel" and "several labels at once" in model.head_meaning
+    with torch.no_grad():
+        torch.testing.assert_close(model.probabilities(logits), net(images()))
+    torch.testing.assert_close(logits, as_model(net.net).logits(images()), atol=1e-5, rtol=1e-4)
+
+
+def test_the_prediction_of_several_labels_is_a_set_with_a_threshold_each() -> None:
+    head = Multilabel(thresholds=(0.5, 0.9, 0.1))
+    odds = torch.tensor([0.6, 0.8, 0.05]).logit()
+    logits = torch.stack([odds, -odds, odds])
+    assert head.positive(logits).tolist() == [
+        [True, False, False],
+        [False, False, True],
+        [True, False, False],
+    ]
+    assert head.predicted(logits).tolist() == [0, 2, 0]  # the highest above its threshold, in log-odds
+    assert head.same(logits, logits[[2, 0, 1]], torch.zeros(3)).tolist() == [True, False, False]
+    assert head.measured(logits, torch.tensor([1, 1, 0])).tolist() == pytest.approx([0.8, 0.2, 0.6])
+
+
+def test_thresholds_that_do_not_fit_are_one_sentence() -> None:
+    for words, options in (
+        ("between 0 and 1", {"thresholds": [0.5, 1.5]}),
+        ("'softmax' has no thresholds", {"thresholds": 0.5, "head": "softmax"}),
+        ("unknown head 'multi'", {"head": "multi"}),
+    ):
+        with pytest.raises(HeatproofError, match=words):
+            hp.load_model(small_cnn(3), **options)
+    model = hp.load_model(small_cnn(3).eval(), thresholds=[0.5, 0.5])
+    with pytest.raises(HeatproofError, match="2 thresholds for 3 labels"):
+        model.logits(images())
+
+
+def test_a_head_that_is_named_is_believed_and_kept() -> None:
+    model = hp.load_model(small_cnn(3).eval(), head="multilabel")
+    assert model.head == "multilabel" and model.reader is not None
+    logits = model.logits(images())
+    assert torch.equal(model.probabilities(logits), logits.sigmoid())
+    assert replace(model, name="other").head == "multilabel"
+    found = as_model(small_cnn(3).eval())
+    found.logits(images())
+    assert found.head == "softmax" and replace(found, name="other").head is None
 
 
 @pytest.mark.parametrize("classes", [1, 2, 5])
@@ -160,15 +203,16 @@ def test_logits_beside_something_else_are_found(end: Any) -> None:
     assert torch.equal(as_model(net).logits(images()), as_model(net.net).logits(images()))
 
 
-def test_a_hugging_face_multi_label_classifier_is_refused(tmp_path: Path) -> None:
+def test_a_hugging_face_multi_label_classifier_is_known(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(
         embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], num_labels=3,
         problem_type="multi_label_classification",
     )  # fmt: skip
     transformers.ResNetForImageClassification(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="multi-label heads are not scored yet"):
-        hp.explain(hp.load_model(f"hf:{tmp_path}"), images(), "gradcam")
+    model = hp.load_model(f"hf:{tmp_path}")
+    hp.explain(model, images(), "gradcam")
+    assert model.head == "multilabel"
 
 
 def test_half_precision_probabilities_are_known() -> None:

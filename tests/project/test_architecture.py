@@ -10,12 +10,12 @@ from pathlib import Path
 import heatproof
 
 ROOT = Path(heatproof.__file__).parent
-COMMON = {"disk", "facts", "lazy", "types", "moved", "registry", "errors", "show", "timeline"}
+COMMON = {"disk", "facts", "grids", "lazy", "types", "moved", "registry", "errors", "show", "timeline"}
 PATH = [
     "images", "models", "explain", "metrics", "train", "store", "run", "contrast", "verdict", "monitor",
     "report", "studies",
 ]  # fmt: skip
-ENDS = {"bench", "cli", "demo", "surface", "__init__", "__main__"}  # may use everything
+ENDS = {"bench", "cli", "demo", "pytest_plugin", "surface", "__init__", "__main__"}  # may use everything
 
 
 def imports(file: Path) -> set[str]:

@@ -29,6 +29,7 @@ from unittest.mock import patch
 import click
 import pytest
 import torch
+from claims import FLOORS
 from click.testing import CliRunner
 from PIL import Image
 from skimage import data
@@ -198,7 +199,7 @@ def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
 def test_the_first_example_works_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     block = re.search(
-        r"^    \$ heatproof (explain .+)\n((?:    .*\n|\n)+)", (ROOT / "README.md").read_text(), re.M
+        r"^    \$ heatproof (explain .+)\n((?:    .*\n|\n)+)", (DOCS / "snippets.md").read_text(), re.M
     )
     assert block
     quick = [*shlex.split(block[1]), "--methods", "gradcam"]
@@ -283,10 +284,14 @@ def test_tables_of_results_are_those_that_the_script_makes() -> None:
         assert made.rewritten(text, page.tables) == text, f"{page.name}: run python docs/results_pages.py"
 
 
-def test_the_comparison_in_the_readme_is_that_of_its_page() -> None:
+def test_the_comparison_counts_what_there_is() -> None:
     text = (DOCS / "compare.md").read_text(encoding="utf-8")
-    table = text.split("<!-- table for the README -->\n")[1].split("<!-- end -->")[0]
-    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+    real = [entry.name for entry in explainers if entry.name not in FLOORS]
+    cams = sum("cam" in name for name in real)
+    families = {path.stem for path in (DOCS / "metrics").glob("*.md")} - {"index", "classifier"}
+    assert f"| CAM methods | {cams} |" in text
+    assert f"| other attribution methods | {len(real) - cams}: " in text
+    assert f"| metrics of maps | {len(families)} families |" in text
 
 
 def test_what_pip_is_asked_to_install_exists() -> None:
@@ -296,9 +301,8 @@ def test_what_pip_is_asked_to_install_exists() -> None:
         name for line in asked for group in re.findall(r"\[([\w,]+)\]", line) for name in group.split(",")
     }
     assert extras and extras <= set(project["optional-dependencies"])
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    told = re.findall(r"`(\w+)`", readme.split("Others: ")[1].split(".")[0])
-    assert {*told, *extras, "dev"} == set(project["optional-dependencies"])
+    table = re.findall(r"^\| `(\w+)` \|", (DOCS / "install.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(table) == sorted(project["optional-dependencies"])
 
 
 def test_every_picture_is_made_by_the_script_and_shown_on_a_page() -> None:

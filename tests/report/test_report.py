@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -27,9 +28,10 @@ from heatproof.report.browse import Wanted, as_csv
 from heatproof.report.charts import LinePanel, Mark
 from heatproof.report.definitions import references
 from heatproof.report.figures.cscore import score_table
-from heatproof.report.gallery import gallery, pack
+from heatproof.report.gallery import gallery, pack, unpack
 from heatproof.report.page import asset, embed, render, write_page
 from heatproof.report.pieces import TEMPLATES, Grid, fill
+from heatproof.report.scoretable import ScoreColumn, packed, scores
 from heatproof.report.sections import classes
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
@@ -84,12 +86,16 @@ def test_a_real_run_becomes_one_file_that_loads_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "wrote" in result.output
     text = (tmp_path / "out" / "report.html").read_text()
     page = Page(text)
-    assert not [tag for tag, a in page.tags if tag in ("link", "iframe", "base") or "src" in a]
+    assert not [tag for tag, a in page.tags if tag in ("link", "iframe", "base")]
+    assert all((a["src"] or "").startswith("data:image/jpeg;base64,") for _, a in page.tags if "src" in a)
+    assert [tag for tag, _ in page.tags].count("img") == 12, "six pictures, each beside its map"
     addresses = [a["href"] or "" for tag, a in page.tags if tag == "a"]
     assert all(address.startswith(("#", "https://")) for address in addresses)
     ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(ids) == len(set(ids))
-    assert {address[1:] for address in addresses if address.startswith("#")} <= set(ids)
+    inside = {unquote(address[1:]) for address in addresses if address.startswith("#")}
+    pictures = {f"picture={image['id']}" for image in embedded(text)["images"]}
+    assert inside - set(ids) <= pictures and len(inside & pictures) == 6
     assert "Not decided yet whether the maps follow the network" in page.text
     assert json.loads((tmp_path / "out" / "verdict.json").read_text())["headline"] in page.text
     shown = embedded(text)["images"]
@@ -168,16 +174,45 @@ def test_best_floors_and_counts_are_marked(tmp_path: Path) -> None:
         found = good(metric, method, random)
         return found - 0.5 if (metric, method) == ("insertion", "layercam") else found
 
-    text = page_of(read_run(make_run(tmp_path / "run", values)))
-    row = next(r for r in re.findall(r"<tr>.*?</tr>", text) if '<code class="sub">insertion</code>' in r)
-    cells = re.findall(r"<td.*?</td>", row)
-    assert cells[0] == '<td class="count">60</td>'
-    marked = [i for i, cell in enumerate(cells) if "★" in cell]
-    assert len(marked) == 1 and marked[0] in (1, 3)  # never a floor, whatever it scores
-    assert "not above random, edges" in re.sub(r"<.*?>", "", cells[2]).replace(
-        "edges, random", "random, edges"
-    )
-    assert [bool("floor" in cell) for cell in cells[1:]] == [False, False, False, True, True]
+    data = read_run(make_run(tmp_path / "run", values))
+    text = str(scores(data).body)
+    head = re.search(r"<th[^>]*>(?:(?!</th>).)*<code class=\"sub\">insertion</code>.*?</th>", text, re.S)
+    assert head and "n = 60" in head[0] and head[0].count("sub floor") == 2
+    table = next(t for t in re.findall(r"<table.*?</table>", text, re.S) if ">insertion<" in t)
+    column = re.findall(r'<code class="sub">(.*?)</code>', table).index("insertion")
+    cells = {
+        method: re.findall(r"<td.*?</td>", row, re.S)[column]
+        for method, row in zip(
+            data.real, re.findall(r"<tr><th scope=\"row\">.*?</tr>", table, re.S), strict=True
+        )
+    }
+    marked = [method for method, cell in cells.items() if "★" in cell]
+    assert len(marked) == 1 and marked[0] != "layercam"
+    said = re.sub(r"<.*?>", "", cells["layercam"])
+    assert "not above random, edges" in said.replace("edges, random", "random, edges")
+    lines = [re.findall(r"--f:([\d.]+)", cell) for cell in cells.values()]
+    assert len(lines[0]) == 2 and lines.count(lines[0]) == len(lines), "one scale, so the floors stand still"
+
+
+def test_no_table_has_more_columns_than_a_page_holds() -> None:
+    column = ScoreColumn(measure("insertion"), {}, {}, frozenset())
+    families = {"a": [column] * 2, "b": [column] * 9, "c": [column], "d": [column] * 4}
+    tables = list(packed(families))
+    widths = [sum(len(columns) for _, columns in table) for table in tables]
+    assert max(widths) <= 6 and sum(widths) == 16
+    assert [[(family, len(columns)) for family, columns in table] for table in tables] == [
+        [("a", 2)], [("b", 5)], [("b", 4), ("c", 1)], [("d", 4)],
+    ]  # fmt: skip
+
+
+def test_every_chart_says_how_many_it_is_of(data: RunData) -> None:
+    text = page_of(data)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert len(captions) >= 6 and all("n = " in caption for caption in captions)
+    assert "gradcam, n = 3" in "".join(
+        re.sub("<.*?>", "", caption) for caption in captions
+    )  # the curves' own
+    assert text.count("(not defined)") == 0 and re.search(r"</bdi>, n = 30</li>", text)
 
 
 def test_a_score_of_no_image_is_not_drawn(tmp_path: Path) -> None:
@@ -251,8 +286,7 @@ def test_the_gallery_holds_the_best_the_worst_and_the_disputed(run: RunFolder, d
 def test_a_packed_map_is_the_map() -> None:
     values = torch.rand(2, 5, 7) - 0.2
     packed = pack(Maps("m", values, (50, 70), torch.tensor([0, 1])), 1, "dog")
-    read = np.frombuffer(base64.b64decode(packed["data"]), np.uint8).reshape(packed["h"], packed["w"]) / 255
-    assert np.abs(read - normalise(values)[1].numpy()).max() <= 0.5 / 255 + 1e-6
+    assert (unpack(packed) - normalise(values)[1]).abs().max() <= 0.5 / 63 + 1e-6
     large = pack(Maps("m", torch.rand(1, 224, 224), (224, 224), torch.tensor([0])), 0, "")
     assert (large["h"], large["w"]) == (56, 56)
 

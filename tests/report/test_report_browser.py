@@ -157,10 +157,96 @@ def test_methods_can_be_compared_by_keyboard(visit: Visit) -> None:
     button.focus()
     page.keyboard.press("Enter")
     dialog = page.locator("dialog[open]")
+    dialog.locator("canvas").nth(4).wait_for()
     assert dialog.locator("canvas").count() == 5 and dialog.locator("tbody tr").count() == 3
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog", state="detached")
     assert button.evaluate("b => document.activeElement === b")
+
+
+def test_what_is_shown_stands_in_the_address(visit: Visit, browser: Any, report: Path) -> None:
+    page = visit.page
+    page.get_by_role("radio", name="Worst").check()
+    visit.choose("Method", "1")
+    visit.choose("Answer", "wrong")
+    assert page.url.endswith("#show=worst&method=layercam&answer=wrong")
+    shown = visit.ids()
+    page.locator("#gallery .frame").first.click()
+    dialog = page.locator("dialog[open]")
+    assert dialog.locator("h3").inner_text() == shown[0] and "picture=" in page.url
+    again = Visit(browser, report)
+    again.page.goto(page.url)
+    again.page.wait_for_selector("dialog[open]")
+    assert again.ids() == shown and again.page.locator("dialog h3").inner_text() == shown[0]
+    again.page.close()
+    page.go_back()
+    page.wait_for_selector("dialog", state="detached")
+    assert visit.ids() == shown and page.url.endswith("answer=wrong")
+    page.get_by_role("radio", name="Best").check()
+    visit.choose("Method", "0")
+    visit.choose("Answer", "all")
+    assert "#" not in page.url
+    page.evaluate("location.hash = 'show=nonsense&method=none&picture=nowhere'")
+    page.wait_for_timeout(100)
+    assert page.locator("dialog").count() == 0 and page.get_by_role("radio", name="Best").is_checked()
+
+
+def test_a_picture_opens_with_its_methods_curves_and_scores(visit: Visit) -> None:
+    page = visit.page
+    page.locator(".front .pair").first.click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("canvas").nth(4).wait_for()
+    assert dialog.locator("canvas").count() == 5 and dialog.locator(".plain img").count() == 1
+    assert dialog.locator("tbody tr").count() == 3 and "explains" in dialog.inner_text()
+    page.keyboard.press("Escape")
+    page.get_by_role("radio", name="All").check()
+    first = EVIL[0]  # the curves of the first three images were kept
+    page.locator("#gallery .card").nth(visit.ids().index(first)).locator(".frame").click()
+    curves = page.locator("dialog[open] svg.curve")
+    assert curves.count() == 5 and "n = 1" in (curves.first.get_attribute("aria-label") or "")
+    points = curves.first.locator("polyline").first.get_attribute("points") or ""
+    assert points.split()[0] == "21,57" and len(points.split()) == 11
+
+
+def test_a_wrong_answer_shows_maps_of_both_classes(visit: Visit) -> None:
+    page = visit.page
+    page.evaluate(
+        """() => {
+        const set = JSON.parse(document.getElementById("data").textContent);
+        const one = set.images.find((image) => image.right === false);
+        one.instead = one.maps.map((map, i) => (set.methods[i].floor ? null : { ...map }));
+        set.images = [one];
+        const root = document.createElement("div");
+        root.id = "both";
+        document.body.append(root);
+        heatproof.gallery(root, set);
+    }"""
+    )
+    page.locator("#both").get_by_role("radio", name="All").check()
+    page.locator("#both .frame").first.click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("canvas").nth(7).wait_for()
+    headings = dialog.locator("h4").all_text_contents()
+    assert [text.rpartition(" (")[2] for text in headings] == ["true label)", "prediction)"]
+    assert dialog.locator("canvas").count() == 5 + 3 and dialog.locator("table").count() == 1
+    assert "both_classes" not in dialog.inner_text()
+
+
+def test_the_score_tables_fit_and_their_heads_stay(browser: Any, report: Path) -> None:
+    visit = Visit(browser, report, width=1280)
+    page = visit.page
+    assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    script = """t => { const r = t.getBoundingClientRect();
+        return [r.left, r.right, t.scrollWidth - t.clientWidth]; }"""
+    for table in page.locator("#scores .wide").all():
+        left, right, hidden = table.evaluate(script)
+        assert left >= 0 and right <= 1280 and hidden <= 0
+    row = page.locator("#scores tbody tr").last
+    row.evaluate(
+        "r => window.scrollTo({top: r.getBoundingClientRect().top + scrollY - 20, behavior: 'instant'})"
+    )
+    assert page.locator("#scores thead").last.evaluate("h => h.getBoundingClientRect().top") >= -200
+    page.close()
 
 
 def test_every_stop_of_the_tab_key_is_visible(visit: Visit) -> None:
@@ -178,7 +264,7 @@ def test_every_stop_of_the_tab_key_is_visible(visit: Visit) -> None:
 
 def test_a_definition_is_one_click_away(visit: Visit) -> None:
     page = visit.page
-    link = page.locator(".scores tbody a").filter(has_text="insertion").first
+    link = page.locator(".scores thead a").filter(has_text="insertion").first
     target = page.locator(f"[id='{(link.get_attribute('href') or '')[1:]}']")
     assert not target.is_visible()
     link.click()

@@ -196,7 +196,7 @@ def test_csv_never_becomes_a_formula(tmp_path: Path) -> None:
 
 def test_the_report_is_the_report(server: Server) -> None:
     report = found(server, "/report")
-    assert 'class="scores"' in report["scores"] and 'class="chart"' in report["sections"]
+    assert 'class="scores"' in report["sections"] and 'class="chart"' in report["sections"]
     text = "".join(report.values())
     assert "<script" not in text and "onerror=" not in text and '<b>"bold"' not in text
     assert "cat &lt;b&gt;" in text and "net &lt;1&gt;" in text

@@ -21,7 +21,7 @@ from heatproof.cli import main
 from heatproof.contrast import make_pair
 from heatproof.errors import InputError
 from heatproof.images import make_qr
-from heatproof.metrics.specificity import specificity
+from heatproof.metrics.specificity import Gains, specificity
 from heatproof.run.score import as_stored
 from heatproof.studies.calibrate.collect import CONTROLS, collect
 from heatproof.studies.calibrate.looks import SIDE, TOKENS, off_the_code
@@ -31,6 +31,7 @@ from heatproof.studies.calibrate.thresholds import (
     CHOSE,
     OTHER,
     SINCE,
+    SUMMARIES,
     Share,
     by_other_shadows,
     calibrate,
@@ -107,6 +108,14 @@ def test_raw_numbers_give_the_same_rates_and_those_of_other_summaries() -> None:
     found = by_other_shadows(measured, rule)
     assert found["largest"] == rates(measured, rule) and found["largest"].miss.share == 0
     assert found["mean"].miss.share > found["largest"].miss.share  # lower shadows are passed more easily
+    assert calibrate(measured).shadow == "largest"  # by which no control is missed
+
+
+def test_the_rule_in_the_package_holds_maps_against_what_the_metric_does() -> None:
+    own, untrained = torch.tensor([1.0]), torch.tensor([[0.5], [0.2], [0.2]])
+    scores = Gains(own, own, untrained, own, []).scores["weights"]
+    summaries = {name: float(own[0]) - float(of(untrained.numpy())[0]) for name, of in SUMMARIES.items()}
+    assert float(scores[0]) == pytest.approx(summaries[calibration()["shadow"]])
 
 
 @pytest.mark.parametrize(("count", "n"), [(0, 20), (3, 50), (20, 20)])

@@ -31,7 +31,7 @@ from heatproof.studies.cscore.networks import (
 )
 from heatproof.studies.cscore.tables import classes_table, gap_table, overall_table
 from heatproof.train.recipe import Epoch, History
-from heatproof.verdict.alarms import auc_difference
+from heatproof.verdict.auc import auc_difference
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 DATA = Path(__file__).parents[1] / "data"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from heatproof import explain
 from heatproof.errors import HeatproofError, LayerError
 from heatproof.models import Model, as_model
-from heatproof.models.capture import tap
+from heatproof.models.tap import tap
 from heatproof.train import Data, LeakMin, ablation_grid, fit, regime, regime_recipe, small_net
 from heatproof.train.leakmin import cam_layer, soft_gradcam, unit_mass
 from heatproof.train.recipe import TrainedBatch

@@ -22,12 +22,10 @@ from heatproof.types import Score, Unit
 from heatproof.verdict.alarms import (
     Alarm,
     Thresholds,
-    auc_error,
-    auc_falls,
-    difference_error,
     find_alarms,
     share_bounds,
 )
+from heatproof.verdict.auc import auc_error, auc_falls, difference_error
 from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 
 TESTS = Path(__file__).parents[1]

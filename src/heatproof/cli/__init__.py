@@ -26,13 +26,17 @@ SECTIONS = {
         "list": "Methods, metrics, and the layers of a network.",
     },
     "Measure": {
+        "audit": "Which maps of your network can be trusted on your pictures? In about five minutes.",
+        "init": "Write a commented study for a folder of pictures.",
         "run": "Explain and score what STUDY.toml describes: your network, your pictures.",
+        "score": "Maps that you have already, from any program: how good are they?",
         "contrast": "Which heatmaps show what a network uses? Tried with planted evidence.",
         "study": "The protocols of four papers, and the contrast test, from data to conclusions.",
     },
     "Read a run": {
         "verdict": "Which maps follow the network, and whether it looks where it should.",
         "report": "One HTML file with everything.",
+        "compare": "Runs side by side: what became better or worse, whose maps changed.",
         "serve": "The same as a live page, also while the run is going.",
         "sql": "Ask the scores anything.",
         "export": "The scores as CSV, Parquet or LaTeX.",
@@ -105,7 +109,12 @@ def main(debug: bool) -> None:
       heatproof list methods                          what can be computed, and what it costs
 
     \b
-    Then your own network and pictures, described in a file:
+    Then your own network and pictures, in one line:
+      heatproof audit timm:resnet18 pictures --checkpoint best.pt     about five minutes, then a page
+
+    \b
+    Or described in a file:
+      heatproof init pictures                         a commented study.toml to fill in
       heatproof run study.toml --dry-run              check the file; heatproof run --help says more
       heatproof run study.toml --out runs/first       maps and scores; the same command goes on after a stop
       heatproof verdict runs/first                    which maps to believe, and what the network looks at
@@ -115,5 +124,5 @@ def main(debug: bool) -> None:
 
     Exit codes: 0 all went well; 1 some images could not be used, a rule of the gate does not hold, or a run
     folder is not what was written; 2 it could not start or go on; 3 a bug; 130 stopped by Ctrl-C, and run,
-    study and demo go on with the same command.
+    audit, study and demo go on with the same command.
     """

@@ -20,7 +20,7 @@ from heatproof.errors import visible
 from heatproof.run.progress import Bar
 
 INTERRUPTED = 130  # what shells expect of a program stopped by Ctrl-C
-RESUMED = ("run", "study", "demo", "contrast", "calibrate")  # commands that go on where they were stopped
+RESUMED = ("run", "audit", "score", "study", "demo", "contrast", "calibrate")  # go on where they stopped
 COMMAND_LINE = "heatproof.command_line"
 PATH = click.Path(path_type=Path)  # for options and arguments
 PIPED_WIDTH = 120  # rich assumes 80 columns where there is no terminal, which folds every table

@@ -19,13 +19,14 @@ def find_images(given: Sequence[str]) -> list[Path]:
     """The files that are meant: a folder means the pictures in it, a pattern the files that match."""
     from heatproof.images.dicom import SUFFIXES as DICOM_SUFFIXES
     from heatproof.images.files import named_file, suffixes
+    from heatproof.images.nifti import is_nifti_name
 
     found: list[Path] = []
     for text in given:
         path = named_file(text).expanduser()
         if path.is_dir():
             known = suffixes() | set(DICOM_SUFFIXES)
-            matches = sorted(p for p in path.iterdir() if p.suffix.lower() in known)
+            matches = sorted(p for p in path.iterdir() if p.suffix.lower() in known or is_nifti_name(p))
         elif not path.exists() and glob.has_magic(text):
             matches = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file())
         else:

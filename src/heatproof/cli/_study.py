@@ -103,6 +103,19 @@ class StudyCommand(click.Command):
             console.print(f"this study {runs}", soft_wrap=True)
 
 
+class PlacedCommand(StudyCommand):
+    """A study whose model and pictures stand on the command line by their place."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        placed = ("model", "images", "settings_file")
+        self.params = [
+            click.Argument(["model"]),
+            click.Argument(["images"], type=click.Path(path_type=Path)),
+            *(one for one in self.params if one.name not in placed),
+        ]
+
+
 def _value(option: click.Option, key: str, value: Any, path: Path) -> Any:
     if isinstance(value, dict):
         raise InputError(f"{path}: {key} must be a value, not a table")

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from heatproof.cli._console import console, errors, steps
-from heatproof.cli._study import StudyCommand, shown, tell
+from heatproof.cli._study import PlacedCommand, shown, tell
 from heatproof.studies.contrast.settings import ContrastSettings
 
 
-class ContrastCommand(StudyCommand):
-    """A study whose model and pictures stand on the command line by their place."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        placed = ("model", "images", "settings_file")
-        self.params = [
-            click.Argument(["model"]),
-            click.Argument(["images"], type=click.Path(path_type=Path)),
-            *(one for one in self.params if one.name not in placed),
-        ]
-
-
-@click.command("contrast", cls=ContrastCommand, settings=ContrastSettings)
+@click.command("contrast", cls=PlacedCommand, settings=ContrastSettings)
 @click.pass_context
 def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
     """Which heatmaps show what MODEL uses? Tried with evidence that is known, on your own IMAGES.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from PIL import Image
 
 from heatproof.cli._console import PATH, Steps, console, errors, new_table, steps
 from heatproof.cli._files import file_part, find_images, make_folder, save, unique_names
@@ -16,15 +17,15 @@ from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, LITE
 from heatproof.registry import split_calls
-from heatproof.show import COLOUR_MAPS, overlay
+from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, sections
 
 if TYPE_CHECKING:
-    from PIL import Image
     from rich.table import Table
     from torch import Tensor
 
     from heatproof.models.model import Model
 
+ARRAYS = (".npy", ".npz", ".nii", ".nii.gz")  # of any number of channels
 IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
 
 
@@ -34,7 +35,7 @@ class Explained:
 
     name: str  # of its files, unique in the run
     seen: Image.Image  # what the model sees, in 8 bits
-    chances: Tensor  # "k"
+    chances: dict[int, float]  # by class: its probability, or its value where the head has none
     target: int
     heat: dict[str, Tensor]  # method -> "H W" in [0, 1]
 
@@ -45,6 +46,12 @@ class Explained:
 @click.option("--random-weights", is_flag=True, help="Do not ask for pretrained weights.")
 @click.option("--classes", type=PATH, help="Class names: a text file, one per line.")
 @click.option("--allow-pickle", is_flag=True, help="Let the checkpoint run code. Only if you trust it.")
+@click.option(
+    "--head",
+    help="What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
+    "Found by itself where that is safe.",
+)
+@click.option("--references", type=PATH, help="Of an embedding: vectors to be similar to, a .npy file.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
 @click.argument("images", nargs=-1, required=True)
 @click.option(
@@ -65,6 +72,10 @@ class Explained:
     type=click.IntRange(8, 16),
     help="Bits that 16-bit grey pictures really have; found from their values by default.",
 )
+@click.option(
+    "--window",
+    help="Of scans, what becomes 0 to 1: centre and width, such as 40,400, or range for their own.",
+)
 @click.option("--seed", type=int, default=0, help="For methods that draw random numbers.")
 @click.pass_context
 def explain_command(
@@ -80,15 +91,17 @@ def explain_command(
     alpha: float,
     batch_size: int | None,
     bits: int | None,
+    window: str | None,
     seed: int,
     **choice: Any,
 ) -> None:
     """Heatmaps of MODEL for one or more IMAGES.
 
-    MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, FILE.py:FACTORY or lite0 (an ImageNet
-    classifier that needs no download). IMAGES are files (DICOM too), folders, quoted patterns or photographs
-    that come with heatproof (example:cat, astronaut, coffee, rocket). Each goes through the model's own
-    preprocessing; what is explained and drawn is the crop that the model sees.
+    MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, FILE.py:FACTORY or lite0 (an
+    ImageNet classifier that needs no download). IMAGES are files (DICOM, and for networks that take them
+    NIfTI and .npy), folders, quoted patterns or photographs that come with heatproof (example:cat, astronaut,
+    coffee, rocket). Each goes through the model's own preprocessing; what is explained and drawn is what the
+    model sees, of a volume the three planes with most heat.
 
     \b
     Written to the folder --out, for each image:
@@ -98,9 +111,10 @@ def explain_command(
     \b
     Examples:
       heatproof explain lite0 example:cat
-      heatproof explain lite0 photos/ "more/*.jpg" --methods "gradcam++,rise(masks=500)" --out maps
+      heatproof explain lite0 photos/ "more/*.jpg" --methods "gradcam++,lime(samples=50)" --out maps
       heatproof explain lite0 example:cat --target "tiger cat"
       heatproof explain torchvision:resnet50 scan.png --checkpoint best.pt --classes names.txt
+      heatproof explain monai:DenseNet121 ct.nii.gz --checkpoint best.pt --window 40,400
 
     An image that cannot be read is reported and the others go on; the exit code is then 1.
     """
@@ -111,7 +125,10 @@ def explain_command(
 
     read_methods(methods)  # a misspelt name should not wait for the model
     loaded = open_model(model, **choice)
-    loaded.check_channels()
+    if window is not None:
+        loaded = replace(loaded, preprocess=replace(loaded.preprocess, window=read_window(window)))
+    if not any(path.name.lower().endswith(ARRAYS) for path in paths):
+        loaded.check_channels()
     options = {
         "methods": split_calls(methods),
         "targets": read_target(target, loaded),
@@ -149,41 +166,87 @@ def explain_some(
 ) -> list[Explained]:
     """Those of the images that can be read."""
     from heatproof.explain.api import explain
-    from heatproof.images.preprocess import open_image, to_tensor
-    from heatproof.models.model import probabilities
+    from heatproof.images.arrays import open_seen
+    from heatproof.images.preprocess import to_tensor
 
-    seen: dict[str, Image.Image] = {}
+    seen: dict[str, Image.Image | None] = {}
+    ready: list[Tensor] = []
     for name, path in named:
         try:
-            seen[name] = model.preprocess.crop(open_image(path, bits))
+            opened = open_seen(path, bits, volume=len(model.preprocess.size) > 2)
+            crop = model.preprocess.crop(opened) if isinstance(opened, Image.Image) else None
+            fresh = model.preprocess(opened) if crop is None else model.preprocess.normalise(to_tensor(crop))
+            ready.append(fresh)
+            seen[name] = crop
         except InputError as error:
             errors.print(f"not explained: {error}", style="red", soft_wrap=True)
             progress.done(None)
     if not seen:
         return []
-    images = model.preprocess.normalise(torch.stack([to_tensor(picture) for picture in seen.values()]))
+    images = torch.stack(ready)
     maps = explain(model, images, **options, progress=progress.inputs)
-    chances = probabilities(model.logits(images)).cpu()
-    if model.classes is not None and len(model.classes) != chances.shape[1]:
+    chances = answers(model, images, options["targets"])
+    if model.classes is not None and len(chances[0]) > 1 and len(model.classes) != len(chances[0]):
         raise InputError(
-            f"there are {len(model.classes)} class names but {model.name} has {chances.shape[1]} classes; "
+            f"there are {len(model.classes)} class names but {model.name} has {len(chances[0])} classes; "
             "give --classes a file with one name per class"
         )
     targets = next(iter(maps.values())).explained.tolist()
     heat = {method: of_method.upsample().cpu() for method, of_method in maps.items()}
-    return [
-        Explained(name, crop, chances[i], targets[i], {m: values[i] for m, values in heat.items()})
-        for i, (name, crop) in enumerate(seen.items())
-    ]
+    found = []
+    for i, (name, crop) in enumerate(seen.items()):
+        picture, laid = _shown(model, images[i], crop, {m: values[i] for m, values in heat.items()})
+        found.append(Explained(name, picture, chances[i], targets[i], laid))
+    return found
+
+
+def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]]:
+    """What the network says about each image: of all classes, or of the region or box that is explained."""
+    from heatproof.models.asked import asked
+    from heatproof.models.heads import Columns
+
+    bound, columns = asked(model, images, targets)
+    logits = bound.logits(images)
+    if isinstance(columns, Columns):
+        found, labels = bound.measured(logits, columns.numbers), bound.read.labels(columns.numbers)
+        return [{c: p} for c, p in zip(labels.tolist(), found.tolist(), strict=True)]
+    table = bound.probabilities(logits) if bound.read.chance else logits
+    return [dict(enumerate(row)) for row in table.tolist()]
+
+
+def said(model: Model, number: float) -> str:
+    """A probability in per cent, or a value as it is."""
+    return f"{number:.1%}" if model.read.chance else f"{number:.4g}"
+
+
+def read_window(text: str) -> tuple[float, ...] | str:
+    """A centre and a width with a comma between them, or a word; what it may be, the preprocessing says."""
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        return text
+
+
+def _shown(
+    model: Model, image: Tensor, crop: Image.Image | None, heat: dict[str, Tensor]
+) -> tuple[Image.Image, dict[str, Tensor]]:
+    """A picture and maps over it; of a volume the planes with most heat."""
+    if image.ndim == 3:
+        return crop or Image.fromarray(pixels(image[None], model.preprocess)[0]), heat
+    at = hottest(sum(heat.values()))
+    flat = {method: torch.from_numpy(sections(values, at)) for method, values in heat.items()}
+    return Image.fromarray(pixels(image[None], model.preprocess, [at])[0]), flat
 
 
 def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
     """Write one image's overlays and its panel."""
     from heatproof.report.panels import Tile, explains, panel
 
-    guess = int(one.chances.argmax())
-    note = f"explains {class_name(model, one.target)}, {one.chances[one.target]:.1%}"
-    told = explains(one.target, None, guess, lambda c: f"{class_name(model, c)}, {one.chances[c]:.1%}")
+    guess = max(one.chances, key=lambda c: one.chances[c]) if model.read.chance else one.target
+    note = f"explains {class_name(model, one.target)}, {said(model, one.chances[one.target])}"
+    told = explains(
+        one.target, None, guess, lambda c: f"{class_name(model, c)}, {said(model, one.chances[c])}"
+    )
     tiles = [Tile(one.seen, "original", "what the model sees")]
     files = []
     for method, heat in one.heat.items():
@@ -200,13 +263,13 @@ def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> 
     table.add_column("image", overflow="fold")
     table.add_column("class", justify="right")
     table.add_column("name", overflow="fold")
-    table.add_column("probability", justify="right")
+    table.add_column("probability" if model.read.chance else "value", justify="right")
     table.add_column("")
     for one in explained:
-        ranked = one.chances.argsort(descending=True, stable=True)[:top].tolist()
+        ranked = sorted(one.chances, key=lambda c: -one.chances[c])[:top]
         rows = ranked if one.target in ranked else [*ranked, one.target]
         for number in rows:
-            name, chance = one.name if number == rows[0] else "", f"{one.chances[number]:.1%}"
+            name, chance = one.name if number == rows[0] else "", said(model, one.chances[number])
             told = "explained" if number == one.target else ""
             last = number == rows[-1]
             table.add_row(name, str(number), class_name(model, number), chance, told, end_section=last)
@@ -220,6 +283,8 @@ def open_model(
     classes: Path | None,
     allow_pickle: bool,
     device: str | None,
+    head: str | None = None,
+    references: Path | None = None,
 ) -> Model:
     """The model the options name. Without a checkpoint, pretrained weights are wanted."""
     from heatproof.models.load import best_device, load_model
@@ -237,6 +302,8 @@ def open_model(
             device=best_device(device),
             classes=None if classes is None else read_names(classes),
             allow_pickle=allow_pickle,
+            head=head,
+            references=references,
         )
     except ModelError as error:
         if not pretrained or spec.partition(":")[0] not in ("torchvision", "timm", "keras"):
@@ -258,7 +325,7 @@ def read_names(path: Path) -> list[str]:
 def class_name(model: Model, number: int) -> str:
     """The name of a class, or its number where the model has no names."""
     names = model.classes
-    return names[number] if names and number < len(names) else f"class {number}"
+    return names[number] if names and number < len(names) else model.read.called(number)
 
 
 def read_target(text: str | None, model: Model) -> int | None:

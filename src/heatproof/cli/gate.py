@@ -105,7 +105,7 @@ def _print(verdicts: Sequence[RuleResult], run: Path) -> None:
     for name in ("", "rule", "value", "n", "of", "why"):
         table.add_column(name, justify="right" if name in ("value", "n") else "left", overflow="fold")
     for verdict in verdicts:
-        lines = _lines(verdict)
+        lines = verdict.lines
         for k, line in enumerate(lines[:SHOWN]):
             head = ("ok" if verdict.holds else "FAIL", verdict.rule) if k == 0 else ("", "")
             table.add_row(*head, *line)
@@ -113,21 +113,6 @@ def _print(verdicts: Sequence[RuleResult], run: Path) -> None:
             table.add_row("", "", "", "", f"and {len(lines) - SHOWN} more", "")
     console.print(table)
     console.print(f"{held} of {len(verdicts)} rules hold for {run}", soft_wrap=True)
-
-
-def _lines(verdict: RuleResult) -> list[tuple[str, str, str, str]]:
-    """What decided, as value, n, where and why: all that breaks the rule, or what came nearest to it."""
-    n = str(verdict.n)
-    lines = [("", n, f"{a.where} / {a.checkpoint}", f"{a.name}: {a.sentence}") for a in verdict.alarms]
-    lines += [("", n, "", reason) for reason in verdict.reasons]
-    values = [v for v in verdict.values if v.holds == verdict.holds]
-    shown = values[:1] if verdict.holds else values
-    lines += [(_number(v.value), str(v.n), v.where, v.reason) for v in shown]
-    return lines or [("", n, "", "")]
-
-
-def _number(value: float) -> str:
-    return "not defined" if math.isnan(value) else f"{value:.4g}"
 
 
 def junit_xml(verdicts: Sequence[RuleResult], name: str) -> str:
@@ -139,7 +124,7 @@ def junit_xml(verdicts: Sequence[RuleResult], name: str) -> str:
     for verdict in verdicts:
         names = {"classname": _xml(name), "name": _xml(verdict.rule), "time": "0"}
         case = ElementTree.SubElement(suite, "testcase", names)
-        lines = [" ".join(filter(None, (v, f"(n = {n})", *rest))) for v, n, *rest in _lines(verdict)]
+        lines = [str(line) for line in verdict.lines]
         if not verdict.holds:
             failure = ElementTree.SubElement(case, "failure", {"type": "rule", "message": _xml(lines[0])})
             failure.text = _xml("\n".join(lines))

@@ -10,6 +10,7 @@ import click
 
 from heatproof.cli._console import console, new_table
 from heatproof.errors import InputError
+from heatproof.explain.providers import Provider, all_providers
 from heatproof.lazy import torch
 from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
 from heatproof.run.metrics import read_metrics
@@ -41,6 +42,11 @@ def list_methods(verbose: bool) -> None:
 
     "shared pass": one forward and one partial backward pass serve all of these methods together. "inputs" are
     what a method sends through the network for each image by default.
+
+    \b
+    Examples:
+      heatproof list methods
+      heatproof list methods -v            options, conventions and citation of each
     """
     if verbose:
         return show_pages(map(method_page, explainers))
@@ -49,6 +55,20 @@ def list_methods(verbose: bool) -> None:
     console.print(
         'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
     )
+    show_table(
+        "methods of other packages",
+        ("write", "installed", "names"),
+        map(provider_row, all_providers().values()),
+    )
+    console.print(
+        "Your own: FILE.py:FUNCTION, a function (model, images, targets) -> maps; files:FOLDER, maps you have"
+    )
+
+
+def provider_row(one: Provider) -> tuple[str, str, str]:
+    """How its methods are written, whether it is there, and what it offers."""
+    there = "yes" if one.installed else f"no: pip install {one.install or one.prefix}"
+    return f"{one.prefix}:NAME", there, ", ".join(one.offers)
 
 
 def show_pages(pages: Iterable[str]) -> None:
@@ -98,6 +118,11 @@ def list_metrics(verbose: bool) -> None:
 
     "in a run": whether `metrics` of a study may name it; the others are functions of hp.metrics, and -v says
     why. Some are families, which may be named as one: localise, structure, insertion_deletion.
+
+    \b
+    Examples:
+      heatproof list metrics
+      heatproof list metrics -v            bounds, level, what each needs, citation
     """
     if verbose:
         return show_pages(map(metric_page, metrics))
@@ -172,5 +197,5 @@ def list_layers(model: str, image_size: int | None) -> None:
         shown, note = name, ""
         if default is not None and name == default.partition("+")[0]:
             shown, note = default, f"default: {why(loaded, default)}"
-        table.add_row(shown, f"{layout.height}x{layout.width}", str(channels), note)
+        table.add_row(shown, "x".join(map(str, layout.grid)), str(channels), note)
     console.print(table)

@@ -33,7 +33,13 @@ classes = ["1"]            # only codes have parts to score"""
 
 @click.group("qr")
 def qr_group() -> None:
-    """Make pictures of QR codes and other codes, with exact masks of their parts."""
+    """Make pictures of QR codes and other codes, with exact masks of their parts.
+
+    \b
+    Examples:
+      heatproof qr make codes
+      heatproof qr make matrices --symbol datamatrix --photos holiday/
+    """
 
 
 @qr_group.command("make")

@@ -1,4 +1,4 @@
-"""heatproof report: one HTML file that says whether the maps of a run can be trusted."""
+"""heatproof report: one HTML file that says whether the maps of a run can be trusted; also on paper."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import click
 
 from heatproof.cli._console import console
 
+BESIDE = "-"  # the file's usual name, in the run's folder
+
 
 @click.command("report")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=click.Path(path_type=Path), required=False, metavar="RUN")
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="The file; RUN/report.html by default.")
 @click.option("--model", help="Which model, where the run holds several.")
 @click.option("--checkpoint", help="Which checkpoint; the last by default.")
@@ -20,19 +22,48 @@ from heatproof.cli._console import console
 @click.option(
     "--jet", is_flag=True, help="Also offer the jet colour map, which shows steps that are not there."
 )
+@click.option(
+    "--pdf",
+    is_flag=False,
+    flag_value=BESIDE,
+    metavar="[FILE]",
+    help="Also on paper, everything unfolded and with page numbers; RUN/report.pdf by default. Chromium "
+    "prints it where there is one, else it is written plainly.",
+)
+@click.option(
+    "--model-card",
+    "card",
+    is_flag=False,
+    flag_value=BESIDE,
+    metavar="[FILE]",
+    help="Also a section for a Hugging Face model card, with model-index results, and beside it JSON by "
+    "CHAI's Applied Model Card; RUN/model-card.md by default.",
+)
 def report_command(
-    run: Path, out: Path | None, model: str | None, checkpoint: str | None, gallery: int, jet: bool
+    run: Path | None,
+    out: Path | None,
+    model: str | None,
+    checkpoint: str | None,
+    gallery: int,
+    jet: bool,
+    pdf: str | None,
+    card: str | None,
 ) -> None:
     """Write what the folder RUN shows as one self-contained HTML file, with a verdict at the top.
 
-    The file opens from disk, asks the network for nothing and prints to PDF.
+    The file opens from disk and asks the network for nothing. With --pdf the same goes on paper, for somebody
+    who audits; with --model-card into a model's documentation.
 
     \b
     Examples:
       heatproof report runs/first
       heatproof report runs/first --out audit.html --gallery 24
       heatproof report runs/first --checkpoint epoch05
+      heatproof report runs/first --pdf audit.pdf
+      heatproof report runs/first --model-card
     """
+    if run is None:  # `report --pdf RUN` gives RUN to the option
+        run, pdf, card = _taken(pdf, card)
     from heatproof.store import RunFolder
 
     folder = RunFolder.open(run)  # before torch is imported, which takes its time
@@ -43,5 +74,29 @@ def report_command(
     path = out or folder.path / "report.html"
     data = read_run(folder, model, checkpoint)
     verdict = write_page(data, path, most=gallery, jet=jet)
-    for line in filter(None, (str(verdict), folder.status().sentence, keep(data, verdict), f"wrote {path}")):
-        console.print(line, soft_wrap=True)
+    told = [str(verdict), folder.status().sentence, keep(data, verdict), f"wrote {path}"]
+    if pdf is not None:
+        from heatproof.report.paper import write_paper
+
+        paper = folder.path / "report.pdf" if pdf == BESIDE else Path(pdf)
+        told.append(f"wrote {paper}, {write_paper(data, verdict, paper)}")
+    if card is not None:
+        from heatproof.report.health_card import health_card, left_out
+        from heatproof.report.model_card import write_model_card
+
+        files = write_model_card(
+            data, verdict, folder.path / "model-card.md" if card == BESIDE else Path(card)
+        )
+        told.append(f"wrote {' and '.join(map(str, files))}")
+        told.append(f"left to you in the card: {', '.join(left_out(health_card(data, verdict)))}")
+    for line in filter(None, told):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _taken(pdf: str | None, card: str | None) -> tuple[Path, str | None, str | None]:
+    """The run that an option took for its file, and the options without it."""
+    if pdf not in (None, BESIDE) and Path(pdf or "").is_dir():
+        return Path(pdf or ""), BESIDE, card
+    if card not in (None, BESIDE) and Path(card or "").is_dir():
+        return Path(card or ""), pdf, BESIDE
+    raise click.UsageError("name the folder of a run, such as: heatproof report runs/first --pdf")

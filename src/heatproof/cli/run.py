@@ -97,7 +97,7 @@ def run_command(
         console.print(table)
 
     part, opened = read_shard(shard), open_study(study)
-    if runs := foreign_code(opened.study.model):
+    if runs := foreign_code(opened.study.model, opened.study.methods):
         say(f"this study {runs}")
     if runs and dry_run and not trust:
         show(outline(opened))

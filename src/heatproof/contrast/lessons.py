@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heatproof.contrast.tokens import Token
 from heatproof.contrast.truth import MOST_ASKED, flips
-from heatproof.models.model import Model, predicted
+from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
 
 STEPS, BATCHES = 24, (4, 32)  # wanted in an epoch, and the least and most pictures in each
@@ -80,7 +80,7 @@ class Lessons:
         right = n = 0
         for make in self.epoch(0, planted)[1]:
             images, labels = make()
-            right += int((predicted(all_logits(model, images)) == labels).sum())
+            right += int((model.predicted(all_logits(model, images)) == labels).sum())
             n += len(labels)
         return right / n
 

@@ -269,6 +269,8 @@ def _checked(
 ) -> tuple[Tensor, Tensor, int]:
     """The pictures, their classes, and how many the network knows."""
     images, classes = model.check_images(pictures), as_tensor(labels)
+    if images.ndim > 4:
+        raise InputError("the contrast test plants its token in pictures, and these are volumes")
     same_length(labels=classes, pictures=images)
     if classes.ndim != 1 or classes.is_floating_point() or int(classes.min()) < 0:
         raise InputError(f"labels are one class number per picture, from 0 on; got {classes.dtype}")

@@ -30,7 +30,7 @@ from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.metrics.localisation import localise
 from heatproof.metrics.stats import Interval, percentile_interval, resample, wins
-from heatproof.models.model import Model, class_scores
+from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
 from heatproof.types import Maps
 
@@ -136,7 +136,7 @@ def contrast_auc(
 @torch.no_grad()
 def _drop(model: Model, pair: Pair) -> np.ndarray:
     with_token, without = (
-        class_scores(logits, torch.full((len(logits),), pair.positive, device=logits.device))
+        model.scores(logits, torch.full((len(logits),), pair.positive, device=logits.device))
         for logits in (all_logits(model, pair.images), all_logits(model, pair.plain))
     )
     return np.asarray((with_token - without).double().cpu())

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from heatproof.models.model import Model, predicted
+from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
 
 PLANTED, CLEAN, ASKED = 0.9, 0.1, 0.5
@@ -66,7 +66,7 @@ def flips(model: Model, plain: Tensor, marked: Tensor, positive: int) -> Flips:
     """How often the token moves the answer to the positive class; the same pictures without and with it."""
     if not len(plain):
         return Flips(math.nan, 0, 0)
-    before, after = (predicted(all_logits(model, images)) == positive for images in (plain, marked))
+    before, after = (model.predicted(all_logits(model, images)) == positive for images in (plain, marked))
     asked = int((~before).sum())
     share = int((after & ~before).sum()) / asked if asked else math.nan
     return Flips(share, asked, len(plain))

@@ -15,7 +15,7 @@ from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.demo.twin import Twin, cheating_twin
 from heatproof.report.page import write_page
 from heatproof.run.process import fixed_threads
-from heatproof.run.progress import Progress as RunProgress
+from heatproof.run.progress import Progress
 from heatproof.studies import cose
 from heatproof.studies.cose.found import Found
 from heatproof.studies.skeleton import named_run
@@ -132,6 +132,13 @@ def _teach(out: Path, sizes: Sizes, seed: int, weights: str, steps: Steps | None
     return twin, taken
 
 
+class OnlyBar(Progress):
+    """How far a run is, without the engine's remarks, which a newcomer would have to ignore."""
+
+    def say(self, text: str) -> None:
+        pass
+
+
 @dataclass
 class Runs:
     """The studies over the test pictures, and how many pictures they took this time."""
@@ -147,7 +154,7 @@ class Runs:
     ) -> RunData:
         self.say(about)
         config = settings.study(name, weights, methods, metrics, self.seed)
-        result = named_run(self.out, name, config, RunProgress(self.console))
+        result = named_run(self.out, name, config, OnlyBar(self.console))
         self.computed += result.computed
         return read_run(result.folder)
 
@@ -169,7 +176,7 @@ class Runs:
             seed=self.seed,
             out=self.out / "cose",
         )
-        progress = RunProgress(self.console)
+        progress = OnlyBar(self.console)
         found = cose.cose_study(asked, progress).found
         self.computed += progress.images
         return found

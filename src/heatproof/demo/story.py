@@ -19,6 +19,7 @@ from heatproof.explain.floors import is_floor
 from heatproof.report.album import AlbumClass
 from heatproof.report.charts import Line, LinePanel, Mark
 from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
+from heatproof.report.steps import advice, listed
 from heatproof.studies.contrast.page import address, maps_over_pictures, table
 from heatproof.studies.cose.found import Found
 from heatproof.verdict.alarms import Alarm
@@ -46,18 +47,6 @@ def story(
         two_trainings(sizes, twins),
         under_changes(found),
     ]
-
-
-def advice(verdict: Verdict) -> str:
-    """What to do about it, in one or two sentences."""
-    by = {answer: [m.method for m in verdict.methods if m.follows == answer] for answer in WORDS}
-    if not by["yes"]:
-        return (
-            "No method was found to follow this network: do not show these maps as the reason for an answer."
-        )
-    left = [*by["no"], *by["undecided"]]
-    keep = f"If you show maps of this network, take {listed(by['yes'], 'or')}: what they show is its doing."
-    return f"{keep} Leave out {listed(left)}." if left else keep
 
 
 def which_maps(audit: RunData, verdict: Verdict) -> Section:
@@ -170,7 +159,7 @@ def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
     rows = []
     for kind, data in twins.items():
         last = paths[kind].checkpoints[-1]
-        link = Markup('<a href="{}/report.html">report</a>').format(kind)
+        link = Markup("<code>{}/report.html</code>").format(kind)
         alarms = f"{len(data.alarms)}, from " + named(data.alarms[0].checkpoint) if data.alarms else "none"
         sure = f"{last.classes[CODE].gold} of {last.classes[CODE].total}"
         rows.append([kind, number(last.auc), f"{last.accuracy:.1%}", sure, alarms, link])
@@ -182,13 +171,22 @@ def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
         "harmful": HARMFUL,
         "harm": HARM[0] / HARM[CODE],
         "numbers": Grid(heads, rows, "The two trainings at their last checkpoint"),
-        "panels": Panels([(f"{kind} training", _chart(kind, paths[kind], twins[kind])) for kind in paths]),
+        "panels": Panels(
+            [
+                (f"{kind} training, n = {_codes(path)} {CLASSES[CODE]}s", _chart(kind, path, twins[kind]))
+                for kind, path in paths.items()
+            ]
+        ),
         "alarms": [
             (kind, first, len(data.alarms) - len(first), len(data.checkpoints))
             for kind, (first, data) in raised.items()
         ],
     }
     return Section("trainings", "A training gone wrong", content, room="demo")
+
+
+def _codes(path: Trajectory) -> int:
+    return path.checkpoints[-1].classes[CODE].total
 
 
 def _chart(kind: str, path: Trajectory, data: RunData) -> LinePanel:
@@ -234,11 +232,3 @@ def under_changes(found: Found) -> Section:
              "pairs with the same answer", "pairs with another"]  # fmt: skip
     content = {"images": found.images, "numbers": Grid(heads, rows, "COSE by method")}
     return Section("cose", "When the picture or the network changes", content, room="demo")
-
-
-def listed(words: Sequence[str], last: str = "and") -> str:
-    """
-    >>> listed(["a", "b", "c"], "or")
-    'a, b or c'
-    """
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.cams import safe_ratio, weighted_sum
-from heatproof.models.model import class_scores
 from heatproof.models.tail import Tail
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
@@ -19,6 +18,7 @@ from heatproof.types import Trace
     cite="desai2020ablationcam",
     card=Card(sign="weights keep the sign of the logit they are divided by"),
     cost="part of a pass per channel",
+    volumes=True,
 )
 def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
     """Channels weighted by the share of the logit lost when the channel is set to 0.
@@ -50,8 +50,8 @@ def _drops(trace: Trace, tail: Tail, target: Tensor, fill: str) -> Tensor:
         changed = original.repeat(stop - start, *[1] * (original.ndim - 1))
         for row in range(stop - start):
             changed[row].select(axis - 1 if axis > 0 else axis, start + row).fill_(value)
-        return class_scores(tail(changed), target.expand(stop - start))
+        return trace.model.scores(tail(changed), target.expand(stop - start))
 
     trace.queue.each(original.shape[axis], without, results.append)
-    full = class_scores(tail.logits, target[None])
+    full = trace.model.scores(tail.logits, target[None])
     return safe_ratio(full - torch.cat(results), full)

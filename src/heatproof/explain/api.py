@@ -9,15 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, ModelError
+from heatproof.explain.providers.function import Methods, named
 from heatproof.explain.recorded import Recorded, recorded, replayed
 from heatproof.explain.sampling import Estimate
+from heatproof.models.asked import asked
 from heatproof.models.capture import capture
+from heatproof.models.function import is_function
+from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model, check_pixels, untouched
 from heatproof.models.queue import Queue
-from heatproof.registry import Explainer, check_options, explainers, parse_call, split_calls
+from heatproof.models.wrapped import checkpoints_in_a_sentence, is_quantised
+from heatproof.registry import Explainer, check_options, check_volumes, explainers, parse_call, split_calls
+from heatproof.show import ByName
 from heatproof.timeline import span
-from heatproof.types import ArrayLike, Images, Maps, Signed, Trace
+from heatproof.types import Images, Maps, Signed, Targets, Trace, size_of
 
 READ = {"activations", "gradients"}  # of the trace's layer
 
@@ -39,13 +45,14 @@ class MethodCall:
         elif isinstance(result, Estimate):
             beside = {"error": result.error.float(), "passes": result.passes}
         values = result.values if isinstance(result, Signed | Estimate) else result
-        if values.ndim != 3 or len(values) != len(trace.images):
-            raise InputError(f"{self.entry.name} returned shape {tuple(values.shape)}, not 'b h w'")
+        if values.ndim != trace.images.ndim - 1 or len(values) != len(trace.images):
+            wanted = "b h w" if trace.images.ndim == 4 else "b d h w"
+            raise InputError(f"{self.entry.name} returned shape {tuple(values.shape)}, not {wanted!r}")
         return Maps(
             method=self.text,
             values=values.detach().float().contiguous(),
             image_size=trace.image_size,
-            explained=trace.targets,
+            explained=trace.model.read.labels(trace.targets),
             **beside,
         )
 
@@ -59,12 +66,20 @@ class MethodCall:
 
 def dead_layers(trace: Trace) -> dict[str | None, Tensor]:
     """By layer "b" bool: images in which each of its channels says the same at every place."""
-    return {n: (one == one[:, :, :1, :1]).flatten(1).all(1) for n, one in trace.activations.items()}
+    return {n: (one == _first_place(one)).flatten(1).all(1) for n, one in trace.activations.items()}
 
 
-def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
-    """Names, or names with options such as "lime(samples=200)", checked before any work starts."""
-    texts = split_calls(methods) if isinstance(methods, str) else list(methods)
+def _first_place(activation: Tensor) -> Tensor:
+    """ "b c 1 1", or "b c 1 1 1" of a volume."""
+    return activation[(slice(None), slice(None), *[slice(1)] * (activation.ndim - 2))]
+
+
+def read_methods(methods: Methods, again: bool = False) -> list[MethodCall]:
+    """Names, or names with options such as "lime(samples=200)", checked before any work starts.
+
+    again: for what runs methods again, which maps that are stored cannot be.
+    """
+    texts = split_calls(methods) if isinstance(methods, str) else named(methods)
     if not texts:
         raise InputError(f"no method is named; known: {', '.join(explainers.names())}")
     calls = []
@@ -72,11 +87,18 @@ def read_methods(methods: str | Sequence[str]) -> list[MethodCall]:
         name, options = parse_call(text)
         entry = explainers.get(name)
         check_options(entry, options)
+        if again and entry.stored:
+            raise InputError(f"{text} is read from files, so it cannot be run again; name a method that can")
         calls.append(MethodCall(text, entry, options))
     return calls
 
 
-def with_enough(methods: str | Sequence[str]) -> dict[str, str]:
+def is_stored(method: str) -> bool:
+    """Whether a method's maps are read from files, so that nothing can run it again."""
+    return explainers.get(parse_call(method)[0]).stored
+
+
+def with_enough(methods: Methods) -> dict[str, str]:
     """By method as it is written: itself, with no more repetitions than the ranks of its pixels need.
 
     For what compares a method with itself, many times over. How many are enough was measured: see
@@ -86,7 +108,7 @@ def with_enough(methods: str | Sequence[str]) -> dict[str, str]:
     {'gradcam': 'gradcam', 'smoothgrad(samples=10)': 'smoothgrad(samples=10)'}
     """
     found = {}
-    for call in read_methods(methods):
+    for call in read_methods(methods, again=True):
         asked = {**call.entry.options, **call.options}
         less = {k: n for k, n in call.entry.enough.items() if isinstance(asked[k], int) and asked[k] > n}
         options = ", ".join(f"{k}={v!r}" for k, v in (call.options | less).items())
@@ -97,8 +119,8 @@ def with_enough(methods: str | Sequence[str]) -> dict[str, str]:
 def explain(
     model: Model | nn.Module,
     images: Images,
-    methods: str | Sequence[str] = "gradcam",
-    targets: ArrayLike | None = None,
+    methods: Methods = "gradcam",
+    targets: Targets | None = None,
     layer: str | Sequence[str] | None = None,
     seed: int = 0,
     *,
@@ -111,8 +133,11 @@ def explain(
     Args:
         model: what load_model gives, or a module.
         images: model-ready, "b c H W"; or pictures or files, which go through the model's preprocessing.
-        methods: names, with options where wanted, such as "lime(samples=200)".
-        targets: the class to explain, one or one per image; the prediction where None.
+        methods: names, with options where wanted, such as "lime(samples=200)"; functions (model, images,
+            targets) -> maps, in a list or as {name: function}. See docs/bring-your-own.md.
+        targets: the class to explain, one or one per image; the prediction where None. (class, mask) or
+            (class, box) of a segmentation or detection; or a function of the output that gives one number
+            per image. See docs/heads.md.
         layer: where CAMs look, by name (several for multi-scale methods); found by itself where None.
         seed: of methods that draw.
         ids: names of the images; their numbers where None.
@@ -150,7 +175,21 @@ def explain(
     )
     if on_gpu:  # asked at the end: until then the GPU need not be waited for
         check_pixels(shown)
-    return maps
+    return ByName(maps)
+
+
+def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
+    """Refuse methods that look inside a network which is only a function, or quantised."""
+    closed, inside = is_function(model.module), [call.text for call in calls if not call.entry.answers]
+    if "quantised" not in model.found:
+        model.found["quantised"] = is_quantised(model.module)
+    if inside and (closed or model.found["quantised"]):
+        known = ", ".join(entry.name for entry in explainers if entry.answers)
+        said = f"is a function, without layers or gradients that {inside[0]} could read; use {known}"
+        if not closed:
+            said = f"is quantised, and no gradient that {inside[0]} could read goes through it; "
+            said += f"give the network it was made from, or use {known}"
+        raise ModelError(f"{model.name} {said}")
 
 
 def shared_pass(
@@ -159,7 +198,7 @@ def shared_pass(
     calls: Sequence[MethodCall],
     *,
     ids: tuple[str, ...],
-    targets: ArrayLike | None = None,
+    targets: Targets | None = None,
     layer: str | Sequence[str] | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -167,12 +206,17 @@ def shared_pass(
 ) -> tuple[dict[str, Maps], Tensor]:
     """What explain() gives, and the logits "b k" of the same pass; arguments are taken as checked."""
     needs = frozenset().union(*(call.entry.needs for call in calls))
-    image_size = (int(images.shape[-2]), int(images.shape[-1]))
+    image_size = size_of(images)
+    if images.ndim == 5:
+        for call in calls:
+            check_volumes(call.entry)
+    check_insides(model, calls)
+    model, targets = asked(model, images, targets)
     queue = Queue(model, image_size, batch_size, progress)
     if len(images) <= queue.batch_size and (again := replayed(model, images, calls, targets, layer)):
         if progress:
             progress(len(images))
-        made = _as_maps(calls, again, image_size)
+        made = _as_maps(calls, again, model, image_size)
         return {c.text: replace(one, ids=ids) for c, one in zip(calls, made, strict=True)}, again.logits
     chosen = _spread(targets, len(images))
     parts: list[tuple[list[Maps], Tensor]] = []
@@ -186,13 +230,14 @@ def shared_pass(
         with span("shared pass"):
             found = recorded(model, batch, calls, chosen(start, stop), layer, dead_of)
         if found is not None:
-            return _as_maps(calls, found, image_size), found.logits
+            return _as_maps(calls, found, model, image_size), found.logits
         with span("shared pass"):
             trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
+        trace = replace(trace, ids=ids[start:stop])
         dead = dead_layers(trace)
         return [replace(call(trace), dead=call.dead(dead, trace)) for call in calls], trace.logits
 
-    with untouched(model.module):
+    with untouched(model.module), checkpoints_in_a_sentence(model.name):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
         Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, "shared")
     lots = zip(*(maps for maps, _ in parts), strict=True)
@@ -200,13 +245,17 @@ def shared_pass(
     return maps, torch.cat([logits for _, logits in parts])
 
 
-def _as_maps(calls: Sequence[MethodCall], found: Recorded, image_size: tuple[int, int]) -> list[Maps]:
-    each = zip(calls, found.values, found.dead, strict=True)
-    return [Maps(call.text, v, image_size, found.targets, dead=dead) for call, v, dead in each]
+def _as_maps(
+    calls: Sequence[MethodCall], found: Recorded, model: Model, image_size: tuple[int, ...]
+) -> list[Maps]:
+    each, explained = zip(calls, found.values, found.dead, strict=True), model.read.labels(found.targets)
+    return [Maps(call.text, v, image_size, explained, dead=dead) for call, v, dead in each]
 
 
-def _spread(targets: ArrayLike | None, count: int) -> Callable[[int, int], Any]:
+def _spread(targets: Any, count: int) -> Callable[[int, int], Any]:
     """Targets of a slice of the batch; a single class goes to all, a wrong count is reported whole."""
+    if isinstance(targets, Columns):
+        return lambda start, stop: Columns(targets.numbers[start:stop])
     if targets is None or isinstance(targets, int):
         return lambda start, stop: targets
     tensor = torch.as_tensor(targets)

@@ -25,10 +25,9 @@ from torch import Tensor, nn
 
 from heatproof.errors import ModelError
 from heatproof.explain.rules import OWN_PASS, Rules, attend
-from heatproof.models.capture import replace_first
-from heatproof.models.heads import as_logits, scores_of
 from heatproof.models.layers import Layout, first_tensor, layout_of
-from heatproof.models.model import Model, at_least_float, class_scores
+from heatproof.models.model import Model, at_least_float
+from heatproof.models.tap import replace_first
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
 
@@ -95,9 +94,9 @@ def legrad(trace: Trace) -> Tensor:
                     f"legrad needs one attention in each block, and {trace.model.name} has {len(maps)} in "
                     f"{len(ran)}; use attnlrp instead"
                 )
-            assert trace.model.head is not None
-            logits = as_logits(at_least_float(scores_of(output, len(maps) * len(inputs))), trace.model.head)
-            score = class_scores(logits, trace.targets[start:stop].repeat(len(maps))).sum()
+            head = trace.model.read
+            logits = head.logits(at_least_float(head.table(output, len(maps) * len(inputs))))
+            score = head.scores(logits, trace.targets[start:stop].repeat(len(maps))).sum()
             gradients = torch.autograd.grad(score, maps)
         mean = torch.stack([at_least_float(g).clamp(min=0).mean((1, 2)) for g in gradients]).mean(0)
         return watched.layout(gradients[0].mean(1), inputs).picture(mean[..., None])[:, 0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from heatproof.errors import InputError, did_you_mean
+from heatproof.grids import places
 from heatproof.lazy import torch
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def baseline_images(
     if kind == "zero":
         return torch.zeros_like(images)
     if kind == "blur":
-        return gaussian_blur(images, BLUR_SIGMA)
+        return gaussian_blur(images, BLUR_SIGMA, axes=images.ndim - 2)
     if kind == "mean":
-        return images.mean((-2, -1), keepdim=True).expand_as(images)
+        return images.mean(places(images, 2), keepdim=True).expand_as(images)
     if kind == "noise":
         drawn = np.random.default_rng(seed).standard_normal(images.shape[1:], dtype=np.float32)
         return torch.from_numpy(drawn).to(images).expand_as(images)

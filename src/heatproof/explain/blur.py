@@ -19,8 +19,8 @@ TRUNCATE = 4.0  # kernel radius in standard deviations
 MODES = ("constant", "reflect", "mirror", "nearest", "wrap")  # scipy's names; "constant" pads with zeros
 
 
-def gaussian_blur(images: Tensor, sigma: float, mode: str = "reflect") -> Tensor:
-    """Blur "... H W" by a Gaussian of `sigma` pixels.
+def gaussian_blur(images: Tensor, sigma: float, mode: str = "reflect", axes: int = 2) -> Tensor:
+    """Blur "... H W" by a Gaussian of `sigma` pixels; with three axes, "... D H W".
 
     >>> dot = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
     >>> gaussian_blur(dot, 0.5).round(decimals=2).tolist()
@@ -29,7 +29,11 @@ def gaussian_blur(images: Tensor, sigma: float, mode: str = "reflect") -> Tensor
     rows, columns = (
         blur_matrices(n, [sigma], mode, images.device)[0].to(images.dtype) for n in images.shape[-2:]
     )
-    return rows @ images @ columns.T
+    blurred: Tensor = rows @ images @ columns.T
+    if axes == 2:
+        return blurred
+    slices = blur_matrices(images.shape[-3], [sigma], mode, images.device)[0].to(images.dtype)
+    return torch.einsum("ed,...dhw->...ehw", slices, blurred)
 
 
 def blur_matrices(

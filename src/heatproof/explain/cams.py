@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, normalise, upsample
+from heatproof.types import Trace, normalise, places, upsample
 
 NEEDS = ("activations", "gradients")
 
@@ -33,7 +33,7 @@ class Read:
     @cached_property
     def total(self) -> Tensor:
         """ "b c": the sum of each channel's activations."""
-        return self.activation.sum((2, 3))
+        return self.activation.sum(places(self.activation, 2))
 
     @staticmethod
     def of(trace: Trace) -> Read:
@@ -45,7 +45,7 @@ class Read:
 
 def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
     """ReLU of sum_k w_k A_k: "b c" and "b c h w" -> "b h w"."""
-    return torch.einsum("bc,bchw->bhw", weights, activations).relu()
+    return torch.einsum("bc,bc...->b...", weights, activations).relu()
 
 
 def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -53,13 +53,13 @@ def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / denominator.masked_fill(denominator == 0, torch.inf)
 
 
-@explainer("gradcam", needs=NEEDS, of_trace=True, cite="selvaraju2017gradcam")
+@explainer("gradcam", needs=NEEDS, cite="selvaraju2017gradcam", volumes=True, of_trace=True)
 def gradcam(trace: Trace) -> Tensor:
     """Channels weighted by their mean gradient.
 
     ReLU(sum_k w_k A_k), w_k = mean_ij g_kij.
     """
-    return weighted_sum(trace.gradient.mean((2, 3)), trace.activation)
+    return weighted_sum(trace.gradient.mean(places(trace.gradient, 2)), trace.activation)
 
 
 def gradcam_plus_plus_map(
@@ -67,21 +67,18 @@ def gradcam_plus_plus_map(
 ) -> Tensor:
     """ "b c h w" twice -> "b h w". rectified, total: ReLU(g) and sum_ij A "b c", where they are there."""
     positive = gradients.relu() if rectified is None else rectified
-    summed = activations.sum((2, 3)) if total is None else total
+    summed = activations.sum(places(activations, 2)) if total is None else total
     # alpha * ReLU(g) with g^2 divided out: a third of the work, and small gradients do not underflow. Where g
     # is not positive the numerator is 0, so ReLU(g) may stand below too.
-    below = (summed[:, :, None, None] * positive).add_(2)
-    weights = (positive / below.masked_fill_(below == 0, torch.inf)).sum((2, 3))
+    below = (summed.view(*summed.shape, *[1] * (positive.ndim - 2)) * positive).add_(2)
+    weights = (positive / below.masked_fill_(below == 0, torch.inf)).sum(places(positive, 2))
     return weighted_sum(weights, activations)
 
 
 @explainer(
-    "gradcam++",
-    needs=NEEDS,
-    of_trace=True,
-    cite="chattopadhay2018gradcampp",
-    aliases=("gradcamplusplus", "gradcampp"),
-)
+    "gradcam++", needs=NEEDS, cite="chattopadhay2018gradcampp", aliases=("gradcamplusplus", "gradcampp"),
+    volumes=True, of_trace=True,
+)  # fmt: skip
 def gradcam_plus_plus(trace: Trace) -> Tensor:
     """Channels weighted by positive gradients, each place by its share in the class (eq. 19).
 
@@ -94,12 +91,9 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
 
 
 @explainer(
-    "layercam",
-    needs=NEEDS,
-    of_trace=True,
-    cite="jiang2021layercam",
-    card=Card(relu="on the gradient, before the product"),
-)
+    "layercam", needs=NEEDS, cite="jiang2021layercam", card=Card(relu="on the gradient, before the product"),
+    volumes=True, of_trace=True,
+)  # fmt: skip
 def layercam(trace: Trace) -> Tensor:
     """Every place weighted by its own positive gradient.
 
@@ -109,16 +103,17 @@ def layercam(trace: Trace) -> Tensor:
     return (Read.of(trace).rectified * trace.activation).sum(1)
 
 
-@explainer("xgradcam", needs=NEEDS, of_trace=True, cite="fu2020xgradcam")
+@explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam", volumes=True, of_trace=True)
 def xgradcam(trace: Trace) -> Tensor:
     """Channels weighted by the share of the logit their activation explains.
 
     w_k = sum_ij g_kij A_kij / sum_ij A_kij, and 0 for a channel whose activations sum to 0.
     """
-    return weighted_sum(safe_ratio(trace.product.sum((2, 3)), Read.of(trace).total), trace.activation)
+    share = safe_ratio(trace.product.sum(places(trace.product, 2)), Read.of(trace).total)
+    return weighted_sum(share, trace.activation)
 
 
-@explainer("hirescam", needs=NEEDS, of_trace=True, cite="draelos2020hirescam")
+@explainer("hirescam", needs=NEEDS, cite="draelos2020hirescam", volumes=True, of_trace=True)
 def hirescam(trace: Trace) -> Tensor:
     """Every place weighted by its own gradient, sign included.
 
@@ -133,6 +128,7 @@ def hirescam(trace: Trace) -> Tensor:
     of_trace=True,
     cite="elangovan2026cscore",
     aliases=("multiscale-gradcam++", "msgradcampp"),
+    volumes=True,
     card=Card(
         resize="each layer to the image's size, before the mean",
         normalisation="min-max per layer, then per map",

@@ -41,6 +41,7 @@ ACTIVATIONS = (
     card=GRADIENT_CARD,
     cost="a pass of its own, with 2 inputs",
     only="cnn",
+    volumes=True,
 )
 def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:
     """Each pixel's share in the difference between the image's logit and a reference's (rescale rule).

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from heatproof.models.precision import computing
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace
+from heatproof.types import Trace, per_map, places
 
 ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
 
@@ -59,13 +59,14 @@ def _unit(vectors: Tensor) -> Tensor:
 def flip_to_larger_side(values: Tensor) -> Tensor:
     """Turn each map so that its largest deviation from zero is positive."""
     low, high = values.flatten(1).aminmax(dim=1)
-    return values * torch.where(low.abs() > high.abs(), -1.0, 1.0)[:, None, None]
+    return values * per_map(torch.where(low.abs() > high.abs(), -1.0, 1.0), values)
 
 
 @explainer(
     "eigencam",
     needs=("activations",),
     of_trace=True,
+    volumes=True,
     cite="muhammad2020eigencam",
     card=Card(
         target="none: the same map for every class", relu="none", sign="turned so that its sum is >= 0"
@@ -80,14 +81,15 @@ def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
     """
     vector, value = leading_direction(trace.activation, centred)
     if centred:
-        return flip_to_larger_side(vector * value[:, None, None]).float()
-    return (vector * torch.where(vector.sum((1, 2)) < 0, -1.0, 1.0)[:, None, None]).float()
+        return flip_to_larger_side(vector * per_map(value, vector)).float()
+    return (vector * per_map(torch.where(vector.sum(places(vector)) < 0, -1.0, 1.0), vector)).float()
 
 
 @explainer(
     "eigengradcam",
     needs=("activations", "gradients"),
     of_trace=True,
+    volumes=True,
     cite="muhammad2020eigencam",
     card=Card(relu="none", sign="flipped where |min| > |max|"),
 )
@@ -97,4 +99,4 @@ def eigengradcam(trace: Trace) -> Tensor:
     Projection on the first principal component of g * A, centred per channel, flipped if |min| > |max|.
     """
     vector, value = leading_direction(trace.product, centred=True)
-    return flip_to_larger_side(vector * value[:, None, None]).float()
+    return flip_to_larger_side(vector * per_map(value, vector)).float()

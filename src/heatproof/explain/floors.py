@@ -7,6 +7,7 @@ the photographer's bias, objects sit in the middle; the floor of the pointing ga
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ FLOOR_CARD = Card(
 )
 
 
-@explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD)
+@explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD, answers=True, volumes=True)
 def random(trace: Trace) -> Tensor:
     """Uniform noise, drawn from the seed and the image's pixels.
 
@@ -41,39 +42,58 @@ def random(trace: Trace) -> Tensor:
     return torch.from_numpy(np.stack(drawn)).to(trace.images.device)
 
 
-@explainer("edges", cite="sobel1968edges", aliases=("edge-detector", "sobel"), card=FLOOR_CARD)
+@explainer(
+    "edges",
+    cite="sobel1968edges",
+    aliases=("edge-detector", "sobel"),
+    card=FLOOR_CARD,
+    answers=True,
+    volumes=True,
+)
 def edges(trace: Trace) -> Tensor:
     """The Sobel edge strength of the grey picture.
 
     sqrt((g_y^2 + g_x^2) / 2), g the 3x3 Sobel derivatives with the border pixels repeated. Grey is the
     luminance of the picture restored through the model's preprocessing, or the channels' mean where there
-    are not three.
+    are not three. Of a volume, sqrt((g_z^2 + g_y^2 + g_x^2) / 3).
     """
     from heatproof.explain.segments import pictures_of
 
     pictures = pictures_of(trace.model, trace.images)
     if pictures.shape[1] == 3:
-        grey = torch.einsum("c,bchw->bhw", pictures.new_tensor(GREY), pictures)
+        grey = torch.einsum("c,bc...->b...", pictures.new_tensor(GREY), pictures)
     else:
         grey = pictures.mean(1)
     smooth, difference = grey.new_tensor([0.25, 0.5, 0.25]), grey.new_tensor([1.0, 0.0, -1.0])
-    down, across = torch.outer(difference, smooth), torch.outer(smooth, difference)
-    padded = torch.nn.functional.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")
-    slopes = torch.nn.functional.conv2d(padded, torch.stack([down, across])[:, None])
-    return (slopes.square().sum(1) / 2).sqrt()
+    axes = grey.ndim - 1
+    sides = [[difference if at == axis else smooth for at in range(axes)] for axis in range(axes)]
+    padded = torch.nn.functional.pad(grey[:, None], (1, 1) * axes, mode="replicate")
+    convolve = torch.nn.functional.conv2d if axes == 2 else torch.nn.functional.conv3d
+    slopes = convolve(padded, torch.stack([_product(one) for one in sides])[:, None])
+    return (slopes.square().sum(1) / axes).sqrt()
 
 
-@explainer("centre", cite="zhang2018excitation", aliases=("center",), card=FLOOR_CARD)
+@explainer(
+    "centre", cite="zhang2018excitation", aliases=("center",), card=FLOOR_CARD, answers=True, volumes=True
+)
 def centre(trace: Trace) -> Tensor:
     """A bump around the middle pixel (H // 2, W // 2).
 
     exp(-8 ((i - H // 2)^2 / H^2 + (j - W // 2)^2 / W^2)): a standard deviation of a quarter of each side.
     """
-    rows, columns = (
+    bumps = [
         torch.exp(-8 * ((torch.arange(n, device=trace.images.device) - n // 2) / n) ** 2)
         for n in trace.image_size
-    )
-    return torch.outer(rows, columns).expand(len(trace.images), -1, -1)
+    ]
+    return _product(bumps).expand(len(trace.images), *trace.image_size)
+
+
+def _product(sides: Sequence[Tensor]) -> Tensor:
+    """The outer product: "H", "W" -> "H W", and so on."""
+    whole = sides[0]
+    for side in sides[1:]:
+        whole = whole[..., None] * side
+    return whole
 
 
 @lru_cache(maxsize=1024)

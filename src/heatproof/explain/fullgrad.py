@@ -25,7 +25,7 @@ from heatproof.errors import InputError
 from heatproof.explain.gradients import GRADIENT_CARD, working_images
 from heatproof.explain.rules import OWN_PASS, Rule, own_gradient, without_attention
 from heatproof.registry import explainer
-from heatproof.types import Trace, upsample
+from heatproof.types import Trace, places, upsample
 
 
 @explainer(
@@ -39,6 +39,7 @@ from heatproof.types import Trace, upsample
     ),
     cost=OWN_PASS,
     only="cnn",
+    volumes=True,
 )
 def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
     """The gradient times the image, plus the gradients at all biases that have a place.
@@ -47,10 +48,9 @@ def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
     """
     if rescale not in ("layer", "channel"):
         raise InputError(f"fullgrad rescale must be 'layer' or 'channel', got {rescale!r}")
-    dims = (1, 2, 3) if rescale == "layer" else (2, 3)
 
     def part(contribution: Tensor) -> Tensor:
-        strength = contribution.abs()
+        strength, dims = contribution.abs(), places(contribution, 1 if rescale == "layer" else 2)
         low, high = (extreme(strength, dim=dims, keepdim=True) for extreme in (torch.amin, torch.amax))
         # Enlarging is linear, so the channels are summed first.
         return upsample(
@@ -78,9 +78,9 @@ def contributions(trace: Trace, told: Callable[[int, int, Tensor | None], None])
     images = working_images(trace)
 
     def bias_at(output: Tensor, bias: Tensor | None) -> None:
-        if bias is None or not output.requires_grad or output.ndim != 4:
+        if bias is None or not output.requires_grad or output.ndim != images.ndim:
             return
-        start, stop, column = *span, bias.detach().view(-1, 1, 1)
+        start, stop, column = *span, bias.detach().view(-1, *[1] * (output.ndim - 2))
         output.register_hook(lambda gradient: told(start, stop, gradient.detach() * column))
 
     def convolution(
@@ -107,6 +107,6 @@ def contributions(trace: Trace, told: Callable[[int, int, Tensor | None], None])
         told(start, stop, None)
         return images[start:stop]
 
-    rules: dict[str, Rule] = {"conv2d": convolution, "batch_norm": normalisation}
+    rules: dict[str, Rule] = {"conv2d": convolution, "conv3d": convolution, "batch_norm": normalisation}
     gradient = own_gradient(trace, rules | without_attention("fullgrad", trace, "attnlrp"), shown)
     told(0, len(images), images * gradient)

@@ -26,7 +26,7 @@ from heatproof.explain.gradients import (
     working_images,
 )
 from heatproof.registry import explainer
-from heatproof.types import Signed, Trace
+from heatproof.types import Signed, Trace, per_map
 
 
 @explainer(
@@ -34,6 +34,7 @@ from heatproof.types import Signed, Trace
     cite="erion2021expected",
     aliases=("gradientshap", "expected-gradients"),
     card=GRADIENT_CARD,
+    volumes=True,
 )
 def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", noise: float = 0.0) -> Signed:
     """The gradient at random points between the image and random baselines, times the way.
@@ -51,9 +52,9 @@ def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", n
     if baseline != "noise":
         fixed = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
     low, high = images.flatten(1).aminmax(dim=1)
-    deviation = (noise * (high - low))[:, None, None, None]
+    deviation = per_map(noise * (high - low), images)
     drawn = np.random.default_rng((trace.seed, samples)).random(samples)
-    places = images.new_tensor((np.arange(samples) + drawn) / samples).view(-1, 1, 1, 1)
+    places = per_map(images.new_tensor((np.arange(samples) + drawn) / samples), images)
 
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         end, start = images[rows], None if fixed is None else fixed[rows]

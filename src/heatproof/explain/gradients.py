@@ -19,7 +19,7 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.registry import Card, explainer
-from heatproof.types import Signed, Trace
+from heatproof.types import Signed, Trace, per_map
 
 GRADIENT_CARD = Card(
     relu="none",
@@ -72,7 +72,9 @@ def sum_of_gradients(
     return total
 
 
-@explainer("gradient", needs=("input_gradient",), cite="simonyan2014gradient", card=GRADIENT_CARD)
+@explainer(
+    "gradient", needs=("input_gradient",), cite="simonyan2014gradient", card=GRADIENT_CARD, volumes=True
+)
 def gradient(trace: Trace) -> Signed:
     """The gradient of the logit at the image itself.
 
@@ -88,6 +90,7 @@ def gradient(trace: Trace) -> Signed:
     cite="shrikumar2017deeplift",
     aliases=("input-x-gradient", "gradxinput"),
     card=GRADIENT_CARD,
+    volumes=True,
 )
 def gradient_x_input(trace: Trace) -> Signed:
     """The gradient of the logit times the image, both in normalised space.
@@ -98,7 +101,9 @@ def gradient_x_input(trace: Trace) -> Signed:
     return over_channels(trace.input_gradient * working_images(trace))
 
 
-@explainer("smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD, enough={"samples": 25})
+@explainer(
+    "smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD, enough={"samples": 25}, volumes=True
+)
 def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
     """The mean gradient at noisy copies of the image.
 
@@ -109,7 +114,7 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     check_counts("smoothgrad", samples=samples)
     images = working_images(trace)
     low, high = images.flatten(1).aminmax(dim=1)
-    deviation = (noise * (high - low))[:, None, None, None]
+    deviation = per_map(noise * (high - low), images)
 
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         drawn = torch.stack([normal_noise(trace, s) for s in touched])
@@ -124,6 +129,7 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     aliases=("ig",),
     card=GRADIENT_CARD,
     enough={"steps": 13},
+    volumes=True,
 )
 def integrated_gradients(
     trace: Trace, *, steps: int = 50, baseline: str = "zero", rule: str = "gauss-legendre"
@@ -138,7 +144,7 @@ def integrated_gradients(
     check_counts("integrated-gradients", steps=steps)
     images = working_images(trace)
     start = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
-    nodes, weights = (images.new_tensor(v).view(-1, 1, 1, 1) for v in quadrature(rule, steps))
+    nodes, weights = (per_map(images.new_tensor(v), images) for v in quadrature(rule, steps))
     way = images - start
 
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from heatproof.types import Signed, Trace
     card=GRADIENT_CARD,
     cost=OWN_PASS,
     only="cnn",
+    volumes=True,
 )
 def guided_backprop(trace: Trace) -> Signed:
     """The gradient, of which every ReLU lets only the positive part through.

@@ -32,6 +32,7 @@ CLOSE = 1e-9  # relative and absolute: when a distance counts as reached
     cite="kapishnikov2021guidedig",
     aliases=("guided-integrated-gradients", "gig"),
     card=GRADIENT_CARD,
+    volumes=True,
 )
 def guided_ig(
     trace: Trace, *, steps: int = 200, fraction: float = 0.25, max_dist: float = 0.02, baseline: str = "zero"

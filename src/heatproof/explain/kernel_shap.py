@@ -27,7 +27,6 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.explain.gradients import working_images
 from heatproof.explain.segments import paint, segments_of
-from heatproof.models.model import target_probabilities
 from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
@@ -37,12 +36,14 @@ RIDGE = 1e-9
 @explainer(
     "kernel-shap",
     cite="lundberg2017shap",
+    answers=True,
     aliases=("kernelshap",),
     card=replace(
         PERTURBING,
         sign="signed values; negatives are clipped when the map is normalised",
         resize="none: segments are painted at the image's size",
     ),
+    volumes=True,
 )
 def kernel_shap(
     trace: Trace,
@@ -77,12 +78,12 @@ def kernel_shap(
         return torch.where(on, images[which], off[which])
 
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
-        return target_probabilities(
+        return trace.model.measured(
             logits, trace.targets[torch.arange(start, stop, device=logits.device) // count]
         )
 
     scores = trace.queue.predict(len(images) * count, switched, score).view(-1, count).double()
-    whole = target_probabilities(trace.logits, trace.targets).double()
+    whole = trace.model.measured(trace.logits, trace.targets).double()
     used = (
         torch.arange(rows.shape[2], device=images.device) < torch.tensor(sizes, device=images.device)[:, None]
     )

@@ -35,7 +35,6 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
 from heatproof.explain.segments import paint, segment_means, segments_of
-from heatproof.models.model import target_probabilities
 from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
@@ -48,12 +47,14 @@ FIRST, CEILING = 250, 1000  # of "auto"; the last are the samples of the lime pa
 @explainer(
     "lime",
     cite="ribeiro2016lime",
+    answers=True,
     card=replace(
         PERTURBING,
         sign="signed weights; negatives are clipped when the map is normalised",
         resize="none: segments are painted at the image's size",
     ),
     enough={"samples": 375},
+    volumes=True,
 )
 def lime(
     trace: Trace,
@@ -93,7 +94,7 @@ def lime(
 
         def score(logits: Tensor, first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=logits.device)
-            return target_probabilities(logits, trace.targets[left[jobs // count]])
+            return trace.model.measured(logits, trace.targets[left[jobs // count]])
 
         return trace.queue.predict(len(left) * count, switched, score).view(-1, count)
 

@@ -18,20 +18,21 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.explain.gradients import working_images
-from heatproof.models.model import target_probabilities
 from heatproof.registry import PERTURBING, explainer
-from heatproof.types import Trace
+from heatproof.types import Trace, per_map
 
 
 @explainer(
     "occlusion",
     cite="zeiler2014occlusion",
+    answers=True,
     card=replace(
         PERTURBING,
         sign="signed drops; negatives are clipped when the map is normalised",
         resize="none: windows are painted at the image's size",
     ),
     cost="169 inputs at 224 x 224",
+    volumes=True,
 )
 def occlusion(trace: Trace, *, window: float = 0.15, stride: float = 0.075, baseline: str = "zero") -> Tensor:
     """The mean drop of the class's probability over the sliding windows that hide a pixel.
@@ -42,25 +43,32 @@ def occlusion(trace: Trace, *, window: float = 0.15, stride: float = 0.075, base
     """
     images = working_images(trace)
     hidden = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
-    rows, columns = (_windows(n, window, stride).to(images.device) for n in trace.image_size)
-    count = len(rows) * len(columns)
+    sides = [_windows(n, window, stride).to(images.device) for n in trace.image_size]
+    grid = [len(side) for side in sides]
+    count = math.prod(grid)
 
     def covered(start: int, stop: int) -> Tensor:
         jobs = torch.arange(start, stop, device=images.device)
         place, which = jobs % count, jobs // count
-        under = rows[place // len(columns)][:, :, None] & columns[place % len(columns)][:, None]
+        steps = torch.unravel_index(place, grid)
+        under = steps[0].new_ones(1, dtype=torch.bool)
+        for side, step in zip(sides, steps, strict=True):
+            under = under[..., None] & side[step].view(len(jobs), *[1] * (under.ndim - 1), -1)
         return torch.where(under[:, None], hidden[which], images[which])
 
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
-        return target_probabilities(
+        return trace.model.measured(
             logits, trace.targets[torch.arange(start, stop, device=logits.device) // count]
         )
 
-    left = trace.queue.predict(len(images) * count, covered, score).view(-1, len(rows), len(columns))
-    drops = (target_probabilities(trace.logits, trace.targets)[:, None, None] - left).to(images)
-    down, across = rows.to(images), columns.to(images)
-    times = torch.outer(down.sum(0), across.sum(0))
-    return torch.einsum("brs,rh,sw->bhw", drops, down, across) / times
+    left = trace.queue.predict(len(images) * count, covered, score).view(-1, *grid)
+    drops = (per_map(trace.model.measured(trace.logits, trace.targets), left) - left).to(images)
+    painted = [side.to(images) for side in sides]
+    if len(painted) == 2:
+        total = torch.einsum("brs,rh,sw->bhw", drops, *painted)
+        return total / torch.outer(*(side.sum(0) for side in painted))
+    total = torch.einsum("bqrs,qd,rh,sw->bdhw", drops, *painted)
+    return total / torch.einsum("d,h,w->dhw", *(side.sum(0) for side in painted))
 
 
 def _windows(length: int, window: float, stride: float) -> Tensor:

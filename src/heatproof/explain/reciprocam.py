@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.models.model import target_probabilities
 from heatproof.models.tail import Tail
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
@@ -65,7 +64,7 @@ def _kept(trace: Trace, tail: Tail, target: Tensor, mask: str) -> Tensor:
         left = picture * shown[start:stop, None]
         whole = original.expand(stop - start, *original.shape[1:])
         logits = tail(tail.layout.put_back(left, whole))
-        return target_probabilities(logits, target.expand(stop - start))
+        return trace.model.measured(logits, target.expand(stop - start))
 
     trace.queue.each(height * width, alone, results.append)
     return torch.cat(results).view(height, width)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from heatproof.models.capture import NotAPicture, choose_layers, pass_for, traced
 from heatproof.models.graphs import Graphs
-from heatproof.models.model import Model, predicted
+from heatproof.models.model import Model
 from heatproof.models.queue import graphs_of
 from heatproof.types import Trace
 
@@ -68,7 +68,7 @@ def recorded(
     def whole(images: Tensor, chosen: Tensor | None = None) -> Recorded:
         with torch.inference_mode(False):
             inputs = model.ready(images)
-            passed = one(inputs, predicted if chosen is None else lambda _: chosen)
+            passed = one(inputs, model.predicted if chosen is None else lambda _: chosen)
         trace = traced(one, passed, images, inputs, layers, needs, None, 0)
         with torch.no_grad():
             values = [

@@ -67,7 +67,7 @@ CARD = replace(
 )
 
 
-@explainer("lrp", cite="bach2015lrp", card=CARD, cost=OWN_PASS, only="cnn")
+@explainer("lrp", cite="bach2015lrp", card=CARD, cost=OWN_PASS, only="cnn", volumes=True)
 def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
     """The logit handed back layer by layer, by what each input contributed.
 

@@ -34,7 +34,6 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.gradients import check_counts
 from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
-from heatproof.models.model import target_probabilities
 from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace
 
@@ -46,6 +45,7 @@ CHUNK = 128  # masks summed at a time where they come one by one: no sum depends
 @explainer(
     "rise",
     cite="petsiuk2018rise",
+    answers=True,
     card=replace(PERTURBING, sign="never negative", resize="none: masks are bilinear at the image's size"),
 )
 def rise(
@@ -84,7 +84,7 @@ def rise(
 
         def score(logits: Tensor, first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=logits.device)
-            return target_probabilities(logits, trace.targets[rows[jobs % count]])
+            return trace.model.measured(logits, trace.targets[rows[jobs % count]])
 
         return trace.queue.predict(count * (stop - start), masked, score).view(-1, count).T
 
@@ -98,7 +98,7 @@ class Masks:
     """All masks as grids and shifts; calling it enlarges a range of them to "n H W"."""
 
     def __init__(
-        self, size: tuple[int, int], count: int, grid: int, p: float, seed: int, device: torch.device,
+        self, size: tuple[int, ...], count: int, grid: int, p: float, seed: int, device: torch.device,
         paired: bool = False,
     ) -> None:  # fmt: skip
         self.size, self.block = size, 2 * _order(grid) if paired else CHUNK

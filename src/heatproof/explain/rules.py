@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import ModelError
 from heatproof.explain.gradients import working_images
-from heatproof.models.model import at_least_float, class_scores
+from heatproof.models.model import at_least_float
 from heatproof.types import Trace
 
 Rule = Callable[..., Any]  # called with the function and its arguments
@@ -59,7 +59,7 @@ def own_gradient(
             inputs = inputs.detach().clone().requires_grad_()
             with Rules(rules):
                 logits = trace.model.forward(inputs)
-            score = class_scores(logits[:count], trace.targets[start:stop]).sum()
+            score = trace.model.scores(logits[:count], trace.targets[start:stop]).sum()
             (gradient,) = torch.autograd.grad(score, inputs)
         return at_least_float(gradient[:count])
 
@@ -71,13 +71,18 @@ def without_attention(method: str, trace: Trace, instead: str) -> dict[str, Rule
     """Rules that refuse a transformer."""
 
     def refuse(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.__name__ == "softmax" and args[0].ndim < 3:  # a classifier's, not attention
+        if function.__name__ == "softmax" and not attends(*args, **kwargs):
             return function(*args, **kwargs)
         raise ModelError(
             f"{method} is for convolutional networks, and {trace.model.name} attends; use {instead} instead"
         )
 
     return dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward", "softmax"), refuse)
+
+
+def attends(scores: Tensor, dim: int = -1, *_: Any, **__: Any) -> bool:
+    """Whether a softmax is attention's, over the last axis, not a classifier's, over classes."""
+    return scores.ndim >= 3 and dim in (-1, scores.ndim - 1)
 
 
 def rectifies(function: Any, *args: Any, **kwargs: Any) -> bool:

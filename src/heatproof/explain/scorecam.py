@@ -7,9 +7,8 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.cams import weighted_sum
-from heatproof.models.model import class_scores, probabilities, target_probabilities
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, upsample
+from heatproof.types import Trace, per_map, upsample
 
 
 @explainer(
@@ -17,6 +16,7 @@ from heatproof.types import Trace, upsample
     needs=("activations", "blank"),
     cite="wang2020scorecam",
     card=Card(target="probability of the explained class", resize="masks bilinear to the image's size"),
+    volumes=True,
 )
 def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -> Tensor:
     """Channels weighted by the probability gained when the image is masked with them.
@@ -46,19 +46,19 @@ def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
         targets = trace.targets[torch.arange(start, stop, device=logits.device) // count]
         if weights == "softmax":
-            return class_scores(logits, targets)
-        return target_probabilities(logits, targets)
+            return trace.model.scores(logits, targets)
+        return trace.model.measured(logits, targets)
 
     scores = trace.queue.predict(len(activations) * count, masked, score).view(-1, count)
     if weights == "softmax":
         return weighted_sum(scores.softmax(1), kept)
     assert trace.blank_logits is not None
-    blank = probabilities(trace.blank_logits[None])[0, trace.targets]
+    blank = trace.model.measured(trace.blank_logits.expand(len(activations), -1), trace.targets)
     return weighted_sum(scores - blank[:, None], kept)
 
 
-def _scaled(channels: Tensor, size: tuple[int, int]) -> Tensor:
+def _scaled(channels: Tensor, size: tuple[int, ...]) -> Tensor:
     """Min-max at image size, negatives kept in the range: a mask orders places, it is not yet evidence."""
     masks = upsample(channels, size)
-    low, high = (v[:, None, None] for v in masks.flatten(1).aminmax(dim=1))
+    low, high = (per_map(v, masks) for v in masks.flatten(1).aminmax(dim=1))
     return (masks - low) / torch.where(high > low, high - low, torch.inf)

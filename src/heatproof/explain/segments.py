@@ -13,6 +13,7 @@ begins to cut the next pictures while the network is busy with these.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from heatproof.images.loader import available_cpus
 from heatproof.models.model import Model
 from heatproof.show import eight_bit
 from heatproof.timeline import span
+from heatproof.types import per_map
 
 QUICKSHIFT = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}
 PIXELS_KEPT = 2**24  # of cuts: 334 pictures of 224x224, 64 MB
@@ -39,7 +41,7 @@ def pictures_of(model: Model, images: Tensor) -> Tensor:
     images = images.float()
     if model.preprocess.channels == images.shape[1]:
         return model.preprocess.restore(images)
-    low, high = (v[:, None, None, None] for v in images.flatten(1).aminmax(dim=1))
+    low, high = (per_map(v, images) for v in images.flatten(1).aminmax(dim=1))
     return (images - low) / torch.where(high > low, high - low, torch.inf)
 
 
@@ -59,10 +61,12 @@ def segments_of(
         raise InputError(f"segments must be 'slic' or 'quickshift', got {kind!r}")
     if count < 1 or compactness <= 0:
         raise InputError(f"slic needs count >= 1 and compactness > 0, got {count} and {compactness}")
+    if kind == "quickshift" and images.ndim > 4:
+        raise InputError("quickshift cuts pictures, not volumes; use segments='slic'")
     asked = (kind, count, compactness, seed, model.preprocess)
     if (known := _last.of(images, asked)) is not None:
         return known
-    pictures = eight_bit(pictures_of(model, images)).permute(0, 2, 3, 1).cpu().numpy()
+    pictures = eight_bit(pictures_of(model, images)).movedim(1, -1).cpu().numpy()
     coming = [_cuts.begin(picture, kind, count, compactness, seed) for picture in pictures]
     with span("waiting", "superpixels"):
         found = [cut.result() for cut in coming]
@@ -73,7 +77,7 @@ def cut_ahead(model: Model, images: Tensor, options: Mapping[str, Any], seed: in
     """Begin to cut pictures for a method with these options, if it is one that looks at segments."""
     if "segment_count" in options:
         asked = (str(options["segments"]), options["segment_count"], options["compactness"], seed)
-        for picture in eight_bit(pictures_of(model, images)).permute(0, 2, 3, 1).cpu().numpy():
+        for picture in eight_bit(pictures_of(model, images)).movedim(1, -1).cpu().numpy():
             _cuts.begin(picture, *asked)
 
 
@@ -129,10 +133,10 @@ class _Cuts:
                 self.kept.move_to_end(key)
                 return self.kept[key]
             coming = self.kept[key] = self.pool.submit(_cut, picture, kind, count, compactness, seed)
-            self.pixels += picture.shape[0] * picture.shape[1]
+            self.pixels += math.prod(picture.shape[:-1])
             while self.pixels > PIXELS_KEPT and len(self.kept) > 1:
                 (*_, shape, _), _ = self.kept.popitem(last=False)
-                self.pixels -= shape[0] * shape[1]
+                self.pixels -= math.prod(shape[:-1])
             return coming
 
 
@@ -142,13 +146,13 @@ _cuts = _Cuts()
 def _cut(picture: np.ndarray, kind: str, count: int, compactness: float, seed: int) -> np.ndarray:
     from skimage.segmentation import quickshift, slic
 
-    if picture.shape[2] == 1:
-        picture = picture.repeat(3, axis=2)
+    if picture.shape[-1] == 1:
+        picture = picture.repeat(3, axis=-1)
     with span("superpixels"):
         if kind == "slic":
             found = slic(picture, n_segments=count, compactness=compactness, start_label=0, channel_axis=-1)
         else:
-            coloured = picture.shape[2] == 3
+            coloured = picture.shape[-1] == 3
             found = quickshift(picture, **QUICKSHIFT, rng=seed, convert2lab=coloured, channel_axis=-1)
         return np.unique(found, return_inverse=True)[1].reshape(found.shape).astype(np.int32)
 

@@ -12,24 +12,35 @@ classes in one cell (a|b, a;b) are refused. Box corners are pixel indices, both 
 pixel is 0, or 1 where `first_pixel=1` says so (Pascal VOC). `width` and `height`, where present, are those of
 the picture the boxes were drawn on. A column mask_NAME holds the file of the mask of the part NAME.
 Other columns are ignored.
+
+Pictures may have several findings, or none, where `multilabel=true` or `label_columns` says so:
+
+    path,label,x0,y0,x1,y1                  path,mass,nodule,label,x0,y0,x1,y1,mask_mass
+    1.png,mass,30,40,60,80                  1.png,1,1,nodule,10,12,20,24,masks/1.png
+    1.png,nodule,10,12,20,24                2.png,0,0,,,,,,
+    2.png,mass|nodule,,,,                   label_columns = ["mass", "nodule"]: a column of 0 and 1 for each
+    3.png,,,,,
+
+A picture has the findings of all its rows. A box belongs to those that the label beside it names, a mask to
+the finding of its name; one of another name to all.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.images.files import Size, picture_reader
+from heatproof.images.findings import SEPARATORS, marked_findings, named_findings, number_findings
 from heatproof.images.preprocess import Box, check_box
 from heatproof.images.source import Sample, Source, file_source
 
 CORNERS = ("x0", "y0", "x1", "y1")
 MASK = "mask_"
-SEPARATORS = ("|", ";")
 NEGATIVE = re.compile(r"-\d+(\.\d*)?")
 
 
@@ -42,15 +53,21 @@ def open_csv(
     path_column: str = "path",
     label_column: str = "label",
     bits: int | None = None,
+    multilabel: bool = False,
+    label_columns: Sequence[str] | None = None,
 ) -> Source:
     """Pictures of a CSV manifest. root: where its paths start; else the CSV file's folder.
 
     class_names: the model's classes in its own order; else names are sorted and numbers name themselves.
-    bits: the depth of 16-bit greys, else found (files.py).
+    bits: the depth of 16-bit greys, else found (files.py). multilabel, label_columns: see the top.
     """
     read, path = picture_reader(bits), Path(path)
-    entries = read_entries(path, path_column, label_column, first_pixel)
+    known = class_names or label_columns
+    stated = _Stated(label_column, tuple(label_columns or ()), known) if multilabel or label_columns else None
+    entries = read_entries(path, path_column, label_column, first_pixel, stated)
     start = Path(root) if root is not None else path.parent
+    if stated is not None:
+        return file_source(*_with_findings(entries, known, start, path), read)
     labels, classes = number_labels([entry.label for entry in entries.values()], class_names, path)
     samples = []
     for (name, entry), label in zip(entries.items(), labels, strict=True):
@@ -67,22 +84,55 @@ class Listed:
     frame: Size | None = None
     boxes: list[Box] = field(default_factory=list)
     masks: dict[str, str] = field(default_factory=dict)
+    findings: set[str] = field(default_factory=set)  # where there may be several
+    box_findings: list[tuple[str, ...]] = field(default_factory=list)
 
 
-def read_entries(path: Path, path_column: str, label_column: str, first_pixel: int = 0) -> dict[str, Listed]:
-    """The rows of a CSV file, gathered by picture."""
+@dataclass(frozen=True)
+class _Stated:
+    """Where a row says which findings there are."""
+
+    label_column: str
+    columns: tuple[str, ...]
+    known: Sequence[str] | None
+
+    def read(self, row: dict[str, str], entry: Listed, boxed: bool, where: str) -> None:
+        named = named_findings(row.get(self.label_column, ""), self.known)
+        found = marked_findings(row, self.columns, where) if self.columns else named
+        if self.columns and (absent := [name for name in named if name not in found]):
+            raise InputError(
+                f"{where}: the label names {absent[0]!r}, but its column does not hold 1; correct one of them"
+            )
+        entry.findings.update(found)
+        if boxed:
+            of = named or found
+            if len(of) != 1 and not named:
+                many = f"{len(of)} findings" if of else "no finding"
+                raise InputError(
+                    f"{where}: a box in a row with {many}; name the one it belongs to in the column "
+                    f"{self.label_column!r}"
+                )
+            entry.box_findings.append(of)
+
+
+def read_entries(
+    path: Path, path_column: str, label_column: str, first_pixel: int = 0, stated: _Stated | None = None
+) -> dict[str, Listed]:
+    """The rows of a CSV file, gathered by picture. stated: where pictures may have several findings."""
     entries: dict[str, Listed] = {}
-    for line, row in read_rows(path, path_column):
+    for line, row in read_rows(path, path_column, *(stated.columns if stated else ())):
         where = f"{path.name}, line {line}"
         name, label = row[path_column], row.get(label_column, "")
         if not name:
             raise InputError(f"{where}: the column {path_column!r} is empty")
         entry = entries.setdefault(name, Listed(label, read_frame(row, where)))
-        if entry.label != label:
+        if stated is None and entry.label != label:
             raise InputError(f"{where}: {name} has the label {label!r} here and {entry.label!r} before")
         box = read_box([row.get(corner, "") for corner in CORNERS], where, first_pixel)
         if box is not None:
             entry.boxes.append(box)
+        if stated is not None:
+            stated.read(row, entry, box is not None, where)
         for column, file in row.items():
             if column.startswith(MASK) and file:
                 part = column.removeprefix(MASK)
@@ -91,6 +141,21 @@ def read_entries(path: Path, path_column: str, label_column: str, first_pixel: i
     if not entries:
         raise InputError(f"{path} lists no picture")
     return entries
+
+
+def _with_findings(
+    entries: Mapping[str, Listed], known: Sequence[str] | None, start: Path, path: Path
+) -> tuple[list[Sample], tuple[str, ...]]:
+    findings, classes = number_findings([sorted(e.findings) for e in entries.values()], known, str(path))
+    samples = []
+    for (name, entry), own in zip(entries.items(), findings, strict=True):
+        masks = {part: start / file for part, file in entry.masks.items()}
+        of = tuple(number_findings(entry.box_findings, classes, str(path))[0])
+        boxes = tuple(entry.boxes)
+        samples.append(
+            Sample(name, None, boxes, masks, entry.frame, start / name, findings=own, box_findings=of)
+        )
+    return samples, classes
 
 
 def read_rows(path: Path, *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
@@ -182,7 +247,8 @@ def _check_names(texts: Iterable[str], class_names: Sequence[str] | None, path: 
         if any(mark in text for mark in SEPARATORS):
             raise InputError(
                 f"{path}: the label {text!r} seems to name several classes, but a picture has one here; "
-                "choose one, or list the name in class_names if it is one class"
+                "choose one, list the name in class_names if it is one class, or set multilabel = true if "
+                "pictures have several"
             )
 
 

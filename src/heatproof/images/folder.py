@@ -73,13 +73,18 @@ def open_dicom(
     level: str = "top",
     root: str | Path | None = None,
     first_pixel: int = 0,
+    multilabel: bool = False,
+    label_columns: Sequence[str] | None = None,
 ) -> Source:
     """DICOM files of a folder (see open_folder) or a CSV manifest (see open_csv). window: centre, width."""
     need("pydicom", "dicom")
     if window is not None and not (len(window) == 2 and window[1] >= 1):
         raise InputError(f"a window is a centre and a width of at least 1; got {window}")
     if Path(path).is_file():
-        listed = open_csv(path, root=root, class_names=class_names, first_pixel=first_pixel)
+        listed = open_csv(
+            path, root=root, class_names=class_names, first_pixel=first_pixel, multilabel=multilabel,
+            label_columns=label_columns,
+        )  # fmt: skip
     else:
         listed = open_folder(path, is_dicom_name, class_names=class_names, level=level)
     return file_source(listed.samples, listed.classes, partial(read_dicom, window=window))

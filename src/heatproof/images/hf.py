@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from heatproof.errors import InputError, did_you_mean, need
 from heatproof.images.csv import number_labels
 from heatproof.images.files import picture_reader
+from heatproof.images.findings import lists_several, number_findings
 from heatproof.images.memory import check_labels
 from heatproof.images.source import Sample, Source
 
@@ -40,9 +41,12 @@ def open_hf(
     for column in filter(None, (image_column, label_column)):
         if column not in table.column_names:
             raise InputError(f"{path} has no column {column!r}; {did_you_mean(column, table.column_names)}")
-    labels, classes = _labels(table, label_column, class_names, Path(path))
+    labels, classes, findings = _labels(table, label_column, class_names, Path(path))
     pictures = table.select_columns([image_column]).cast_column(image_column, datasets.Image(decode=False))
-    samples = tuple(Sample(f"{i:06d}", label, content=i) for i, label in enumerate(labels))
+    samples = tuple(
+        Sample(f"{i:06d}", label, content=i, findings=findings[i] if findings else None)
+        for i, label in enumerate(labels)
+    )
     mark = str(table._fingerprint)  # the library's own hash of the data and what was done to it
     return Source(samples, classes, lambda row: read(_file(pictures, row, image_column)), lambda _: mark)
 
@@ -66,16 +70,21 @@ def _load(datasets: Any, path: str, split: str | None, name: str | None) -> Any:
 
 def _labels(
     table: Any, column: str | None, class_names: Sequence[str] | None, path: Path
-) -> tuple[list[int | None], tuple[str, ...]]:
+) -> tuple[list[int | None], tuple[str, ...], list[tuple[int, ...]] | None]:
+    """Labels, the classes' names, and the findings of each picture where the column holds lists."""
     if column is None:
-        return [None] * len(table), ()
+        return [None] * len(table), (), None
     values = list(table[column])
+    feature = table.features[column]
+    if lists_several(values):
+        named = class_names or getattr(getattr(feature, "feature", feature), "names", None)
+        findings, found = number_findings([value or () for value in values], named, str(path))
+        return [None] * len(values), found, findings
     if values and all(isinstance(value, int) for value in values):
-        return check_labels(
-            values, len(values), class_names or getattr(table.features[column], "names", None)
-        )
+        numbers, found = check_labels(values, len(values), class_names or getattr(feature, "names", None))
+        return numbers, found, None
     numbers, classes = number_labels(["" if v is None else str(v) for v in values], class_names, path)
-    return numbers, tuple(classes)
+    return numbers, tuple(classes), None
 
 
 def _file(pictures: Any, sample: Sample, column: str) -> Path | BinaryIO:

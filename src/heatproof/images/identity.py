@@ -67,7 +67,8 @@ class Hashes:
 
 
 def files_of(sample: Sample) -> list[Path]:
-    return [part for part in (sample.content, *sample.masks.values()) if isinstance(part, Path)]
+    content = sample.content if isinstance(sample.content, tuple) else (sample.content,)
+    return [part for part in (*content, *sample.masks.values()) if isinstance(part, Path)]
 
 
 def identify(source: Source, hashes: Hashes) -> list[tuple[str, str]]:
@@ -83,12 +84,15 @@ def identify(source: Source, hashes: Hashes) -> list[tuple[str, str]]:
 
 
 def _identity(source: Source, sample: Sample, marks: Mapping[Path, str | None]) -> str:
-    from heatproof.images.source import content_stamp
+    from heatproof.images.source import content_stamp, stated_findings
 
     masks = [
         [name, marks[mask] if isinstance(mask, Path) else content_stamp(mask)]
         for name, mask in sorted(sample.masks.items())
     ]
     content = marks[sample.content] if isinstance(sample.content, Path) else source.stamp(sample)
-    row = [sample.id, sample.label, sample.boxes, sample.frame, sample.objects, masks, content]
+    if isinstance(sample.content, tuple):  # the slices of a volume
+        content = [marks[part] for part in sample.content]
+    known = [sample.id, sample.label, sample.boxes, sample.frame, sample.objects, masks, content]
+    row = [*known, *stated_findings(sample)]
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:32]

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
+from heatproof.images.arrays import open_arrays
 from heatproof.images.csv import open_csv
 from heatproof.images.folder import open_dicom, open_folder
 from heatproof.images.hf import open_hf
 from heatproof.images.imagenet import open_imagenet
 from heatproof.images.memory import open_memory, open_npz
+from heatproof.images.nifti import open_nifti
+from heatproof.images.series import open_series
 from heatproof.images.source import Source, select
 
 SOURCES: dict[str, Callable[..., Source]] = {
@@ -22,6 +25,9 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "npz": open_npz,
     "hf": open_hf,
     "dicom": open_dicom,
+    "dicom-series": open_series,
+    "nifti": open_nifti,
+    "arrays": open_arrays,
     "memory": open_memory,
 }
 
@@ -36,7 +42,8 @@ def source_options(kind: str) -> dict[str, Any]:
 def open_source(kind: str, path: Any, **options: Any) -> Source:
     """The pictures of one kind of source, filtered.
 
-    kind: folder, csv, imagenet, npz, hf, dicom or memory. path: a file or folder; for memory, the pictures.
+    kind: folder, csv, imagenet, npz, hf, dicom, dicom-series, nifti, arrays or memory.
+    path: a file or folder; for memory, the pictures.
     options: those of the kind (see its open_ function) and the filters of `select`.
     """
     known = source_options(kind)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,7 @@ import numpy as np
 from heatproof.errors import InputError
 from heatproof.images.preprocess import Carried, Preprocess
 from heatproof.images.source import Source
+from heatproof.images.volumes import Raster
 from heatproof.lazy import torch
 from heatproof.timeline import span
 from heatproof.types import Batch, Truth
@@ -58,6 +59,10 @@ class Known(NamedTuple):
 
     boxes: Carried
     masks: dict[str, Tensor]
+    by_finding: Mapping[int, Known] = {}
+
+
+NOTHING = Known(Carried(()), {})
 
 
 def batches(
@@ -76,7 +81,7 @@ def batches(
     chosen = list(range(len(source)) if indices is None else indices)
     if batch_size < 1:
         raise InputError(f"a batch holds at least 1 image; got batch_size={batch_size}")
-    if preprocess.channels not in (1, 3):
+    if preprocess.channels not in (1, 3) and not source.deep:
         raise InputError(f"pictures have 1 or 3 channels, but the preprocessing has {preprocess.channels}")
     outside = [i for i in chosen if not 0 <= i < len(source)]
     if outside:
@@ -149,15 +154,26 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
     try:
         with span("decode"):
             picture = source.read(sample)
-            pixels = np.asarray(preprocess.crop(picture))
-            boxes, masks = source.truth(i, preprocess, picture.size)
+            pixels = (
+                preprocess.values(picture)
+                if isinstance(picture, Raster)
+                else np.asarray(preprocess.crop(picture))
+            )
+            known = Known(*source.truth(i, preprocess, picture.size))
+            if sample.findings and (sample.boxes or sample.masks):
+                own = {f: Known(*source.truth(i, preprocess, picture.size, f)) for f in sample.findings}
+                known = known._replace(by_finding=own)
     except InputError as error:
         return Failure(sample.id, str(error), _transient(error))
-    out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    out /= 255
-    out -= np.array(preprocess.mean, np.float32)[:, None, None]
-    out /= np.array(preprocess.std, np.float32)[:, None, None]
-    return Known(boxes, masks)
+    if isinstance(picture, Raster):
+        out[...] = pixels
+    else:
+        out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        out /= 255
+    column = (-1, *[1] * (out.ndim - 1))
+    out -= np.array(preprocess.mean, np.float32).reshape(column)
+    out /= np.array(preprocess.std, np.float32).reshape(column)
+    return known
 
 
 def _transient(error: BaseException | None) -> bool:
@@ -177,9 +193,18 @@ def _collate(
     samples = [source.sample(chunk[k]) for k in known]
     if failures:
         images = images[list(known)]
+    ids, known_truth = tuple(s.id for s in samples), source.boxed or source.parts
+    truth = _truth(source, list(known.values()), images) if known_truth else None
+    if source.several:
+        findings = torch.zeros(len(samples), len(source.classes), dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            findings[row, list(sample.findings or ())] = True
+        occur = findings.any(0).nonzero().flatten().tolist() if known_truth else []
+        of = {f: [one.by_finding.get(f, NOTHING) for one in known.values()] for f in occur}
+        own = {f: _truth(source, rows, images) for f, rows in of.items()}
+        return Loaded(Batch(ids, images, None, truth, findings, own), failures)
     labels = torch.tensor([s.label for s in samples], dtype=torch.int64) if source.labelled else None
-    truth = _truth(source, list(known.values()), images) if source.boxed or source.parts else None
-    return Loaded(Batch(tuple(s.id for s in samples), images, labels, truth), failures)
+    return Loaded(Batch(ids, images, labels, truth), failures)
 
 
 def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:

@@ -12,8 +12,10 @@ from PIL import Image
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.images.files import bit_depth, check_bits, check_file, eight_bits, scale_to_bytes
+from heatproof.images.findings import lists_several, number_findings, read_findings
 from heatproof.images.preprocess import Box, check_box
 from heatproof.images.source import Sample, Source, content_stamp
+from heatproof.images.volumes import Raster, raster
 from heatproof.lazy import torch
 
 CHANNELS = (1, 3)
@@ -28,26 +30,37 @@ def open_memory(
     ids: Sequence[str] | None = None,
     class_names: Sequence[str] | None = None,
     bits: int | None = None,
+    box_labels: Sequence[Sequence[Any]] | None = None,
+    axes: str | None = None,
 ) -> Source:
     """A batch of pictures, or a list of any sizes: arrays "h w" or "h w c", tensors "c h w", Pillow pictures.
 
     Values have 8 or 16 bits or are fractions of 1; all become 8-bit. These are pictures, not model-ready
     images: the model's preprocessing is still to come. masks: part name -> "n h w". bits: the depth of 16-bit
-    values; else the one that holds all arrays, so that they are scaled alike.
+    values; else the one that holds all arrays, so that they are scaled alike. labels: "n" class numbers; of
+    pictures that may have several findings a table "n k" of 0 and 1, or a list of names or numbers for each;
+    box_labels then names the finding of each box, and a mask belongs to the finding of its name. axes: of
+    each array, such as "dhw" of volumes or "hwc" of many channels, whose values then stay as they are (see
+    volumes.py).
     """
     images = list(images)
     deep = [int(a.max()) for a in images if getattr(a, "dtype", None) == np.uint16 and a.size]
     bits = check_bits(bits) or (bit_depth(max(deep)) if deep else None)
-    pictures = [to_pixels(image, f"picture {i}", bits) for i, image in enumerate(images)]
+    pictures: list[Any] = [_content(image, f"picture {i}", bits, axes) for i, image in enumerate(images)]
     if not pictures:
         raise InputError("there is no picture in memory to open")
     n = len(pictures)
-    given = {"labels": labels, "boxes": boxes, "ids": ids}
+    given = {"labels": labels, "boxes": boxes, "ids": ids, "box_labels": box_labels}
     given |= {f"masks[{part!r}]": mask for part, mask in (masks or {}).items()}
     for name, values in given.items():
         if values is not None and len(values) != n:
             raise InputError(f"{name} has {len(values)} entries, but there are {n} pictures")
-    numbers, classes = check_labels(labels, n, class_names)
+    several = lists_several(labels)
+    findings, classes = read_findings(labels, class_names) if several else ([None] * n, ())
+    numbers, classes = ([None] * n, classes) if several else check_labels(labels, n, class_names)
+    belongs = (
+        _box_findings(boxes, box_labels, findings, classes) if several and boxes is not None else [()] * n
+    )
     parts = {part: _array(mask) for part, mask in (masks or {}).items()}
     samples = tuple(
         Sample(
@@ -56,10 +69,42 @@ def open_memory(
             () if boxes is None else tuple(check_box(box) for box in boxes[i]),
             {part: mask[i] for part, mask in parts.items()},
             content=pictures[i],
+            findings=findings[i],
+            box_findings=belongs[i],
         )
         for i in range(n)
     )
+    if axes is not None:
+        read, mark = (lambda s: s.content), (lambda s: content_stamp(s.content.values))
+        return Source(samples, classes, read, mark, deep=True)
     return Source(samples, classes, lambda s: Image.fromarray(s.content), lambda s: content_stamp(s.content))
+
+
+def _content(image: Any, name: str, bits: int | None, axes: str | None) -> np.ndarray | Raster:
+    if axes is None:
+        return to_pixels(image, name, bits)
+    try:
+        return raster(_array(image), axes, bits)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+def _box_findings(
+    boxes: Sequence[Sequence[Box]],
+    given: Sequence[Sequence[Any]] | None,
+    findings: Sequence[tuple[int, ...] | None],
+    classes: Sequence[str],
+) -> list[tuple[tuple[int, ...], ...]]:
+    """For each picture and each of its boxes: its finding; the only one a picture has needs no name."""
+    found = []
+    for i, (own, here) in enumerate(zip(boxes, findings, strict=True)):
+        if given is None and len(own) and len(here or ()) != 1:
+            raise InputError(f"picture {i} has boxes and {len(here or ())} findings; give box_labels too")
+        named = [[(here or ())[0]]] * len(own) if given is None else [[one] for one in given[i]]
+        if len(named) != len(own):
+            raise InputError(f"picture {i} has {len(own)} boxes, but {len(named)} box_labels")
+        found.append(tuple(number_findings(named, classes, "box_labels")[0]))
+    return found
 
 
 def open_npz(
@@ -68,9 +113,10 @@ def open_npz(
     split: str | None = "test",
     class_names: Sequence[str] | None = None,
     bits: int | None = None,
+    axes: str | None = None,
 ) -> Source:
     """The arrays SPLIT_images "n h w" or "n h w c", and SPLIT_labels, of an .npz file; without a split,
-    images and labels. The pictures of the split are held in memory. bits: as for pictures in memory.
+    images and labels. The pictures of the split are held in memory. bits, axes: as for pictures in memory.
     """
     prefix = "" if split is None else f"{split}_"
     try:
@@ -87,12 +133,14 @@ def open_npz(
     except Exception as error:  # damaged archives fail in their own ways
         detail = getattr(error, "strerror", None) or "it is damaged or holds something else"
         raise InputError(f"cannot read {path} as an .npz file: {detail}") from error
-    if images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in CHANNELS):
+    usual = images.ndim in (3, 4) and (images.ndim == 3 or images.shape[3] in CHANNELS)
+    if axes is None and not usual:
         raise InputError(
-            f"{prefix}images must be 'n h w' or 'n h w c' with 1 or 3 channels; got {images.shape}"
+            f"{prefix}images must be 'n h w' or 'n h w c' with 1 or 3 channels; got {images.shape}: set "
+            "axes, such as 'dhw' of volumes or 'hwc', where it is something else"
         )
     ids = [f"{prefix}{i:06d}" for i in range(len(images))]
-    source = open_memory(images, labels=labels, ids=ids, class_names=class_names, bits=bits)
+    source = open_memory(images, labels=labels, ids=ids, class_names=class_names, bits=bits, axes=axes)
     return replace(source, stamp=lambda _: mark)
 
 

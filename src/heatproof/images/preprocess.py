@@ -28,6 +28,15 @@ from PIL import Image
 from heatproof.errors import InputError
 from heatproof.images.dicom import is_dicom_file, read_dicom
 from heatproof.images.files import MAX_PIXELS, Size, eight_bits, named_file, picture_reader
+from heatproof.images.volumes import (
+    Raster,
+    Seen,
+    Window,
+    along_each_axis,
+    check_window,
+    fractions,
+    resize_matrix,
+)
 from heatproof.lazy import torch
 
 if TYPE_CHECKING:
@@ -70,47 +79,86 @@ class Carried(NamedTuple):
 class Preprocess:
     """Resize the shorter side, crop the centre, scale to [0, 1], subtract the mean, divide by the std."""
 
-    size: tuple[int, int] = (224, 224)  # height, width of what the model sees
-    resize: int | tuple[int, int] = 256  # shorter side before the crop, or an exact height and width
+    size: tuple[int, ...] = (
+        224,
+        224,
+    )  # height, width of what the model sees; of volumes depth, height, width
+    resize: int | tuple[int, ...] = 256  # shorter side before the crop, or an exact height and width
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     interpolation: str = "bilinear"
+    window: Window = None  # of measured values, what becomes 0 to 1: centre and width, or "range"
+
+    def __post_init__(self) -> None:
+        check_window(self.window)
 
     @property
     def channels(self) -> int:
         return len(self.mean)
 
-    def axes(self, picture: Size) -> tuple[Side, Side]:
-        """What happens to the columns and to the rows of a picture of this width and height."""
+    def axes(self, picture: tuple[int, ...]) -> tuple[Side, ...]:
+        """What happens to columns, rows (and slices) of a picture of this width and height (and depth)."""
+        if len(picture) != len(self.size):
+            kind = "a picture" if len(picture) == 2 else "a volume"
+            wanted = "pictures" if len(self.size) == 2 else "volumes"
+            raise InputError(
+                f"it is {kind}, but the model takes {wanted}; set preprocess.size to what it takes"
+            )
         if isinstance(self.resize, int):
             scaled = [max(1, int(side * self.resize / min(picture))) for side in picture]
         else:
-            scaled = [self.resize[1], self.resize[0]]
+            scaled = list(self.resize[::-1])
         if math.prod(scaled) > MAX_PIXELS:
             raise InputError(
-                f"resized to {scaled[0]}x{scaled[1]} it would have more than {MAX_PIXELS:,} pixels; "
-                f"its sides, {picture[0]} and {picture[1]}, differ too much"
+                f"resized to {'x'.join(map(str, scaled))} it would have more than {MAX_PIXELS:,} pixels; "
+                f"its sides, {' and '.join(map(str, picture))}, differ too much"
             )
         sides = zip(picture, scaled, self.size[::-1], strict=True)
-        columns, rows = (Side(n, long, round((long - size) / 2), size) for n, long, size in sides)
-        return columns, rows
+        return tuple(Side(n, long, round((long - size) / 2), size) for n, long, size in sides)
 
     def crop(self, picture: Image.Image) -> Image.Image:
         """The 8-bit picture the model sees, after resize and centre crop."""
+        if self.window is not None:
+            raise InputError(
+                "preprocess.window needs values as they were measured, and this is an 8-bit picture; read it "
+                "as kind 'arrays', 'nifti' or 'dicom-series', or give a dicom source its options.window"
+            )
         picture = eight_bits(picture).convert("L" if self.channels == 1 else "RGB")
         x, y = self.axes(picture.size)
         if (x.scaled, y.scaled) != picture.size:
             picture = picture.resize((x.scaled, y.scaled), Image.Resampling[self.interpolation.upper()])
         return picture.crop((x.first, y.first, x.first + x.size, y.first + y.size))
 
-    def carry_boxes(self, boxes: Iterable[Box], picture: Size, frame: Size | None = None) -> Carried:
+    def values(self, picture: Seen) -> np.ndarray:
+        """ "c H W" or "c D H W" in [0, 1], after resize and centre crop."""
+        if not isinstance(picture, Raster):
+            pixels = np.asarray(self.crop(picture), np.float32)
+            return np.moveaxis(np.atleast_3d(pixels), 2, 0) / 255
+        sides = self.axes(picture.size)
+        found = fractions(picture, self.window)
+        if len(found) not in (1, self.channels):
+            raise InputError(
+                f"it has {len(found)} channels, but the model takes {self.channels}; say with axes which "
+                "axis they are, or wrap the network to make its channels from these"
+            )
+        matrices = [resize_matrix(*side, self.interpolation) for side in sides[::-1]]
+        shown = along_each_axis(found, matrices).clip(0, 1)  # a cubic filter overshoots
+        return shown if len(shown) == self.channels else np.repeat(shown, self.channels, 0)
+
+    def carry_boxes(
+        self, boxes: Iterable[Box], picture: tuple[int, ...], frame: Size | None = None
+    ) -> Carried:
         """Boxes of a picture of this width and height, in the pixels of its crop.
 
         `frame` is the width and height of the picture the boxes were drawn on, where the file has since
         been resized. A box is clipped to the crop; one that lies outside it, or shrinks to nothing, is lost.
         """
-        kept, lost = [], []
-        x, y = self.axes(picture)
+        kept, lost, sides = [], [], self.axes(picture)
+        if len(sides) > 2:
+            if tuple(boxes):
+                raise InputError("boxes are for pictures; mark the object of a volume by a mask")
+            return Carried(())
+        x, y = sides
         if frame is not None:
             x, y = x._replace(n=frame[0]), y._replace(n=frame[1])
         for box in boxes:
@@ -125,19 +173,21 @@ class Preprocess:
                 )
         return Carried(tuple(kept), tuple(lost))
 
-    def carry_mask(self, mask: Any, picture: Size) -> Tensor:
+    def carry_mask(self, mask: Any, picture: tuple[int, ...]) -> Tensor:
         """A mask of a picture of this width and height, as "H W" bool in the pixels of its crop.
 
-        The mask, "h w", may have another size than the picture: it is stretched over it.
+        The mask, "h w" or "d h w", may have another size than the picture: it is stretched over it.
         """
         device = mask.device if isinstance(mask, torch.Tensor) else None
         marked = np.asarray(mask.detach().cpu() if isinstance(mask, torch.Tensor) else mask) != 0
-        if marked.ndim != 2 or 0 in marked.shape:
-            raise InputError(f"a mask has rows and columns; got shape {marked.shape}")
-        x, y = self.axes(picture)
-        columns, rows = x._replace(n=marked.shape[1]).sources(), y._replace(n=marked.shape[0]).sources()
-        seen = marked[np.ix_(rows, columns)]
-        seen[rows < 0], seen[:, columns < 0] = False, False
+        sides = self.axes(picture)[::-1]
+        if marked.ndim != len(sides) or 0 in marked.shape:
+            axes = "rows and columns" if len(sides) == 2 else "slices, rows and columns"
+            raise InputError(f"a mask has {axes}; got shape {marked.shape}")
+        sources = [side._replace(n=n).sources() for side, n in zip(sides, marked.shape, strict=True)]
+        seen = marked[np.ix_(*sources)]
+        for axis, source in enumerate(sources):
+            seen[(*[slice(None)] * axis, source < 0)] = False
         return torch.from_numpy(seen).to(device)
 
     def normalise(self, pixels: Tensor) -> Tensor:
@@ -151,12 +201,15 @@ class Preprocess:
         return (images * std + mean).clamp(0, 1)
 
     def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation, each "c 1 1"."""
+        """Mean and deviation, each "c 1 1"; of volumes "c 1 1 1"."""
         # Not made on the device: that would wait for all that it has still to do.
-        scale = torch.tensor((self.mean, self.std)).to(like.device, non_blocking=True)[..., None, None]
+        scale = torch.tensor((self.mean, self.std)).to(like.device, non_blocking=True)
+        scale = scale.view(*scale.shape, *[1] * len(self.size))
         return scale[0], scale[1]
 
-    def __call__(self, picture: Image.Image) -> Tensor:
+    def __call__(self, picture: Seen) -> Tensor:
+        if isinstance(picture, Raster):
+            return self.normalise(torch.from_numpy(self.values(picture)))
         return self.normalise(to_tensor(self.crop(picture)))
 
 

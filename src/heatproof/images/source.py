@@ -23,6 +23,7 @@ from PIL import Image
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.files import Size, picture_size, read_image
 from heatproof.images.preprocess import Box, Carried, Preprocess
+from heatproof.images.volumes import Seen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,13 @@ class Sample:
     frame: Size | None = None  # width and height of the picture the boxes were drawn on, where known
     content: Any = None  # what the source's `read` needs: a file, a row, an array
     others: int = 0  # boxes of other classes in the picture
+    findings: tuple[int, ...] | None = None  # of a picture that may have several; then it has no label
+    box_findings: tuple[tuple[int, ...], ...] = ()  # of each box, where there may be several findings
+
+    @property
+    def stated(self) -> tuple[int, ...]:
+        """The classes that it is said to be of: its label, its findings, or none."""
+        return (self.findings or ()) if self.label is None else (self.label,)
 
     @property
     def objects(self) -> int:
@@ -53,8 +61,10 @@ class Source:
 
     samples: tuple[Sample, ...]
     classes: tuple[str, ...]
-    read: Callable[[Sample], Image.Image]
+    read: Callable[[Sample], Seen]
     stamp: Callable[[Sample], Any]  # a cheap mark of the picture's content, for the hash
+    deep: bool = False  # whether it gives values as they were measured, in any number of channels and axes
+    read_mask: Callable[[Path], np.ndarray] | None = None  # of a mask's file, where it is no picture
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -62,27 +72,43 @@ class Source:
     def sample(self, i: int) -> Sample:
         return self.samples[i]
 
-    def open(self, i: int) -> Image.Image:
-        """The picture, upright, as "L" or "RGB"."""
+    def open(self, i: int) -> Seen:
+        """The picture, upright, as "L" or "RGB"; or a Raster."""
         sample = self.samples[i]
         try:
             return self.read(sample)
         except InputError as error:
             raise InputError(f"cannot read {sample.id}: {error}") from error
 
-    def truth(self, i: int, preprocess: Preprocess, picture: Size) -> tuple[Carried, dict[str, Tensor]]:
-        """Boxes and masks in the pixels of the crop, for a picture that has this width and height."""
-        sample = self.samples[i]
+    def truth(
+        self, i: int, preprocess: Preprocess, picture: tuple[int, ...], finding: int | None = None
+    ) -> tuple[Carried, dict[str, Tensor]]:
+        """Boxes and masks in the pixels of the crop, for a picture that has this width and height.
+
+        finding: only those that belong to it. A mask whose part is called like another finding does not.
+        """
+        sample = self.samples[i] if finding is None else self._about(self.samples[i], finding)
         if sample.boxes and sample.frame and not _same_shape(sample.frame, picture):
             drawn, found = ("x".join(map(str, size)) for size in (sample.frame, picture))
             raise InputError(f"its boxes were drawn on a {drawn} picture, but the file has {found} pixels")
         boxes = preprocess.carry_boxes(sample.boxes, picture, sample.frame)
-        masks = {name: read_mask(name, mask) for name, mask in sample.masks.items()}
+        masks = {name: read_mask(name, mask, self.read_mask) for name, mask in sample.masks.items()}
         return boxes, {name: preprocess.carry_mask(mask, picture) for name, mask in masks.items()}
+
+    def _about(self, sample: Sample, finding: int) -> Sample:
+        pairs = zip(sample.boxes, sample.box_findings, strict=True)
+        others = {name for f, name in enumerate(self.classes) if f != finding}
+        masks = {part: mask for part, mask in sample.masks.items() if part not in others}
+        return replace(sample, boxes=tuple(box for box, of in pairs if finding in of), masks=masks)
 
     @property
     def labelled(self) -> bool:
         return bool(self.classes)
+
+    @cached_property
+    def several(self) -> bool:
+        """Whether a picture may have several findings, or none."""
+        return any(sample.findings is not None for sample in self.samples)
 
     @cached_property
     def boxed(self) -> bool:
@@ -104,13 +130,18 @@ class Source:
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         for s in self.samples:
             masks = [[name, content_stamp(mask)] for name, mask in sorted(s.masks.items())]
-            row = [s.id, s.label, s.boxes, s.frame, masks, self.stamp(s)]
+            row = [s.id, s.label, s.boxes, s.frame, masks, self.stamp(s), *stated_findings(s)]
             digest.update(json.dumps(row).encode())
         return digest.hexdigest()[:16]
 
     def subset(self, indices: Iterable[int]) -> Source:
         """Some of the samples, in the order given; labels keep their meaning."""
         return replace(self, samples=tuple(self.samples[i] for i in indices))
+
+
+def stated_findings(sample: Sample) -> list[Any]:
+    """What hashes take in of findings: nothing of a picture that has one label."""
+    return [] if sample.findings is None else [sample.findings, sample.box_findings]
 
 
 def file_source(
@@ -129,16 +160,20 @@ def content_stamp(content: Any) -> Any:
             return content.stat().st_size
         except (OSError, ValueError):  # a NUL in the path; reading it will tell
             return None
+    if isinstance(content, tuple):
+        return [content_stamp(part) for part in content]
     array = np.ascontiguousarray(content)
     digest = hashlib.sha256(array.data.cast("B") if array.size else b"").hexdigest()[:16]
     return [str(array.dtype), array.shape, digest]
 
 
-def read_mask(name: str, mask: Any) -> np.ndarray:
+def read_mask(name: str, mask: Any, read: Callable[[Path], np.ndarray] | None = None) -> np.ndarray:
     """ "h w" bool. Of a file, the pixels at least half as bright as its brightest; of an array, all but 0."""
     if not isinstance(mask, Path):
         return np.asarray(np.asarray(mask) != 0)
     try:
+        if read is not None:
+            return np.asarray(read(mask) != 0)
         pixels = np.asarray(read_image(mask).convert("L"))
     except InputError as error:
         raise InputError(f"its mask of {name!r} cannot be read: {error}") from error
@@ -165,7 +200,7 @@ def select(
     left = [f"{len(indices)} in the source"]
     if classes is not None:
         wanted = class_numbers(classes, source.classes)
-        indices = [i for i in indices if source.samples[i].label in wanted]
+        indices = [i for i in indices if wanted.intersection(source.samples[i].stated)]
         left.append(f"{len(indices)} in the classes")
     if single_object:
         indices = [i for i in indices if source.samples[i].objects == 1]
@@ -220,13 +255,13 @@ def class_numbers(wanted: Sequence[str | int], classes: Sequence[str]) -> set[in
     return numbers
 
 
-def covered(boxes: Sequence[Box], size: Size) -> float:
+def covered(boxes: Sequence[Box], size: tuple[int, ...]) -> float:
     """The share of a picture that its boxes cover together.
 
     >>> covered([(0, 0, 4, 9), (3, 0, 4, 9)], (10, 10))
     0.5
     """
-    wide, high = size
+    wide, high = size[:2]
     frames = [(max(x0, 0), max(y0, 0), min(x1 + 1, wide), min(y1 + 1, high)) for x0, y0, x1, y1 in boxes]
     xs, ys = (sorted({f[k] for f in frames} | {f[k + 2] for f in frames}) for k in (0, 1))
     area = sum(
@@ -248,11 +283,11 @@ def _share_within(source: Source, i: int, low: float, high: float) -> bool:
         with suppress(InputError):  # a DICOM file, or a broken one: reading it will tell
             size = picture_size(sample.content)
     try:
-        size = size or source.read(sample).size
+        found = size or source.read(sample).size
     except InputError:
         return True
-    return low <= covered(sample.boxes, size) <= high
+    return low <= covered(sample.boxes, found) <= high
 
 
-def _same_shape(a: Size, b: Size) -> bool:
+def _same_shape(a: Size, b: tuple[int, ...]) -> bool:
     return abs(a[0] * b[1] - a[1] * b[0]) <= SAME_SHAPE * max(a[0] * b[1], a[1] * b[0])

@@ -31,14 +31,17 @@ from heatproof.errors import InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.explain.rules import RECTIFIERS, Rule, Rules, attend, rectifies
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_range
-from heatproof.models.capture import capture, tap
+from heatproof.models.asked import asked, unasked
+from heatproof.models.capture import capture
+from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
-from heatproof.models.model import Model, as_model, class_scores, predicted, untouched
+from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
+from heatproof.models.tap import tap
 from heatproof.registry import metric
-from heatproof.types import Images
+from heatproof.types import Images, size_of
 
 ROUNDING = 20.0  # how sharp the softplus is, in deviations of the values it takes
 Look = Callable[
@@ -49,6 +52,8 @@ Look = Callable[
 @metric(
     "adversarial_fragility",
     needs=("model", "images"),
+    reruns=True,
+    inside=True,
     higher_is_better=True,
     bounds=(-1.0, 1.0),
     cite="ghorbani2019fragile",
@@ -84,13 +89,15 @@ def adversarial_fragility(
         raise InputError(f"adversarial_fragility needs epsilon > 0 and steps >= 1; got {epsilon} and {steps}")
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    calls = read_methods(methods)
+    refuse_volumes("adversarial_fragility", size_of(pictures))
+    calls = read_methods(methods, again=True)
+    model, columns = asked(model, pictures, None)
     cams = [c.text for c in calls if {"activations", "gradients", "scales"} & set(c.entry.needs)]
     result: dict[str, PerImage] = {}
     for names in (cams, [c.text for c in calls if c.text not in cams]):
         if names:
             at = _layer(model, pictures, layer) if names is cams else None
-            found = _search(model, pictures, at, epsilon, steps, seed, passes)
+            found = _search(model, pictures, at, epsilon, steps, seed, passes, columns)
             result |= _scored(model, pictures, found, names, layer, seed, passes)
     return {call.text: result[call.text] for call in calls}
 
@@ -124,8 +131,9 @@ def _scored(
 
 
 def _search(
-    model: Model, pictures: Tensor, layer: str | None, epsilon: float, steps: int, seed: int, passes: Passes
-) -> Searched:
+    model: Model, pictures: Tensor, layer: str | None, epsilon: float, steps: int, seed: int, passes: Passes,
+    columns: Columns | None = None,
+) -> Searched:  # fmt: skip
     """Sign-gradient steps, each picture on its own, the best of those that keep the prediction kept."""
     reach = (epsilon * _picture_range(model, pictures)).expand_as(pictures)
     signs = np.random.default_rng((seed, 0)).integers(0, 2, pictures.shape[1:]) * 2 - 1
@@ -136,10 +144,13 @@ def _search(
     def work(start: int, stop: int) -> Searched:
         images, ball = pictures[start:stop], reach[start:stop]
         with torch.no_grad():
-            answers = predicted(model.forward(model.ready(images)))
+            before = model.forward(model.ready(images))
+            classes = model.predicted(before) if columns is None else columns.numbers[start:stop]
         with torch.inference_mode(False), torch.enable_grad():
-            original = look(images.clone(), answers)[0].detach()
-            return _steps(look, images, original, answers, ball, noise * ball, steps)
+            original = look(images.clone(), classes)[0].detach()
+            again = partial(_again, look, classes)
+            holds = partial(model.same, before, targets=classes)
+            return _steps(again, holds, images, original, ball, noise * ball, steps)
 
     size = (int(pictures.shape[-2]), int(pictures.shape[-1]))
     with untouched(model.module):
@@ -149,8 +160,18 @@ def _search(
     return Searched(torch.cat([part.pictures for part in parts]), torch.cat([part.kept for part in parts]))
 
 
+def _again(look: Look, classes: Tensor, shown: Tensor) -> tuple[Tensor, Tensor]:
+    return look(shown, classes)
+
+
 def _steps(
-    look: Look, images: Tensor, original: Tensor, answers: Tensor, ball: Tensor, start: Tensor, steps: int
+    look: Callable[[Tensor], tuple[Tensor, Tensor]],
+    holds: Callable[[Tensor], Tensor],
+    images: Tensor,
+    original: Tensor,
+    ball: Tensor,
+    start: Tensor,
+    steps: int,
 ) -> Searched:
     change, tried = torch.zeros_like(start), start
     downhill = start.sign()
@@ -158,10 +179,10 @@ def _steps(
     best, lowest = images.clone(), images.new_full((len(images),), torch.inf)
     for step in range(steps + 1):
         shown = (images + tried).detach()
-        seen, logits = look(shown, answers)
+        seen, logits = look(shown)
         alike = F.cosine_similarity(seen, original)
         (slope,) = torch.autograd.grad(alike.sum(), shown) if step < steps else (downhill,)
-        held = predicted(logits.detach()) == answers
+        held = holds(logits.detach())
         better = held & (alike.detach().to(lowest) < lowest)
         best[better], lowest[better] = shown.detach()[better], alike.detach().to(lowest)[better]
         change[held], downhill[held] = tried[held], -slope.sign()[held].to(downhill)
@@ -173,7 +194,7 @@ def _steps(
 def _layer(model: Model, pictures: Tensor, layer: Layers) -> str | None:
     """Where CAMs look."""
     with untouched(model.module):
-        return capture(model, pictures[:1], needs=frozenset({"activations"}), layer=layer).layer
+        return capture(unasked(model), pictures[:1], needs=frozenset({"activations"}), layer=layer).layer
 
 
 def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,7 +202,7 @@ def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Ten
     with Rules(SMOOTH), tap(model.module, (layer,), True, model.found.get("runs", {})) as taken:
         logits = model.forward(inputs)
     output = taken.outputs[layer]
-    (gradient,) = torch.autograd.grad(class_scores(logits, classes).sum(), output, create_graph=True)
+    (gradient,) = torch.autograd.grad(model.scores(logits, classes).sum(), output, create_graph=True)
     layout = layout_of(output, inputs, model.module)
     assert layout is not None
     weights = layout.picture(gradient).mean((2, 3), keepdim=True)
@@ -192,7 +213,7 @@ def _gradient(model: Model, images: Tensor, classes: Tensor) -> tuple[Tensor, Te
     inputs = model.ready(images.requires_grad_())
     with Rules(ROUNDED):
         rounded = model.forward(inputs)
-    score = class_scores(rounded, classes).sum()
+    score = model.scores(rounded, classes).sum()
     (gradient,) = torch.autograd.grad(score, inputs, create_graph=True)
     with torch.no_grad():
         logits = model.forward(model.ready(images))

@@ -25,7 +25,15 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.kit import Cause, PerImage, as_numbers, chunks, in_threads, same_length, sized_maps
+from heatproof.metrics.kit import (
+    Cause,
+    PerImage,
+    as_numbers,
+    chunks,
+    in_threads,
+    same_length,
+    sized_maps,
+)
 from heatproof.metrics.localisation import budget_masks, kept_pixels
 from heatproof.metrics.similarity import ssim
 from heatproof.registry import metric, metrics
@@ -35,6 +43,7 @@ NAN = float("nan")
 KINDS = ("spearman", "ssim", "overlap")
 CONSTANT_MAP = "a map is constant, so that it has no order to compare"
 CONSTANT_EVERYWHERE = "no image has two maps that are not constant"
+NO_SSIM = "SSIM compares pictures, and these are volumes"
 ONE_MAP = "fewer than two methods have a map that is not constant"
 
 
@@ -131,9 +140,8 @@ def map_similarity(before: Maps | ArrayLike, after: Maps | ArrayLike) -> PerImag
     values, size, _ = _checked({"before": before, "after": after})
     table = torch.cat([_compare(part, size, [(0, 1)], None) for part in _parts(values, size)], 1)
     undefined = torch.stack([constant(one) for one in values]).any(0)
-    return PerImage(
-        {"ssim": table[1, :, 0].float(), "spearman": table[0, :, 0].float()}, [Cause(CONSTANT_MAP, undefined)]
-    )
+    scores = {"ssim": table[1, :, 0].float(), "spearman": table[0, :, 0].float()}
+    return PerImage(scores, [*_without_ssim(size, undefined), Cause(CONSTANT_MAP, undefined)])
 
 
 def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.2) -> MethodAgreement:
@@ -152,19 +160,29 @@ def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.
     flat = torch.stack([constant(one) for one in values], 1)
     undefined = flat[:, first] | flat[:, second]
     table = table.masked_fill(undefined, torch.nan)
+    missing = _without_ssim(size, undefined.all(1))
+    counts = (~undefined).sum(0)
+    why = dict.fromkeys(KINDS, CONSTANT_EVERYWHERE) | ({"ssim": NO_SSIM} if missing else {})
     matrices = {
-        kind: _matrix(
-            labels, pairs, scores.nanmean(0), (~undefined).sum(0), [CONSTANT_EVERYWHERE] * len(pairs)
-        )
+        kind: _matrix(labels, pairs, scores.nanmean(0), counts, [why[kind]] * len(pairs))
         for kind, scores in zip(KINDS, table, strict=True)
     }
     images = dict(zip(KINDS, table.nanmean(2).float(), strict=True))
-    return MethodAgreement(**matrices, images=PerImage(images, [Cause(ONE_MAP, undefined.all(1))]))
+    return MethodAgreement(**matrices, images=PerImage(images, [*missing, Cause(ONE_MAP, undefined.all(1))]))
+
+
+def _without_ssim(size: tuple[int, ...], like: Tensor) -> list[Cause]:
+    """Why volumes have no SSIM; nothing for pictures."""
+    return [Cause(NO_SSIM, torch.ones_like(like), ("ssim",))] if len(size) > 2 else []
+
+
+def _by(size: tuple[int, ...]) -> str:
+    return "x".join(map(str, size))
 
 
 def _checked(
     maps: Mapping[str, Maps | ArrayLike],
-) -> tuple[list[Tensor], tuple[int, int], tuple[str, ...]]:
+) -> tuple[list[Tensor], tuple[int, ...], tuple[str, ...]]:
     """Raw maps beside each other, the size of the images and the names."""
     found = {name: sized_maps(one) for name, one in maps.items()}
     name, (first, size) = next(iter(found.items()))
@@ -175,20 +193,20 @@ def _checked(
     for other, (_, theirs) in found.items():
         if tuple(theirs) != tuple(size):
             raise InputError(
-                f"{other} is for images of {theirs[0]}x{theirs[1]} but {name} for {size[0]}x{size[1]}; "
+                f"{other} is for images of {_by(theirs)} but {name} for {_by(size)}; "
                 "compare maps of the same images (Maps know their images' size, tensors must share one)"
             )
     return values, size, tuple(maps)
 
 
-def _parts(values: Sequence[Tensor], size: tuple[int, int]) -> Iterator[list[Tensor]]:
+def _parts(values: Sequence[Tensor], size: tuple[int, ...]) -> Iterator[list[Tensor]]:
     """All methods for a few images at a time."""
-    for part in chunks(values[0], (size[0] * len(values), size[1])):
+    for part in chunks(values[0], (len(values), *size)):
         yield [one[part] for one in values]
 
 
 def _compare(
-    values: Sequence[Tensor], size: tuple[int, int], pairs: list[tuple[int, int]], budget: float | None
+    values: Sequence[Tensor], size: tuple[int, ...], pairs: list[tuple[int, int]], budget: float | None
 ) -> Tensor:
     """ "kind b pair" float64, in the order of KINDS; constant maps are the caller's business.
 
@@ -198,7 +216,10 @@ def _compare(
     lot, (first, second) = pixels.shape[:2], torch.tensor(pairs).T
     ranks = _standard_ranks(pixels.flatten(0, 1).flatten(1)).unflatten(0, lot)
     scaled = normalise(pixels.flatten(0, 1)).unflatten(0, lot)
-    alike = ssim(scaled[:, first].flatten(0, 1), scaled[:, second].flatten(0, 1)).view(len(pixels), -1)
+    if len(size) > 2:
+        alike = pixels.new_full((len(pixels), len(pairs)), torch.nan)
+    else:
+        alike = ssim(scaled[:, first].flatten(0, 1), scaled[:, second].flatten(0, 1)).view(len(pixels), -1)
     found = [(ranks @ ranks.mT)[:, first, second].clamp(-1, 1), alike.double()]
     if budget is not None:
         kept = budget_masks(pixels.flatten(0, 1), budget).flatten(1).unflatten(0, lot).double()
@@ -308,6 +329,7 @@ metric(
     "method_agreement", needs=("maps",), level="checkpoint", higher_is_better=True, bounds=(-1.0, 1.0),
     cite="krishna2022disagreement", aliases=("agreement",), family="Agreement",
     parts={kind: f"method agreement {kind}" for kind in ("spearman", "ssim", "overlap")}, pairs=True,
+    volumes=True,
 )(method_agreement)  # fmt: skip
 metric(
     "metric_agreement", needs=("scores",), level="checkpoint", higher_is_better=True, bounds=(-1.0, 1.0),

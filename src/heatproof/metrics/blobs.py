@@ -21,12 +21,11 @@ from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, constant
 
 BLOB = 0.05  # of the budget's pixels, at least
-TOUCHING = np.ones((3, 3), dtype=int)
 
 
 @metric(
     "dispersion", needs=("maps",), bounds=(0.0, 1.0), cite="keak2026budget", family="Localisation",
-    title="how scattered the map is", parts={"blobs": "areas that the map marks"}, floors=(),
+    title="how scattered the map is", parts={"blobs": "areas that the map marks"}, floors=(), volumes=True,
     about="Chance that two of the budget's pixels lie in different areas: 0 for one blob, 1 for dust.",
 )  # fmt: skip
 def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
@@ -58,6 +57,6 @@ def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
 def _areas(mask: np.ndarray) -> tuple[float, int]:
     from scipy.ndimage import label
 
-    sizes = np.bincount(label(mask, TOUCHING)[0].ravel())[1:]
+    sizes = np.bincount(label(mask, np.ones((3,) * mask.ndim, dtype=int))[0].ravel())[1:]
     shares = sizes / sizes.sum()
     return float(1 - (shares**2).sum()), int((shares >= BLOB).sum())

@@ -16,22 +16,30 @@ each class's AUC), and images are independent given their labels:
     Var(AUC) = sum e_i^2,    Var(AUC - AUC') = sum (e_i - e'_i)^2
 
 Outputs are probabilities as in gold.py, or with logits=True the raw outputs of the model.
+
+Where an image may have several findings, labels are a table "b k" of 0 and 1 and each finding is ranked and
+counted by itself, over all images: AUC_c and e_i as for two classes, recall_c and accuracy_c with the finding
+predicted from a probability of tau_c (0.5) on. The value is the plain mean over the findings that occur.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.gold import class_labels, class_probabilities
+from heatproof.metrics.gold import class_labels, class_probabilities, finding_table, is_table, thresholds
 from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.registry import metric
 from heatproof.types import ArrayLike
+
+if TYPE_CHECKING:
+    from heatproof.metrics.scene import Group
 
 NAN = float("nan")
 
@@ -46,25 +54,36 @@ class ClassifierScore:
     reason: str = ""
 
 
+def _in_a_run(function: Callable[..., Any], group: Group, options: dict[str, Any]) -> Any:
+    limits = {} if group.limits is None else {"tau": group.limits}
+    return function(group.labels, group.probabilities, **limits | options)
+
+
 _metric = partial(
     metric, needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1),
-    family="Classifier", judges="network",
-    call=lambda function, group, options: function(group.labels, group.probabilities, **options),
+    family="Classifier", judges="network", call=_in_a_run,
 )  # fmt: skip
 
 
 @_metric("accuracy", title="accuracy", own_class=True)
-def accuracy(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> ClassifierScore:
-    """Share of images whose own class is the predicted one.
+def accuracy(
+    labels: ArrayLike, probs: ArrayLike, *, logits: bool = False, tau: float | Sequence[float] = 0.5
+) -> ClassifierScore:
+    """Share of images whose own class is the predicted one; of several findings, share of right answers.
 
     Args:
-        labels: "b", the true classes.
+        labels: "b", the true classes; "b k" of 0 and 1 where an image may have several findings.
         probs: "b k", or "b" of class 1: probabilities, or what `logits` says.
         logits: whether probs are the raw outputs of the model.
+        tau: of several findings: from which probability on each is predicted.
 
     >>> accuracy([0, 1, 1], [0.2, 0.9, 0.4]).value
     0.6666666666666666
     """
+    if is_table(labels):
+        truth, said = _said(labels, probs, logits, tau)
+        right = (truth == said).double().mean(0).masked_fill(~truth.any(0), NAN)
+        return _macro(right.tolist(), len(truth), "has no image")
     y, scores = _checked(labels, probs, logits)
     if len(y) == 0:
         return ClassifierScore(NAN, 0, reason="there are no images")
@@ -72,12 +91,17 @@ def accuracy(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Cl
 
 
 @_metric("recall", title="recall", own_class=True)
-def recall(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> ClassifierScore:
+def recall(
+    labels: ArrayLike, probs: ArrayLike, *, logits: bool = False, tau: float | Sequence[float] = 0.5
+) -> ClassifierScore:
     """Share of each class that is recognised; the value is the plain mean over classes that occur.
 
     Args:
-        labels, probs, logits: as for accuracy.
+        labels, probs, logits, tau: as for accuracy.
     """
+    if is_table(labels):
+        truth, said = _said(labels, probs, logits, tau)
+        return _macro(((truth & said).sum(0) / truth.sum(0)).tolist(), len(truth), "has no image")
     y, scores = _checked(labels, probs, logits)
     k = scores.shape[1]
     size = torch.bincount(y, minlength=k)
@@ -85,7 +109,11 @@ def recall(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Clas
     return _macro((hits / size).tolist(), len(y), "has no image")
 
 
-@_metric("auc", title="AUC")
+@_metric(
+    "auc",
+    title="AUC",
+    call=lambda function, group, options: function(group.labels, group.probabilities, **options),
+)
 def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> ClassifierScore:
     """Area under the ROC curve by ranks; for more than two classes the mean of one against the rest.
 
@@ -95,10 +123,15 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Classif
     >>> auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).value
     0.75
     """
+    why = "has no image to rank or none to rank it against"
+    if is_table(labels):
+        truth, findings = _findings(labels, probs, logits)
+        columns = zip(findings.unbind(1), truth.unbind(1), strict=True)
+        return _macro([_rank_auc(column, own) for column, own in columns], len(truth), why)
     y, scores = _ranked(labels, probs, logits)
     values = [_rank_auc(column, y == c) for c, column in scores.items()]
     both = 2 if len(values) == 1 else 1  # of two classes, each has the AUC of the other
-    return _macro(values * both, len(y), "has no image to rank or none to rank it against")
+    return _macro(values * both, len(y), why)
 
 
 def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Tensor:
@@ -108,6 +141,11 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     >>> [round(float((e**2).sum()) ** 0.5, 3) for e in (first, first - second, first - first)]
     [0.354, 0.354, 0.0]
     """
+    if is_table(labels):
+        truth, findings = _findings(labels, probs, logits)
+        both = zip(truth.long().unbind(1), findings.unbind(1), strict=True)
+        ranked = [auc_errors(own, p, logits=logits) for own, p in both if 0 < own.sum() < len(own)]
+        return torch.stack(ranked).mean(0) if ranked else torch.full((len(truth),), NAN, dtype=torch.float64)
     y, scores = _ranked(labels, probs, logits)
     moves = torch.zeros(len(y), dtype=torch.float64, device=y.device)
     columns = {c: column for c, column in scores.items() if 0 < (y == c).sum() < len(y)}
@@ -146,6 +184,24 @@ def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[Tensor,
             scores = torch.cat([-scores / 2, scores / 2], dim=1)
     same_length(labels=labels, probs=scores)
     return class_labels(labels, scores.shape[1]).to(scores.device), scores
+
+
+def _findings(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[Tensor, Tensor]:
+    """ "b k" bool and "b k": which findings there are, and what each is ranked by."""
+    scores = as_tensor(probs).double() if logits else class_probabilities(probs)
+    if logits and not torch.isfinite(scores).all():
+        raise InputError(f"logits must be finite and 'b k'; got {tuple(scores.shape)}")
+    same_length(labels=labels, probs=scores)
+    return finding_table(labels, scores.shape[1]).to(scores.device), scores
+
+
+def _said(
+    labels: ArrayLike, probs: ArrayLike, logits: bool, tau: float | Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """ "b k" bool each: the findings that there are, and those that are predicted."""
+    truth, scores = _findings(labels, probs, logits)
+    p = scores.sigmoid() if logits else scores
+    return truth, p >= thresholds(truth, p, tau)
 
 
 def _log_odds(z: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics.gold import (
+    Tau,
     Weights,
     anchored,
     class_labels,
@@ -100,7 +101,7 @@ class _EmphasisedRows:
     """H^alpha as rows of pixels, made block by block: maps stay at their own size until needed."""
 
     values: Tensor
-    size: tuple[int, int]
+    size: tuple[int, ...]
     alpha: float
 
     def __len__(self) -> int:
@@ -123,7 +124,7 @@ class _EmphasisedRows:
 
 
 def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
-    """Soft IoU of maps "h w" -> scalar, or of pairs "b h w" -> "b".
+    """Soft IoU of maps "h w" -> scalar, or of pairs "b h w" or "b d h w" -> "b".
 
     Args:
         a, b: Maps, which are normalised at image size first, or tensors, which are taken as they are and must
@@ -133,7 +134,7 @@ def soft_iou(a: Maps | ArrayLike, b: Maps | ArrayLike) -> Tensor:
     0.5
     """
     x, y = (pixel_maps(m) if isinstance(m, Maps) else as_tensor(m) for m in (a, b))
-    if x.shape != y.shape or x.ndim not in (2, 3):
+    if x.shape != y.shape or x.ndim not in (2, 3, 4):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise InputError(f"soft_iou needs two maps 'h w' or 'b h w' of one shape; got {shapes}")
     if not all(((m >= 0) & (m < math.inf)).all() for m in (x, y)):
@@ -179,6 +180,8 @@ def cscore(
 def _in_a_run(function: Callable[..., CScores], group: Group, options: Mapping[str, Any]) -> CScores:
     """An anchor is named there: its list is made of what the network said at that checkpoint."""
     given = dict(options)
+    if group.every is not None:  # also images without a finding decide from which probability on it is there
+        given["tau"] = thresholds(*group.every, given.get("tau", group.limits or 0.5)).tolist()
     if name := given.get("anchor"):
         given["anchor"] = gold_list(group.labels, group.at(name), given.get("tau", 0.5))
     return function(group.maps, group.labels, group.probabilities, seed=group.seed, **given)
@@ -194,6 +197,7 @@ def _in_a_run(function: Callable[..., CScores], group: Group, options: Mapping[s
     title="C-Score: alike within a class",
     family="Consistency",
     own_class=True,
+    volumes=True,
     call=_in_a_run,
     floors=(),  # a map that ignores the network is perfectly alike
 )
@@ -201,7 +205,7 @@ def cscore_by_class(
     maps: Maps | ArrayLike,
     labels: ArrayLike,
     probs: ArrayLike,
-    tau: float | Literal["adaptive"] = 0.5,
+    tau: Tau = 0.5,
     alpha: float = 2.0,
     *,
     anchor: ArrayLike | None = None,
@@ -215,7 +219,8 @@ def cscore_by_class(
     """C-Score per class and overall: how alike the maps of correctly classified images of a class are.
 
     Args:
-        maps: of all images; map i explains the own label of image i.
+        maps: of all images; map i explains the own label of image i. An image with several findings is there
+            once for each of them.
         labels, probs, tau: what gold lists are made of, see gold_list.
         anchor: a mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
         weights: what the confidence in an image is: its probability, that after calibration, or 1.

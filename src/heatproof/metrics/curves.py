@@ -23,6 +23,7 @@ The same model says how far an area may be off, so a walk can end before a third
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -41,13 +42,13 @@ ACCURATE, ROUGH = 0.005, 0.01  # errors of an area at which no point is added: a
 SURE = 3.0  # errors by which an area must lie above or below that of a floor
 
 
-def change_steps(values: Tensor, size: tuple[int, int], steps: int) -> Tensor:
+def change_steps(values: Tensor, size: tuple[int, ...], steps: int) -> Tensor:
     """ "b h w" maps -> "b H W": the step, 1 to `steps`, at which each pixel changes.
 
     >>> change_steps(torch.tensor([[[0.0, 3.0], [1.0, 3.0]]]), (2, 2), 2).tolist()
     [[[2, 1], [2, 1]]]
     """
-    count = size[0] * size[1]
+    count = math.prod(size)
     kind = torch.uint8 if steps <= 255 else torch.int32
     ranks = torch.arange(1, count + 1, device=values.device)
     by_rank = ((ranks * steps + count - 1) // count).to(kind)

@@ -54,15 +54,17 @@ from heatproof.metrics.curves import (
 )
 from heatproof.metrics.kit import CONSTANT, Cause, Passes, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import Scene
-from heatproof.models.model import Model, as_model, at_least_float, predicted, target_probabilities, untouched
+from heatproof.models.asked import asked
+from heatproof.models.model import Model, as_model, at_least_float, memory_format, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
 from heatproof.registry import metric, metrics
-from heatproof.types import ArrayLike, Images, Maps, constant
+from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
 
 INSERTION, DELETION = 0, 1
 STEPS = 100
 DECIDED = "decided"
+SAME = 1e-6  # of a value: by less it has not moved
 CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 Name = TypeVar("Name", bound=Hashable)  # of a method
 
@@ -85,6 +87,7 @@ class Faithfulness:
     )
     deletion_error: Tensor  # "b"
     points: Tensor  # "b" points visited of both curves, ends included
+    causes: tuple[Cause, ...] = ()  # beside maps that order nothing: why there is no number
 
     @cached_property
     def scores(self) -> PerImage:
@@ -102,7 +105,7 @@ class Faithfulness:
                     f"{name}_error": getattr(self, f"{name}_error").cpu(),
                     f"{name}_points": self.points.cpu().float(),
                 }
-        return PerImage(found, [Cause(CONSTANT, self.flat.cpu())])
+        return PerImage(found, [Cause(CONSTANT, self.flat.cpu()), *self.causes])
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -171,6 +174,7 @@ def insertion_deletion(
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
+    model, targets = asked(model, pictures, targets)
     if not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not isinstance(adaptive, bool) and adaptive != DECIDED:
@@ -202,10 +206,10 @@ class _Curves:
         seed: int,
     ) -> None:
         self.model, self.steps, self.count = model, steps, len(images)
-        self.size = int(images.shape[-2]), int(images.shape[-1])
+        self.size = size_of(images)
         # In the memory format the model reads, so that variants come out in it.
         self.images, self.baselines = (
-            pictures.contiguous(memory_format=torch.channels_last)
+            pictures.contiguous(memory_format=memory_format(images))
             for pictures in (at_least_float(images), _baselines(model, images, baseline, seed))
         )
         self.methods = tuple(methods)
@@ -217,6 +221,9 @@ class _Curves:
         shape = (2, len(self.changes), steps + 1)
         self.curves = torch.full(shape, torch.nan, dtype=self.images.dtype, device=images.device)
         self.targets = torch.zeros(self.count, dtype=torch.long, device=images.device)
+        # Curves are of probabilities; of a head without, shares of the way up from the painted-over picture.
+        self.low, self.rise = self.curves.new_zeros(len(self.flat)), self.curves.new_ones(len(self.flat))
+        self.stays = torch.zeros_like(self.flat)
 
     def run(self, queue: Queue, targets: ArrayLike | None, adaptive: bool | str) -> None:
         numbers = torch.arange(self.curves.numel(), device=self.curves.device).view(self.curves.shape)
@@ -225,7 +232,12 @@ class _Curves:
         plan = adaptive_plan(self.steps) if adaptive else Plan(1, ())
         grid = inner[inner % plan.stride == 0]
         points = numbers[:, ~self.flat][..., grid]
-        self._visit(queue, torch.cat([ends.flatten(), points.flatten()]), targets, first=True)
+        if self.model.read.chance:
+            self._visit(queue, torch.cat([ends.flatten(), points.flatten()]), targets, first=True)
+        else:
+            self._visit(queue, ends.flatten(), targets, first=True)
+            self._scale()
+            self._visit(queue, points.flatten())
         start, end = self.curves[DELETION, : self.count, [0, self.steps]].T.repeat(1, len(self.methods))
         self.curves[DELETION, :, 0] = self.curves[INSERTION, :, -1] = start.masked_fill(self.flat, torch.nan)
         self.curves[DELETION, :, -1] = self.curves[INSERTION, :, 0] = end.masked_fill(self.flat, torch.nan)
@@ -234,6 +246,15 @@ class _Curves:
             if adaptive == DECIDED:
                 points &= ~self._decided()[:, None]
             self._visit(queue, numbers[points])
+
+    def _scale(self) -> None:
+        """From values to shares, once the values of the pictures and of the baselines are known."""
+        ends = self.curves[DELETION, : self.count, [0, self.steps]].T
+        own, low = ends.repeat(1, len(self.methods))
+        self.stays = ~(own - low > SAME * low.abs().clamp(min=1))
+        self.low, self.rise = low, torch.where(self.stays, torch.nan, own - low)
+        self.curves[DELETION, : self.count, 0], self.curves[DELETION, : self.count, self.steps] = 1.0, 0.0
+        self.curves[DELETION, : self.count].masked_fill_(self.stays[: self.count, None], torch.nan)
 
     def _decided(self) -> Tensor:
         """ "m" bool: maps whose areas need no further point; compared with the floors of the same image."""
@@ -250,8 +271,8 @@ class _Curves:
         def make(start: int, stop: int) -> Tensor:
             curve, step = _divmod(jobs[start:stop], self.steps + 1)
             kind, which = _divmod(curve, len(self.changes))
-            changed = self.changes[which] <= step[:, None, None]
-            shown = changed == (kind == INSERTION)[:, None, None]
+            changed = self.changes[which] <= per_map(step, self.changes)
+            shown = changed == per_map(kind == INSERTION, changed)
             rows = which % self.count
             return torch.where(shown[:, None], self.images[rows], self.baselines[rows])
 
@@ -260,12 +281,16 @@ class _Curves:
                 alike = logits.new_empty(self.count, logits.shape[1])
                 self.targets = self.model.check_targets(targets, alike).clone()
             if first and targets is None and start < self.count:
-                self.targets[start:stop] = predicted(logits[: self.count - start])
+                self.targets[start:stop] = self.model.predicted(logits[: self.count - start])
             chosen = self.targets[jobs[start:stop] // (self.steps + 1) % self.count]
-            return target_probabilities(logits, chosen)
+            return self.model.measured(logits, chosen)
 
         if len(jobs):
-            self.curves.view(-1)[jobs] = queue.predict(len(jobs), make, read).to(self.curves.dtype)
+            found = queue.predict(len(jobs), make, read).to(self.curves.dtype)
+            if not self.model.read.chance:
+                maps = jobs // (self.steps + 1) % len(self.changes)
+                found = (found - self.low[maps]) / self.rise[maps]
+            self.curves.view(-1)[jobs] = found
 
     def results(self, baseline: str, adaptive: bool | str) -> dict[Any, Faithfulness]:
         inner = (~self.curves[..., 1:-1].isnan()).sum((0, 2)).view(-1, self.count)
@@ -278,7 +303,7 @@ class _Curves:
                 deletion[i],
                 insertion_auc=area(insertion[i]),
                 deletion_auc=area(deletion[i]),
-                targets=self.targets,
+                targets=self.model.read.labels(self.targets),
                 baseline=baseline,
                 adaptive=adaptive,
                 passes=int(inner[i].sum()) + 2 * self.count,
@@ -286,6 +311,7 @@ class _Curves:
                 insertion_error=errors[INSERTION, i],
                 deletion_error=errors[DELETION, i],
                 points=inner[i] + 4,
+                causes=(Cause(not_above(self.model.read.name), self.stays.view(-1, self.count)[i].cpu()),),
             )
             for i, name in enumerate(self.methods)
         }
@@ -296,6 +322,14 @@ def _baselines(model: Model, images: Tensor, baseline: str | Tensor, seed: int) 
         return baseline_images(model, images, baseline, seed)
     same_length(images=images, baseline=baseline)
     return baseline.to(images)
+
+
+def not_above(head: str) -> str:
+    """Why a head without probabilities has no curves for a picture."""
+    return (
+        f"the head is {head!r}, and its value for the picture is not above that for the painted-over one, "
+        "so there is nothing to lose"
+    )
 
 
 def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
@@ -328,5 +362,5 @@ for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, 
         cite="petsiuk2018rise", aliases=(f"{_name}_auc",),
         about=f"Mean probability of the class while the map's strongest pixels are {_done} first.",
         title=f"{_name}: evidence {_done} first", family="Faithfulness", bundle="insertion_deletion",
-        call=_in_a_run, judges="map", headline=True,
+        call=_in_a_run, judges="map", headline=True, volumes=True,
     )(insertion_deletion)  # fmt: skip

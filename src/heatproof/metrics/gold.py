@@ -15,11 +15,14 @@ Beyond the paper, which names both as open:
   fitted on it: the images of each class, in the order of p(c), go to two folds in turn, and each fold has the
   temperature of the other; or a temperature that was fitted elsewhere is given.
 - an anchored list: the one of another checkpoint, with today's confidence.
+- several findings per image: y is a table "b k" of 0 and 1, p(c) a sigmoid of its own, and
+  G(c) = {i : y_ic = 1 and p_i(c) >= tau_c}, each finding with its own list and, if wished, its own tau_c.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
 FIRST = "first"  # an anchor: the first checkpoint of a run or of a monitored training
 Weights = Literal["confidence", "calibrated", "uniform"]
+Tau = float | Literal["adaptive"] | Sequence[float]  # a sequence: one for each class
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class ListRule:
     "cscore(tau='adaptive', weights='calibrated')"
     """
 
-    tau: float | Literal["adaptive"] = 0.5
+    tau: Tau = 0.5
     weights: Weights = "confidence"
     anchor: str | None = None  # the checkpoint whose lists count at all others
 
@@ -66,10 +70,14 @@ class ListRule:
         return f"cscore({given})" if given else "cscore"
 
 
-def checked_tau(tau: Any) -> float | Literal["adaptive"]:
-    """A probability or "adaptive"; else an error."""
-    if tau == "adaptive":
+def checked_tau(tau: Any) -> Tau:
+    """A probability, one for each class, or "adaptive"; else an error."""
+    if isinstance(tau, str) and tau == "adaptive":
         return "adaptive"
+    if isinstance(tau, (list, tuple)) and tau:
+        for one in tau:
+            checked_tau(float(one))
+        return [float(one) for one in tau]
     if isinstance(tau, (str, bool)) or not 0 <= tau <= 1:
         raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
     return float(tau)
@@ -103,29 +111,53 @@ def class_labels(labels: ArrayLike, classes: int) -> Tensor:
     return y
 
 
-def gold_list(labels: ArrayLike, probs: ArrayLike, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
+def is_table(labels: ArrayLike) -> bool:
+    """Whether labels are a table with a column per finding, of which an image may have several."""
+    given = as_tensor(labels)
+    return given.ndim == 2 and given.shape[1] > 1
+
+
+def finding_table(labels: ArrayLike, findings: int) -> Tensor:
+    """ "b k" bool, checked."""
+    table = as_tensor(labels)
+    if table.shape[1] != findings or not ((table == 0) | (table == 1)).all():
+        raise InputError(
+            f"labels of several findings must be 0 or 1 in {findings} columns, one for each column of the "
+            f"probabilities; got {table.dtype} of shape {tuple(table.shape)}"
+        )
+    return table.bool()
+
+
+def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
     """ "b" bool: images whose own class has a probability of at least tau.
 
     Args:
-        labels: "b", the true classes.
+        labels: "b", the true classes; "b k" of 0 and 1 where an image may have several findings: then "b k"
+            is given back, a list for each finding.
         probs: "b k", or "b" of class 1.
-        tau: a probability, or "adaptive": each class is predicted as often as it occurs.
+        tau: a probability, one for each class, or "adaptive": each class is predicted as often as it occurs.
 
     >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
     [True, False, True, False]
     """
     p, y = _checked(labels, probs)
+    if y.ndim == 2:
+        return y & (p >= thresholds(y, p, tau))
     own = p.gather(1, y[:, None])[:, 0]
     return own >= thresholds(y, p, tau)[y]
 
 
-def thresholds(labels: ArrayLike, probs: ArrayLike, tau: float | Literal["adaptive"] = 0.5) -> Tensor:
+def thresholds(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
     """ "k": the threshold each class's gold list is made with."""
     p, y = _checked(labels, probs)
     limit = checked_tau(tau)
-    if limit != "adaptive":
+    if isinstance(limit, float):
         return torch.full((p.shape[1],), limit, dtype=p.dtype, device=p.device)
-    size = torch.bincount(y, minlength=p.shape[1])
+    if not isinstance(limit, str):
+        if len(limit) != p.shape[1]:
+            raise InputError(f"there are {len(limit)} values of tau for {p.shape[1]} classes; give one each")
+        return torch.tensor(limit, dtype=p.dtype, device=p.device)
+    size = y.sum(0) if y.ndim == 2 else torch.bincount(y, minlength=p.shape[1])
     if len(y) == 0:
         return torch.ones(p.shape[1], dtype=p.dtype, device=p.device)
     ranked = p.sort(dim=0, descending=True).values
@@ -136,7 +168,7 @@ def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
     """The temperature that makes the probabilities fit the labels best; above 1 where they are too sure."""
     from scipy.optimize import minimize_scalar
 
-    p, y = _checked(labels, probs)
+    p, y = _of_one_class(labels, probs)
     if len(y) == 0:
         return 1.0
     log_p = p.clamp(min=torch.finfo(torch.float32).tiny).log()
@@ -165,7 +197,7 @@ def confidence_weights(
         kind: the probability of the own class, that after calibration, or 1.
         t: a temperature fitted on other images; None: each half of these gets that of the other.
     """
-    p, y = _checked(labels, probs)
+    p, y = _of_one_class(labels, probs)
     ListRule(weights=kind)  # refuses other words
     if t is not None and not 0 < t < math.inf:
         raise InputError(f"a temperature is a positive number; got {t}")
@@ -207,6 +239,14 @@ def anchored(anchor: ArrayLike, n: int) -> Tensor:
 
 
 def _checked(labels: ArrayLike, probs: ArrayLike) -> tuple[Tensor, Tensor]:
+    p = class_probabilities(probs)
+    same_length(labels=labels, probs=p)
+    if is_table(labels):
+        return p, finding_table(labels, p.shape[1]).to(p.device)
+    return p, class_labels(labels, p.shape[1]).to(p.device)
+
+
+def _of_one_class(labels: ArrayLike, probs: ArrayLike) -> tuple[Tensor, Tensor]:
     p = class_probabilities(probs)
     same_length(labels=labels, probs=p)
     return p, class_labels(labels, p.shape[1]).to(p.device)

@@ -5,6 +5,7 @@ For metrics of other packages too; docs/extend.md shows one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
@@ -13,6 +14,7 @@ import numpy as np
 
 from heatproof.errors import InputError
 from heatproof.lazy import torch
+from heatproof.registry import check_volumes, metrics
 from heatproof.types import ArrayLike, Maps, normalise, upsample
 
 if TYPE_CHECKING:
@@ -78,25 +80,31 @@ def as_numbers(values: ArrayLike) -> np.ndarray:
 
 
 def raw_maps(maps: Maps | ArrayLike) -> Tensor:
-    """ "b h w" as given: Maps, tensor or array, checked but not normalised."""
+    """ "b h w" or "b d h w" as given: Maps, tensor or array, checked but not normalised."""
     values = maps.values if isinstance(maps, Maps) else as_tensor(maps)
-    if values.ndim != 3 or 0 in values.shape[1:]:
-        raise InputError(f"maps must be 'b h w' with h, w > 0; got shape {tuple(values.shape)}")
+    if values.ndim not in (3, 4) or 0 in values.shape[1:]:
+        raise InputError(f"maps must be 'b h w' with h, w > 0, or 'b d h w'; got shape {tuple(values.shape)}")
     if not torch.isfinite(values).all():
         raise InputError("maps contain NaN or infinite values")
     return values
 
 
-def sized_maps(maps: Maps | ArrayLike) -> tuple[Tensor, tuple[int, int]]:
+def sized_maps(maps: Maps | ArrayLike) -> tuple[Tensor, tuple[int, ...]]:
     """ "b h w" as given, and the size of the images: what Maps know, or the size of the maps."""
     values = raw_maps(maps)
-    return values, maps.image_size if isinstance(maps, Maps) else (int(values.shape[1]), int(values.shape[2]))
+    return values, maps.image_size if isinstance(maps, Maps) else tuple(map(int, values.shape[1:]))
 
 
-def pixel_maps(maps: Maps | ArrayLike, size: tuple[int, int] | None = None) -> Tensor:
+def pixel_maps(maps: Maps | ArrayLike, size: tuple[int, ...] | None = None) -> Tensor:
     """ "b H W" in [0, 1], normalised at image size (the Maps' own, or `size` where given)."""
     values, own = sized_maps(maps)
     return normalise(upsample(values, size or own))
+
+
+def refuse_volumes(metric: str, size: tuple[int, ...]) -> None:
+    """For a metric that is built for pictures alone: one sentence where it is given volumes."""
+    if len(size) > 2:
+        check_volumes(metrics.get(metric))
 
 
 def same_length(**arrays: ArrayLike | Sized | None) -> int:
@@ -127,13 +135,14 @@ def in_threads(count: int, work: Callable[[range], object]) -> None:
         list(pool.map(work, shares))
 
 
-def align(mask: ArrayLike, size: tuple[int, int], maps: Tensor, name: str) -> Tensor:
-    """A mask "H W" or "b H W" of any size -> bool, "1 H W" or "b H W", beside the maps."""
+def align(mask: ArrayLike, size: tuple[int, ...], maps: Tensor, name: str) -> Tensor:
+    """A mask "H W" or "b H W" of any size -> bool, "1 H W" or "b H W", beside the maps; volumes likewise."""
     values = as_tensor(mask).to(maps.device)
-    values = values[None] if values.ndim == 2 else values
-    if values.ndim != 3 or 0 in values.shape[1:] or values.shape[0] not in (1, len(maps)):
+    values = values[None] if values.ndim == len(size) else values
+    if values.ndim != len(size) + 1 or 0 in values.shape[1:] or values.shape[0] not in (1, len(maps)):
+        axes = "H W" if len(size) == 2 else "D H W"
         raise InputError(
-            f"{name} must be one mask 'H W' or one per map, 'b H W' with b = {len(maps)}; "
+            f"{name} must be one mask {axes!r} or one per map, 'b {axes}' with b = {len(maps)}; "
             f"got shape {tuple(as_tensor(mask).shape)}"
         )
     if values.is_floating_point() and not torch.isfinite(values).all():
@@ -144,7 +153,7 @@ def align(mask: ArrayLike, size: tuple[int, int], maps: Tensor, name: str) -> Te
     return values if values.dtype == torch.bool else values >= 0.5
 
 
-def chunks(maps: Tensor, size: tuple[int, int]) -> Iterator[slice]:
+def chunks(maps: Tensor, size: tuple[int, ...]) -> Iterator[slice]:
     """Slices of the batch, so that memory does not grow with it; small ones on a CPU, for its caches."""
-    step = max(1, PIXELS_AT_ONCE.get(maps.device.type, 2**24) // (size[0] * size[1]))
+    step = max(1, PIXELS_AT_ONCE.get(maps.device.type, 2**24) // math.prod(size))
     return (slice(start, start + step) for start in range(0, len(maps), step))

@@ -44,7 +44,7 @@ from heatproof.metrics.kit import (
 )
 from heatproof.metrics.scene import Scene
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Maps, upsample
+from heatproof.types import ArrayLike, Maps, places, upsample
 
 BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
 KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
@@ -62,7 +62,7 @@ def localise(
     Args:
         maps: Maps, or "b h w".
         boxes: one (x0, y0, x1, y1) or a list of them for each image.
-        masks: "b H W" or "H W", of any size.
+        masks: "b H W" or "H W", of any size; for volumes "b D H W", which have no boxes.
         budget: share of the pixels that a map may mark.
 
     Returns:
@@ -117,7 +117,7 @@ def budget_masks(maps: Maps | ArrayLike, budget: float = 0.2) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros((0, *size), dtype=torch.bool, device=values.device)
 
 
-def kept_pixels(budget: float, size: tuple[int, int]) -> int:
+def kept_pixels(budget: float, size: tuple[int, ...]) -> int:
     """floor(budget H W), as one counts it by hand: 0.29 of 100 is 29, though 0.29 * 100 < 29 in floats.
 
     >>> kept_pixels(0.2, (224, 224))
@@ -126,11 +126,10 @@ def kept_pixels(budget: float, size: tuple[int, int]) -> int:
     if not 0 < budget <= 1:
         hint = f"; write {budget / 100:g} for {budget:g} %" if 1 < budget <= 100 else ""
         raise InputError(f"a budget is a share of the pixels, above 0 and at most 1; got {budget}{hint}")
-    count = math.floor(budget * size[0] * size[1] + 1e-9)
+    count = math.floor(budget * math.prod(size) + 1e-9)
     if not count:
-        raise InputError(
-            f"a budget of {budget:g} keeps no pixel of a {size[0]}x{size[1]} map; use a larger one"
-        )
+        sides = "x".join(map(str, size))
+        raise InputError(f"a budget of {budget:g} keeps no pixel of a {sides} map; use a larger one")
     return count
 
 
@@ -142,6 +141,8 @@ def _localise(
     counts = [kept_pixels(budget, size) for budget in budgets]
     if boxes is None and masks is None:
         raise InputError("localise needs boxes or masks to compare the maps with")
+    if boxes is not None and len(size) > 2:
+        raise InputError("boxes are for pictures; give masks 'b D H W' for volumes")
     n = len(values)
     corners = None if boxes is None else _corners(boxes, n, size).to(values.device)
     objects = None if masks is None else align(masks, size, values, "masks").expand(n, *size)
@@ -177,7 +178,7 @@ def _keep(pixels: Tensor, ordered: Tensor, count: int) -> Tensor:
 
 
 def _truth(
-    corners: Tensor | None, objects: Tensor | None, size: tuple[int, int]
+    corners: Tensor | None, objects: Tensor | None, size: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Where the object is: the region of the boxes, the target of mask_iou, the boxes "b m 4" themselves."""
     if corners is None:
@@ -199,28 +200,28 @@ def _overlap(kept: Tensor, region: Tensor, target: Tensor, frames: Tensor) -> li
     budget, area, shared = (m.flatten(1).sum(1).double() for m in (kept, target, kept & target))
     within = shared if region is target else (kept & region).flatten(1).sum(1).double()
     found = _tight(kept)[:, None]
-    low, high = torch.maximum(found[..., :2], frames[..., :2]), torch.minimum(found[..., 2:], frames[..., 2:])
-    common = (high - low + 1).clamp(min=0).prod(-1)
-    sizes = [(box[..., 2:] - box[..., :2] + 1).prod(-1) for box in (found, frames)]
+    (low, high), (low_too, high_too) = (box.chunk(2, -1) for box in (found, frames))
+    common = (torch.minimum(high, high_too) - torch.maximum(low, low_too) + 1).clamp(min=0).prod(-1)
+    sizes = [(end - start + 1).prod(-1) for start, end in ((low, high), (low_too, high_too))]
     box_iou = (common / (sizes[0] + sizes[1] - common)).nan_to_num(0).amax(1)
     reachable = torch.minimum(area, budget) / torch.maximum(area, budget)
     return [shared / (budget + area - shared), box_iou.double(), within / budget, reachable]
 
 
 def _tight(mask: Tensor) -> Tensor:
-    """The smallest box around a mask, "b h w" -> "b 4" (x0, y0, x1, y1); NaN for an empty mask."""
-    ends = []
-    for side in (mask.any(1), mask.any(2)):
+    """The smallest box around a mask: "b h w" -> "b 4" (x0, y0, x1, y1), of volumes "b 6"; NaN if empty."""
+    ends, axes = [], places(mask)
+    for axis in reversed(axes):
+        side = mask.any(dim=tuple(other for other in axes if other != axis))
         index = torch.arange(side.shape[1], device=mask.device, dtype=torch.float64)
         first = torch.where(side, index, torch.inf).amin(1)
         last = torch.where(side, index, -torch.inf).amax(1)
         ends.append((first, last))
-    (x0, x1), (y0, y1) = ends
-    box = torch.stack([x0, y0, x1, y1], 1)
+    box = torch.stack([end for corner in zip(*ends, strict=True) for end in corner], 1)
     return box.masked_fill(torch.isinf(box), torch.nan)
 
 
-def _corners(boxes: ArrayLike, n: int, size: tuple[int, int]) -> Tensor:
+def _corners(boxes: ArrayLike, n: int, size: tuple[int, ...]) -> Tensor:
     """Boxes in any accepted form -> "b m 4" whole pixels, both corners inside, NaN for no box."""
     entries: Any = boxes.detach().cpu().numpy() if isinstance(boxes, Tensor) else boxes
     same_length(boxes=entries, maps=range(n))
@@ -245,7 +246,7 @@ def _box_list(entry: Any, image: int) -> np.ndarray:
     return found
 
 
-def _whole(box: np.ndarray, name: str, size: tuple[int, int]) -> tuple[float, float, float, float]:
+def _whole(box: np.ndarray, name: str, size: tuple[int, ...]) -> tuple[float, float, float, float]:
     height, width = size
     x0, y0, x1, y1 = (float(v) for v in box)
     shown = f"{name} is ({x0:g}, {y0:g}, {x1:g}, {y1:g})"
@@ -326,5 +327,5 @@ for _name, _better, _aliases, _title, _about in (
         cite="zhang2018excitation" if _name == "pointing" else "keak2026budget", aliases=_aliases,
         about=_about, title=_title, family="Localisation", bundle="localise", call=_in_a_run,
         floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
-        judges="network", test=_name == "pointing", headline=_name in ("mask_iou", "inside"),
+        judges="network", test=_name == "pointing", headline=_name in ("mask_iou", "inside"), volumes=True,
     )(localise)  # fmt: skip

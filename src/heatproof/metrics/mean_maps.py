@@ -30,7 +30,7 @@ NO_IMAGE = "no image has a label"
 @metric(  # a map that ignores the network never moves, so floors say nothing here
     "dom", needs=("maps", "labels"), level="checkpoint", higher_is_better=False, bounds=(0.0, 1.0),
     cite="ozer2025dom", title="DoM: mean maps apart from the last checkpoint's", family="Consistency",
-    across=True, floors=(),
+    across=True, floors=(), volumes=True,
 )  # fmt: skip
 def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) -> ClassifierScore:
     """How far the mean maps of two networks lie apart, by class and over all; 0 is the same mean map.
@@ -64,7 +64,7 @@ def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) ->
     return ClassifierScore(value, n, found)
 
 
-def mean_map(maps: Tensor, size: tuple[int, int]) -> Tensor:
+def mean_map(maps: Tensor, size: tuple[int, ...]) -> Tensor:
     """ "H W" in float64: the mean of maps "b h w", each enlarged and normalised first."""
     total = torch.zeros(size, dtype=torch.float64, device=maps.device)
     for part in chunks(maps, size):

@@ -42,13 +42,14 @@ from torch import Tensor, nn
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
-from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import Gallery
+from heatproof.models.asked import unasked
 from heatproof.models.disconnected import disconnected
-from heatproof.models.model import Model, as_model, probabilities
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits, is_out_of_memory
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images
+from heatproof.types import ArrayLike, Images, size_of
 
 Methods = str | Sequence[str]
 Layers = str | Sequence[str] | None
@@ -82,9 +83,10 @@ def make_mosaics(
         seed: of which picture lies where.
         passes: batch_size and progress, as for hp.explain.
     """
-    model = as_model(model)
+    model = unasked(as_model(model))
     _check(cells, confident, mosaics, seed)
     pictures = model.check_images(images).to(model.device)
+    refuse_volumes("grid_pointing", size_of(pictures))
     height, width = int(pictures.shape[-2]), int(pictures.shape[-1])
     classes, sure = _sure(model, pictures, labels, confident, passes)
     if full_size is None:
@@ -129,7 +131,7 @@ def _sure(
 ) -> tuple[Tensor, Tensor]:
     """ "b" classes and "b" bool: whether the network is sure of them, and right where there are labels."""
     logits = all_logits(model, pictures, **passes)
-    highest, classes = probabilities(logits).max(1)
+    highest, classes = model.probabilities(logits).max(1)
     sure = highest >= confident
     return classes, sure if labels is None else sure & (classes == model.check_targets(labels, logits))
 
@@ -220,7 +222,7 @@ def grid_pointing(
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = as_model(model), read_methods(methods)
+    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
     )
@@ -258,7 +260,7 @@ def disconnected_grid(
     Returns:
         By method: outside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = as_model(model), read_methods(methods)
+    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, full_size=True,
         seed=seed, **passes,
@@ -286,7 +288,7 @@ def _in_a_run(function: Callable[..., Any], gallery: Gallery, options: dict[str,
 
 _metric = partial(
     metric, needs=("model", "images"), level="checkpoint", cite="rao2022towards", family="Faithfulness",
-    floors=(), judges="map", bounds=(-1.0, 1.0), call=_in_a_run,
+    floors=(), judges="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
 )  # fmt: skip
 _metric(
     "grid_pointing", higher_is_better=True,
@@ -294,7 +296,7 @@ _metric(
            "above": "map on the pictures of its class, above chance"},
 )(grid_pointing)  # fmt: skip
 _metric(
-    "disconnected_grid", higher_is_better=False,
+    "disconnected_grid", higher_is_better=False, inside=True,
     parts={"outside": "share of the map where nothing can have had influence, in mosaics",
            "above": "map where nothing can have had influence, above chance"},
 )(disconnected_grid)  # fmt: skip

@@ -23,11 +23,12 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import Cause, Passes, PerImage, align
-from heatproof.models.model import Model, as_model, at_least_float, class_scores, untouched
+from heatproof.models.asked import asked
+from heatproof.models.model import Model, as_model, at_least_float, untouched
 from heatproof.models.queue import Queue
 from heatproof.moved import model_first
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images
+from heatproof.types import ArrayLike, Images, per_map, size_of
 
 NO_PIXEL = "the mask has no pixel, so nothing is occluded"
 
@@ -59,6 +60,7 @@ def part_occlusion(
     """
     model = as_model(model)
     whole = at_least_float(model.check_images(images).to(model.device))
+    model, targets = asked(model, whole, targets)
     parts = (
         {f"drop_{name}": mask for name, mask in masks.items()}
         if isinstance(masks, Mapping)
@@ -66,7 +68,7 @@ def part_occlusion(
     )
     if not parts:
         raise InputError("masks is an empty dict; give at least one part, such as {'finder': mask}")
-    size, count = (int(whole.shape[-2]), int(whole.shape[-1])), len(whole)
+    size, count = size_of(whole), len(whole)
     hidden = torch.stack(
         [align(mask, size, whole, name).expand(count, *size) for name, mask in parts.items()]
     )
@@ -75,14 +77,15 @@ def part_occlusion(
     def make(start: int, stop: int) -> Tensor:
         jobs = torch.arange(start, stop, device=whole.device)
         rows, part = jobs % count, jobs // count - 1  # -1: the whole image
-        covered = hidden[part.clamp(min=0), rows] & (part >= 0)[:, None, None]
+        covered = hidden[part.clamp(min=0), rows]
+        covered = covered & per_map(part >= 0, covered)
         return torch.where(covered[:, None], filled[rows], whole[rows])
 
     with untouched(model.module):
         queue = Queue(model, size, **passes)
         logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
     chosen = model.check_targets(targets, logits[:count])
-    scores = class_scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
+    scores = model.scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
     drops = dict(zip(parts, scores[0] - scores[1:], strict=True))
     empty = ~hidden.flatten(2).any(2)
     return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
@@ -103,7 +106,7 @@ def occlusion_correlation(mass: ArrayLike, drop: ArrayLike) -> Correlation:
 metric(
     "occlusion_drop", needs=("model", "images", "masks"), cite="chakraborty2025cambench",
     about="Fall of the class's logit when a part of the image is occluded.", family="Causes",
-    not_in_a_run="it occludes one named part; call hp.metrics for it",
+    not_in_a_run="it occludes one named part; call hp.metrics for it", volumes=True,
 )(part_occlusion)  # fmt: skip
 metric(
     "occlusion_correlation", needs=("scores",), level="checkpoint", higher_is_better=True, bounds=(-1.0, 1.0),

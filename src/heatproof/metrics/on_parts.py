@@ -28,6 +28,7 @@ and masks repeat (every method is scored on the same images), so each distinct m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import Any, TypeVar
@@ -133,12 +134,11 @@ def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tenso
 
     The formulas as they stand, for constant maps too. Column 0 marks those, the others follow `_keys`.
     """
-    height, width = values.shape[-2:]
     pixels = (values / (1 + EPSILON)).flatten(1)
     mass = pixels.sum(1, dtype=torch.float64) + EPSILON
     shares = [(pixels * area.flatten(1)).sum(1, dtype=torch.float64) / mass for area in areas]
     coverages = _coverage(pixels, [area.flatten(1) for area in areas])
-    diagonal = (height**2 + width**2) ** 0.5
+    diagonal = sum(side**2 for side in values.shape[1:]) ** 0.5
     far = (pixels * distance.flatten(1)).sum(1, dtype=torch.float64) / (mass * diagonal)
     return torch.stack([constant(values).double(), *shares, *coverages, far], 1).float()
 
@@ -165,21 +165,21 @@ def distance_to(masks: Tensor) -> Tensor:
     >>> distance_to(torch.tensor([[[True, False, False]]])).tolist()
     [[[0.0, 1.0, 2.0]]]
     """
-    height, width = masks.shape[-2:]
+    size = tuple(masks.shape[1:])
     packed = np.packbits(masks.flatten(1).cpu().numpy(), axis=1)
-    fields = [_transform(height, width, bits.tobytes()) for bits in packed]
-    stacked = np.stack(fields) if fields else np.zeros((0, height, width), np.float32)
+    fields = [_transform(size, bits.tobytes()) for bits in packed]
+    stacked = np.stack(fields) if fields else np.zeros((0, *size), np.float32)
     return torch.from_numpy(stacked).to(masks.device)
 
 
 @lru_cache(maxsize=512)
-def _transform(height: int, width: int, packed: bytes) -> np.ndarray:
+def _transform(size: tuple[int, ...], packed: bytes) -> np.ndarray:
     from scipy.ndimage import distance_transform_edt
 
-    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=height * width)
-    mask = bits.reshape(height, width).astype(bool)
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=math.prod(size))
+    mask = bits.reshape(size).astype(bool)
     if not mask.any():
-        return np.full((height, width), np.inf, np.float32)
+        return np.full(size, np.inf, np.float32)
     field: np.ndarray = distance_transform_edt(~mask).astype(np.float32)
     return field
 
@@ -216,5 +216,5 @@ for _name, _better, _alias, _title, _about in (
         _name, needs=("maps", "masks"), higher_is_better=_better,
         bounds=(-4.0, 2.0) if _alias == "score" else (0.0, 1.0), cite="chakraborty2025cambench",
         aliases=(_alias,), about=_about, title=_title, family="Structure", bundle="structure", call=_in_a_run,
-        judges="network", test=_alias == "score", headline=_alias == "score",
+        judges="network", test=_alias == "score", headline=_alias == "score", volumes=True,
     )(structure)  # fmt: skip

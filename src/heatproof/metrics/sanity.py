@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -36,12 +37,14 @@ from heatproof.explain.api import explain, with_enough
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import Scene
+from heatproof.models.asked import asked
+from heatproof.models.heads.classes import OneOfMany
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
 from heatproof.moved import model_first
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Images, Maps
+from heatproof.types import ArrayLike, Images, Maps, per_map
 
 Methods = str | Sequence[str]
 Layers = str | Sequence[str] | None
@@ -71,10 +74,9 @@ class Cascade:
         found = {}
         for method in self.depths[0].similarity:
             tables = {k: torch.stack([depth.similarity[method][k] for depth in self.depths]) for k in KINDS}
-            never = torch.stack([table.isnan().all(0) for table in tables.values()]).any(0)
-            found[method] = PerImage(
-                {k: t.nanmean(0) for k, t in tables.items()}, [Cause(NEVER_DEFINED, never)]
-            )
+            never = [Cause(NEVER_DEFINED, table.isnan().all(0), (k,)) for k, table in tables.items()]
+            of_one = [cause for cause in self.depths[0].similarity[method].causes if cause.names]
+            found[method] = PerImage({k: t.nanmean(0) for k, t in tables.items()}, [*of_one, *never])
         return found
 
 
@@ -112,6 +114,7 @@ def parameter_randomisation(
     model = as_model(model)
     pictures = model.check_images(images)
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    model, targets = asked(model, pictures, targets)
     before = made(model, pictures, targets)
     explained = next(iter(before.values())).explained
     changing, random = copy_of(model), copy_of(model)
@@ -178,6 +181,7 @@ def input_shift(
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    model, targets = asked(model, pictures, targets)
     before = made(model, pictures, targets)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
     logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
@@ -238,16 +242,21 @@ def fragility(
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
-    before = made(model, pictures, None)
+    model, targets = asked(model, pictures, None)
+    before = made(model, pictures, targets)
+    stays = partial(_stays, model, pictures, targets, passes.get("batch_size"))
     reach = _picture_range(model, pictures)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
+    of_one: list[Cause] = []
     for draw in range(draws):
         random = np.random.default_rng((seed, draw))
         signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
         noisy = pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
-        for method, maps in made(model, noisy, None).items():
-            same = maps.explained == before[method].explained
+        stayed = stays(noisy)
+        for method, maps in made(model, noisy, targets).items():
+            same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
             found = map_similarity(before[method], maps)
+            of_one = [cause for cause in found.causes if cause.names]
             rows = [found[kind].masked_fill(~same, torch.nan) for kind in KINDS]
             tables[method].append(torch.stack([*rows, same.float()]))
     result = {}
@@ -255,17 +264,27 @@ def fragility(
         table = torch.stack(rows)  # "draws 3 b"
         ssim, spearman = table[:, :2].nanmean(0)
         scores = {"ssim": ssim, "spearman": spearman, "kept": table[:, 2].mean(0)}
-        result[method] = PerImage(scores, [Cause(CHANGED, ssim.isnan() | spearman.isnan(), KINDS)])
+        gone = [Cause(CHANGED, scores[kind].isnan(), (kind,)) for kind in KINDS]
+        result[method] = PerImage(scores, [*of_one, *gone])
     return result
+
+
+def _stays(model: Model, pictures: Tensor, targets: Any, batch_size: int | None, changed: Tensor) -> Tensor:
+    """ "b" bool: whether the prediction stays, beyond that one class is explained again."""
+    if isinstance(model.read, OneOfMany):  # whose prediction is the class that is explained
+        return torch.ones(len(pictures), dtype=torch.bool)
+    before, after = (all_logits(model, shown, batch_size) for shown in (pictures, changed))
+    return model.same(before, after, model.check_targets(targets, before))
 
 
 def _picture_range(model: Model, images: Tensor) -> Tensor:
     """The way from black to white in model-ready values: per channel, or per image where it is unknown."""
     kept = model.preprocess
     if kept.channels == images.shape[1]:
-        return 1 / torch.tensor(kept.std, device=images.device, dtype=images.dtype)[:, None, None]
+        std = torch.tensor(kept.std, device=images.device, dtype=images.dtype)
+        return 1 / per_map(std, images[0])
     low, high = images.flatten(1).aminmax(dim=1)
-    return (high - low)[:, None, None, None]
+    return per_map(high - low, images)
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
@@ -284,7 +303,7 @@ for _name, _function, _said, _cite in (
 ):
     metric(
         _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
-        cite=_cite, family="Sanity", floors=(), judges="map",
-        parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"},
+        cite=_cite, family="Sanity", floors=(), judges="map", reruns=True, inside=_name != "fragility",
+        parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"}, volumes=True,
         call=_in_a_run,
     )(_function)  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heatproof.models import Model, probabilities
+from heatproof.models import Model
 from heatproof.types import Batch, Maps
 
 Change = Callable[[Maps], Maps]
@@ -38,7 +38,7 @@ class Scene:
     @cached_property
     def probabilities(self) -> Tensor:
         """ "b k", from a pass of its own: the same also for a metric that is added later."""
-        return probabilities(self.model.logits(self.batch.images)).cpu()
+        return self.model.probabilities(self.model.logits(self.batch.images)).cpu()
 
     @property
     def passes(self) -> dict[str, Any]:
@@ -67,3 +67,7 @@ class Group:
     seed: int
     # Probabilities of the same images at another checkpoint, by its name; zero where there are none.
     at: Callable[[str], Tensor] = lambda name: torch.zeros(0)
+    # Where images may have several findings: thresholds of each, labels and probabilities of all images.
+    # Without maps `labels` is that table; with them, each is a map of one finding of an image, and its label.
+    limits: tuple[float, ...] | None = None
+    every: tuple[Tensor, Tensor] | None = None

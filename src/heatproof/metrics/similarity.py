@@ -27,7 +27,7 @@ import numpy as np
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.lazy import torch
-from heatproof.metrics.kit import align, as_tensor, chunks, in_threads, pixel_maps
+from heatproof.metrics.kit import align, as_tensor, chunks, in_threads, pixel_maps, refuse_volumes
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps
 
@@ -140,6 +140,8 @@ def _pair(
 
 
 def _values(maps: Maps | ArrayLike) -> Tensor:
+    if isinstance(maps, Maps):
+        refuse_volumes("ssim", maps.image_size)
     values = (pixel_maps(maps) if isinstance(maps, Maps) else as_tensor(maps)).detach()
     if values.ndim not in (2, 3) or 0 in values.shape[-2:]:
         raise InputError(f"ssim takes maps 'h w' or 'b h w'; got shape {tuple(values.shape)}")

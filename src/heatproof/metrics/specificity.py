@@ -13,7 +13,7 @@ noise) under which the class is least likely, picture by picture: a blur that le
 does with a tint or with a network that thinks of blurred lungs as ill, tells nothing about any map.
 
     f(map) = (insertion area - deletion area) / (L(picture) - L(painted over))           about -1 to 1
-    specificity_weights = f(map) - the largest f among its shadows under random weights
+    specificity_weights = f(map) - the mean f of its shadows under random weights
     specificity_place   = f(map) - f(itself, turned)
 
 A map that never looked at the network has no reason to be above its shadows; one that is the same whatever
@@ -39,19 +39,22 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain.api import explain
+from heatproof.explain.api import explain, is_stored
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.curves import area
-from heatproof.metrics.faithfulness import insertion_deletion
+from heatproof.metrics.faithfulness import insertion_deletion, not_above
 from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import Change, Scene
-from heatproof.models.model import Model, as_model, target_probabilities, untouched
+from heatproof.models.asked import asked
+from heatproof.models.function import is_function
+from heatproof.models.heads import Columns
+from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.random_weights import untrained_copy
 from heatproof.registry import metric
-from heatproof.types import Images, Maps, upsample
+from heatproof.types import Images, Maps, per_map, places, size_of, upsample
 
 STEPS = 10  # of each curve: enough for a difference of areas, and a tenth of the passes
 DRAWS = 3  # of random weights
@@ -61,6 +64,7 @@ BINS = 64  # of the histogram
 Known = dict[int, Mapping[str, Maps]]  # maps by method, by the draw of the random weights
 BLANK = "the map is constant, so it has no shadow to be compared with"
 STAYS = "no way of painting the picture over takes the class away, so no order of pixels can tell"
+NO_SHADOW = "there is no map under random weights: the method's maps are stored, or the network is a function"
 
 
 def specificity(
@@ -79,7 +83,8 @@ def specificity(
     """How far insertion less deletion of each map lies above that of its shadows.
 
     Args:
-        maps: by method, as `hp.explain` gives them; the methods are run again under random weights.
+        maps: by method, as `hp.explain` gives them; the methods are run again under random weights. Where
+            that cannot be, for maps read from files or a network that is a function, `weights` is NaN.
         model: the network that was explained.
         images: model-ready, "b c H W", the ones that the maps are of.
         draws: how many networks with random weights.
@@ -98,8 +103,10 @@ def specificity(
     pictures = model.check_images(images)
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
+    model, _ = asked(model, pictures, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    shadows = _shadows(draws, known, maps, model, pictures, **options)
+    again = {} if is_function(model.module) else {n: one for n, one in maps.items() if not is_stored(n)}
+    shadows = _shadows(draws, known, again, model, pictures, **options) if again else []
     found = gains(maps, shadows, model=model, images=pictures, steps=steps, seed=seed, **passes)
     return {name: one.scores for name, one in found.items()}
 
@@ -115,7 +122,8 @@ class Gains(NamedTuple):
 
     @property
     def scores(self) -> PerImage:
-        above = {"weights": self.own - self.untrained.amax(0), "place": self.own - self.turned}
+        # The mean of differences, not the difference to the mean: what is its own shadow gets exactly 0.
+        above = {"weights": (self.own - self.untrained).mean(0), "place": self.own - self.turned}
         return PerImage(above, self.causes)
 
 
@@ -133,17 +141,18 @@ def gains(
     explained = next(iter(maps.values())).explained.clamp(min=0).to(model.device)
     images = images.to(model.device)
     noise = explain(model, images, "random", explained, seed=seed)["random"]
-    painted, fall = painted_over(model, images, explained, seed, **passes)
+    model, targets = asked(model, images, explained)
+    painted, fall = painted_over(model, images, targets, seed, **passes)
     lot: dict[tuple[str, str | int], Maps | Tensor] = {}
     same: dict[tuple[str, int], Tensor] = {}
     for name, one in maps.items():
         lot[name, "own"] = one
-        lot[name, "place"] = replace(one, values=one.values.flip(-1, -2))
+        lot[name, "place"] = replace(one, values=one.values.flip(places(one.values)))
         own = upsample(one.values, one.image_size)
-        for i, untrained in enumerate(shadows):
+        for i, untrained in enumerate(shadows if shadows and name in shadows[0] else ()):
             shadow = _unless_constant(untrained[name], noise).to(own)
             same[name, i] = (shadow == own).flatten(1).all(1)
-            lot[name, i] = shadow.masked_fill(same[name, i][:, None, None], 0)  # constant: costs no pass
+            lot[name, i] = shadow.masked_fill(per_map(same[name, i], shadow), 0)  # constant: costs no pass
     shown: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps, **passes}
     curves = insertion_deletion(lot, explained, **shown)
     gain = {
@@ -151,29 +160,36 @@ def gains(
         for key, both in curves.items()
     }
     stays = Cause(STAYS, (fall < LEAST).cpu())
+    if not model.read.chance:  # whose curves are shares of what is lost already
+        gain = {key: (area(both.insertion) - area(both.deletion)).cpu() for key, both in curves.items()}
+        stays = Cause(not_above(model.read.name), gain[next(iter(maps)), "own"].isnan())
     found = {}
     for name, one in maps.items():
         own = gain[name, "own"]
-        each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in range(len(shadows))]
-        causes = (Cause(BLANK, one.degenerate.cpu()), stays)
-        found[name] = Gains(own, gain[name, "place"], torch.stack(each), fall.cpu(), causes)
+        made = [i for i in range(len(shadows)) if (name, i) in same]
+        each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in made]
+        alone = [] if made else [Cause(NO_SHADOW, torch.ones_like(own, dtype=torch.bool), ("weights",))]
+        causes = [*alone, Cause(BLANK, one.degenerate.cpu()), stays]
+        random = torch.stack(each or [torch.full_like(own, torch.nan)])
+        found[name] = Gains(own, gain[name, "place"], random, fall.cpu(), causes)
     return found
 
 
 def painted_over(
-    model: Model, images: Tensor, targets: Tensor, seed: int = 0, **passes: Unpack[Passes]
+    model: Model, images: Tensor, targets: Tensor | Columns, seed: int = 0, **passes: Unpack[Passes]
 ) -> tuple[Tensor, Tensor]:
     """Each picture under the baseline that takes its class away best, and by how much its log-odds fall."""
     kinds = ["blur", "mean", "noise"] + ["black"] * (model.preprocess.channels == images.shape[1])
     tried = torch.stack([images, *(baseline_images(model, images, kind, seed) for kind in kinds)])
-    flat, classes = tried.flatten(0, 1), targets.repeat(len(tried))
-    queue = Queue(model, (int(images.shape[-2]), int(images.shape[-1])), **passes)
+    columns = targets.numbers if isinstance(targets, Columns) else targets
+    flat, classes = tried.flatten(0, 1), columns.repeat(len(tried))
+    queue = Queue(model, size_of(images), **passes)
     with untouched(model.module):
         found = queue.predict(
             len(flat), lambda start, stop: flat[start:stop],
-            lambda logits, start, stop: target_probabilities(logits, classes[start:stop]),
+            lambda logits, start, stop: model.measured(logits, classes[start:stop]),
         )  # fmt: skip
-    odds = found.clamp(SURE, 1 - SURE).logit().view(len(tried), -1)
+    odds = (found.clamp(SURE, 1 - SURE).logit() if model.read.chance else found).view(len(tried), -1)
     best = odds[1:].argmin(0)
     return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - odds[1:].amin(0)
 
@@ -208,8 +224,10 @@ def untrained(
         By method: spearman, null, excess and entropy, each "b".
     """
     model = as_model(model)
+    model, _ = asked(model, model.check_images(images), next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    first, second = _shadows(2, known, maps, model, model.check_images(images), **options)
+    pictures = model.check_images(images)
+    first, second = _shadows(2, known, maps, model, pictures, **options)
     return {name: against_untrained(one, first[name], second[name]) for name, one in maps.items()}
 
 
@@ -224,7 +242,9 @@ def against_untrained(maps: Maps, first: Maps, second: Maps) -> PerImage:
         "excess": spearman - by_chance,
         "entropy": (random - own) / own.clamp(min=1e-6),
     }
-    return PerImage(scores, [*(Cause(c.sentence, c.where.cpu()) for c in (*found.causes, *null.causes))])
+    return PerImage(
+        scores, [Cause(c.sentence, c.where.cpu()) for c in (*found.causes, *null.causes) if not c.names]
+    )
 
 
 def entropy(maps: Maps) -> Tensor:
@@ -272,7 +292,7 @@ def under_random_weights(
 
 def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
     values = upsample(maps.values, maps.image_size)  # as they are: normalising would make pixels equal
-    return torch.where(maps.degenerate[:, None, None], noise.values.to(values), values)
+    return torch.where(per_map(maps.degenerate, values), noise.values.to(values), values)
 
 
 def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
@@ -288,12 +308,12 @@ metric(
     about="How far insertion less deletion lies above that of the map's own shadows.", family="Faithfulness",
     parts={"weights": "better than its own map of an untrained network",
            "place": "better than itself turned by half a turn"},
-    floors=(), judges="map", test=True, call=_in_a_run,
+    floors=(), judges="map", test=True, call=_in_a_run, volumes=True,
 )(specificity)  # fmt: skip
 metric(
     "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",
     about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
-    family="Sanity", floors=(), judges="map", call=_in_a_run,
+    family="Sanity", floors=(), judges="map", reruns=True, inside=True, call=_in_a_run, volumes=True,
     parts={"spearman": "like the map of an untrained network (ranks)",
            "null": "two untrained networks' maps alike (ranks)",
            "excess": "more like an untrained network's map than two of those are",

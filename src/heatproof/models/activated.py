@@ -10,6 +10,7 @@ left as they are: their blocks end with a sum, not with an activation.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,15 +21,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from heatproof.models.heads import Segmentation
 from heatproof.models.layers import (
+    encoder_of,
     find_module,
     first_tensor,
     guessed_layer,
     known_scales,
     layout_of,
     may_be_activated_later,
+    picture_layers,
 )
-from heatproof.models.model import Model, untouched, watched
+from heatproof.models.model import CONVOLUTIONS, Model, untouched, watched
 
 # Functions that may be applied twice without a change, so that the part behind them can be rerun (tail.py).
 RECTIFIERS: dict[Any, str] = {
@@ -43,6 +47,9 @@ ACTIVATES = re.compile(r"relu|elu$|gelu|silu|swish|mish|softplus|hardtanh|activa
 def default_layer(model: Model, images: Tensor | None = None) -> str | None:
     """The layer CAMs read where none is named, or None where only a search can tell."""
     guess = guessed_layer(model)
+    pixels = model.head == Segmentation.name and images is not None
+    if pixels and not model.layer and known_scales(model) is None and not encoder_of(model.module):
+        return _coarsest(model, images)
     if guess is None or model.layer or not may_be_activated_later(model, guess):
         return guess
     if "activated" not in model.found:
@@ -56,9 +63,24 @@ def default_layer(model: Model, images: Tensor | None = None) -> str | None:
     return found
 
 
+def _coarsest(model: Model, images: Tensor | None) -> str | None:
+    """The last layer on the coarsest grid in front of the last convolution, which makes the answer itself."""
+    if "coarsest" not in model.found and images is not None:
+        pictures = picture_layers(model, images)
+        parts = [find_module(model.module, name) for name, _, _ in pictures]
+        answers = max((i for i, part in enumerate(parts) if isinstance(part, CONVOLUTIONS)), default=0)
+        sizes = [math.prod(layout.grid) for _, layout, _ in pictures[:answers]]
+        last = max((i for i, size in enumerate(sizes) if size == min(sizes)), default=-1)
+        model.found["coarsest"] = pictures[last][0] if last >= 0 else None
+    found: str | None = model.found["coarsest"]
+    return found
+
+
 def why(model: Model, layer: str) -> str:
     """Why CAMs read this layer by default, once they have."""
     guess = None if model.layer else guessed_layer(model)
+    if layer == model.found.get("coarsest"):
+        return "the last layer on the coarsest grid of a segmentation"
     if guess is None:
         return "the last layer that is still a picture"
     if "+" in layer:
@@ -102,7 +124,7 @@ def _step_behind(model: Model, image: Tensor, guess: str) -> str:
         if step.before is not path or step.after is None:
             continue
         layout = layout_of(step.after, inputs, model.module)
-        if layout is None or (layout.height, layout.width) != (start.height, start.width):
+        if layout is None or layout.grid != start.grid:
             break
         path = step.after
         if step.activates:

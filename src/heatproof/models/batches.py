@@ -9,6 +9,7 @@ number (`inputs_per_pass`), as a run does, which keeps what it began with.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from heatproof.models.model import Model, untouched
+from heatproof.types import size_of
 
 PIXELS = 224 * 224
 CPU_SIZES, CUDA_SIZES = (16, 32, 64), (128, 256, 512)  # at 224x224; the middle one where nothing is timed
@@ -28,7 +30,7 @@ FASTER = 0.95  # of the usual size's time, for another to be taken
 
 def batch_for(model: Model, images: Tensor, count: int) -> int:
     """Inputs per pass of a job of `count` inputs like these images; the caller holds `untouched(...)`."""
-    size = int(images.shape[-2]), int(images.shape[-1])
+    size = size_of(images)
     told = told_batch(model, size)
     if told is not None:
         return told
@@ -51,33 +53,32 @@ def measured_batch(model: Model, count: int) -> int:
         return batch_for(model, noise.to(model.device), count)
 
 
-def told_batch(model: Model, image_size: tuple[int, int]) -> int | None:
+def told_batch(model: Model, image_size: tuple[int, ...]) -> int | None:
     """What the Model was told for images of its own size, by area for others."""
     if model.inputs_per_pass is None:
         return None
-    height, width = model.preprocess.size
-    return max(1, round(model.inputs_per_pass * height * width / (image_size[0] * image_size[1])))
+    return max(1, round(model.inputs_per_pass * math.prod(model.preprocess.size) / math.prod(image_size)))
 
 
-def usual_batch(device: torch.device, image_size: tuple[int, int]) -> int:
+def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
     """A batch that suits most networks at this image size; the queue shrinks it where memory is short."""
     full = (CUDA_SIZES if device.type == "cuda" else CPU_SIZES)[1]
-    return max(1, min(MOST * full, full * PIXELS // (image_size[0] * image_size[1])))
+    return max(1, min(MOST * full, full * PIXELS // math.prod(image_size)))
 
 
-def trial_sizes(device: torch.device, image_size: tuple[int, int]) -> tuple[int, ...]:
+def trial_sizes(device: torch.device, image_size: tuple[int, ...]) -> tuple[int, ...]:
     usual = usual_batch(device, image_size)
     return tuple(sorted({max(1, usual // 2), usual, 2 * usual}))
 
 
-def _worth_it(model: Model, image_size: tuple[int, int], count: int) -> bool:
+def _worth_it(model: Model, image_size: tuple[int, ...], count: int) -> bool:
     return count * SHARE >= (ROUNDS + 1) * sum(trial_sizes(model.device, image_size))
 
 
 @torch.no_grad()
 def fastest(model: Model, images: Tensor, sizes: Sequence[int]) -> int:
     """The size with the least time per input; the usual one unless another is clearly better."""
-    usual = usual_batch(model.device, (int(images.shape[-2]), int(images.shape[-1])))
+    usual = usual_batch(model.device, size_of(images))
     # Real pictures, again and again: a network may take its time with what it never saw.
     batches = {n: images[torch.arange(n, device=images.device) % len(images)] for n in sizes}
     times: dict[int, list[float]] = {n: [] for n in sizes}

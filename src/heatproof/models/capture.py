@@ -9,30 +9,29 @@ On a GPU a pass that comes again is recorded as a CUDA graph (graphs.py), hooks,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
-from heatproof.models.activated import Rectified, default_layer
+from heatproof.models.activated import default_layer
 from heatproof.models.checkpoints import first_line
 from heatproof.models.fused import Fusion, fusion_of
 from heatproof.models.layers import (
     find_module,
-    first_tensor,
     known_scales,
     layout_of,
     not_a_picture,
     searched_scales,
 )
-from heatproof.models.model import Model, at_least_float, class_scores, predicted
+from heatproof.models.model import Model, at_least_float, memory_format
 from heatproof.models.queue import Queue, graphs_of
+from heatproof.models.tap import tap
 from heatproof.timeline import span
-from heatproof.types import Trace
+from heatproof.types import Trace, size_of
 
 INPUT = "input"  # among the gradients
 
@@ -111,7 +110,7 @@ def _capture(
         if "blank" in needs:
             inputs = torch.cat([inputs, torch.zeros_like(inputs[:1])])
         if inputs.is_inference():
-            inputs = inputs.clone(memory_format=torch.channels_last)
+            inputs = inputs.clone(memory_format=memory_format(inputs))
         passed = _recorded(one, inputs, targets) or one(inputs, lambda of: model.check_targets(targets, of))
     return traced(one, passed, images, inputs, layers, needs, queue, seed)
 
@@ -158,7 +157,7 @@ def traced(
         gradients=pictures(passed.gradients),
         input_gradient=at_least_float(passed.gradients[INPUT][:count]) if one.of_input else None,
         blank_logits=passed.logits[count] if "blank" in needs else None,
-        queue=queue or Queue(model, (int(images.shape[-2]), int(images.shape[-1]))),
+        queue=queue or Queue(model, size_of(images)),
         seed=seed,
     )
 
@@ -189,7 +188,7 @@ class SharedPass(NamedTuple):
             self.fusion.refresh(model.precision)
         with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
             if self.of_input:
-                inputs = inputs.detach().clone(memory_format=torch.channels_last).requires_grad_()
+                inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
             runs, fused = model.found.get("runs", {}), self.fusion() if self.fusion else nullcontext()
             with tap(model.module, self.names, self.of_layers, runs) as taken, fused:
                 try:
@@ -208,7 +207,7 @@ class SharedPass(NamedTuple):
             chosen = choose(logits.detach()[: self.rows])
             wanted = (taken.outputs if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
             with model.computing():
-                gradients = _gradients(logits[: self.rows], chosen, wanted)
+                gradients = _gradients(model.scores(logits[: self.rows], chosen), wanted)
         return Passed(logits.detach(), chosen, taken.outputs, gradients, taken.whole)
 
 
@@ -222,94 +221,11 @@ def _recorded(one: SharedPass, inputs: Tensor, targets: Any) -> Passed | None:
         given.append(model.check_targets(targets, inputs.new_empty(one.rows, model.found["classes"])))
 
     def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
-        return one(inputs, predicted if chosen is None else lambda _: chosen)[:4]
+        return one(inputs, model.predicted if chosen is None else lambda _: chosen)[:4]
 
     key = "shared", graphs.state(model.module), model.precision, *one[1:]
     logits, chosen, outputs, gradients = graphs.run(key, whole_pass, given, lasting=True)
     return Passed(logits.clone(), chosen.clone(), outputs, gradients, outputs)
-
-
-@dataclass
-class Taken:
-    """What the hooks saw: each layer's output as the leaf the gradient is asked for."""
-
-    outputs: dict[str, Tensor] = field(default_factory=dict)
-    whole: dict[str, Any] = field(default_factory=dict)
-
-
-@contextmanager
-def tap(
-    module: nn.Module, names: Sequence[str], gradients: bool = True, runs: Mapping[str, int] | None = None
-) -> Iterator[Taken]:
-    """Take the outputs of the named layers while the context is open.
-
-    runs: how often a layer runs in a pass, where that is known: only its last run counts, and nothing need be
-    recorded from the first one on.
-    """
-    taken = Taken()
-    ahead = dict(runs or {})
-
-    def take(name: str, output: Any) -> Any:
-        if ahead.get(name, 1) > 1:
-            ahead[name] -= 1
-            return None
-        tensor = first_tensor(output)
-        taken.whole[name] = output
-        if tensor is None:
-            return None
-        leaf = tensor.detach().requires_grad_() if gradients and not tensor.requires_grad else tensor
-        taken.outputs.pop(name, None)  # a module that runs twice counts where it ran last
-        taken.outputs[name] = leaf
-        # The rest of the network gets a copy: an in-place ReLU behind the layer must not change what we keep.
-        return replace_first(output, leaf.clone())
-
-    with at_layers(module, names, take):
-        yield taken
-
-
-@contextmanager
-def at_layers(module: nn.Module, names: Sequence[str], told: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Tell of what each named layer returns; an answer, unless it is None, goes on in its place.
-
-    The hooks are gone when the context ends, however it ends.
-    """
-    rectified: dict[str, Tensor] = {}  # by layer: what the function behind it is about to take
-
-    def wait_for_function(name: str, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
-            rectified[name] = tensor
-
-    def behind(_function: str, before: Tensor, after: Tensor) -> Tensor | None:
-        name = next((name for name, tensor in rectified.items() if tensor is before), None)
-        return None if name is None else told(name, after)
-
-    functions = [name for name in names if "+" in name]
-    with ExitStack() as open_things:
-        for name in (*(n for n in names if n not in functions), *functions):
-            hook = wait_for_function if name in functions else told
-            handle = find_module(module, name).register_forward_hook(
-                lambda _m, _i, output, name=name, hook=hook: hook(name, output)
-            )
-            open_things.callback(handle.remove)
-        if functions:
-            open_things.enter_context(Rectified(behind))
-        yield
-
-
-def replace_first(output: Any, tensor: Tensor) -> Any:
-    """The same kind of output with its first tensor exchanged."""
-    if isinstance(output, Tensor):
-        return tensor
-    if isinstance(output, dict):
-        key = next(k for k, v in output.items() if isinstance(v, Tensor))
-        changed = type(output)(output)
-        changed[key] = tensor
-        return changed
-    items = list(output)
-    position = next(i for i, item in enumerate(items) if isinstance(item, Tensor))
-    items[position] = tensor
-    return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
 
 
 class NotAPicture(Exception):
@@ -319,16 +235,17 @@ class NotAPicture(Exception):
         self.name, self.output = name, output
 
 
-def _gradients(logits: Tensor, targets: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _gradients(scores: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not wanted:
         return {}
-    score = class_scores(logits, targets).sum()
+    score = scores.sum()
     if not score.requires_grad:
         raise ModelError(
-            "the model's output carries no gradient; does its forward run under torch.no_grad()?"
+            "the model's output carries no gradient; does its forward run under torch.no_grad(), or "
+            "checkpoint with use_reentrant=True? Switch that off"
         )
     # Images of a batch do not see each other in evaluation mode, so the sum's gradient is each image's own.
-    with span("backward", inputs=len(logits) if INPUT in wanted else 0):
+    with span("backward", inputs=len(scores) if INPUT in wanted else 0):
         found = torch.autograd.grad(score, list(wanted.values()), allow_unused=True)
     for name, gradient in zip(wanted, found, strict=True):
         if gradient is None:
@@ -354,8 +271,8 @@ def _failed(model: Model, images: Tensor, error: Exception) -> HeatproofError:
 
 
 def _wrong_size(model: Model, images: Tensor, error: Exception) -> InputError:
-    height, width = model.preprocess.size
+    own = "x".join(map(str, (model.preprocess.channels, *model.preprocess.size)))
     return InputError(
         f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); "
-        f"its own preprocessing makes {model.preprocess.channels}x{height}x{width}"
+        f"its own preprocessing makes {own}"
     )

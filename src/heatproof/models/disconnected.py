@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heatproof.models.capture import at_layers, capture, replace_first
+from heatproof.models.capture import capture
 from heatproof.models.layers import first_tensor, layout_of
 from heatproof.models.model import Model, untouched
+from heatproof.models.tap import at_layers, replace_first
 
 
 class Disconnected(nn.Module):
@@ -67,6 +68,7 @@ def disconnected(
             classes=model.classes,
             layer=place.get(trace.layer or ""),
             scales=tuple(place[name] for name in trace.scales) or None,
+            reader=model.read.of_logits,
         )
         for cell in range(cells**2)
     ]

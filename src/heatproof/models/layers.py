@@ -1,4 +1,4 @@
-"""Which layer a CAM reads, and how that layer's output becomes a picture "b c h w".
+"""Which layer a CAM reads; layouts.py says how that layer's output becomes a picture "b c h w".
 
 Known families are recognised by the names of their parts, other networks by their shape: the last
 convolution with the normalisation and activation behind it, or the first normalisation of the last block
@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from heatproof.errors import LayerError, UnknownNameError
-from heatproof.models.model import Model, at_least_float, untouched, watched
+from heatproof.models.layouts import Layout, first_tensor, layout_of
+from heatproof.models.model import CONVOLUTIONS, Model, untouched, watched
+from heatproof.types import size_of
 
 # The last stage of a family, and the three depths of its multi-scale CAM. Matched against the end of a
 # module's name, so that prefixes such as "resnet.encoder." do not matter.
@@ -36,36 +37,6 @@ FAMILIES: tuple[tuple[str, ...], ...] = (
 )
 # Families whose last stage ends with its activation: nothing has to be looked for behind it.
 ENDS_ACTIVATED = ("Mixed_7c", "inception5b", "mixed10", "layer4", "trunk_output.block4", "s4")
-MOST_PREFIX_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How one layer's output lies in memory."""
-
-    kind: str  # "nchw", "nhwc" or "tokens"
-    height: int
-    width: int
-    prefix: int = 0
-
-    def picture(self, tensor: Tensor) -> Tensor:
-        """ "b c h w", in float32 or better."""
-        if self.kind == "tokens":
-            tensor = tensor[:, self.prefix :].unflatten(1, (self.height, self.width))
-        if self.kind != "nchw":
-            tensor = tensor.permute(0, 3, 1, 2)
-        return at_least_float(tensor)
-
-    def put_back(self, picture: Tensor, tensor: Tensor) -> Tensor:
-        """The layer's output with this picture in the place of its own."""
-        values = picture if self.kind == "nchw" else picture.permute(0, 2, 3, 1)
-        if self.kind == "tokens":
-            values = torch.cat([tensor[:, : self.prefix], values.flatten(1, 2)], dim=1)
-        return values.to(tensor.dtype)
-
-    @property
-    def channel_axis(self) -> int:
-        return 1 if self.kind == "nchw" else -1
 
 
 def find_module(module: nn.Module, name: str) -> nn.Module:
@@ -82,85 +53,10 @@ def find_module(module: nn.Module, name: str) -> nn.Module:
         return found
     ends_so = [n for n, _ in module.named_modules() if n.endswith("." + name)]
     if name == "last_conv":  # as papers say it
-        ends_so = [n for n, part in module.named_modules() if isinstance(part, nn.Conv2d)][-1:]
+        ends_so = [n for n, part in module.named_modules() if isinstance(part, CONVOLUTIONS)][-1:]
     if len(ends_so) != 1:
         raise UnknownNameError("layer", name, ends_so or [n for n, _ in module.named_modules() if n])
     return module.get_submodule(ends_so[0])
-
-
-def first_tensor(output: Any) -> Tensor | None:
-    """The tensor in a layer's output; Hugging Face layers return tuples and records."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, dict):
-        output = tuple(output.values())
-    if isinstance(output, (tuple, list)):
-        return next((item for item in output if isinstance(item, Tensor)), None)
-    return None
-
-
-def layout_of(output: Tensor, images: Tensor, module: nn.Module) -> Layout | None:
-    """How a layer's output is a picture of the images, or None where it is not one."""
-    if len(output) != len(images) or not output.is_floating_point():
-        return None
-    size = (int(images.shape[-2]), int(images.shape[-1]))
-    if output.ndim == 4:
-        return _spatial_layout(tuple(output.shape[1:]), size, module)
-    if output.ndim == 3:
-        return _token_layout(int(output.shape[1]), size, module)
-    return None
-
-
-def _spatial_layout(shape: tuple[int, ...], size: tuple[int, int], module: nn.Module) -> Layout | None:
-    a, b, c = shape
-    channels_first, channels_last = _aspect_error(b, c, size), _aspect_error(a, b, size)
-    last = getattr(module, "channels_last", None)  # our Keras wrapper knows
-    if last is None:
-        is_swin = "Swin" in type(module).__name__
-        last = channels_last < channels_first or (channels_last == channels_first and is_swin)
-    height, width = (a, b) if last else (b, c)
-    return Layout("nhwc" if last else "nchw", height, width) if height * width > 1 else None
-
-
-def _aspect_error(height: int, width: int, size: tuple[int, int]) -> float:
-    """How far a grid is from the image's aspect; a grid finer than the image is no grid of it."""
-    if height > size[0] or width > size[1]:
-        return math.inf
-    slack = 0 if size[0] == size[1] else max(size)  # a side may have been rounded by one cell
-    if abs(height * size[1] - width * size[0]) <= slack:
-        return 0.0
-    return abs(math.log((height / width) / (size[0] / size[1])))
-
-
-def _token_layout(length: int, size: tuple[int, int], module: nn.Module) -> Layout | None:
-    grid = _patch_grid(module, size)
-    if grid is not None:
-        for halvings in range(6):  # Swin merges 2x2 tokens between stages
-            height, width = (math.ceil(side / 2**halvings) for side in grid)
-            if height * width == length > 1:
-                return Layout("tokens", height, width)
-        prefix = length - grid[0] * grid[1]
-        return Layout("tokens", *grid, prefix) if 0 < prefix <= MOST_PREFIX_TOKENS else None
-    for prefix in range(min(MOST_PREFIX_TOKENS, length - 1)):
-        height = round(math.sqrt((length - prefix) * size[0] / size[1]))
-        width = (length - prefix) // max(1, height)
-        if height * width == length - prefix > 1 and height * size[1] == width * size[0]:
-            return Layout("tokens", height, width, prefix)
-    return None
-
-
-def _patch_grid(module: nn.Module, size: tuple[int, int]) -> tuple[int, int] | None:
-    """The token grid that a patch embedding (a convolution with stride = kernel) makes of an image."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            kernel, stride = part.kernel_size, part.stride
-            if kernel != stride or kernel[0] < 2 or isinstance(part.padding, str):
-                return None
-            return (
-                (size[0] + 2 * part.padding[0] - kernel[0]) // stride[0] + 1,
-                (size[1] + 2 * part.padding[1] - kernel[1]) // stride[1] + 1,
-            )
-    return None
 
 
 def guessed_layer(model: Model) -> str | None:
@@ -168,7 +64,23 @@ def guessed_layer(model: Model) -> str | None:
     if model.layer:
         return model.layer
     scales = known_scales(model)
-    return scales[-1] if scales else _last_convolution(model.module)
+    if scales:
+        return scales[-1]
+    seeing = encoder_of(model.module)
+    return _last_convolution(model.module.get_submodule(seeing), f"{seeing}." if seeing else "")
+
+
+def encoder_of(module: nn.Module) -> str:
+    """Of a network that answers place by place, the part that sees: its backbone, before what answers."""
+    parts = [name for name, part in module.named_children() if _convolves(part)]
+    if "backbone" not in parts[:-1]:
+        return ""
+    inner = [n for n in ("body", "features") if hasattr(module.get_submodule("backbone"), n)]
+    return ".".join(["backbone", *inner[:1]])
+
+
+def _convolves(part: nn.Module) -> bool:
+    return any(isinstance(one, CONVOLUTIONS) for one in part.modules())
 
 
 def may_be_activated_later(model: Model, guess: str) -> bool:
@@ -224,7 +136,7 @@ def _stages(names: Sequence[str]) -> tuple[str, ...] | None:
 def _transformer_norms(module: nn.Module) -> tuple[str, ...] | None:
     """First normalisation of the blocks at half, three quarters and the end of the last row of blocks."""
     scales = None
-    mixes_tokens = all(m.kernel_size == m.stride for m in module.modules() if isinstance(m, nn.Conv2d))
+    mixes_tokens = all(m.kernel_size == m.stride for m in module.modules() if isinstance(m, CONVOLUTIONS))
     for name, part in module.named_modules():
         blocks = list(part.named_children())
         if not isinstance(part, (nn.Sequential, nn.ModuleList)) or len(blocks) < 2:
@@ -263,7 +175,7 @@ ACTIVATIONS = tuple(
 def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
     """Descend to the last child that convolves, then step over what only normalises or activates it."""
     children = list(module.named_children())
-    holds = [any(isinstance(m, nn.Conv2d) for m in child.modules()) for _, child in children]
+    holds = [_convolves(child) for _, child in children]
     if not any(holds):
         return None
     last = len(holds) - 1 - holds[::-1].index(True)
@@ -277,7 +189,7 @@ def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
             if not isinstance(behind, BEHIND_CONVOLUTION + ACTIVATIONS):
                 break
             name = name_behind
-    elif isinstance(child, nn.Conv2d) and children[last + 1 :]:
+    elif isinstance(child, CONVOLUTIONS) and children[last + 1 :]:
         name_behind, behind = children[last + 1]  # but a BatchNorm of the same width is its own
         if getattr(behind, "num_features", None) == child.out_channels:
             name = name_behind
@@ -312,7 +224,7 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
     by_octave: dict[int, str] = {}
     end = main.partition("+")[0] if main else None
     pictures = picture_layers(model, images)
-    octaves = {name: round(math.log2(images.shape[-2] / layout.height)) for name, layout, _ in pictures}
+    octaves = {name: round(math.log2(images.shape[-2] / layout.grid[-2])) for name, layout, _ in pictures}
     for name, _, channels in pictures:
         part = find_module(model.module, name)
         beside = BESIDE_THE_PATH.search(f"{name}<{type(part).__name__}>")
@@ -346,5 +258,5 @@ def not_a_picture(model: Model, name: str, output: Any, images: Tensor) -> Layer
     some = ", ".join([n for n, _, _ in picture_layers(model, images)][-5:]) or "none"
     return LayerError(
         f"layer {name!r} of {model.name} returns {shape}, in which no grid of a "
-        f"{images.shape[-2]}x{images.shape[-1]} image can be found; layers that would do: {some}"
+        f"{'x'.join(map(str, size_of(images)))} image can be found; layers that would do: {some}"
     )

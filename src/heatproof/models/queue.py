@@ -21,8 +21,9 @@ from heatproof.models.batches import batch_for, told_batch, usual_batch
 from heatproof.models.folding import WORTH_IT, Folding, folding_of
 from heatproof.models.fused import Fusion, fusion_of
 from heatproof.models.graphs import Graphs, recordable
-from heatproof.models.model import Model, at_least_float, class_scores, untouched
+from heatproof.models.model import Model, at_least_float, untouched
 from heatproof.timeline import span
+from heatproof.types import size_of
 
 Result = TypeVar("Result")
 SAMPLE = 8  # pictures that a trial of batch sizes is made of
@@ -37,7 +38,7 @@ class Queue:
     def __init__(
         self,
         model: Model,
-        image_size: tuple[int, int],
+        image_size: tuple[int, ...],
         batch_size: int | None = None,
         progress: Callable[[int], Any] | None = None,
     ) -> None:
@@ -46,7 +47,7 @@ class Queue:
         self.model = model
         self.chooses = batch_size is None
         # Where memory ran out before, for passes of this kind: a later queue need not find out again.
-        self.fits: dict[tuple[str, tuple[int, int]], int] = model.found.setdefault("fits", {})
+        self.fits: dict[tuple[str, tuple[int, ...]], int] = model.found.setdefault("fits", {})
         self.image_size = image_size
         told = batch_size or told_batch(model, image_size)
         self.batch_size = told or usual_batch(model.device, image_size)
@@ -170,7 +171,7 @@ class Runner:
 
 def graphs_of(model: Model) -> Graphs | None:
     """The recordings of a network on a GPU, after its first pass; None where passes are not recorded."""
-    if model.device.type != "cuda" or model.head is None or not recordable(model.module):
+    if model.device.type != "cuda" or not model.was_seen or not recordable(model.module):
         return None
     graphs: Graphs = model.found.setdefault("graphs", Graphs())
     return graphs
@@ -198,7 +199,7 @@ def all_logits(
     model: Model, images: Tensor, batch_size: int | None = None, progress: Callable[[int], Any] | None = None
 ) -> Tensor:
     """ "b k" logits in evaluation mode, in batches; the module is left as it was."""
-    queue = Queue(model, (int(images.shape[-2]), int(images.shape[-1])), batch_size, progress)
+    queue = Queue(model, size_of(images), batch_size, progress)
     with untouched(model.module):
         return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
 
@@ -209,7 +210,7 @@ def input_gradient(model: Model, images: Tensor, targets: Tensor) -> tuple[Tenso
         inputs = model.ready(images).detach().clone().requires_grad_()
         logits = model.forward(inputs)
         with model.computing(), span("backward"):
-            (gradient,) = torch.autograd.grad(class_scores(logits, targets).sum(), inputs)
+            (gradient,) = torch.autograd.grad(model.scores(logits, targets).sum(), inputs)
     return at_least_float(gradient), logits.detach()
 
 

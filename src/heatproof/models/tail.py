@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from heatproof.models.activated import BY_NAME
-from heatproof.models.capture import replace_first
 from heatproof.models.layers import Layout, find_module, first_tensor, layout_of
 from heatproof.models.model import Model, watched
+from heatproof.models.tap import replace_first
 
 
 class Tail:
@@ -50,7 +50,7 @@ class Tail:
         changed = replace_first(self.output, activations)
         count = len(activations)
         with self._answers(changed, count):
-            return self.model.forward(self.inputs.expand(count, -1, -1, -1))
+            return self.model.forward(self.inputs.expand(count, *self.inputs.shape[1:]))
 
     def _record(self) -> Tensor:
         """One pass that keeps the outputs of modules that finish before the layer's last run does."""

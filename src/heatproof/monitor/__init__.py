@@ -3,7 +3,8 @@
     monitor = hp.monitor.Monitor(images, labels, methods)
     monitor.step(model, epoch)          inside any training loop
 
-Callbacks for Lightning, Hugging Face and Keras are in files of those names; each imports its library.
+Callbacks for Lightning, Hugging Face, Keras, fastai and MONAI, and an evaluator for MLflow, are in files of
+those names; each imports its library.
 """
 
 from typing import TYPE_CHECKING

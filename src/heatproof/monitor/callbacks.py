@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-def callback(module: str, hooks: type, base: Callable[[], type]) -> Callable[[str], Any]:
+def callback(
+    module: str, hooks: type, base: Callable[[], type], called: str = "HeatproofCallback"
+) -> Callable[[str], Any]:
     """A module's __getattr__ that makes HeatproofCallback, the hooks on the library's own base class."""
 
     def find(name: str) -> Any:
-        if name != "HeatproofCallback":
+        if name != called:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         made = type(name, (hooks, base()), {"__module__": module})
         setattr(sys.modules[module], name, made)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.images import Failure, Preprocess, Source, batches, open_source
+from heatproof.images.findings import entries, read_findings
 from heatproof.images.source import draw
 from heatproof.models import Model
 from heatproof.show import pixels
@@ -26,13 +28,21 @@ from heatproof.types import Batch
 FEWEST = 2  # images of a class: one has no pair
 
 
+class Asked(NamedTuple):
+    """What maps are of: images, or findings of images, each with its class and its image's row."""
+
+    batch: Batch
+    targets: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """Images with their names and labels."""
 
     ids: tuple[str, ...]
     images: Tensor  # "b c H W", model-ready
-    labels: Tensor  # "b"
+    labels: Tensor  # "b"; "b k" bool where an image may have several findings
     classes: tuple[str, ...]
     preprocess: Preprocess | None = None  # where the pictures were made ready here
     failures: tuple[Failure, ...] = ()
@@ -47,20 +57,46 @@ class HeldOut:
         ids = tuple(self.ids[i] for i in chosen)
         return replace(self, ids=ids, images=self.images[chosen], labels=self.labels[chosen])
 
+    @property
+    def several(self) -> bool:
+        """Whether an image may have several findings."""
+        return self.labels.ndim == 2
+
+    @cached_property
+    def explained(self) -> Asked:
+        """Every image with its class, or every finding of every image."""
+        if not self.several:
+            return Asked(Batch(self.ids, self.images, self.labels), self.labels, torch.arange(len(self)))
+        batch = Batch(self.ids, self.images, findings=self.labels)
+        return Asked(*entries(batch, self.labels, self.classes), self.labels.nonzero()[:, 0])
+
+    @property
+    def occur(self) -> list[int]:
+        """The classes or findings that there are images of."""
+        return sorted(set(self.explained.targets.tolist()))
+
     def at_most(self, count: int, seed: int) -> list[int]:
         """Rows of a stratified subset of `count`, or of a few more, so that every class keeps a pair."""
-        sizes = torch.bincount(self.labels)
+        sizes = self._sizes(self.labels)
         kept = torch.minimum(sizes, torch.tensor(FEWEST))
+        labels = [None] * len(self) if self.several else self.labels.tolist()
         for size in range(max(count, 1), len(self) + 1):
-            rows = draw(self.labels.tolist(), size, seed)
-            if (torch.bincount(self.labels[rows], minlength=len(sizes)) >= kept).all():
+            rows = draw(labels, size, seed)
+            if (self._sizes(self.labels[rows], len(sizes)) >= kept).all():
                 return rows
         return list(range(len(self)))
 
+    def _sizes(self, labels: Tensor, classes: int = 0) -> Tensor:
+        return labels.sum(0) if self.several else torch.bincount(labels, minlength=classes)
+
     def first_of_each(self) -> list[int]:
         """The row of the first image of every class."""
+        return sorted({int(self.explained.rows[i]) for i in self.first_maps()})
+
+    def first_maps(self) -> list[int]:
+        """The place of the first map of every class."""
         first: dict[int, int] = {}
-        for i, label in enumerate(self.labels.tolist()):
+        for i, label in enumerate(self.explained.targets.tolist()):
             first.setdefault(label, i)
         return sorted(first.values())
 
@@ -122,9 +158,10 @@ def hold(
 
 def _from_batches(given: Sequence[Batch], labels: Any, class_names: Sequence[str] | None) -> HeldOut:
     if labels is None:
-        if any(one.labels is None for one in given):
+        known = [one.labels if one.findings is None else one.findings for one in given]
+        if any(one is None for one in known):
             raise InputError("the batches have no labels; give them labels, or pass labels beside the images")
-        labels = torch.cat([one.labels for one in given if one.labels is not None])
+        labels = torch.cat([one for one in known if one is not None])
     shapes = {tuple(one.images.shape[1:]) for one in given if len(one.ids)}
     if len(shapes) > 1:
         raise InputError(f"images of one size are needed; the batches have {' and '.join(map(str, shapes))}")
@@ -143,6 +180,8 @@ def _checked(ids: tuple[str, ...], images: Tensor, labels: Any, class_names: Seq
     y = torch.as_tensor(labels).detach().cpu()
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
+    if y.ndim == 2:
+        return _with_findings(ids, images, y, class_names)
     if y.ndim != 1 or y.is_floating_point() or y.is_complex():
         raise InputError(f"labels are one class number per image; got {y.dtype} of shape {tuple(y.shape)}")
     y = y.long()
@@ -165,3 +204,16 @@ def _checked(ids: tuple[str, ...], images: Tensor, labels: Any, class_names: Seq
     if len(set(classes)) < len(classes):
         raise InputError("two classes have the same name; names must differ")
     return HeldOut(ids, images, y, classes)
+
+
+def _with_findings(
+    ids: tuple[str, ...], images: Tensor, labels: Tensor, class_names: Sequence[str] | None
+) -> HeldOut:
+    """Images that may have several findings, or none: a table of 0 and 1."""
+    if len(labels) != len(images):
+        raise InputError(f"there are {len(images)} images but {len(labels)} labels; they must match")
+    _, classes = read_findings(labels.numpy(), class_names)
+    table = labels.bool()
+    if not (table.any(0) & ~table.all(0)).any():
+        raise InputError("no finding is in some images and not in others; AUC and C-Score need such a one")
+    return HeldOut(ids, images, table, classes)

@@ -19,7 +19,8 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +31,9 @@ from heatproof.errors import InputError
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScore, CScores
-from heatproof.metrics.gold import ListRule
+from heatproof.metrics.gold import ListRule, thresholds
 from heatproof.models import Model, probabilities
+from heatproof.models.heads import Multilabel
 from heatproof.models.model import untouched
 from heatproof.types import Maps
 
@@ -44,11 +46,12 @@ class Answers:
     """What one pass over the images gave."""
 
     logits: Tensor  # "b k", on the CPU
-    maps: Mapping[str, Maps]  # by method, where the model is
+    maps: Mapping[str, Maps]  # by method, where the model is; of findings, where there may be several
+    several: bool = False
 
     @property
     def probabilities(self) -> Tensor:
-        return probabilities(self.logits).double()
+        return (self.logits.sigmoid() if self.several else probabilities(self.logits)).double()
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,17 @@ class Measured:
 def measure(
     found: Answers, labels: Tensor, rule: ListRule, seed: int, listed: Tensor | None = None
 ) -> Measured:
-    """Scores of one pass. listed: "b" bool, the gold list where it is anchored."""
+    """Scores of one pass. listed: "b" bool (or "b k"), the gold list where it is anchored."""
     lost = int((~torch.isfinite(found.logits).all(1)).sum())
     if lost:
         raise InputError(f"the model's output is NaN or infinite for {lost} of {len(labels)} images")
-    probs = found.probabilities
+    probs, tau = found.probabilities, rule.tau
+    own, chances = labels, probs
+    limits: dict[str, Any] = {}
+    if found.several:
+        rows, own = labels.nonzero().unbind(1)
+        tau = thresholds(labels, probs, rule.tau).tolist()
+        chances, listed, limits = probs[rows], None if listed is None else listed[rows, own], {"tau": tau}
     scores, degenerate, unusable = {}, {}, {}
     for method, maps in found.maps.items():
         good = torch.isfinite(maps.values).flatten(1).all(1)
@@ -80,13 +89,24 @@ def measure(
         scores[method] = _no_scores(probs.shape[1])
         if usable.any():
             scores[method] = cscore_by_class(
-                kept, labels[usable], probs[usable], tau=rule.tau, weights=rule.weights, seed=seed,
+                kept, own[usable], chances[usable], tau=tau, weights=rule.weights, seed=seed,
                 anchor=None if listed is None else listed[usable],
             )  # fmt: skip
         degenerate[method] = float(kept.degenerate.double().mean())
-    return Measured(
-        scores, degenerate, auc(labels, probs), accuracy(labels, probs), recall(labels, probs), unusable
-    )
+    right, known = (score(labels, probs, **limits) for score in (accuracy, recall))
+    return Measured(scores, degenerate, auc(labels, probs), right, known, unusable)
+
+
+def with_head(model: Model, several: bool) -> Model:
+    """Where labels are a table, each output is a finding of its own, unless the model says something else."""
+    if not several or isinstance(model.reader, Multilabel):
+        return model
+    if model.reader is not None:
+        raise InputError(
+            f"labels are a table of several findings, but the model's head is {model.head!r}; load it with "
+            "head='multilabel', or give one label per image"
+        )
+    return replace(model, reader=Multilabel())
 
 
 def _no_scores(classes: int) -> CScores:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 from heatproof.metrics.consistency import CScore, CScores
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
+from heatproof.show import Strip, pixels, plain_table, text
 
 if TYPE_CHECKING:
     from heatproof.train.recipe import GradientNorm
@@ -115,6 +117,18 @@ class Report:
         rows = [np.concatenate([tile[k] for tile in padded], axis=1) for k in range(len(self.pictures))]
         return np.concatenate(rows).round().astype(np.uint8)
 
+    def _repr_html_(self) -> str:
+        rows = [
+            [f"{method}, {name}", one.value, *one.interval, one.n, one.degenerate]
+            for method, scores in self.by_class.items()
+            for name, one in [(ALL, self._scores[method].overall), *scores.items()]
+        ]
+        table = plain_table(["C-Score of", "value", "95 % from", "to", "images", "blank maps"], rows)
+        alarms = "".join(f"<p>{text(alarm)}</p>" for alarm in self.new_alarms)
+        drawn = self.picture()
+        pictures = "" if drawn is None else Strip([Image.fromarray(drawn)])._repr_html_()
+        return f"<p>{text(self)}</p>{alarms}{table if rows else ''}{pictures}"
+
     def __str__(self) -> str:
         if self.problem:
             return f"epoch {self.epoch}: not measured: {self.problem}"
@@ -128,9 +142,10 @@ class Report:
 
 def shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Pictures of the first classes, with their maps."""
-    rows = held.first_of_each()[:SHOWN]
+    places = held.first_maps()[:SHOWN]
+    rows = held.explained.rows[places].tolist()
     heat = {}
     for method, maps in found.maps.items():
-        few = maps.take(rows)
+        few = maps.take(places)
         heat[method] = replace(few, values=few.values.nan_to_num(0, 0, 0)).upsample().cpu().numpy()
-    return held.take(rows).pixels, heat
+    return pixels(held.images[rows], held.preprocess), heat

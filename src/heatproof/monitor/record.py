@@ -9,13 +9,14 @@ verdict.json is renewed: undecided about maps, unless the monitor was told to me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics.gold import ListRule, gold_list
@@ -23,6 +24,7 @@ from heatproof.metrics.scene import Scene
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured, undisturbed
+from heatproof.run.findings import answer_rows, stored_limits
 from heatproof.run.group import cells, read_answers
 from heatproof.run.measure import only_finite
 from heatproof.run.metrics import read_metrics
@@ -30,6 +32,7 @@ from heatproof.run.plan import Task, make_plan
 from heatproof.run.score import RowMaker
 from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.store import Manifest, RunFolder
+from heatproof.store.manifest import SEVERAL
 from heatproof.train.recipe import GradientNorm
 from heatproof.types import Batch, Score
 from heatproof.verdict.answers import Verdict
@@ -63,6 +66,9 @@ class Recorder:
             "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
             "images": {"kind": "memory", "count": len(held)},
         }
+        if held.several:
+            limits = None if isinstance(rule.tau, str) else rule.tau
+            config["model"] |= {"head": SEVERAL, "thresholds": limits}  # type: ignore[operator]
         self.manifest = Manifest.collect(config, seed=seed, data=held.hash, classes=held.classes)
         if (self.path / "run.json").exists():  # said now, not after the first epoch
             old = RunFolder.open(self.path).manifest
@@ -81,7 +87,7 @@ class Recorder:
         by_epoch = {c.epoch: c for c in found if c.name in whole}
         return replace(found, checkpoints=tuple(by_epoch.values()))
 
-    def anchored(self, rule: ListRule) -> dict[str, bool] | None:
+    def anchored(self, rule: ListRule) -> dict[str, Any] | None:
         """The list that the first checkpoint in the folder made, by image."""
         first = next(iter(self.manifest.models), None)
         if first is None:
@@ -151,15 +157,26 @@ class Recorder:
         scores = list(maker.broken(self.held.failures, {})) if first == 0 else []
         if not at:
             return folder.write_unit(task.unit, scores)
-        batch = Batch(part.ids, part.images, part.labels)
-        maps = {name: found.maps[name].take(at).to("cpu") for name in task.unit.methods}
         if task.with_answers:
-            scores += maker.answers(batch, found.logits[at])
-        scene = Scene(model, batch, maps, part.labels, self.layer, seed=self.seed)
+            scores += self._answers(maker, part, found.logits[at])
+        batch, targets, rows_of = part.explained
+        if not batch.ids:
+            return folder.write_unit(task.unit, scores)
+        places = self.held.take(rows).explained.rows
+        own = torch.isin(places, torch.tensor(at))
+        maps = {name: found.maps[name].take(own).to("cpu") for name in task.unit.methods}
+        scene = Scene(model, batch, maps, targets, self.layer, seed=self.seed)
         with undisturbed(model):
             scores += maker.scores(task.unit.metrics, scene)
-        shown = dict(zip(part.ids, part.pixels, strict=True))
+        shown = dict(zip(batch.ids, part.pixels[rows_of.numpy()], strict=True))
         folder.write_unit(task.unit, scores, {name: only_finite(one) for name, one in maps.items()}, shown)
+
+    def _answers(self, maker: RowMaker, part: HeldOut, logits: Tensor) -> Iterator[Score]:
+        if not part.several:
+            return maker.answers(Batch(part.ids, part.images, part.labels), logits)
+        limits = stored_limits(self.manifest, logits.shape[1])
+        batch = Batch(part.ids, part.images, findings=part.labels)
+        return answer_rows(maker, batch, logits, logits.sigmoid() >= torch.tensor(limits))
 
 
 def _group_rows(maker: RowMaker, task: Task, measured: Measured) -> list[Score]:

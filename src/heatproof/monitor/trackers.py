@@ -62,7 +62,7 @@ class MLflow:
             if active is None:  # mlflow would open one by itself, and nobody would close it
                 raise InputError("there is no active MLflow run; start one, or give MLflow(run_id)")
             run_id = active.info.run_id
-        named = {_mlflow_name(name): value for name, value in report.scalars().items()}
+        named = {mlflow_name(name): value for name, value in report.scalars().items()}
         self.mlflow.log_metrics(named, step=report.epoch, run_id=run_id)
         client = self.mlflow.MlflowClient()
         if report.new_alarms:
@@ -103,9 +103,10 @@ class WandB:
         self._open = run.step
 
 
-def _mlflow_name(name: str) -> str:
-    """
-    >>> _mlflow_name("heatproof/cscore/gradcam++/all")
+def mlflow_name(name: str) -> str:
+    """A name in letters that MLflow takes.
+
+    >>> mlflow_name("heatproof/cscore/gradcam++/all")
     'heatproof/cscore/gradcampp/all'
     """
     return re.sub(r"[^\w\-. /]", "_", name.replace("+", "p"))

@@ -26,16 +26,18 @@ from torch import Tensor
 from heatproof.errors import HeatproofError, InputError, TargetError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Preprocess, Source
-from heatproof.metrics.gold import FIRST, ListRule, Weights, gold_list
+from heatproof.metrics.gold import FIRST, ListRule, Tau, Weights, gold_list
 from heatproof.models import Model, load_model
+from heatproof.models.heads import Multilabel
+from heatproof.models.queue import all_logits
 from heatproof.monitor.held import HeldOut, hold
-from heatproof.monitor.measure import Answers, measure, same_randomness, undisturbed
+from heatproof.monitor.measure import Answers, measure, same_randomness, undisturbed, with_head
 from heatproof.monitor.outcome import Cost, Report, shown
 from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
 from heatproof.monitor.trackers import Tracker
 from heatproof.train.gradients import GradientLog
 from heatproof.types import ArrayLike, Batch
-from heatproof.verdict.alarms import NAMES, Alarm, find_alarms
+from heatproof.verdict.alarms import Alarm, find_alarms, read_mechanisms
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ class Monitor:
     Args:
         images: model-ready "b c H W", a list of Batch, or a Source or folder of pictures with the model's
             `preprocess`. They are kept in memory.
-        labels: "b" classes, where images are a tensor.
+        labels: "b" classes, where images are a tensor; "b k" of 0 and 1 where an image may have several
+            findings: each output is then read as one finding's logit.
         methods: as for hp.explain.
         every: measure the first epoch given and every n-th.
         limit: a stratified subset of so many images.
@@ -60,7 +63,7 @@ class Monitor:
         out: a run folder to write and to resume; its verdict.json is renewed at each step.
         metrics: more of each picture, for `out`, by name: the one that the verdict rests on, at its cost.
         layer: where CAMs look; found by itself where None.
-        tau: of the gold lists, see hp.metrics.gold_list.
+        tau: of the gold lists, see hp.metrics.gold_list; of several findings also a list, one for each.
         weights: of the C-Score, see hp.metrics.cscore_by_class.
         anchor: "first": the lists of the first epoch that is measured hold for all of them.
         gradients: also log how large each layer's gradients were since the last step, see train/gradients.py;
@@ -87,7 +90,7 @@ class Monitor:
         out: str | PathLike[str] | None = None,
         metrics: Sequence[str] = (),
         layer: str | Sequence[str] | None = None,
-        tau: float | Literal["adaptive"] = 0.5,
+        tau: Tau = 0.5,
         weights: Weights = "confidence",
         anchor: Literal["first"] | None = None,
         gradients: bool = False,
@@ -98,7 +101,7 @@ class Monitor:
         seed: int = 0,
     ) -> None:
         self._calls = read_methods(methods)
-        self._stop_on = _mechanisms(stop_on)
+        self._stop_on = read_mechanisms(stop_on)
         if every < 1:
             raise InputError(f"every is a number of epochs, at least 1; got {every}")
         if max_seconds is not None and not max_seconds > 0:
@@ -121,13 +124,15 @@ class Monitor:
             images, labels, preprocess=preprocess, class_names=class_names, limit=limit, seed=seed,
             batch_size=batch_size,
         )  # fmt: skip
+        if self._all.several and weights == "calibrated":
+            raise InputError("weights='calibrated' is for one class per image; use 'confidence' or 'uniform'")
         self._rows = list(range(len(self._all)))
         self._expected = len(self._all.classes) if class_names is not None else None
         for failure in self._all.failures:
             log.warning("%s is left out: %s", failure.id, failure.reason)
         self.trajectory = Trajectory((), self._all.classes)
         self._known: tuple[Any, Model] | None = None
-        self._listed: dict[str, bool] | None = None
+        self._listed: dict[str, Any] | None = None
         self._gradients = gradients
         self._log: GradientLog | None = None
         self._said: set[str] = set()
@@ -202,7 +207,7 @@ class Monitor:
 
     def _measured(self, model: Any, epoch: int, started: float) -> Report:
         held, name = self.images, f"epoch-{epoch:03d}"
-        classes = {c: held.classes[c] for c in sorted(set(held.labels.tolist()))}
+        classes = {c: held.classes[c] for c in held.occur}
         report, verdict = Report(epoch, name, len(held), classes, 0.0), None
         try:
             wrapped = self._model(model)
@@ -239,13 +244,20 @@ class Monitor:
         """Logits and maps of these images."""
         with undisturbed(model):
             try:
+                (batch, targets, _), size = held.explained, self.batch_size
                 maps, logits = shared_pass(
-                    model, held.images, self._calls, ids=held.ids, targets=held.labels, layer=self.layer,
-                    seed=self.seed, batch_size=self.batch_size,
+                    model, batch.images, self._calls, ids=batch.ids, targets=targets, layer=self.layer,
+                    seed=self.seed, batch_size=size,
                 )  # fmt: skip
             except TargetError as error:
                 raise InputError(f"the labels do not match the model's outputs: {error}") from error
-        return Answers(logits.cpu(), maps)
+            if held.several != isinstance(model.reader, Multilabel):
+                raise InputError(
+                    "the model answers several findings at once; give labels as a table of 0 and 1"
+                )
+            if held.several:  # also those without a finding
+                logits = all_logits(model, held.images, size)
+        return Answers(logits.cpu(), maps, held.several)
 
     def _anchored(self, held: HeldOut, found: Answers) -> Tensor | None:
         """The list in force, where it is that of the first epoch."""
@@ -254,7 +266,8 @@ class Monitor:
         if self._listed is None and torch.isfinite(found.logits).all():
             gold = gold_list(held.labels, found.probabilities, self.rule.tau)
             self._listed = dict(zip(held.ids, gold.tolist(), strict=True))
-        return torch.tensor([bool(self._listed and self._listed.get(name)) for name in held.ids])
+        none, listed = torch.zeros_like(held.labels[0], dtype=torch.bool).tolist(), self._listed or {}
+        return torch.tensor([listed.get(name, none) for name in held.ids])
 
     def _alarms(self, now: CheckpointState) -> tuple[tuple[Alarm, ...], tuple[Alarm, ...]]:
         """Add the checkpoint; its alarms, and those of them that the checkpoint before did not have.
@@ -321,26 +334,10 @@ class Monitor:
     def _model(self, model: Any) -> Model:
         """The module as heatproof sees it; the last one is kept, with the layer that was found in it."""
         if self._known is None or self._known[0] is not model:
-            self._known = model, load_model(model)
+            self._known = model, with_head(load_model(model), self._all.several)
             self._log = GradientLog(self._known[1].module) if self._gradients else None
         return self._known[1]
 
 
 def _about(alarm: Alarm) -> tuple[Any, ...]:
     return alarm.mechanism, alarm.method, alarm.label
-
-
-def _mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
-    """Mechanisms by number or name.
-
-    >>> sorted(_mechanisms("any")), sorted(_mechanisms(["class masking", 1]))
-    ([1, 2, 3], [1, 3])
-    """
-    if stop_on == "any":
-        return frozenset(NAMES)
-    numbers = {name: number for number, name in NAMES.items()}
-    wanted = [stop_on] if isinstance(stop_on, (str, int)) else list(stop_on)
-    for one in wanted:
-        if one not in NAMES and one not in numbers:
-            raise InputError(f"stop_on: there is no mechanism {one!r}; name 'any', {', '.join(numbers)}")
-    return frozenset(one if isinstance(one, int) else numbers[one] for one in wanted)

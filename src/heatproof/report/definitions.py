@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from heatproof.errors import HeatproofError
-from heatproof.registry import explainers, parse_call
+from heatproof.registry import REQUIRED, explainers, parse_call
 from heatproof.report.pieces import Section
 from heatproof.verdict.data import RunData
 from heatproof.verdict.measures import Measure
@@ -106,6 +106,7 @@ def _method(method: str) -> dict[str, Any]:
     """Its idea, its conventions, its paper."""
     try:
         entry = explainers.get(parse_call(method)[0])
+        options = entry.options  # of another package, or of a file that is elsewhere now
     except HeatproofError:
         return {"name": method, "known": False}
     return {
@@ -114,7 +115,7 @@ def _method(method: str) -> dict[str, Any]:
         "summary": _dot(entry.summary),
         "card": vars(entry.card),
         "paper": references().get(entry.cite),
-        "options": ", ".join(f"{name}={value!r}" for name, value in entry.options.items()),
+        "options": ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not REQUIRED),
     }
 
 

@@ -5,24 +5,28 @@
     disputed       lowest mean rank correlation between the methods' maps at 32 x 32, floors left out; in runs
                    of more than 2,000 images, of every k-th image
 
-Maps travel as bytes, 0 to 255 between a map's least and largest positive value, at their own size but at most
-56 x 56: the script enlarges them bilinearly. Pictures are embedded once, whatever groups they are in.
+Maps travel as deflated bytes, 0 to 63 between a map's least and largest positive value, at their own size but
+at most 56 x 56: the script enlarges them bilinearly. Pictures are embedded once, whatever groups they are in.
 """
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
-from heatproof.show import COLOUR_MAPS, eight_bit
+from heatproof.run.instead import of_prediction
+from heatproof.show import COLOUR_MAPS, middle, sections
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 from heatproof.verdict.data import RunData
@@ -30,7 +34,8 @@ from heatproof.verdict.data import RunData
 MOST = 48
 MOST_COMPARED = 2000
 COMPARED_AT = 32
-LARGEST = 56
+LARGEST, LEVELS = 56, 63  # cells of a side, and steps of a map's height: what an eye can tell under a picture
+SHEET = (LARGEST, 3 * LARGEST)  # of three planes of a volume
 CIVIDIS = (
     "00224e 002e6c 1e3a6f 35456c 47516c 575d6d 666970 757575 848279 948e77 a59c74 b7a96e c8b866 dbc75a "
     "eed649 fee838"
@@ -45,27 +50,49 @@ def colour_tables(jet: bool = False) -> dict[str, list[str]]:
     return {name: points.split() for name, points in (tables | ({"jet": JET} if jet else {})).items()}
 
 
-def gallery(data: RunData, most: int = MOST, jet: bool = False) -> dict[str, Any]:
-    """What the script shows: chosen images with their answers, scores, pictures and maps."""
+def gallery(
+    data: RunData, most: int = MOST, jet: bool = False, besides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the script shows: chosen images with their answers, scores, curves, pictures and maps.
+
+    besides: ids of images that must be there too, in no group.
+    """
     dispute = disagreement(data)
     groups = choose(data, dispute, most)
-    chosen = list(dict.fromkeys(i for places in groups.values() for i in places))
+    also = [data.images.ids.index(name) for name in besides]
+    chosen = list(dict.fromkeys([i for places in groups.values() for i in places] + also))
+    if data.manifest.several:  # with every other finding of these pictures
+        pictures = {_picture(data.images.ids[i]) for i in chosen}
+        chosen += [
+            i for i, name in enumerate(data.images.ids) if _picture(name) in pictures and i not in chosen
+        ]
     ids = [data.images.ids[i] for i in chosen]
     maps = {method: packed_maps(data, method, ids) for method in data.methods}
+    others = {method: packed_maps(data, of_prediction(method), ids) for method in data.real}
+    percents, curves = picture_curves(data, ids)
     return {
         **offered(data, jet),
+        "percents": percents,
+        "several": data.manifest.several,
         "groups": {key: GROUPS[key] for key, places in groups.items() if places},
         "images": [
             {
                 **image_record(data, i),
                 "groups": {key: places.index(i) for key, places in groups.items() if i in places},
                 "agreement": json_number(dispute[i]),
+                "curves": curves.get(data.images.ids[i], {}),
                 "picture": picture_address(data, data.images.ids[i]),
                 "maps": [maps[method].get(data.images.ids[i]) for method in data.methods],
+                "instead": [others.get(method, {}).get(data.images.ids[i]) for method in data.methods],
             }
             for i in chosen
         ],
     }
+
+
+def _picture(entry: str) -> str:
+    """Of an entry PICTURE#FINDING."""
+    return entry.rpartition("#")[0]
 
 
 def offered(data: RunData, jet: bool = False) -> dict[str, Any]:
@@ -104,7 +131,7 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
 def choose(data: RunData, dispute: np.ndarray, most: int) -> dict[str, list[int]]:
     """Places of the images of each group, the most telling first."""
     each = max(1, most // len(GROUPS))
-    merit = _merit(data)
+    merit = merits(data)
     ranked = [int(i) for i in np.argsort(-merit, kind="stable") if math.isfinite(merit[i])]
     half = (len(ranked) + 1) // 2  # an image is not both
     order = [int(i) for i in np.argsort(dispute, kind="stable") if math.isfinite(dispute[i])]
@@ -114,11 +141,14 @@ def choose(data: RunData, dispute: np.ndarray, most: int) -> dict[str, list[int]
     return {"best": best[:each], "worst": worst[:each], "disputed": order[:each]}
 
 
-def _merit(data: RunData) -> np.ndarray:
-    if data.headline is None:
+def merits(data: RunData, methods: Sequence[str] = ()) -> np.ndarray:
+    """Of each image, the mean over methods (all but floors, or these) of the headline metric, turned so that
+    more is better."""
+    name = data.headline.name if data.headline else ""
+    known = [data.images.scores[name, m] for m in methods or data.real if (name, m) in data.images.scores]
+    if data.headline is None or not known:
         return np.full(len(data.images.ids), np.nan)
-    name, sign = data.headline.name, -1.0 if data.headline.higher_is_better is False else 1.0
-    table = np.stack([data.images.scores[name, m] for m in data.real if (name, m) in data.images.scores])
+    sign, table = -1.0 if data.headline.higher_is_better is False else 1.0, np.stack(known)
     defined = np.isfinite(table)
     counts, total = defined.sum(0), np.where(defined, table, 0).sum(0)
     return np.where(counts > 0, sign * total / np.maximum(counts, 1), np.nan)
@@ -135,8 +165,10 @@ def disagreement(data: RunData) -> np.ndarray:
     if len(data.real) < 2 or not common:
         return found
     picked = [ids[i] for i in common]
-    size = COMPARED_AT, COMPARED_AT
-    lots = {m: upsample(data.folder.maps().read(data.checkpoint, m, picked).values, size) for m in data.real}
+    read = data.folder.maps().read
+    volumes = len(read(data.checkpoint, data.real[0], picked[:1]).image_size) > 2
+    size = (COMPARED_AT // 2,) * 3 if volumes else (COMPARED_AT,) * 2
+    lots = {m: upsample(read(data.checkpoint, m, picked).values, size) for m in data.real}
     found[common] = method_agreement(lots).images["spearman"].numpy()
     return found
 
@@ -152,17 +184,55 @@ def packed_maps(
         return {}
     maps = store.read(data.checkpoint, method, wanted)
     classes = [data.class_name(c if c >= 0 else None) for c in maps.explained.tolist()]
-    return {name: pack(maps, i, classes[i]) for i, name in enumerate(wanted)}
+    planes = [data.folder.pictures().planes(name) if len(maps.image_size) > 2 else None for name in wanted]
+    return {name: pack(maps, i, classes[i], planes[i]) for i, name in enumerate(wanted)}
 
 
-def pack(maps: Maps, place: int, explained: str) -> dict[str, Any]:
-    """One map as bytes."""
-    one = normalise(maps.values[place : place + 1])
-    height, width = (min(int(side), LARGEST) for side in one.shape[1:])
+def pack(maps: Maps, place: int, explained: str, planes: Sequence[int] | None = None) -> dict[str, Any]:
+    """One map as bytes; of a volume the planes that its picture shows."""
+    one, largest = normalise(maps.values[place : place + 1]), (LARGEST, LARGEST)
+    if one.ndim == 4:
+        whole = upsample(one, maps.image_size)[0]
+        one, largest = torch.from_numpy(sections(whole, planes or middle(whole.shape)))[None], SHEET
+    height, width = (min(int(side), most) for side, most in zip(one.shape[1:], largest, strict=True))
     if (height, width) != tuple(one.shape[1:]):
         one = normalise(F.adaptive_avg_pool2d(one[:, None], (height, width))[:, 0])
-    levels = eight_bit(one[0]).numpy().tobytes()
+    levels = zlib.compress((one[0] * LEVELS).round().byte().numpy().tobytes(), 9)
     return {"h": height, "w": width, "data": base64.b64encode(levels).decode(), "explains": explained}
+
+
+def unpack(packed: Mapping[str, Any]) -> Tensor:
+    """ "h w" in [0, 1]: the map that was packed, to a step of its height."""
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), np.uint8)
+    return torch.from_numpy(levels.reshape(packed["h"], packed["w"]) / np.float32(LEVELS))
+
+
+def picture_curves(
+    data: RunData, ids: Sequence[str]
+) -> tuple[dict[str, list[int]], dict[str, dict[str, list[list[int | None]]]]]:
+    """Insertion and deletion of single images, where their points were kept.
+
+    The percentages of each kind, and by image and kind the probability in per cent, by method and percentage.
+    """
+    rows = data.folder.scores().sql(
+        r"""select image, method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
+                   regexp_extract(metric, '_at_(\d+)', 1)::int as percent, max(value) as value
+            from scores where model = ? and checkpoint = ? and image in (select unnest(?))
+                 and regexp_matches(metric, '^(insertion|deletion)_at_\d+') and not isnan(value)
+            group by all""",
+        [data.model, data.checkpoint, list(ids)],
+    )
+    kinds = sorted({row["kind"] for row in rows}, reverse=True)
+    percents = {kind: sorted({row["percent"] for row in rows if row["kind"] == kind}) for kind in kinds}
+    found: dict[str, dict[str, list[list[int | None]]]] = {}
+    for row in rows:
+        if row["method"] in data.methods:
+            at = percents[row["kind"]]
+            table = found.setdefault(row["image"], {}).setdefault(
+                row["kind"], [[None] * len(at) for _ in data.methods]
+            )
+            table[data.methods.index(row["method"])][at.index(row["percent"])] = round(100 * row["value"])
+    return percents, found
 
 
 def picture_address(data: RunData, name: str) -> str | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from heatproof.errors import HeatproofError, StoreError, UnknownNameError
+from heatproof.report.front import front_pictures
 from heatproof.report.gallery import offered, packed_maps
 from heatproof.report.page import read_report
 from heatproof.report.pieces import Section
@@ -142,7 +143,8 @@ class Live:
         """The parts of the report's page as HTML; the pictures' place is left to the live page."""
 
         def make() -> dict[str, str]:
-            return read_report(data, judge(data), Section("pictures", "Pictures", {})).fragments()
+            verdict, place = judge(data), Section("pictures", "Pictures", {})
+            return read_report(data, verdict, place, front=front_pictures(data, verdict)).fragments()
 
         assert isinstance(data.folder, Snapshot), "take the data from Live.data()"
         return self._read(data.folder, ("report", data.model, data.checkpoint), make)

@@ -1,8 +1,10 @@
 """One HTML file that says whether the maps of a run can be trusted; it opens from disk and loads nothing.
 
-    verdict -> album -> scores -> pictures -> training, classes, curves, agreement -> provenance, definitions
+    verdict, pictures that show it, next steps -> album -> gallery -> scores -> training, classes, curves,
+    agreement -> provenance, definitions
 
-The text and the charts are written here; the script only draws heatmaps and opens folds. A content policy in
+The text and the charts are written here; the script only draws heatmaps, opens folds and keeps in the address
+what is shown. A content policy in
 the page allows this one script by its hash, styles, and pictures inside the page: nothing else runs or loads,
 whatever a file or class is called.
 """
@@ -24,9 +26,12 @@ from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.report.album import album_section
 from heatproof.report.definitions import definitions
+from heatproof.report.front import FrontPictures, front_pictures
 from heatproof.report.gallery import MOST, gallery
 from heatproof.report.pieces import Grid, Section, fill, named
-from heatproof.report.sections import agreement, classes, curves, made, scores, trajectories
+from heatproof.report.scoretable import scores
+from heatproof.report.sections import agreement, classes, curves, made, trajectories
+from heatproof.report.steps import Step, next_steps
 from heatproof.verdict import follow, look
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import LOOKS, WORDS, Verdict
@@ -34,7 +39,7 @@ from heatproof.verdict.data import RunData
 from heatproof.verdict.judge import judge
 from heatproof.verdict.kept_album import read_album
 
-AFTER_THE_PICTURES = (trajectories, classes, curves, agreement, made, definitions)
+AFTER_THE_PICTURES = (scores, trajectories, classes, curves, agreement, made, definitions)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class ReportPage:
     first: Sequence[Section]
     pictures: Section
     rest: Sequence[Section]
+    front: FrontPictures | None = None
+    paper: bool = False  # on which nothing can be unfolded
 
     @property
     def title(self) -> str:
@@ -65,6 +72,28 @@ class ReportPage:
         return [right for right in self.data.images.right if right is not None]
 
     words, looks = WORDS, LOOKS
+
+    @property
+    def followed(self) -> str:
+        """The short answer to the first question."""
+        answers = [one.follows for one in self.verdict.methods]
+        if self.verdict.follow == "undecided":
+            return f"Not decided yet, for {len(answers)} method{'s' * (len(answers) != 1)}"
+        said = "Yes" if self.verdict.follow == "yes" else "No"
+        return f"{said}: {answers.count('yes')} of {len(answers)} methods do"
+
+    @property
+    def looked(self) -> str:
+        """The short answer to the second."""
+        network = self.verdict.network
+        if network.test is None:
+            return "Not asked"
+        said = {"yes": "Yes", "no": "No, it looks elsewhere", "undecided": "Not decided yet"}
+        return f"{said[network.looks_there]}, n = {network.test.n}"
+
+    @property
+    def steps(self) -> list[Step]:
+        return next_steps(self.verdict)
 
     @property
     def alarms(self) -> list[Alarm]:
@@ -92,16 +121,27 @@ class ReportPage:
         first, rest = (
             Markup().join(s for s in lot if s.content is not None) for lot in (self.first, self.rest)
         )
-        return {"title": escape(self.title), **parts, "scores": first, "sections": rest}
+        return {"title": escape(self.title), **parts, "first": first, "sections": rest}
 
 
 def read_report(
-    data: RunData, verdict: Verdict, pictures: Section, more: Sequence[Section] = ()
+    data: RunData,
+    verdict: Verdict,
+    pictures: Section,
+    more: Sequence[Section] = (),
+    front: FrontPictures | None = None,
 ) -> ReportPage:
     """All sections of a run. more: sections to stand before its own."""
     rest = [section(data) for section in AFTER_THE_PICTURES]
+    rest.insert(-1, limits(data, verdict))
     album = album_section(read_album(data.folder))
-    return ReportPage(data, verdict, (*more, album, scores(data)), pictures, rest)
+    return ReportPage(data, verdict, (*more, album), pictures, rest, front)
+
+
+def limits(data: RunData, verdict: Verdict) -> Section:
+    """What a reader must not take from the page."""
+    content = {"images": len(data.images.ids), "measured": verdict.measured}
+    return Section("limits", "What this does not tell", content)
 
 
 def write_page(
@@ -114,16 +154,22 @@ def write_page(
     if not path.parent.is_dir():
         raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     verdict = judge(data)
-    text = render(data, verdict, gallery(data, most, jet) if most else None, more)
+    front = front_pictures(data, verdict, linked=most > 0) if most else None
+    besides = [one.record["id"] for one in front.pictures] if front else []
+    text = render(data, verdict, gallery(data, most, jet, besides) if most else None, more, front)
     content = text.encode("utf-8", errors="replace")
     write_whole({path: lambda temporary: temporary.write_bytes(content)})
     return verdict
 
 
 def render(
-    data: RunData, verdict: Verdict, pictures: Mapping[str, Any] | None, more: Sequence[Section] = ()
+    data: RunData,
+    verdict: Verdict,
+    pictures: Mapping[str, Any] | None,
+    more: Sequence[Section] = (),
+    front: FrontPictures | None = None,
 ) -> str:
-    """The page as text. pictures: of the gallery."""
+    """The page as text. pictures: of the gallery. front: those at the top."""
     title, script = "Pictures", asset("page.js")
     if pictures and pictures["images"]:
         counts = {"shown": len(pictures["images"]), "total": len(data.images.ids)}
@@ -132,7 +178,7 @@ def render(
         why = "no picture was asked for" if pictures is None else "the run has no image"
         section = Section("pictures", title, missing=why)
     content = {
-        "this": read_report(data, verdict, section, more),
+        "this": read_report(data, verdict, section, more, front),
         "policy": policy(script),
         "style": Markup(asset("page.css")),
         "script": Markup(script),

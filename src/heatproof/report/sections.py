@@ -24,30 +24,6 @@ LISTED_PICTURES = 20
 SMALLEST_SPAN = 0.1
 
 
-def scores(data: RunData) -> Section:
-    """Metrics down, methods across, floors apart; each mean with its interval and n."""
-    title, methods = "Scores", [*data.real, *data.floors]
-    if not data.measures or not methods:
-        return Section("scores", title, missing="no metric was computed for any method")
-    families: dict[str, list[dict[str, Any]]] = {}
-    for of in data.measures:
-        cells = {method: data.cells.get((of.name, method)) for method in methods}
-        most = max((cell.n for cell in cells.values() if cell and cell.n is not None), default=None)
-        best = best_methods(of, {method: cells[method] for method in data.real})
-        row = {"of": of, "cells": cells, "most": most, "best": best}
-        families.setdefault(of.facts.family, []).append(row)
-    return Section("scores", title, {"data": data, "methods": methods, "families": families})
-
-
-def best_methods(of: Measure, cells: Mapping[str, Cell | None]) -> set[str]:
-    """Those with the best mean; nobody where there is no direction or no difference."""
-    known = {m: c.value for m, c in cells.items() if c is not None and not math.isnan(c.value)}
-    if of.higher_is_better is None or len(set(known.values())) < 2:
-        return set()
-    top = (max if of.higher_is_better else min)(known.values())
-    return {method for method, value in known.items() if value == top}
-
-
 def trajectories(data: RunData) -> Section:
     """One panel per method: its C-Score (or the headline metric) and the classifier's AUC, with alarms."""
     title = "Over training"
@@ -74,9 +50,10 @@ def trajectories(data: RunData) -> Section:
             for k, alarm in enumerate(data.alarms, 1)
             if alarm.method in (method, None) and (i := data.checkpoints.index(alarm.checkpoint)) >= 0
         ]
-        panels.append(
-            (method, LinePanel(f"{of.short} of {method} by checkpoint", lines, ends, bounds, marks))
-        )
+        chart = LinePanel(f"{of.short} of {method} by checkpoint", lines, ends, bounds, marks)
+        cell = data.cells.get((of.name, method))
+        count = f", n = {cell.n} at {data.checkpoint}" if cell and cell.n is not None else ""
+        panels.append((f"{method}{count}", chart))
     rows = [[named(m), *map(number, data.paths.get((of.name, m), []))] for m in data.methods]
     rows += [["AUC", *map(number, auc)]] if auc else []
     if logged := read_gradients(data.folder.path):
@@ -85,7 +62,7 @@ def trajectories(data: RunData) -> Section:
         line = Line("norm", list(enumerate(norms)))
         panels.append(
             (
-                "norm of the gradients",
+                f"norm of the gradients, n = {sum(map(math.isfinite, norms))} checkpoints",
                 LinePanel("Norm of the gradients by checkpoint", [line], ends, (0.0, top)),
             )
         )
@@ -137,7 +114,13 @@ def _consistency(data: RunData, of: Measure) -> dict[str, Any]:
         overall = data.cells.get((of.name, method))
         rows.append((method, dots, math.nan if overall is None else overall.value))
     undefined = {c for c in labels if all(math.isnan(value(m, c)) for m in data.methods)}
-    legend = [named(data.class_name(c)) + " (not defined)" * (c in undefined) for c in labels]
+    counts = {
+        c: [cell.n for m in data.methods if (cell := data.by_class.get((of.name, m, c)))] for c in labels
+    }
+    legend = [
+        named(data.class_name(c)) + (" (not defined)" if c in undefined else _images(counts[c]))
+        for c in labels
+    ]
     means = {c: [v for m in data.real if not math.isnan(v := value(m, c))] for c in labels}
     order = sorted(labels, key=lambda c: sum(means[c]) / len(means[c]) if means[c] else math.inf)
     listed = labels if few else order[:LISTED_CLASSES]
@@ -149,6 +132,15 @@ def _consistency(data: RunData, of: Measure) -> dict[str, Any]:
         "unlisted": len(labels) - len(listed),
         "numbers": _by_class(data, of, listed, f"{of.short} by class"),
     }
+
+
+def _images(counts: Sequence[int | None]) -> str:
+    """
+    >>> _images([30, 28, None]), _images([30, 30]), _images([])
+    (', n = 28 to 30', ', n = 30', '')
+    """
+    known = sorted({n for n in counts if n is not None})
+    return f", n = {known[0]}{f' to {known[-1]}' if known[1:] else ''}" if known else ""
 
 
 def _by_class(data: RunData, of: Measure, labels: Sequence[int], caption: str) -> Grid:
@@ -171,19 +163,30 @@ def curves(data: RunData) -> Section:
     if not data.curves:
         return Section("curves", title, missing="no insertion or deletion curve was kept")
     ends, styles = [(0.0, "0 %"), (50.0, "50 %"), (100.0, "100 %")], {"insertion": "one", "deletion": "two"}
-    panels, rows = [], []
+    panels, rows, counts = [], [], _walked(data)
     percents = sorted({p for found in data.curves.values() for line in found.values() for p, _ in line})
     for method in data.methods:
         found = data.curves.get(method, {})
         lines = [Line(kind, found[kind], style) for kind, style in styles.items() if kind in found]
         if lines:
-            panels.append((method, LinePanel(f"Insertion and deletion by {method}", lines, ends)))
+            chart = LinePanel(f"Insertion and deletion by {method}", lines, ends)
+            panels.append((f"{method}, n = {counts[method]}", chart))
         rows += [
             [named(method) + f" {kind}", *(number(dict(line).get(p, math.nan)) for p in percents)]
             for kind, line in found.items()
         ]
     numbers = Grid(["", *(f"{p} %" for p in percents)], rows, "Insertion and deletion curves")
     return Section("curves", title, {"panels": Panels(panels), "numbers": numbers})
+
+
+def _walked(data: RunData) -> dict[str, int]:
+    """By method, the images whose curve was kept."""
+    rows = data.folder.scores().sql(
+        r"""select method, count(distinct image) as n from scores where model = ? and checkpoint = ?
+            and regexp_matches(metric, '^(insertion|deletion)_at_\d+') and not isnan(value) group by 1""",
+        [data.model, data.checkpoint],
+    )
+    return {row["method"]: row["n"] for row in rows}
 
 
 def agreement(data: RunData) -> Section:
@@ -202,7 +205,13 @@ def agreement(data: RunData) -> Section:
         of = [measure(label) for label in found.labels]
         labels, heads = [m.short for m in of], [m.base for m in of]
         metrics = ShadedTable(labels, found.values.tolist(), "Agreement between metrics", heads)
-    content = {"methods": methods, "metrics": metrics, "count": len(data.real), "why": why}
+    content = {
+        "methods": methods,
+        "metrics": metrics,
+        "count": len(data.real),
+        "images": len(data.images.ids),
+        "why": why,
+    }
     shown = methods is not None or metrics is not None
     return Section("agreement", "Agreement", content if shown else None, "; ".join(why))
 

@@ -3,7 +3,7 @@
     methods = ["gradcam", "lime(samples=200)"]
     metrics = ["cscore", "auc", "insertion", "localise"]    (localise and structure are families of metrics)
     [run]         seed, batch_size, targets, device, precision, threads, workers, inputs_per_pass, out, ...
-    [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, ...
+    [model]       spec, checkpoints, random_init, pretrained, num_classes, layer, head, thresholds, ...
     [images]      kind, path, filters (limit, classes, single_object, box_share, ...), options of the kind
     [preprocess]  size, resize, mean, std, interpolation, where the model's own are not wanted
 
@@ -43,6 +43,7 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     inputs_per_pass: Count | None = None  # of the network; where None: what is fastest, kept likewise
     out: str | None = None  # the run folder, where the command line names none
     pictures: bool = True  # keep a small copy of every picture in the run folder, for the report
+    both_classes: bool = False  # of wrong answers, keep maps of the answer too, for the report
 
 
 class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +57,10 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     layer: str | list[str] | None = None
     name: str | None = None  # in the rows; the spec where None
     allow_pickle: bool = False
+    head: str | None = None  # what its output is, such as "multilabel"; found by itself where None
+    thresholds: float | list[float] | dict[str, float] | None = None  # of several findings: one, or one each
+    tolerance: float | None = None  # of a regression: by how much a value may move and be the same
+    references: str | None = None  # of an embedding: a .npy file of vectors to be similar to
     options: dict[str, Any] = {}  # for the library's own builder
 
 
@@ -76,11 +81,14 @@ class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
 class PreprocessTable(Struct, frozen=True, forbid_unknown_fields=True):
     """What replaces parts of the model's own preprocessing."""
 
-    size: tuple[Count, Count] | None = None
+    size: Annotated[list[Count], Meta(min_length=2, max_length=3)] | None = (
+        None  # with depth first of volumes
+    )
     resize: int | list[int] | None = None  # not Count | tuple[Count, Count]: msgspec 0.22 crashes on that
     mean: list[float] | None = None
     std: list[float] | None = None
     interpolation: str | None = None
+    window: str | list[float] | None = None  # centre and width, or "range"
 
 
 class Study(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,10 +174,11 @@ def toml(config: Mapping[str, Any]) -> str:
     def lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
         found = []
         for key, value in table.items():
+            name = key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key, ensure_ascii=False)
             if isinstance(value, Mapping):
-                found += lines(value, f"{prefix}{key}.")
+                found += lines(value, f"{prefix}{name}.")
             elif value is not None:
-                found.append(f"{prefix}{key} = {json.dumps(value, ensure_ascii=False)}")
+                found.append(f"{prefix}{name} = {json.dumps(value, ensure_ascii=False)}")
         return found
 
     plain = {key: value for key, value in config.items() if not isinstance(value, Mapping)}

@@ -18,8 +18,10 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, did_you_mean
 from heatproof.models.batches import measured_batch
 from heatproof.models.load import best_device
+from heatproof.models.model import Model
 from heatproof.models.precision import usual_precision
 from heatproof.models.queue import is_out_of_memory
+from heatproof.run.foreign import map_names, method_hashes
 from heatproof.run.plan import make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
 from heatproof.run.profile import Profiler
@@ -70,17 +72,18 @@ class Prepared:
 
 def prepare(
     study: str | Path | Mapping[str, Any], out: str | Path | None = None, trust_mtime: bool = False,
-    say: Say = lambda text: None,
+    say: Say = lambda text: None, network: Model | None = None,
 ) -> Prepared:  # fmt: skip
     """Check everything that can be checked before work starts; nothing is written.
 
-    trust_mtime: in a new run, sizes and times of files stand for their contents.
+    trust_mtime: in a new run, sizes and times of files stand for their contents. network: in place of the one
+    that the study names.
     """
-    opened = open_study(study)
+    opened = open_study(study, network)
     chosen, name = opened.study.run.out, "study" if isinstance(study, Mapping) else Path(study).stem
     path = Path(out or (os.path.normpath(opened.folder / chosen) if chosen else Path("runs") / name))
     begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
-    _settle(opened, begun)
+    settle(opened, begun)
     with enough_memory(opened.study.run.batch_size):
         hashes = check_study(opened)
     if begun is None and opened.inputs_per_pass is None:
@@ -99,11 +102,12 @@ def prepare(
         classes=opened.source.classes,
         pictures=opened.origin.hash,
         code=code_hashes(opened.study.model.spec, opened.folder),
+        brought=method_hashes(opened.study.methods, opened.folder, map_names(opened.source, opened.several)),
     )
     return Prepared(opened, manifest, path)
 
 
-def _settle(opened: Opened, manifest: Manifest | None) -> None:
+def settle(opened: Opened, manifest: Manifest | None) -> None:
     """Device, threads, precision: as the study says, else as the run began, else what this machine has."""
     begun, asked = manifest.config.get("run", {}) if manifest else {}, opened.study.run
     opened.device = best_device(asked.device or begun.get("device"))
@@ -124,6 +128,7 @@ def run_study(
     retry_broken: bool = False,
     trust_mtime: bool = False,
     profiler: Profiler | None = None,
+    network: Model | None = None,
 ) -> Result:
     """Run a study, or go on with it: units that are done are left alone.
 
@@ -132,6 +137,7 @@ def run_study(
     retry_broken: try pictures again that could not be used; their files may have changed meanwhile.
     trust_mtime: in a new run, know pictures by size and time of change instead of by their contents.
     profiler: that of an open `profiling()`, which is told the device.
+    network: one that Python holds, in place of the one that the study names; for the local engine.
     """
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
@@ -141,7 +147,7 @@ def run_study(
         )
     progress = progress or Progress(quiet=True)
     with span("checking"):
-        prepared = prepare(study, out, trust_mtime, progress.say)
+        prepared = prepare(study, out, trust_mtime, progress.say, network)
     opened = prepared.opened
     if profiler:
         profiler.on(opened.device)

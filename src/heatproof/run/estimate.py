@@ -91,7 +91,7 @@ def _timed(worker: Worker, pending: Sequence[Task], say: Say) -> Iterator[tuple[
     for task in pending:
         kinds.setdefault((task.kind, *task.unit.methods, *task.unit.metrics), []).append(task)
     for tasks in kinds.values():
-        trials = _Trials(worker, tasks[0], say)
+        trials = Trials(worker, tasks[0], say)
         if not trials.indices:
             yield "estimated time", "unknown: the first pictures cannot be read"
             return
@@ -103,28 +103,30 @@ def _timed(worker: Worker, pending: Sequence[Task], say: Say) -> Iterator[tuple[
     yield "timed on", f"{worker.opened.device}, {worker.opened.threads} threads: {'; '.join(basis)}"
 
 
-class _Trial(NamedTuple):
+class Trial(NamedTuple):
     """What a part of a unit took."""
 
     seconds: float
     inputs: float
 
-    def __add__(self, other: object) -> _Trial:
-        assert isinstance(other, _Trial)
-        return _Trial(self.seconds + other.seconds, self.inputs + other.inputs)
+    def __add__(self, other: object) -> Trial:
+        assert isinstance(other, Trial)
+        return Trial(self.seconds + other.seconds, self.inputs + other.inputs)
 
-    def __mul__(self, factor: Any) -> _Trial:
-        return _Trial(self.seconds * factor, self.inputs * factor)
-
-
-Points = list[tuple[int, _Trial]]
+    def __mul__(self, factor: Any) -> Trial:
+        return Trial(self.seconds * factor, self.inputs * factor)
 
 
-def _grow(run: Callable[[int], _Trial], start: int, first: _Trial, end: int, leap: int = 2) -> Points:
+Points = list[tuple[int, Trial]]
+
+
+def _grow(
+    run: Callable[[int], Trial], start: int, first: Trial, end: int, leap: int = 2, cheap: float = CHEAP
+) -> Points:
     """A second trial, a leap away where the first was dear; more while the next is expected to be cheap."""
     points = [(start, first)]
     while (last := points[-1][0]) < end:
-        dear = points[-1][1].seconds * GROWTH > CHEAP
+        dear = points[-1][1].seconds * GROWTH > cheap
         if dear and len(points) > 1:
             break
         place = min(end, last * (leap if dear else GROWTH))
@@ -132,18 +134,19 @@ def _grow(run: Callable[[int], _Trial], start: int, first: _Trial, end: int, lea
     return points
 
 
-def _at(points: Points, place: int) -> _Trial:
+def _at(points: Points, place: int) -> Trial:
     """On the line through the last two trials; time that falls is noise."""
     (before, a), (last, b) = points[max(0, len(points) - 2)], points[-1]
     steps = (place - last) / (last - before) if last > before else 0.0
-    return b + _Trial(max(0.0, b.seconds - a.seconds), b.inputs - a.inputs) * steps
+    return b + Trial(max(0.0, b.seconds - a.seconds), b.inputs - a.inputs) * steps
 
 
-class _Trials:
+class Trials:
     """Parts of the first unit of a kind, computed as in a run, with fewer pictures and fewer repetitions."""
 
-    def __init__(self, worker: Worker, task: Task, say: Say) -> None:
-        self.task, self.say, self.inputs, self.basis = task, say, 0, ""
+    def __init__(self, worker: Worker, task: Task, say: Say, cheap: float = CHEAP) -> None:
+        """cheap: seconds that a trial may be expected to take."""
+        self.task, self.say, self.inputs, self.basis, self.cheap = task, say, 0, "", cheap
         self.worker, self.opened = replace(worker, passed=self._passed), worker.opened
         images = range(*task.unit.images)
         began = time.perf_counter()
@@ -151,41 +154,48 @@ class _Trials:
         self.decoding = (time.perf_counter() - began) / len(images)
         self.indices = [i for i in images if self.opened.source.samples[i].id in good]
 
-    def per_image(self) -> _Trial:
-        """One picture of the unit with all its repetitions, decoding included."""
+    def per_image(self, warm: bool = False) -> Trial:
+        """One picture of the unit with all its repetitions, decoding included.
+
+        warm: do the first trial twice whatever it takes, where it may be the first of its kind.
+        """
         full: Counts = {}
         for text in self._texts():
             for _, function, count in self._repeats(text):
                 full[function] = max(count, full.get(function, 1))
         few = {function: min(FEWEST, count) for function, count in full.items()}
         base = self._try(1, few)
-        if base.seconds * GROWTH < CHEAP:
+        if warm or base.seconds * GROWTH < self.cheap:
             base = self._try(1, few)  # the first one warmed up
         whole, reached = base, 1.0
         passes = {explainers.get(parse_call(text)[0]).function for text in self.task.unit.methods}
         for function, count in full.items():
             leap = GROWTH if function in passes else 2  # a metric repeats its passes for every method
-            points = _grow(partial(self._one, few, function), few[function], base, count, leap)
+            points = _grow(partial(self._one, few, function), few[function], base, count, leap, self.cheap)
             more = _at(points, count) + base * -1
             # Between two short trials a busy machine hides what the passes cost, but not that they cost.
-            least = more.inputs * base.seconds / base.inputs / 2 if points[-1][1].seconds > CHEAP else 0.0
+            least = (
+                more.inputs * base.seconds / base.inputs / 2 if points[-1][1].seconds > self.cheap else 0.0
+            )
             whole += more._replace(seconds=max(more.seconds, least))
             reached = min(reached, points[-1][0] / count)
-        cheap = whole.seconds * GROWTH <= CHEAP
+        cheap = whole.seconds * GROWTH <= self.cheap
         begin = base if not cheap or full == few else self._try(1, full)
-        some = _grow(lambda n: self._try(n, full if cheap else few), 1, begin, len(self.indices))
+        some = _grow(
+            lambda n: self._try(n, full if cheap else few), 1, begin, len(self.indices), cheap=self.cheap
+        )
         each = _at(some, len(self.indices)) * (1 / len(self.indices))
         pictures = some[-1][0]
         self.basis = f"{pictures} picture{'s' * (pictures > 1)}"
         if not cheap:
             each += whole + base * -1
             self.basis += f", and 1 with {reached:.1%} or more of its repeated passes"
-        return each + _Trial(self.decoding, 0)
+        return each + Trial(self.decoding, 0)
 
-    def _one(self, few: Counts, function: Function, count: int) -> _Trial:
+    def _one(self, few: Counts, function: Function, count: int) -> Trial:
         return self._try(1, few | {function: count})
 
-    def _try(self, images: int, counts: Counts) -> _Trial:
+    def _try(self, images: int, counts: Counts) -> Trial:
         """So many pictures with so many repetitions; decoding is timed elsewhere."""
         unit, loaded = self.task.unit, self._load(self.indices[:images], 0)
         kept = unit.methods if self.task.kind == "score" else self._cut(unit.methods, counts)
@@ -193,7 +203,7 @@ class _Trials:
         self.inputs, began = 0, time.perf_counter()
         with fixed_threads(self.opened.threads):
             self.worker.compute(replace(self.task, unit=cut), loaded)
-        found = _Trial(time.perf_counter() - began, self.inputs)
+        found = Trial(time.perf_counter() - began, self.inputs)
         pictures = f"{images} picture{'s' * (images > 1)}"
         self.say(f"timed {pictures}, {found.inputs:,} inputs through the network: {found.seconds:.1f} s")
         return found

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import HeatproofError, InputError, UnknownNameError
+from heatproof.images.findings import entry_id, finding_name
 from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
@@ -35,6 +36,8 @@ from heatproof.metrics.scene import Gallery, Group
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.metrics.stats import mean_interval
+from heatproof.run.findings import stored_limits
+from heatproof.run.foreign import READ, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import Task, anchor_of
 from heatproof.run.score import NOT_DEFINED, RowMaker
@@ -54,9 +57,22 @@ class StoredAnswers:
     """What the classifier said about the images that could be used, in the source's order."""
 
     ids: tuple[str, ...]
-    labels: Tensor  # "b"
+    labels: Tensor  # "b"; "b k" bool where images may have several findings
     probabilities: Tensor  # "b k"; zero where a class's probability was not kept
     complete: bool  # every class's was
+    findings: tuple[str, ...] = ()  # their names, where images may have several
+    limits: tuple[float, ...] | None = None  # and from which probability on each counts
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """What maps are called, in the source's order, and the image that each is of."""
+        if self.limits is None:
+            return {name: i for i, name in enumerate(self.ids)}
+        return {
+            valid_unicode(entry_id(name, finding)): i
+            for i, name in enumerate(self.ids)
+            for finding in self.findings
+        }
 
 
 def group_rows(
@@ -109,16 +125,18 @@ def _by_class_across(
     """At each earlier checkpoint: its maps and those of the last one, with the images' classes."""
     (method,), (*earlier, last) = task.unit.methods, task.among
     maps, answers = folder.maps(), read_answers(folder, last)
-    known, rows = dict(zip(answers.ids, answers.labels.tolist(), strict=True)), []
+    known, rows = answers.places, []
     for checkpoint in earlier:
         of = RowMaker(model, checkpoint)
         shared = [name for name in maps.shared([(checkpoint, method), (last, method)]) if name in known]
         if not shared:
             rows.append(of.about(method, None, request.text, math.nan, NO_PAIR))
             continue
-        both = (maps.read(one, method, shared).to(device) for one in (checkpoint, last))
-        labels = torch.tensor([known[name] for name in shared])
-        found = request.entry.function(*both, labels, **dict(request.options))
+        both = [maps.read(one, method, shared).to(device) for one in (checkpoint, last)]
+        labels = (
+            answers.labels[[known[name] for name in shared]] if answers.limits is None else both[1].explained
+        )
+        found = request.entry.function(*both, labels.cpu(), **dict(request.options))
         rows += [of.about(method, *cell) for cell in cells(request, found)]
     return rows
 
@@ -140,9 +158,16 @@ def read_answers(
     count = int(classes.max()) + 1 if len(classes) else 0
     table = torch.zeros(len(known), max(2, count), dtype=torch.float64)
     table[at, classes] = torch.as_tensor(rows["value"].astype("float64"))
+    complete = len(classes) == table.numel()
+    if folder.manifest.several:
+        truth = torch.zeros(table.shape, dtype=torch.bool)
+        truth[at, classes] = labels == classes
+        names = tuple(finding_name(folder.manifest.classes, c) for c in range(table.shape[1]))
+        limits = stored_limits(folder.manifest, table.shape[1])
+        return StoredAnswers(known, truth, table, complete, names, limits)
     own = torch.full((len(known),), -1, dtype=torch.int64)
     own[at] = labels
-    return StoredAnswers(known, own, table, complete=len(classes) == table.numel())
+    return StoredAnswers(known, own, table, complete)
 
 
 def anchor_answers(
@@ -184,33 +209,48 @@ class _Stored:
 
     def _call(self, request: MetricRequest, maps: Maps | None) -> Any:
         """By name with what it needs, where its entry does not say how."""
-        entry, options = request.entry, dict(request.options)
-        place = {name: i for i, name in enumerate(self.answers.ids)}
-        chosen = [place[name] for name in (self.answers.ids if maps is None else maps.ids)]
-        labels, probabilities = self.answers.labels[chosen], self.answers.probabilities[chosen]
+        entry, options, answers = request.entry, dict(request.options), self.answers
+        several = answers.limits is not None
+        if several and maps is not None:  # of findings that are there
+            rows = [answers.places[name] for name in maps.ids]
+            maps = maps.take(answers.labels[rows, maps.explained.cpu()])
+        chosen = (
+            [answers.places[name] for name in maps.ids] if maps is not None else list(range(len(answers.ids)))
+        )
+        labels, probabilities = answers.labels[chosen], answers.probabilities[chosen]
+        if several and maps is not None:
+            labels = maps.explained.cpu()
         if entry.call:
             there = None if maps is None else maps.to(self.device)
-            names = [self.answers.ids[i] for i in chosen]
-            group = Group(there, labels, probabilities, self.task.unit.seed, partial(self._at, names))
+            every = (answers.labels, answers.probabilities) if several else None
+            at, seed = partial(self._at, chosen), self.task.unit.seed
+            group = Group(there, labels, probabilities, seed, at, answers.limits, every)
             return entry.call(entry.function, group, options)
         offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
         return entry.function(**{name: offered[name] for name in entry.needs}, **options)
 
-    def _at(self, names: Sequence[str], anchor: str) -> Tensor:
+    def _at(self, rows: Sequence[int], anchor: str) -> Tensor:
         """What the network said about these images at another checkpoint."""
-        return anchor_answers(self.folder, anchor_of(anchor, list(self.folder.manifest.models)), names)
+        checkpoint = anchor_of(anchor, list(self.folder.manifest.models))
+        return anchor_answers(self.folder, checkpoint, self.answers.ids)[list(rows)]
 
     def _shown(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Of all methods at once; what cannot be measured on these pictures is NaN, with the reason."""
         assert self.gallery is not None and request.entry.call is not None
-        found, why = {}, ""
+        found: dict[str, PerImage] = {}
+        why = ""
+        methods = runnable(request, self.task.unit.methods)
         try:
-            found = request.entry.call(request.entry.function, self.gallery(), dict(request.options))
+            gallery = replace(self.gallery(), methods=tuple(methods))
+            found = (
+                request.entry.call(request.entry.function, gallery, dict(request.options)) if methods else {}
+            )
         except HeatproofError as error:
             why = str(error)
         for method in self.task.unit.methods:
             scores = found.get(method, PerImage({part: torch.empty(0) for part in request.entry.parts}))
-            yield from ((method, cell) for cell in _mean_cells(request, scores, why))
+            reason = why if method in methods else READ
+            yield from ((method, cell) for cell in _mean_cells(request, scores, reason))
 
     def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Pairs in which at least one method is the task's own."""
@@ -220,7 +260,7 @@ class _Stored:
             yield names[0], (None, request.text, math.nan, "a single method agrees with nobody")
             return
         stored = [self._stored(name) for name in names]
-        shared = [name for name in self.answers.ids if all(name in one for one in stored)]
+        shared = [name for name in self.answers.places if all(name in one for one in stored)]
         if not shared:
             for a, b in pairs:
                 yield f"{a} ~ {b}", (None, request.text, math.nan, NO_COMMON_IMAGE)
@@ -237,7 +277,7 @@ class _Stored:
     def _read(self, method: str) -> Maps | None:
         """All stored maps of a method, in the source's order."""
         stored = self._stored(method)
-        ids = [name for name in self.answers.ids if name in stored]
+        ids = [name for name in self.answers.places if name in stored]
         return self.maps.read(self.task.unit.checkpoint, method, ids) if ids else None
 
     def _stored(self, method: str) -> set[str]:

@@ -14,10 +14,11 @@ from heatproof.explain.sampling import uncertainty
 from heatproof.metrics.kit import Cause, PerImage
 from heatproof.metrics.scene import Scene
 from heatproof.registry import Metric
+from heatproof.run.foreign import in_order, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import ANSWERS, PER_MAP
 from heatproof.timeline import span
-from heatproof.types import Maps
+from heatproof.types import Maps, per_map, places
 
 BESIDE = ("dead", "error", "passes")
 
@@ -83,7 +84,7 @@ def _extremes(maps: Maps) -> Maps:
 
     Of its error, the part that says how far the strongest pixels may be off.
     """
-    low, high = maps.values.amin((1, 2)), maps.values.amax((1, 2))
+    low, high = maps.values.amin(places(maps.values)), maps.values.amax(places(maps.values))
     error = None if maps.error is None else uncertainty(maps.values, maps.error.to(maps.values))
     return replace(maps, values=torch.stack([low, high], 1)[:, None], signed_values=None, error=error)
 
@@ -109,7 +110,7 @@ def only_finite(maps: Maps) -> Maps:
 
 def blanked(maps: Maps) -> Maps:
     """Maps that are not finite become all zeros, so that the others can be scored."""
-    good = finite(maps)[:, None, None]
+    good = per_map(finite(maps), maps.values)
     signed = None if maps.signed_values is None else torch.where(good, maps.signed_values, 0.0)
     return replace(maps, values=torch.where(good, maps.values, 0.0), signed_values=signed)
 
@@ -117,10 +118,15 @@ def blanked(maps: Maps) -> Maps:
 def compute(request: MetricRequest, scene: Scene) -> Mapping[str, PerImage]:
     """By method: what a metric's function says about every map."""
     entry, options = request.entry, dict(request.options)
-    if entry.call:
-        found: Mapping[str, PerImage] = entry.call(entry.function, scene, options)
-        return found
-    return _by_name(entry, scene, options)
+    methods = runnable(request, list(scene.maps))
+    whole = len(methods) == len(scene.maps)
+    shown = scene if whole else replace(scene, maps={method: scene.maps[method] for method in methods})
+    found: Mapping[str, PerImage] = {}
+    if methods and entry.call:
+        found = entry.call(entry.function, shown, options)
+    elif methods:
+        found = _by_name(entry, shown, options)
+    return found if whole else in_order(found, request, scene.maps)
 
 
 def _by_name(entry: Metric, scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.registry import Metric, check_options, metrics, parse_call
+from heatproof.registry import REPEATS, Metric, check_options, metrics, parse_call
 
 OFFERED = frozenset({"maps", "labels", "probabilities", "boxes", "masks", "model", "images"})
 STORED = frozenset({"maps", "labels", "probabilities"})  # of all images of a checkpoint
@@ -111,3 +112,10 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
             f"{refusal}: at level {entry.level!r} it has maps, labels and "
             f"probabilities, but no {', '.join(missing)}; register the metric with level='image'"
         )
+
+
+def repetitions(function: Callable[..., Any], options: dict[str, Any]) -> int:
+    """How often a method or metric repeats a pass, by its options."""
+    usual = {name: one.default for name, one in inspect.signature(function).parameters.items()}
+    found = [(usual | options).get(name) for name in REPEATS]
+    return max([n for n in found if isinstance(n, int)], default=1)

@@ -26,7 +26,10 @@ MEMORY = "hashes.json"
 BY_MTIME = "mtime:"
 GROWING = ("methods", "metrics", "checkpoints")
 # What may change without a word: no number depends on it, or the hashes of weights and pictures guard it.
-FREE = ("run.workers", "run.out", "run.pictures", "run.inputs_per_pass", "images.path", "model.checkpoints")
+FREE = (
+    "run.workers", "run.out", "run.pictures", "run.both_classes", "run.inputs_per_pass", "images.path",
+    "model.checkpoints",
+)  # fmt: skip
 
 
 @dataclass

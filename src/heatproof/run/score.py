@@ -138,7 +138,9 @@ def _why_blank(maps: Maps) -> list[str]:
 
 
 def labels_of(batch: Batch) -> list[int | None]:
-    return [None] * len(batch.ids) if batch.labels is None else batch.labels.tolist()
+    if batch.labels is None:
+        return [None] * len(batch.ids)
+    return [None if label < 0 else label for label in batch.labels.tolist()]  # of a finding that is not there
 
 
 def _parts(request: MetricRequest, found: Iterable[str]) -> Iterator[tuple[str, str]]:

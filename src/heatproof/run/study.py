@@ -7,8 +7,7 @@ later.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +20,14 @@ from heatproof.explain.api import explain, read_methods
 from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
+from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
-from heatproof.registry import REPEATS
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
-from heatproof.run.metrics import MetricRequest, read_metrics
+from heatproof.run.findings import check_findings, check_metrics, named_thresholds
+from heatproof.run.foreign import lend_methods, map_names, refuse_methods, refuse_metrics
+from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
 from heatproof.run.provenance import Origin
+from heatproof.run.values import explains_labels, names_classes, refuse_for_head, told_head
 from heatproof.run.weights import Checkpoint, build, find_checkpoints, weights_hash
 
 ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are kept
@@ -45,10 +47,22 @@ class Opened:
     inputs_per_pass: int | None = None
     hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
     head: str = ""  # how the network's output is read, once checked
+    several: bool = False  # whether the network answers several findings at once
+    by_label: bool = True  # whether labels can be explained: not of values or similarities
+    classes: bool = True  # whether the network names classes, which labels are compared with
+    thresholds: float | list[float] | None = None  # and from which probability on each counts
     renamed: tuple[dict[int, int], tuple[str, ...]] | None = None  # the pictures' classes as the model's
     origin: Origin | None = None  # of the pictures, once checked
+    network: Model | None = field(default=None, repr=False)  # where Python holds it; the study only names it
     _source: Source | None = field(default=None, repr=False)
     _model: tuple[str, Model] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        lend_methods(self.study.methods, self.folder, lambda: map_names(self.source, self.several))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_source": None, "_model": None}
@@ -58,6 +72,8 @@ class Opened:
         """For the manifest: as written, with what was chosen or measured on this machine."""
         config = as_config(self.study)
         config["run"] |= {name: getattr(self, name) for name in SETTLED}
+        if self.several:  # also where the head was found by itself
+            config["model"] |= {"head": Multilabel.name, "thresholds": self.thresholds}
         return config
 
     def tell(self, inputs_per_pass: int | None) -> None:
@@ -70,9 +86,9 @@ class Opened:
     def least_inputs(self) -> int:
         """Inputs that the run sends through the network at least, by the repetitions that options name."""
         calls = read_methods(self.study.methods)
-        methods = sum(_repetitions(call.entry.function, call.options) for call in calls)
+        methods = sum(repetitions(call.entry.function, call.options) for call in calls)
         runs = [request for request in self.metrics if "model" in request.entry.needs]
-        metrics = sum(_repetitions(r.entry.function, dict(r.options)) * len(calls) for r in runs)
+        metrics = sum(repetitions(r.entry.function, dict(r.options)) * len(calls) for r in runs)
         return len(self.source) * len(self.checkpoints) * (methods + metrics)
 
     @property
@@ -92,7 +108,7 @@ class Opened:
 
     @property
     def targets(self) -> str:
-        return self.study.run.targets or ("label" if self.source.labelled else "predicted")
+        return self.study.run.targets or ("label" if self.source.labelled and self.by_label else "predicted")
 
     @property
     def model_name(self) -> str:
@@ -111,23 +127,18 @@ class Opened:
         return self._model[1]
 
 
-def _repetitions(function: Callable[..., Any], options: dict[str, Any]) -> int:
-    usual = {name: one.default for name, one in inspect.signature(function).parameters.items()}
-    found = [(usual | options).get(name) for name in REPEATS]
-    return max([n for n in found if isinstance(n, int)], default=1)
-
-
-def open_study(given: str | Path | Mapping[str, Any]) -> Opened:
+def open_study(given: str | Path | Mapping[str, Any], network: Model | None = None) -> Opened:
     """Read a TOML file, or a dict of the same form, whose paths are relative to the working folder.
 
     Names of methods, metrics and sources are checked, nothing is loaded yet.
     """
     study = study_from(given) if isinstance(given, Mapping) else read_study(given)
     path = Path("study") if isinstance(given, Mapping) else Path(given)
+    opened = Opened(study, path.resolve().parent, network=network)
     for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", _check_images)):
         with _at(f"{path}: {key}"):
             check(getattr(study, key))
-    return Opened(study, path.resolve().parent)
+    return opened
 
 
 def check_study(opened: Opened) -> dict[str, str]:
@@ -135,7 +146,7 @@ def check_study(opened: Opened) -> dict[str, str]:
     study = opened.study
     with _at("images"):
         source = opened.source
-    _check_truth(opened.metrics, source, study.run.targets)
+    check_truth(opened.metrics, source, study.run.targets)
     with _at("model"):
         checkpoints = opened.checkpoints
         for checkpoint in checkpoints:
@@ -149,7 +160,11 @@ def check_study(opened: Opened) -> dict[str, str]:
         for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
             find_module(model.module, layer)
     count = check_classes(opened, model)
+    with _at("metrics"):
+        refuse_metrics(opened.metrics, model)
+        refuse_for_head(opened.metrics, model.read)
     with _at("methods"):
+        refuse_methods(study.methods, model, source, opened.several, opened.targets)
         if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
             blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
             explain(model, blank, picky, layer=study.model.layer)
@@ -167,16 +182,21 @@ def check_classes(opened: Opened, model: Model) -> int:
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
     with _at("model"):
         count = max(2, model.logits(blank).shape[1])
-        opened.head = model.head_meaning
+        opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
+        opened.by_label, opened.classes = explains_labels(model.read), names_classes(model.read)
     source, options = opened.source, opened.study.images.options
-    if not source.labelled:
+    with _at("images"):
+        check_findings(source, opened.several, opened.head)
+    if opened.several:
+        check_metrics(opened.metrics, opened.targets)
+    if not source.labelled or not opened.classes:
         return count
     with _at("images"):
         _check_labels(source, count, model.name)
         vouched = "class_names" in options and len(source.classes) == count
         reads = any("labels" in r.entry.needs for r in opened.metrics)
         if not vouched and (reads or opened.targets == "label"):
-            used = {s.label for s in source.samples if s.label is not None}
+            used = {c for s in source.samples for c in s.stated}
             names = dict(enumerate(source.classes))
             numbers = model_classes(names, used, model.classes, count, model.name)
             if model.classes is not None and any(k != number for k, number in numbers.items()):
@@ -187,18 +207,34 @@ def check_classes(opened: Opened, model: Model) -> int:
 def _renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]) -> Source:
     """The same pictures with the model's class numbers and names."""
     samples = (s if s.label is None else replace(s, label=numbers[s.label]) for s in source.samples)
+    if source.several:
+        renamed = {source.classes[k]: classes[number] for k, number in numbers.items()}
+        samples = (
+            replace(
+                s,
+                findings=tuple(sorted(numbers[f] for f in s.stated)),
+                box_findings=tuple(tuple(numbers[f] for f in of) for of in s.box_findings),
+                masks={renamed.get(part, part): mask for part, mask in s.masks.items()},
+            )
+            for s in source.samples
+        )
     return replace(source, samples=tuple(samples), classes=classes)
 
 
 def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
     """The study's network with one checkpoint's weights, device and preprocessing as the study says."""
     study = opened.study
-    model = build(study.model, opened.folder, checkpoint, study.run.seed)
+    model = opened.network or build(study.model, opened.folder, checkpoint, study.run.seed)
     preprocess = _preprocess(model.preprocess, study)
     model = replace(
         model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
         inputs_per_pass=opened.inputs_per_pass,
     )  # fmt: skip
+    with _at("model.head"):
+        names = model.classes or opened.source.classes if study.model.thresholds is not None else ()
+        opened.thresholds = named_thresholds(study.model.thresholds, names)
+        if head := told_head(study.model, opened.thresholds, opened.folder):
+            model = replace(model, reader=head)
     try:
         model.module.to(opened.device)
     except (RuntimeError, AssertionError) as error:
@@ -211,11 +247,15 @@ def _preprocess(own: Preprocess, study: Study) -> Preprocess:
     given = {name: value for name, value in as_config(study)["preprocess"].items() if value is not None}
     for name, value in given.items():
         given[name] = tuple(value) if isinstance(value, list) else value
+    if len(given.get("size", ())) == 3:  # volumes are resized to what the model takes, unless told otherwise
+        given.setdefault("resize", given["size"])
     merged = replace(own, **given)
-    if isinstance(merged.resize, tuple) and len(merged.resize) != 2:
-        raise InputError("preprocess.resize is one number or a height and a width")
-    if len(merged.mean) != len(merged.std) or len(merged.mean) not in (1, 3):
-        raise InputError("preprocess.mean and preprocess.std need one number each for 1 or for 3 channels")
+    if isinstance(merged.resize, tuple) and len(merged.resize) != len(merged.size):
+        raise InputError(
+            "preprocess.resize is one number or a height and a width, and a depth first of volumes"
+        )
+    if len(merged.mean) != len(merged.std) or not merged.mean:
+        raise InputError("preprocess.mean and preprocess.std need one number each for every channel")
     return merged
 
 
@@ -256,7 +296,7 @@ def _check_methods(methods: list[str]) -> None:
         raise InputError("a method is named twice; leave one out")
 
 
-def _check_truth(requests: list[MetricRequest], source: Source, targets: str | None) -> None:
+def check_truth(requests: list[MetricRequest], source: Source, targets: str | None) -> None:
     """Every metric gets what it needs from these pictures."""
     for request in requests:
         needs, where = request.entry.needs, f"metrics: {request.text} needs"
@@ -276,7 +316,8 @@ def _check_truth(requests: list[MetricRequest], source: Source, targets: str | N
             raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")
         # From a half up, an image of the gold list is one whose label was predicted, so both maps are one.
         tau = dict(request.options).get("tau", 0.5)
-        if request.entry.name == "cscore" and targets == "predicted" and (tau == "adaptive" or tau < 0.5):
+        below = tau == "adaptive" or (isinstance(tau, float | int) and tau < 0.5)
+        if request.entry.name == "cscore" and targets == "predicted" and below:
             raise InputError(
                 f"{where} maps of the true class; set run.targets = 'label', or a tau of 0.5 or more"
             )
@@ -285,10 +326,11 @@ def _check_truth(requests: list[MetricRequest], source: Source, targets: str | N
 
 
 def _check_labels(source: Source, count: int, name: str) -> None:
-    outside = next((s for s in source.samples if s.label is not None and s.label >= count), None)
-    if outside is not None and outside.label is not None:
+    outside = next(((s, c) for s in source.samples for c in s.stated if c >= count), None)
+    if outside is not None:
+        sample, label = outside
         raise InputError(
-            f"{outside.id} has label {outside.label} ({source.classes[outside.label]}), but {name} has the "
+            f"{sample.id} has label {label} ({source.classes[label]}), but {name} has the "
             f"classes 0 to {count - 1}; order them with images.options.class_names or set model.num_classes"
         )
 

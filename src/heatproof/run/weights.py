@@ -18,7 +18,7 @@ import glob
 import hashlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from heatproof.errors import InputError, ModelError
 from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, placed_spec
+from heatproof.registry import parse_call
 from heatproof.run.config import ModelTable, Study
 
 if TYPE_CHECKING:
@@ -76,18 +77,19 @@ def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
     return found
 
 
-def foreign_code(table: ModelTable) -> str:
-    """Half a sentence: what loading this model runs; '' where that is nothing of the study's own.
+def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
+    """Half a sentence: what this model and these methods run; '' where that is nothing of the study's own.
 
     >>> foreign_code(ModelTable("net.py:make", checkpoints="best.pt", allow_pickle=True))
     'runs net.py and unpickles best.pt'
     """
     path = table.spec.rpartition(":")[0]
+    files = [parse_call(text)[0].rpartition(":")[0] for text in methods]
     inside = table.allow_pickle and table.spec.endswith(KERAS_FILES)
     pickled = _listed(table.checkpoints) if table.allow_pickle else []
     remote = table.options.get("trust_remote_code")
     phrases = [
-        f"runs {path}" if path.endswith(".py") else "",
+        *(f"runs {file}" for file in dict.fromkeys([path, *files]) if file.endswith(".py")),
         f"runs the code inside {table.spec}" if inside else "",
         f"unpickles {', '.join(map(str, pickled))}" if pickled else "",
         f"runs the code that {table.spec} brings" if remote else "",

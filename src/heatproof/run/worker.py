@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
@@ -14,25 +14,31 @@ import torch
 from torch import Tensor
 
 from heatproof.disk import valid_unicode
+from heatproof.errors import InputError
 from heatproof.explain.api import read_methods, shared_pass
+from heatproof.explain.floors import is_floor
 from heatproof.explain.segments import cut_ahead
 from heatproof.images import Loaded, batches
+from heatproof.images.findings import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
-from heatproof.models import Model, probabilities
-from heatproof.models.queue import how_it_runs
+from heatproof.models import Model
+from heatproof.models.queue import all_logits, how_it_runs
 from heatproof.run.behind import Ahead, Behind
+from heatproof.run.findings import answer_rows, said
 from heatproof.run.group import across_rows, group_rows
+from heatproof.run.instead import of_prediction, said_instead
 from heatproof.run.measure import Findings, measure, on_host, only_finite
 from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, as_stored
 from heatproof.run.study import Opened
-from heatproof.show import pixels
+from heatproof.run.values import Told, bound_to, told_by, value_rows
+from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import StopRequested
 from heatproof.timeline import FRAME, span
-from heatproof.types import Batch, Maps, Score, Unit
+from heatproof.types import Batch, Maps, Score, Unit, per_map, size_of
 
 PAUSES = 0.5, 2.0  # seconds before a picture that could not be read is tried again
 FRUITLESS = 3  # pauses in a row that helped nothing; then there are no more
@@ -44,9 +50,17 @@ class Computed:
 
     loaded: Loaded
     maps: dict[str, Maps] = field(default_factory=dict)  # new ones
+    others: dict[str, Maps] = field(default_factory=dict)  # of what the network says instead, where asked for
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     explained: Tensor = field(default_factory=lambda: torch.empty(0))
     findings: Findings | None = None  # None where no picture could be used
+    entries: Batch | None = None  # where pictures may have several findings: what the maps are of
+    said: Tensor = field(default_factory=lambda: torch.empty(0))  # the predicted ones, "b k" bool
+    told: Told | None = None  # of a network that names no class
+
+    @property
+    def explained_batch(self) -> Batch:
+        return self.loaded.batch if self.entries is None else self.entries
 
 
 @dataclass
@@ -82,9 +96,10 @@ class Worker:
             scores = list(self._rows(task, computed))
             maps = {name: only_finite(made) for name, made in computed.maps.items()}
             keep = self.opened.study.run.pictures and task.with_answers
-            pictures = self.pictures(task, computed.loaded.batch) if keep else None
+            pictures = self.pictures(task, computed.explained_batch, maps) if keep else None
         with span("writing"):
-            self.folder.write_unit(task.unit, scores, maps, pictures)
+            others = {of_prediction(m): only_finite(made.to("cpu")) for m, made in computed.others.items()}
+            self.folder.write_unit(task.unit, scores, maps | others, pictures)
 
     def begin(self, job: Job, loaded: Loaded) -> None:
         """What threads can do for the methods of a job before the network has time: cut its pictures."""
@@ -107,58 +122,96 @@ class Worker:
             loaded, self.fruitless = again, 0 if helped else self.fruitless + 1
         return loaded
 
-    def pictures(self, task: Task, batch: Batch) -> dict[str, np.ndarray]:
-        """The pictures of a block as the model sees them, 8 bits, those that are not kept yet."""
+    def pictures(self, task: Task, batch: Batch, maps: Mapping[str, Maps]) -> dict[str, np.ndarray | Sheet]:
+        """The pictures of a block as the model sees them, 8 bits, those that are not kept yet.
+
+        Of volumes, the planes with most heat in the mean of these maps.
+        """
         missing = set(self.folder.unkept(batch.ids))
         rows = [i for i, name in enumerate(batch.ids) if name in missing]
         if not rows:
             return {}
-        shown = pixels(batch.images[rows], self.opened.model(task.unit.checkpoint).preprocess)
-        return {batch.ids[i]: shown[k] for k, i in enumerate(rows)}
+        preprocess, images = self.opened.model(task.unit.checkpoint).preprocess, batch.images[rows]
+        names = [batch.ids[i] for i in rows]
+        if images.ndim == 4:
+            return dict(zip(names, pixels(images, preprocess), strict=True))
+        planes = [hottest_planes(maps, name, size_of(images)) for name in names]
+        shown = zip(pixels(images, preprocess, planes), planes, strict=True)
+        return {name: Sheet(*one) for name, one in zip(names, shown, strict=True)}
 
     def compute(self, task: Task, loaded: Loaded) -> Computed:
         """New maps of one block task and what metrics found, fetched from the device when all is there."""
-        batch, study, unit = loaded.batch, self.opened.study, task.unit
-        model, layer = self.opened.model(unit.checkpoint), study.model.layer
+        batch, model = loaded.batch, self.opened.model(task.unit.checkpoint)
         if not batch.ids:
             return Computed(loaded)
+        if not self.opened.several:
+            targets = batch.labels if self.opened.targets == "label" else None
+            if not self.opened.classes:  # of which the pictures' labels say nothing
+                loaded = loaded._replace(batch=replace(batch, labels=None))
+            return self._explained(task, Computed(loaded), loaded.batch, targets)
+        # Pictures without a finding are asked too: they are what the others are told from.
+        logits = all_logits(model, batch.images, progress=self.passed).cpu()
+        predicted = said(model, logits)
+        by_label = self.opened.targets == "label" and batch.findings is not None
+        asked = batch.findings if by_label and batch.findings is not None else predicted
+        own, targets = entries(batch, asked, self.opened.source.classes)
+        known = Computed(loaded, logits=logits, entries=own, said=predicted)
+        return self._explained(task, known, own, targets) if own.ids else known
+
+    def _explained(self, task: Task, known: Computed, batch: Batch, targets: Tensor | None) -> Computed:
+        """With maps of this batch and what metrics say about them."""
+        unit, layer = task.unit, self.opened.study.model.layer
+        model = bound_to(self.opened.model(unit.checkpoint), batch.images, targets)
         new: dict[str, Maps] = {}
+        others: dict[str, Maps] = {}
         logits = torch.empty(0)
         if task.kind == "explain":
-            new, logits = self._explain(model, batch, unit)
+            new, logits = self._explain(model, batch, unit, targets)
+            if self.opened.study.run.both_classes and known.entries is None and targets is not None:
+                asked = said_instead(model, batch, unit, targets, logits)
+                others = self._explain(model, *asked)[0] if asked else {}
             maps = {name: as_stored(made) for name, made in new.items()}
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
         explained = torch.stack([one.explained for one in maps.values()]).amax(0).cpu()
+        told = told_by(model, logits, explained)
         scene = Scene(model, batch, maps, explained, layer, unit.seed, self.passed, as_stored)
         findings = measure(unit.metrics, scene)
         logits, *fetched = on_host([logits, *findings.tensors()])
         at_hand = {name: one.to("cpu") for name, one in new.items()}
-        return Computed(loaded, at_hand, logits, explained, findings.fetched(iter(fetched)))
+        return replace(
+            known, maps=at_hand, others=others, logits=logits if known.entries is None else known.logits,
+            explained=explained, findings=findings.fetched(iter(fetched)), told=told,
+        )  # fmt: skip
 
     def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
         rows, (batch, failures) = RowMaker(self.opened.model_name, task.unit.checkpoint), computed.loaded
         if task.with_answers:
             labels = {s.id: s.label for s in self.opened.source.samples[slice(*task.unit.images)]}
             yield from rows.broken(failures, labels)
+        if task.with_answers and computed.entries is not None:
+            yield from answer_rows(rows, batch, computed.logits, computed.said)
         if computed.findings is None:
             return
-        if task.with_answers:
+        if task.with_answers and computed.told is not None:
+            yield from value_rows(rows, batch, computed.told, computed.explained)
+        elif task.with_answers and computed.entries is None:
             yield from rows.answers(batch, computed.logits)
-        yield from rows.found(computed.findings, batch, computed.explained)
+        yield from rows.found(computed.findings, computed.explained_batch, computed.explained)
 
-    def _explain(self, model: Model, batch: Batch, unit: Unit) -> tuple[dict[str, Maps], Tensor]:
+    def _explain(
+        self, model: Model, batch: Batch, unit: Unit, targets: Tensor | None
+    ) -> tuple[dict[str, Maps], Tensor]:
         """What hp.explain gives, and the logits "b k" of the same pass."""
         study, calls = self.opened.study, read_methods(unit.methods)
-        targets = batch.labels if self.opened.targets == "label" else None
         maps, logits = shared_pass(
             model, model.check_images(batch.images), calls, ids=batch.ids, targets=targets,
             layer=study.model.layer, seed=unit.seed, progress=self.passed,
         )  # fmt: skip
         if targets is None:  # where nothing was predicted, nothing is explained
-            lost = probabilities(logits).isnan().any(1)
+            lost = model.read.unanswered(logits)
             for name, one in maps.items():
-                values = one.values.masked_fill(lost[:, None, None], torch.nan)
+                values = one.values.masked_fill(per_map(lost, one.values), torch.nan)
                 maps[name] = replace(one, values=values, explained=one.explained.masked_fill(lost, -1))
         return maps, logits
 
@@ -166,8 +219,8 @@ class Worker:
         """A method's maps of these images; one that could not be stored is NaN, and explains nobody (-1)."""
         names = [valid_unicode(name) for name in batch.ids]
         rows = [i for i, known in enumerate(self.stored.known(checkpoint, method, names)) if known]
-        size = int(batch.images.shape[-2]), int(batch.images.shape[-1])
-        values, signed = torch.full((len(names), 1, 1), torch.nan), None
+        size = size_of(batch.images)
+        values, signed = torch.full((len(names), *[1] * len(size)), torch.nan), None
         explained = torch.full((len(names),), -1)
         if rows:
             found = self.stored.read(checkpoint, method, [names[i] for i in rows])
@@ -184,14 +237,24 @@ class Worker:
         model = self.opened.model(unit.checkpoint)
 
         def pictures(count: int) -> Batch:
-            chosen = draw([sample.label for sample in source.samples], count, unit.seed)
+            every = enumerate(source.samples)
+            alone = [i for i, one in every if one.findings is None or len(one.findings) == 1]
+            if not alone:
+                raise InputError("no picture has exactly one finding, so none is of one class alone")
+            own = [next(iter(source.samples[i].stated), None) for i in alone]
+            chosen = [alone[k] for k in draw(own, count, unit.seed)]
             loading = batches(source, model.preprocess, study.run.batch_size, chosen, study.run.workers)
             lots = [loaded.batch for loaded in loading if loaded.batch.ids]
             ids, images = (
                 tuple(name for one in lots for name in one.ids),
                 torch.cat([one.images for one in lots]),
             )
-            labels = [one.labels for one in lots if one.labels is not None and self.opened.targets == "label"]
+            known = [
+                one.labels if one.findings is None else one.findings.long().argmax(1)
+                for one in lots
+                if self.opened.targets == "label"
+            ]
+            labels = [one for one in known if one is not None]
             return Batch(ids, images, torch.cat(labels) if labels else None)
 
         passes = {"seed": unit.seed, "progress": self.passed}
@@ -207,6 +270,13 @@ class Worker:
             shown = partial(self.gallery, task)
             rows = group_rows(self.folder, task, ids, name, self.opened.device, shown)
         self.folder.write_unit(task.unit, rows)
+
+
+def hottest_planes(maps: Mapping[str, Maps], name: str, size: tuple[int, ...]) -> tuple[int, ...]:
+    """Planes of a volume with most heat in the mean of its maps, floors left out; else the middle ones."""
+    of = [one for method, one in maps.items() if name in one.ids and not is_floor(method)]
+    heat = [one.take([one.ids.index(name)]).upsample()[0] for one in of]
+    return hottest(torch.stack(heat).mean(0)) if heat else middle(size)
 
 
 @dataclass(frozen=True)

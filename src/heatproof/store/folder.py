@@ -26,6 +26,7 @@ import numpy as np
 
 from heatproof.disk import clear_failure, write_whole
 from heatproof.errors import HeatproofError, StoreError
+from heatproof.show import Sheet
 from heatproof.store.lease import Lease, Leftovers, claim, turn, writing
 from heatproof.store.ledger import Ledger, Seal, check_file, known_record, refuse_links, remove, write_record
 from heatproof.store.manifest import GROWING, Manifest, maker
@@ -180,7 +181,7 @@ class RunFolder:
         unit: Unit,
         scores: Sequence[Score] = (),
         maps: Mapping[str, Maps] | None = None,
-        pictures: Mapping[str, np.ndarray] | None = None,
+        pictures: Mapping[str, np.ndarray | Sheet] | None = None,
     ) -> None:
         """Write a finished unit: its maps, pictures and rows (maybe none), then its seal: it is done.
 

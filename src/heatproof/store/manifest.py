@@ -33,6 +33,7 @@ PACKAGES = (
     "torchvision", "timm", "transformers", "keras", "ray",
 )  # fmt: skip
 FORMAT = 2
+SEVERAL = "multilabel"  # the head of such a network
 GROWING = ("methods", "metrics", "checkpoints", "models", "images")
 
 
@@ -61,6 +62,7 @@ class Manifest:
     earlier: Sequence[Mapping[str, Any]] = ()  # the manifests this one grew from
     pictures: str = ""  # hash of the pictures' contents, one by one in images.json
     code: Mapping[str, str] = field(default_factory=dict)  # hash of each file behind a FILE.py factory
+    brought: Mapping[str, str] = field(default_factory=dict)  # hash of the files behind a method, by method
     format: int = FORMAT
     upgraded: bool = False  # begun by 0.1: its units are named, and its first parts made, as 0.1 did
     id: str = ""  # of the run, through all its growth
@@ -77,6 +79,7 @@ class Manifest:
         command: Sequence[str] | None = None,
         pictures: str = "",
         code: Mapping[str, str] | None = None,
+        brought: Mapping[str, str] | None = None,
     ) -> Manifest:
         """A manifest of this moment: versions, git state of the working directory, machine, time."""
         return Manifest(
@@ -93,8 +96,14 @@ class Manifest:
             earlier=[],
             pictures=pictures,
             code=dict(code or {}),
+            brought=dict(brought or {}),
             id=uuid.uuid4().hex,
         )
+
+    @property
+    def several(self) -> bool:
+        """Whether the network answers several findings at once, any number of which a picture may have."""
+        return bool(self.config.get("model", {}).get("head") == SEVERAL)
 
     @property
     def config_hash(self) -> str:
@@ -123,6 +132,9 @@ class Manifest:
         changed = [name for name in {**self.code, **new.code} if self.code.get(name) != new.code.get(name)]
         if self.code and changed:
             found.append(Change("code", f"the code of {', '.join(changed)} is not that of the run", False))
+        for method in self.brought.keys() & new.brought.keys():
+            if self.brought[method] != new.brought[method]:
+                found.append(Change(method, f"the files of {method} are not those of the run", False))
         return found
 
     def completed_by(self, new: Manifest) -> Manifest:

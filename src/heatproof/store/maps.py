@@ -1,6 +1,6 @@
 """Maps as half-precision shards at their own size, one per unit and method, memory-mapped when read.
 
-    maps/METHOD/PART.npy          "b h w", float16
+    maps/METHOD/PART.npy          "b h w", of volumes "b d h w", float16
     maps/METHOD/PART.signed.npy   the same for methods that keep a signed map beside the unsigned one
     maps/PART.json.gz             what the part holds: method, checkpoint, ids, explained, scale, offset
 
@@ -34,7 +34,7 @@ from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images.files import MAX_PIXELS
 from heatproof.lazy import torch
 from heatproof.store.ledger import Seal, check_file, plain
-from heatproof.types import Maps, Unit
+from heatproof.types import Maps, Unit, per_map, places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,13 +52,14 @@ def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
 
 def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> Tensor:
     """Undo `pack`: "b h w", float32."""
-    return restored(torch.from_numpy(stored), *(torch.from_numpy(n)[:, None, None] for n in (scale, offset)))
+    values = torch.from_numpy(stored)
+    return restored(values, *(per_map(torch.from_numpy(n), values) for n in (scale, offset)))
 
 
 def halved(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ "b h w" in half precision, and the scale and offset of each, "b 1 1", where the maps are."""
     maps = values.detach().float()
-    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    low, high = maps.amin(places(maps), keepdim=True), maps.amax(places(maps), keepdim=True)
     offset = torch.where(low > 0, low, high.clamp(max=0))
     scale = torch.maximum(high - offset, offset - low)
     centred = maps - offset
@@ -119,7 +120,7 @@ class Shard:
     method: str
     checkpoint: str
     ids: tuple[str, ...]
-    image_size: tuple[int, int]
+    image_size: tuple[int, ...]
     explained: np.ndarray
     path: Path
     scales: Mapping[str, Mapping[str, np.ndarray]]  # "values" and, where it exists, "signed"
@@ -272,7 +273,7 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
                 method=entry["method"],
                 checkpoint=index["checkpoint"],
                 ids=tuple(entry["ids"]) if "ids" in entry else ids,
-                image_size=(int(entry["image_size"][0]), int(entry["image_size"][1])),
+                image_size=tuple(map(int, entry["image_size"])),
                 explained=np.array(entry.get("explained", shared["explained"]), dtype=np.int64),
                 path=root / slug(entry["method"]) / f"{part}.npy",
                 scales={
@@ -314,9 +315,9 @@ def _explain_absence(stored: Sequence[tuple[str, str]], checkpoint: str, method:
 
 
 def _check(method: str, maps: Maps) -> None:
-    n = len(maps)
-    if maps.values.ndim != 3 or 0 in maps.values.shape[1:]:
-        raise InputError(f"maps of {method} must be 'b h w'; got shape {tuple(maps.values.shape)}")
+    n, shape = len(maps), tuple(maps.values.shape)
+    if len(shape) not in (3, 4) or 0 in shape[1:]:
+        raise InputError(f"maps of {method} must be 'b h w' or 'b d h w'; got shape {shape}")
     if len(maps.ids) != n or maps.explained.shape != (n,):
         raise InputError(
             f"{method} has {n} maps but {len(maps.ids)} ids and {maps.explained.numel()} explained classes; "
@@ -334,9 +335,9 @@ def _check(method: str, maps: Maps) -> None:
 
 
 def _sizes(maps: Maps) -> str:
-    height, width = maps.values.shape[1:]
+    own, whole = ("x".join(map(str, size)) for size in (maps.values.shape[1:], maps.image_size))
     signed = "" if maps.signed_values is None else ", with signed maps"
-    return f"{height}x{width} for images of {maps.image_size[0]}x{maps.image_size[1]}{signed}"
+    return f"{own} for images of {whole}{signed}"
 
 
 def _shortest(numbers: Tensor) -> list[float]:

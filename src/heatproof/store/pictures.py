@@ -2,7 +2,8 @@
 
     pictures/NAME.png or .jpg     NAME from the image's id, so that any id makes a valid file name
 
-PictureStore with few colours (codes, drawings) stay exact as PNG; the others are JPEG of high quality.
+Pictures with few colours (codes, drawings) stay exact as PNG; the others are JPEG of high quality. Of a
+volume three planes are kept side by side, and the file's comment says which.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import StoreError
+from heatproof.show import Sheet
 from heatproof.store.ledger import plain
 
 FEW_COLOURS = 256
 QUALITY = 90
 MOST_BYTES, MOST_PIXELS = 1 << 26, 1 << 26
 SUFFIXES = (".png", ".jpg")
+PLANES = re.compile(r"planes (\d{1,6}(?: \d{1,6}){2})")
 
 
 class PictureStore:
@@ -41,20 +47,35 @@ class PictureStore:
         path = self.path(name)
         return None if path is None else _checked(plain(path))
 
-    def files(self, name: str, pixels: np.ndarray) -> dict[Path, Content]:
+    def planes(self, name: str) -> tuple[int, ...] | None:
+        """Which planes of a volume its picture shows; None where nothing says so."""
+        content = self.read(name)
+        if content is None:
+            return None
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
+            note = (
+                str(picture.info.get("comment", b""), "ascii", "replace") if picture.format == "JPEG" else ""
+            )
+            found = PLANES.fullmatch(note or str(picture.info.get("comment", "")))
+        return tuple(map(int, found[1].split())) if found else None
+
+    def files(self, name: str, picture: np.ndarray | Sheet) -> dict[Path, Content]:
         """The file of one picture, "H W 3" uint8, and how to write it."""
-        content, suffix = encode(pixels)
+        content, suffix = encode(*picture) if isinstance(picture, Sheet) else encode(picture)
         return {self.root / f"{file_stem(name)}{suffix}": content}
 
 
-def encode(pixels: np.ndarray) -> tuple[bytes, str]:
-    """The picture's file and its suffix."""
+def encode(pixels: np.ndarray, planes: Sequence[int] = ()) -> tuple[bytes, str]:
+    """The picture's file and its suffix; planes: of a volume, to be read back with it."""
     picture = Image.fromarray(pixels)
-    out = io.BytesIO()
+    out, note = io.BytesIO(), f"planes {' '.join(map(str, planes))}" if planes else ""
     if picture.getcolors(FEW_COLOURS) is not None:
-        picture.save(out, "PNG")
+        told = PngInfo()
+        if note:
+            told.add_text("comment", note)
+        picture.save(out, "PNG", pnginfo=told)
         return out.getvalue(), ".png"
-    picture.save(out, "JPEG", quality=QUALITY, subsampling=0)
+    picture.save(out, "JPEG", quality=QUALITY, subsampling=0, comment=note.encode())
     return out.getvalue(), ".jpg"
 
 

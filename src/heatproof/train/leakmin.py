@@ -29,7 +29,7 @@ from heatproof.errors import InputError, LayerError, ModelError
 from heatproof.explain.cams import safe_ratio, weighted_sum
 from heatproof.models.activated import default_layer
 from heatproof.models.layers import find_module, layout_of, picture_layers, searched_scales
-from heatproof.models.model import Model, class_scores
+from heatproof.models.model import Model
 from heatproof.train.data import Data
 from heatproof.train.recipe import TrainedBatch
 
@@ -77,7 +77,7 @@ def soft_gradcam(step: TrainedBatch, activations: Tensor, positive: Tensor) -> T
     """ "p H W" Grad-CAM of each chosen picture's own class, at the picture's size, with its graph."""
     layout = layout_of(activations, step.images, step.model.module)
     assert layout is not None  # prepare() has seen it
-    score = class_scores(step.logits, step.labels)[positive].sum()
+    score = step.model.scores(step.logits, step.labels)[positive].sum()
     (gradient,) = torch.autograd.grad(score, activations, create_graph=True, allow_unused=True)
     if gradient is None:
         raise ModelError("the layer does not lead to the output; name one that does")

@@ -25,10 +25,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from heatproof.errors import InputError, ModelError
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
-from heatproof.models.capture import tap
 from heatproof.models.checkpoints import write_weights
 from heatproof.models.model import Model, given_back, untouched
 from heatproof.models.queue import Queue
+from heatproof.models.tap import tap
 from heatproof.train import folder
 from heatproof.train.data import Data
 from heatproof.train.gradients import GradientLog

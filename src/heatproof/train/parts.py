@@ -124,7 +124,7 @@ def watch(model: Model, image: Tensor) -> dict[str, ModuleRun]:
     def octave(values: Any) -> int | None:
         tensor = first_tensor(values)
         layout = None if tensor is None else layout_of(tensor, inputs, model.module)
-        return None if layout is None else round(math.log2(inputs.shape[-2] / layout.height))
+        return None if layout is None else round(math.log2(inputs.shape[-2] / layout.grid[-2]))
 
     def started(name: str, _part: nn.Module, args: Any, _kwargs: Any) -> None:
         nonlocal clock

@@ -38,15 +38,20 @@ An alarm of a higher number yields to a lower one about the same thing: a class 
 to judge (2, 3), and the global score hides nobody where the method itself has collapsed, nor a class whose
 maps are known to be empty or have fallen apart (3). Where AUC is not known, 1 is not judged, since it says
 nothing without it.
+
+Where an image may have several findings, each finding is judged by its own AUC, and what "the other images"
+are, is those without it; the method as a whole and what its C over all hides, by the mean AUC as before.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
+
+from heatproof.errors import InputError
+from heatproof.verdict.auc import auc_falls
 
 if TYPE_CHECKING:
     from heatproof.metrics.consistency import CScore
@@ -96,88 +101,28 @@ class Alarm:
         return " / ".join(part for part in (self.method, self.class_name) if part) or "all"
 
 
+def read_mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
+    """Mechanisms by number or name.
+
+    >>> sorted(read_mechanisms("any")), sorted(read_mechanisms(["class masking", 1]))
+    ([1, 2, 3], [1, 3])
+    """
+    if stop_on == "any":
+        return frozenset(NAMES)
+    numbers = {name: number for number, name in NAMES.items()}
+    wanted = [stop_on] if isinstance(stop_on, (str, int)) else list(stop_on)
+    for one in wanted:
+        if one not in NAMES and one not in numbers:
+            raise InputError(f"stop_on: there is no mechanism {one!r}; name 'any', {', '.join(numbers)}")
+    return frozenset(one if isinstance(one, int) else numbers[one] for one in wanted)
+
+
 def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:  # noqa: B008
     """Every alarm of a training run, in the order of its checkpoints."""
-    fallen = auc_falls(trajectory, thresholds)
+    findings = {c for checkpoint in trajectory for c in checkpoint.findings}
+    fallen = {c: auc_falls(trajectory, thresholds.confidence, c) for c in (None, *findings)}
     looks = (_Look(trajectory, k, thresholds, fallen) for k in range(len(trajectory)))
     return [alarm for look in looks for alarm in look.alarms()]
-
-
-def auc_falls(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[bool]:  # noqa: B008
-    """By checkpoint: whether AUC is below its best so far by more than sampling error."""
-    z = NormalDist().inv_cdf((1 + thresholds.confidence) / 2)
-    fallen: list[bool] = []
-    best: CheckpointState | None = None
-    for checkpoint in trajectory:
-        # False where one is NaN
-        fallen.append(best is not None and checkpoint.auc < best.auc - z * difference_error(checkpoint, best))
-        if best is None or math.isnan(best.auc) or checkpoint.auc > best.auc:
-            best = checkpoint
-    return fallen
-
-
-def difference_error(first: CheckpointState, second: CheckpointState) -> float:
-    """The standard error of AUC - AUC': paired, or of two AUCs apart where their images are not known."""
-    if first.moves and second.moves:
-        images = first.moves.keys() | second.moves.keys()
-        moved = (first.moves.get(name, 0.0) - second.moves.get(name, 0.0) for name in images)
-        if not math.isnan(paired := math.sqrt(sum(each * each for each in moved))):
-            return paired
-    return math.hypot(auc_error(first), auc_error(second))
-
-
-class AucDifference(NamedTuple):
-    """One AUC less another, with its standard error."""
-
-    value: float
-    error: float
-    paired: bool  # whether both were measured on the same images, image by image
-
-    @property
-    def p(self) -> float:
-        """The chance of so large a difference where there is none, two-sided."""
-        if math.isnan(self.value) or math.isnan(self.error):
-            return math.nan
-        if self.error == 0:
-            return 1.0 if self.value == 0 else 0.0
-        return 2 * NormalDist().cdf(-abs(self.value) / self.error)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 %."""
-        reach = NormalDist().inv_cdf(0.975) * self.error
-        return self.value - reach, self.value + reach
-
-    @property
-    def surely_below(self) -> bool:
-        return self.interval[1] < 0
-
-
-def auc_difference(
-    first: CheckpointState, second: CheckpointState, same_images: bool = True
-) -> AucDifference:
-    """AUC of the first less AUC of the second: by DeLong's paired error where they share images.
-
-    Args:
-        first, second: checkpoints, of one network or of two.
-        same_images: False where images of one name are not the same images.
-    """
-    paired = bool(same_images and first.moves and second.moves)
-    error = difference_error(first, second) if paired else math.hypot(auc_error(first), auc_error(second))
-    return AucDifference(first.auc - second.auc, error, paired)
-
-
-def auc_error(checkpoint: CheckpointState) -> float:
-    """The standard error of a checkpoint's AUC, from its value and the sizes of the classes."""
-    a, every = checkpoint.auc, sum(state.total for state in checkpoint.classes.values())
-    two_own, two_rest = a / (2 - a) - a * a, 2 * a * a / (1 + a) - a * a
-    pairs = [(state.total, every - state.total) for state in checkpoint.classes.values()]
-    errors = [
-        math.sqrt(max(a * (1 - a) + (own - 1) * two_own + (rest - 1) * two_rest, 0.0) / (own * rest))
-        for own, rest in pairs
-        if own and rest
-    ]
-    return sum(errors) / len(errors) if errors else math.nan
 
 
 def share_bounds(hits: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -201,23 +146,23 @@ class _Look:
     run: Trajectory
     k: int
     thresholds: Thresholds
-    fallen: list[bool]
+    fallen: Mapping[int | None, list[bool]]  # by finding; None: AUC over all of them
 
     @property
     def now(self) -> CheckpointState:
         return self.run.checkpoints[self.k]
 
     def alarms(self) -> Iterator[Alarm]:
-        if not self._holds(self.k):
-            return
+        hold = {c for c in self.now.classes if self._holds(self.k, c)}
         empty = {c for c in self.now.classes if self._nearly_empty(self.k, c)}
-        if not math.isnan(self.now.auc):
-            yield from (self._gold_list(c) for c in sorted(empty) if self._had(c) or self._stays_empty(c))
+        for c in sorted(empty & hold):
+            if not math.isnan(self._at(self.k, c).auc) and (self._had(c) or self._stays_empty(c)):
+                yield self._gold_list(c)
         for method, state in self.now.methods.items():
             listed = {
                 c: score
                 for c, score in state.classes.items()
-                if c not in empty and score.n >= self.thresholds.fewest and not math.isnan(score.value)
+                if c in hold - empty and score.n >= self.thresholds.fewest and not math.isnan(score.value)
             }
             yield from self._method(method, state, listed)
 
@@ -225,7 +170,7 @@ class _Look:
         """Collapse of the method first, then of single classes, then what the global score hides."""
         blank = {c for c, score in listed.items() if self._mostly_blank(score)}
         before = self._fallen_from(method, None, state.overall)
-        if before and listed:
+        if before and listed and self._holds(self.k):
             yield self._attribution(method, state.overall, None, before)
         elif blank and len(blank) == len(listed):
             yield self._attribution(method, state.overall, None, None)
@@ -238,9 +183,15 @@ class _Look:
                 elif len(listed) > 1 and _high(score) < limit:
                     yield self._masking(method, state.overall, c, score)
 
-    def _holds(self, k: int) -> bool:
-        """Whether AUC says that all is well, or says nothing."""
-        return not self.fallen[k] and not self.run.checkpoints[k].auc < self.thresholds.high_auc
+    def _at(self, k: int, c: int | None) -> CheckpointState:
+        """A checkpoint as a finding sees it."""
+        found = self.run.checkpoints[k]
+        return found.of(c) if c is not None and c in found.findings else found
+
+    def _holds(self, k: int, c: int | None = None) -> bool:
+        """Whether AUC, that of the finding where it has its own, says that all is well, or says nothing."""
+        fallen = self.fallen[c if c in self.run.checkpoints[k].findings else None]
+        return not fallen[k] and not self._at(k, c).auc < self.thresholds.high_auc
 
     def _nearly_empty(self, k: int, c: int) -> bool:
         state, t = self.run.checkpoints[k].classes[c], self.thresholds
@@ -249,17 +200,17 @@ class _Look:
 
     def _had(self, c: int) -> bool:
         """Whether the class had a gold list before."""
-        past = (k for k in range(self.k) if self._holds(k) and c in self.run.checkpoints[k].classes)
+        past = (k for k in range(self.k) if c in self.run.checkpoints[k].classes and self._holds(k, c))
         return any(not self._nearly_empty(k, c) for k in past)
 
     def _stays_empty(self, c: int) -> bool:
         """Whether the model is sure of most images of the other classes, now and at the last look."""
         for k in range(max(self.k - 1, 0), self.k + 1):
-            classes = self.run.checkpoints[k].classes
+            classes = self._at(k, c).classes
             gold = sum(state.gold for other, state in classes.items() if other != c)
             total = sum(state.total for other, state in classes.items() if other != c)
             sure = share_bounds(gold, total, self.thresholds.confidence)[0] > self.thresholds.most
-            if not (sure and self._holds(k) and c in classes and self._nearly_empty(k, c)):
+            if not (sure and c in classes and self._holds(k, c) and self._nearly_empty(k, c)):
                 return False
         return True
 
@@ -275,7 +226,7 @@ class _Look:
         for k, checkpoint in enumerate(self.run.checkpoints[: self.k]):
             state = checkpoint.methods.get(method)
             score = None if state is None else state.overall if c is None else state.classes.get(c)
-            judged = score is not None and score.n >= self.thresholds.fewest and self._holds(k)
+            judged = score is not None and score.n >= self.thresholds.fewest and self._holds(k, c)
             if judged and score is not None and score.value > (best[1] if best else -1):
                 best = checkpoint.name, score.value
         near_zero = self.thresholds.near_zero
@@ -285,7 +236,7 @@ class _Look:
         state, name = self.now.classes[c], self.run.class_name(c)
         sentence = (
             f"At {self.now.name} the model is sure of {state.gold} of {state.total} images of {name}, while "
-            f"{self._auc()}: its ranking is intact but its threshold has left the class, whose explanations "
+            f"{self._auc(c)}: its ranking is intact but its threshold has left the class, whose explanations "
             f"cannot be judged. Recalibrate the output (or move its threshold), or use another checkpoint."
         )
         share = state.gold / state.total
@@ -303,7 +254,7 @@ class _Look:
         else:
             what = f"are empty: {score.degenerate:.0%} of {score.n} show nothing at all"
         sentence = (
-            f"At {self.now.name} {whose} {what}, while {self._auc()}. Do not show these maps; keep an "
+            f"At {self.now.name} {whose} {what}, while {self._auc(c)}. Do not show these maps; keep an "
             f"earlier checkpoint, and look at the activations of the explained layer: AUC may fall next."
         )
         return self._alarm(2, method, c, "critical", evidence, sentence)
@@ -312,7 +263,7 @@ class _Look:
         name = self.run.class_name(c)
         sentence = (
             f"At {self.now.name} the {method} C-Score over all classes, {overall.value:.3f}, hides {name}: "
-            f"{score.value:.3f} over {score.n} images, while {self._auc()}. Report it by class, and explain "
+            f"{score.value:.3f} over {score.n} images, while {self._auc(c)}. Report it by class, and explain "
             f"{name} with a method that is consistent there."
         )
         evidence = {
@@ -324,17 +275,19 @@ class _Look:
         nothing = score.value < self.thresholds.near_zero * overall.value
         return self._alarm(3, method, c, "critical" if nothing else "warning", evidence, sentence)
 
-    def _auc(self) -> str:
-        return "AUC is not known" if math.isnan(self.now.auc) else f"AUC holds at {self.now.auc:.3f}"
+    def _auc(self, c: int | None) -> str:
+        auc = self._at(self.k, c).auc
+        return "AUC is not known" if math.isnan(auc) else f"AUC holds at {auc:.3f}"
 
     def _alarm(
         self, mechanism: int, method: str | None, c: int | None, severity: Severity,
         evidence: Mapping[str, float], sentence: str,
     ) -> Alarm:  # fmt: skip
         later = range(self.k + 1, len(self.run))
-        tells = next((self.run.checkpoints[k].name for k in later if self.fallen[k]), None)
+        fallen = self.fallen[c if c in self.now.findings else None]
+        tells = next((self.run.checkpoints[k].name for k in later if fallen[k]), None)
         now, name = self.now, None if c is None else self.run.class_name(c)
-        evidence = {**evidence, "auc": now.auc, "accuracy": now.accuracy}
+        evidence = {**evidence, "auc": self._at(self.k, c).auc, "accuracy": now.accuracy}
         return Alarm(mechanism, now.name, now.epoch, method, c, name, severity, evidence, sentence, tells)
 
 

@@ -14,7 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from heatproof.errors import UnknownNameError
+from heatproof.registry import explainers
 from heatproof.show import plain_table, text
+from heatproof.verdict.rules import key_of, matching
 
 SCHEMA = 1
 Answer = Literal["yes", "no", "undecided"]
@@ -64,6 +67,20 @@ class Test:
         return f"{self.title}: {self.numbers}"
 
 
+@dataclass(frozen=True, repr=False)
+class Claim:
+    """Yes or no, with the reason: `assert claim` shows the sentence where it fails."""
+
+    holds: bool
+    sentence: str
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+
 @dataclass(frozen=True)
 class MethodAnswer:
     """Whether one method's maps follow this network."""
@@ -74,6 +91,15 @@ class MethodAnswer:
     blank: float = math.nan  # the share of its maps that are constant
     note: str = ""  # what would decide it, or what blank maps mean
 
+    @property
+    def why(self) -> str:
+        """What would decide it, and the tests that did."""
+        votes = [f"{t.title}: {t.value:+.3f}, n = {t.n}".replace("-", "−") for t in self.tests if t.votes]
+        return "; ".join(filter(None, [self.note, *votes]))
+
+    def __str__(self) -> str:
+        return f"{self.method} {SAID[self.follows][0]}{f' ({self.why})' if self.why else ''}"
+
 
 @dataclass(frozen=True)
 class ClassAnswer:
@@ -83,6 +109,9 @@ class ClassAnswer:
     name: str
     looks_there: Answer
     test: Test
+
+    def __str__(self) -> str:
+        return f"{self.name}: {LOOKS[self.looks_there]}; {self.test}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +134,7 @@ class NetworkAnswer:
         return [floor for floor, value in self.context.items() if value >= self.test.value]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """Both answers for one checkpoint of a run, the alarms over its training, and what was not asked."""
 
@@ -170,6 +199,36 @@ class Verdict:
             f"were said to; {shares[2]} of the methods stayed undecided."
         )
 
+    def follows(self, method: str) -> Claim:
+        """Whether the maps of a method follow the network; undecided is no, and says what would decide it.
+
+        Args:
+            method: its name; without options, all its variants must follow.
+        """
+        names = [one.method for one in self.methods]
+        meant = matching(method, names, explainers)
+        if not meant:
+            raise UnknownNameError("method in this verdict:", method, names)
+        asked = [one for one in self.methods if one.method in meant]
+        return Claim(all(one.follows == "yes" for one in asked), "; ".join(map(str, asked)))
+
+    def looks_there(self, name: str | None = None) -> Claim:
+        """Whether the network looks where it should; undecided is no.
+
+        Args:
+            name: of a class; the network as a whole where None.
+        """
+        if name is None:
+            said = f"the network {LOOKS[self.network.looks_there]}"
+            why = f" ({self.network.note})" if self.network.note else ""
+            return Claim(self.network.looks_there == "yes", said + why)
+        classes = {key_of(one.name): one for one in self.network.classes}
+        if key_of(name) not in classes:
+            known = [one.name for one in self.network.classes]
+            raise UnknownNameError("class with an answer in this verdict:", name, known)
+        one = classes[key_of(name)]
+        return Claim(one.looks_there == "yes", str(one))
+
     def as_json(self) -> dict[str, Any]:
         """The content of verdict.json; NaN becomes null."""
         network = {
@@ -200,17 +259,22 @@ class Verdict:
         """The text of verdict.json."""
         return json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
 
+    def __repr__(self) -> str:
+        return f"Verdict({self.checkpoint!r}: {self.headline})"
+
     def __str__(self) -> str:
         lines = [f"{self.headline}.", self.sentence]
         lines += [f"  {m.method}: {WORDS[m.follows]}{f' ({m.note})' if m.note else ''}" for m in self.methods]
-        lines += [f"  {one.name}: {LOOKS[one.looks_there]}; {one.test}" for one in self.network.classes]
+        lines += [f"  {one}" for one in self.network.classes]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        rows = [[m.method, WORDS[m.follows], m.note] for m in self.methods]
+        rows = [[m.method, WORDS[m.follows], m.why] for m in self.methods]
         rows += [[one.name, LOOKS[one.looks_there], str(one.test)] for one in self.network.classes]
         table = plain_table(["of", "answer", "why"], rows) if rows else ""
-        return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{table}"
+        here = [alarm for alarm in self.alarms if alarm["checkpoint"] == self.checkpoint]
+        alarms = "".join(f"<p>{text('Alarm: ' + alarm['sentence'])}</p>" for alarm in here)
+        return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{alarms}{table}"
 
 
 def _names(names: list[str], most: int = 5) -> str:

@@ -23,10 +23,11 @@ from scipy.ndimage import center_of_mass, find_objects, label
 from torch import Tensor
 from torch.nn import functional as F
 
+from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.kit import pixel_maps
 from heatproof.models.capture import capture
-from heatproof.models.model import Model, predicted, target_probabilities, untouched
+from heatproof.models.model import Model, untouched
 from heatproof.models.queue import Queue, all_logits
 from heatproof.show import pixels
 from heatproof.types import Maps
@@ -64,6 +65,8 @@ def find_crops(
     model: Model, number: int, images: Tensor, maps: Sequence[Maps], most: int, layer: Layer = None
 ) -> ClassCrops:
     """Of one class's pictures. maps: of several methods; most: pixels of a crop's longer side."""
+    if images.ndim > 4:
+        raise InputError("an evidence album is made of pictures, and these are volumes")
     images, size = images.to(model.device), (int(images.shape[-2]), int(images.shape[-1]))
     heat = torch.stack([pixel_maps(one, size).cpu() for one in maps]).mean(0)
     marked = heat.flatten(1).amax(1) > 0
@@ -130,8 +133,8 @@ def _masks(boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
 def _ask(model: Model, images: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """The class's probability, 0 where the answer is no number, and whether another class is said."""
     logits = all_logits(model, images)
-    chance = target_probabilities(logits, torch.full((len(images),), number, device=logits.device))
-    return chance.nan_to_num(0), (predicted(logits) != number) | chance.isnan()
+    chance = model.measured(logits, torch.full((len(images),), number, device=logits.device))
+    return chance.nan_to_num(0), (model.predicted(logits) != number) | chance.isnan()
 
 
 def _ask_painted(model: Model, images: Tensor, masks: Tensor, number: int) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from heatproof.metrics.margins import Margin, above_floors
 from heatproof.metrics.stats import mean_interval
 from heatproof.store import Manifest, RunFolder
 from heatproof.verdict.alarms import Alarm, find_alarms
+from heatproof.verdict.findings import entry_rows
 from heatproof.verdict.measures import BLANK, Measure, in_order, measure, part, stands_beside
 from heatproof.verdict.trajectory import Trajectory, class_names, ordered
 
@@ -134,7 +135,8 @@ class RunData:
         return next(iter([*wanted, *others]), None)
 
     def class_name(self, label: int | None) -> str:
-        return "" if label is None else self.classes.get(label, f"class {label}")
+        other = f"class {label}" if label is None or label >= 0 else "not there"
+        return "" if label is None else self.classes.get(label, other)
 
     @property
     def explains(self) -> str:
@@ -150,7 +152,8 @@ class RunData:
             return "Each map explains the class named beside it." if known else ""
         told = f"Every map explains the {' and '.join(same)} of its picture"
         if same == ["true label"]:
-            told += f"; for {images.right.count(False):,} of {len(known):,} the network says another class"
+            says = "does not find it" if self.manifest.several else "says another class"
+            told += f"; for {images.right.count(False):,} of {len(known):,} the network {says}"
         return f"{told}."
 
     def classifier(self, base: str) -> list[float]:
@@ -185,7 +188,7 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         checkpoint=checkpoint,
         checkpoints=checkpoints,
         methods=order_methods([m for m in methods if m and PAIR not in m], folder.manifest),
-        images=_images(select),
+        images=_images(select, class_names(folder) if folder.manifest.several else None),
         classes=dict(enumerate(class_names(folder))),
         whole={(name, m): c for (name, m, label), c in groups.items() if label is None},
         paths=_paths(folder, model, checkpoints),
@@ -210,8 +213,8 @@ def _one_of(kind: str, wanted: str | None, known: Sequence[str], default: str) -
     return default if wanted is None else wanted
 
 
-def _images(select: Select) -> Images:
-    """All image-level scores of a checkpoint, as arrays over the images."""
+def _images(select: Select, findings: Sequence[str] | None = None) -> Images:
+    """All image-level scores of a checkpoint, as arrays over the images, or over their findings."""
     rows = select(
         """image, min(label) as label,
            max(value) filter (metric = 'predicted' and not isnan(value)) as predicted,
@@ -219,6 +222,8 @@ def _images(select: Select) -> Images:
            max(value) filter (metric = 'probability' and not isnan(value)) as confidence""",
         "image <> '' and metric <> 'image' group by 1 order by 1",
     )
+    if findings is not None:
+        rows = entry_rows(rows, select, findings)
     ids = [row["image"] for row in rows]
     place = {name: i for i, name in enumerate(ids)}
     arrays: dict[tuple[str, str], np.ndarray] = {}

@@ -29,6 +29,7 @@ from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.answers import Answer
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import SEE_NOTES, judge
+from heatproof.verdict.rule_results import RuleResult, RuleValue
 from heatproof.verdict.rules import ALL, FOLLOWS, LAST, MIN_N, MIN_USABLE, Rule, key_of, matching, read_rule
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
@@ -37,37 +38,6 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 NO_SCORES = ("image", "predicted", "probability")  # rows about the data and the answers
 PAIR = " ~ "  # between two methods, in the rows of method_agreement
-
-
-@dataclass(frozen=True)
-class RuleValue:
-    """One number that a rule is about."""
-
-    model: str
-    checkpoint: str
-    method: str
-    class_name: str  # "" over all classes
-    metric: str
-    value: float
-    n: int  # images behind it
-    holds: bool
-    reason: str = ""
-
-    @property
-    def where(self) -> str:
-        return " / ".join(part for part in (self.method, self.class_name, self.checkpoint) if part)
-
-
-@dataclass(frozen=True)
-class RuleResult:
-    """Whether a rule holds, with every number or alarm it was decided by."""
-
-    rule: str
-    holds: bool
-    values: tuple[RuleValue, ...] = ()  # the worst first
-    alarms: tuple[Alarm, ...] = ()
-    reasons: tuple[str, ...] = ()  # why it fails where no number says so
-    n: int = 0  # the fewest images that it was decided by
 
 
 def check(

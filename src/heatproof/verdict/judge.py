@@ -16,6 +16,7 @@ from heatproof.store import RunFolder
 from heatproof.verdict.alarms import share_bounds
 from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict
 from heatproof.verdict.data import Cell, RunData, read_run
+from heatproof.verdict.findings import no_skill
 from heatproof.verdict.follow import (
     ENOUGH,
     KINDS,
@@ -185,10 +186,14 @@ def _in_the_way(data: RunData) -> Iterator[str]:
         yield f"too few pictures could be used: {status.sentence}"
     if not data.real:
         yield "no method of the run looks at the network"
-    silent = sum(map(math.isnan, data.images.confidence))
+    both = zip(data.images.confidence, data.images.predicted, strict=True)
+    silent = sum(math.isnan(chance) and guess is None for chance, guess in both)
     if silent or not data.images.ids:
         yield f"the network's answers to {silent} of {len(data.images.ids)} pictures are not numbers"
-    yield from _no_skill(data)
+    if data.manifest.several:
+        yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH)
+    else:
+        yield from _no_skill(data)
 
 
 def _no_skill(data: RunData) -> Iterator[str]:

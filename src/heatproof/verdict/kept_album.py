@@ -84,6 +84,11 @@ def album_of_run(
             "run.pictures = true into another folder"
         )
 
+    if len(model.preprocess.size) > 2 or model.preprocess.channels not in (1, 3):
+        raise InputError(
+            "an evidence album is made of pictures of 1 or 3 channels, and this network takes others"
+        )
+
     def picture(name: str) -> Tensor:
         with Image.open(io.BytesIO(kept.read(name) or b"")) as opened:
             shown = opened.convert("L" if model.preprocess.channels == 1 else "RGB")

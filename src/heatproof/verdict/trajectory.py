@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from heatproof.train.recipe import GradientNorm
 
 NAN = float("nan")
+ABSENT = -1  # the class of images without a finding, where each is judged by itself
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,15 @@ class ClassState:
 
     total: int
     gold: int
+
+
+@dataclass(frozen=True)
+class FindingState:
+    """One finding of several that an image may have: its own AUC, and the images without it."""
+
+    auc: float
+    absent: ClassState  # gold: those in which it is not predicted
+    moves: Mapping[str, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,15 @@ class CheckpointState:
     methods: Mapping[str, MethodState]
     moves: Mapping[str, float] = field(default_factory=dict, repr=False)  # by image: see auc_errors
     gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
+    findings: Mapping[int, FindingState] = field(default_factory=dict, repr=False)  # where there are several
+
+    def of(self, finding: int) -> CheckpointState:
+        """The classifier as one finding sees it: with it and without it are the two classes."""
+        own = self.findings.get(finding)
+        if own is None:
+            return replace(self, auc=NAN, moves={}, findings={})
+        classes = {finding: self.classes[finding], ABSENT: own.absent}
+        return replace(self, auc=own.auc, moves=own.moves, classes=classes, findings={})
 
     @staticmethod
     def measured(
@@ -72,20 +91,23 @@ class CheckpointState:
     ) -> CheckpointState:
         """From labels "b", probabilities "b k" and what cscore_by_class gave for each method.
 
-        Images without `ids` are known by their place, which must be the same at every checkpoint. `listed`,
-        "b" bool, is the list in force where it is anchored.
+        Labels "b k" are those of images that may have several findings, with a tau for each. Images without
+        `ids` are known by their place, which must be the same at every checkpoint. `listed`, "b" bool (or
+        "b k"), is the list in force where it is anchored.
         """
         from heatproof.metrics.classifier import accuracy, auc
-        from heatproof.metrics.gold import gold_list
+        from heatproof.metrics.gold import gold_list, is_table, thresholds
         from heatproof.metrics.kit import as_tensor
 
         y = as_tensor(labels).long()
+        several = is_table(y)
         methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
+        gold = gold_list(y, probs, tau) if listed is None else listed
+        right = accuracy(y, probs, tau=thresholds(y, probs, tau).tolist()) if several else accuracy(y, probs)
         return CheckpointState(
-            name, epoch, auc(y, probs).value, accuracy(y, probs).value,
-            _lists(y, gold_list(y, probs, tau) if listed is None else listed), methods,
-            _moves(names, y, probs),
+            name, epoch, auc(y, probs).value, right.value, _lists(y, gold), methods, _moves(names, y, probs),
+            findings=_findings(names, y, probs, tau) if several else {},
         )  # fmt: skip
 
 
@@ -209,7 +231,7 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
 
 def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> CheckpointState | None:
     """One checkpoint's rows; None where it has no C-Score yet."""
-    from heatproof.metrics.classifier import auc
+    from heatproof.metrics.classifier import accuracy, auc
     from heatproof.metrics.consistency import CScore
     from heatproof.metrics.gold import gold_list
     from heatproof.run.group import anchor_answers, read_answers
@@ -241,8 +263,9 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
     answers = read_answers(folder, checkpoint, model=model)
-    known = answers.labels >= 0
-    ids = [name for name, labelled in zip(answers.ids, known.tolist(), strict=True) if labelled]
+    several = answers.limits is not None
+    known = [several or label >= 0 for label in answers.labels.tolist()]
+    ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
     y, probs = answers.labels[known], answers.probabilities[known]
     ranked = answers.complete and len(y) > 0
     ranking = cells.get(("", None, "auc"), (NAN, ""))[0]
@@ -252,15 +275,21 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     listed = probs
     if anchor := lists.get("anchor"):
         listed = anchor_answers(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
-    gold = gold_list(y, listed, lists.get("tau", 0.5))
+    tau = lists.get("tau", answers.limits or 0.5)
+    gold = gold_list(y, listed, tau)
+    counted = _accuracy(folder, model, checkpoint)
+    right = counted if answers.limits is None else accuracy(y, probs, tau=answers.limits).value
     return CheckpointState(
-        checkpoint, epoch_of(checkpoint), ranking, _accuracy(folder, model, checkpoint),
-        _lists(y, gold), states, _moves(ids, y, probs) if ranked else {},
+        checkpoint, epoch_of(checkpoint), ranking, right, _lists(y, gold), states,
+        _moves(ids, y, probs) if ranked else {}, findings=_findings(ids, y, probs, tau) if several else {},
     )  # fmt: skip
 
 
 def _lists(y: Tensor, gold: Tensor) -> dict[int, ClassState]:
     """Images and gold lists by class."""
+    if y.ndim == 2:
+        sizes = zip(y.sum(0).tolist(), gold.sum(0).tolist(), strict=True)
+        return {c: ClassState(total, listed) for c, (total, listed) in enumerate(sizes) if total}
     return {c: ClassState(int((y == c).sum()), int(gold[y == c].sum())) for c in sorted(set(y.tolist()))}
 
 
@@ -268,6 +297,20 @@ def _moves(ids: Sequence[str], y: Tensor, probs: Any) -> dict[str, float]:
     from heatproof.metrics.classifier import auc_errors
 
     return dict(zip(ids, auc_errors(y, probs).tolist(), strict=True))
+
+
+def _findings(ids: Sequence[str], y: Tensor, probs: Any, tau: Any) -> dict[int, FindingState]:
+    """Each finding that occurs, as if it were the only one."""
+    from heatproof.metrics.classifier import auc
+    from heatproof.metrics.gold import thresholds
+
+    values, limits = auc(y, probs).classes, thresholds(y, probs, tau)
+    found = {}
+    for c in (y.sum(0) > 0).nonzero().flatten().tolist():
+        own, p = y[:, c].long(), probs[:, c]
+        absent = ClassState(int((own == 0).sum()), int(((own == 0) & (p < limits[c])).sum()))
+        found[c] = FindingState(values[c], absent, _moves(ids, own, p) if absent.total else {})
+    return found
 
 
 def _accuracy(folder: RunFolder, model: str, checkpoint: str) -> float:

@@ -40,6 +40,8 @@ def calibration() -> Page:
         "lies above 1/2", "Clopper-Pearson, 95 %", "a test at 5 % errs in 5 % of the cases where nothing",
         "smoothgrad (8 samples), integrated-gradients (8 steps). 100 held-out pictures",
         "fewer than 90 % of A's answers, or more than 10 % of B's",
+        "28 pairs on one H200, 11 small ones on a CPU", "time for 33 of the 108 pairs that the command plans",
+        "five of the 33 failed to plant", "14 of them, of which three failed to plant",
         "pictures above 224 pixels", "fewer than 100 pictures. On your own",
         "an earlier run of 38 pairs of the same population", "heatproof calibrate --out looks --looks 10",
     )  # fmt: skip

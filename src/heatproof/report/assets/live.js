@@ -196,7 +196,7 @@
       put("head", found.head);
       put("verdict-here", found.verdict);
       put("contents", found.contents);
-      put("scores-here", found.scores);
+      put("first-here", found.first);
       put("rest-here", found.sections + found.left_out);
       const plain = new DOMParser().parseFromString(found.title, "text/html").documentElement.textContent;
       if (document.title === "heatproof live") setTimeout(heatproof.unfold);

@@ -2,8 +2,8 @@
 
    heatproof.gallery(root, set) shows a set of images. The set holds methods, metrics, groups, colours and images;
    an image's picture is an address and its maps are {h, w, data}, or functions and promises of these, so that the
-   same code serves a page with everything inside and one that asks a server. Text from outside only ever becomes
-   textContent. */
+   same code serves a page with everything inside and one that asks a server. What is shown stands in the address
+   behind the #, so that a link leads to it. Text from outside only ever becomes textContent. */
 "use strict";
 const heatproof = (() => {
   const make = (tag, attributes = {}, ...children) => {
@@ -34,9 +34,18 @@ const heatproof = (() => {
 
   const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
+  /* Maps come deflated; each is unpacked when it is first shown. */
+  const unpack = async (map) => {
+    if (map && typeof map.data === "string") {
+      const inflated = new Blob([bytes(map.data)]).stream().pipeThrough(new DecompressionStream("deflate"));
+      map.data = new Uint8Array(await new Response(inflated).arrayBuffer());
+    }
+    return map;
+  };
+
   /* Bilinear with pixel centres (align_corners=False), then stretched to 0..1 as every metric does. */
   const enlarge = (map, size) => {
-    const { h, w } = map, from = typeof map.data === "string" ? (map.data = bytes(map.data)) : map.data;
+    const { h, w, data: from } = map;
     const out = new Float32Array(size * size);
     const line = (n) => Array.from({ length: size }, (_, i) => {
       const at = Math.min(Math.max((i + 0.5) * n / size - 0.5, 0), n - 1), low = Math.floor(at);
@@ -94,7 +103,7 @@ const heatproof = (() => {
     });
     for (const layer of layers) {
       const canvas = make("canvas", { width: SIZE, height: SIZE, role: "img", "aria-label": layer.label });
-      settled(layer.map).then((found) => {
+      settled(layer.map).then(unpack).then((found) => {
         if (!found) {
           const none = make("span", { class: "none" });
           none.textContent = layers.length > 1 ? `no map: ${layer.label}` : "no map";
@@ -176,17 +185,71 @@ const heatproof = (() => {
     return make("fieldset", {}, legend, row);
   };
 
-  /* Every method on one image, and every score of it. */
-  const compare = (set, image, state) => {
+  /* A method's insertion and deletion on one image. */
+  const drawn = (tag, attributes, ...children) => {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.append(...children);
+    return element;
+  };
+  const curve = (set, image, method) => {
+    const kinds = Object.keys(set.percents || {}).filter((kind) => (image.curves || {})[kind]);
+    const lines = kinds.map((kind) => image.curves[kind][method].map((value, i) => [set.percents[kind][i], value]).filter(([, value]) => value != null));
+    if (!lines.some((line) => line.length)) return null;
+    const name = set.methods[method].name;
+    const chart = drawn("svg", { class: "chart curve", viewBox: "0 0 120 66", role: "img", "aria-label": `Insertion and deletion of ${image.id} by ${name}, n = 1` });
+    for (const level of [0, 50, 100]) {
+      const label = drawn("text", { x: 18, y: 60 - level / 2, "text-anchor": "end", style: "font-size:8px" });
+      label.textContent = level / 100;
+      chart.append(drawn("line", { class: "grid", x1: 21, x2: 118, y1: 57 - level / 2, y2: 57 - level / 2 }), label);
+    }
+    lines.forEach((line, k) => {
+      const points = line.map(([x, y]) => `${21 + 0.97 * x},${57 - y / 2}`).join(" ");
+      chart.append(drawn("polyline", { class: `line ${kinds[k] === "insertion" ? "one" : "two"}`, points, "stroke-width": 1.6 }));
+    });
+    return chart;
+  };
+
+  /* Every class that was explained of a picture: its findings (PICTURE#FINDING), or what the network says instead. */
+  const entriesOf = (set, image) => {
+    const picture = (each) => (set.several ? each.id.slice(0, each.id.lastIndexOf("#")) : each.id);
+    const own = set.images.filter((other) => picture(other) === picture(image));
+    return own.flatMap((one) => ((one.instead || []).some(Boolean)
+      ? [one, { ...one, maps: one.instead, explains: one.predicted, which: "prediction", scores: {}, curves: {} }] : [one]));
+  };
+
+  /* One image: every method, every class that was explained, curves, and every score. */
+  const compare = (set, image, state, closed) => {
     const dialog = make("dialog", { "aria-labelledby": "compared" });
     const title = make("h3", { id: "compared" }, outside(image.id));
     const close = make("button", { type: "button", onclick: () => dialog.close() });
     close.textContent = "Close";
-    const cards = make("ul", { class: "cards" });
-    set.methods.forEach((method, i) => {
-      const name = make("strong", {}, outside(method.name + (method.floor ? " (floor)" : "")));
-      cards.append(make("li", { class: "card" }, name, frame(image, i, method.name, state.colours)));
-    });
+    dialog.append(make("header", {}, make("div", {}, title, answer(image)), close));
+    const both = entriesOf(set, image);
+    for (const one of both) {
+      if (both.length > 1) dialog.append(make("h4", {}, ...explains(one, false)));
+      const cards = make("ul", { class: "cards" });
+      if (one.picture) cards.append(make("li", { class: "card plain" }, make("strong", {}, "the picture"), stack(one.picture, [], state.colours)));
+      set.methods.forEach((method, i) => {
+        const name = make("strong", {}, outside(method.name + (method.floor ? " (floor)" : "")));
+        if (one.maps[i] || one === image) cards.append(make("li", { class: "card" }, name, frame(one, i, method.name, state.colours), curve(set, one, i)));
+      });
+      dialog.append(cards);
+      if (Object.keys(one.scores).length) dialog.append(scoresOf(set, one));
+    }
+    const said = make("p", { class: "said" });
+    const alone = both.length === 1 && image.right === false ? `This run explains ${image.explains} only; with both_classes = true in its [run] it would explain ${image.predicted} too. ` : "";
+    const drew = Object.keys(image.curves || {}).length ? "Under each map: insertion (solid) and deletion (dashed) of this picture, probability over pixels shown or removed." : "";
+    said.textContent = alone + drew;
+    dialog.append(said);
+    dialog.style.setProperty("--heat", state.opacity);
+    dialog.addEventListener("close", () => { dialog.remove(); closed(); });
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+    document.body.append(dialog);
+    dialog.showModal();
+    return dialog;
+  };
+  const scoresOf = (set, image) => {
     const head = make("tr", {}, make("td"));
     set.methods.forEach((method) => head.append(make("th", { scope: "col" }, outside(method.name))));
     const body = make("tbody");
@@ -200,22 +263,27 @@ const heatproof = (() => {
       body.append(row);
     }
     const table = make("table", {}, make("thead", {}, head), body);
-    const region = make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": "Scores of this image" }, table);
-    dialog.append(make("header", {}, make("div", {}, title, answer(image)), close), cards, region);
-    dialog.style.setProperty("--heat", state.opacity);
-    dialog.addEventListener("close", () => dialog.remove());
-    document.body.append(dialog);
-    dialog.showModal();
+    return make("div", { class: "wide", role: "region", tabindex: "0", "aria-label": `Scores of this image, ${image.explains}` }, table);
+  };
+
+  /* What is chosen, as name=value behind the #; an anchor there has no "=". */
+  const inAddress = () => new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : "");
+  const toAddress = (chosen, push) => {
+    const text = new URLSearchParams(Object.entries(chosen).filter(([, value]) => value)).toString();
+    const address = text || location.hash.includes("=") ? location.href.split("#")[0] + (text && `#${text}`) : location.href;
+    if (address !== location.href) history[push ? "pushState" : "replaceState"](null, "", address);
   };
 
   const gallery = (root, set) => {
     const names = Object.keys(set.colours);
     const groups = Object.keys(set.groups);
     const metricOf = (name) => set.metrics.find((metric) => metric.name === name);
-    const state = {
+    const usual = {
       group: groups[0] || "all", method: Math.max(0, set.methods.findIndex((method) => !method.floor)),
-      colours: ramp(set.colours[names[0]]), opacity: 0.6, sort: "", answer: "all", label: "",
+      sort: "", answer: "all", label: "",
     };
+    const state = { ...usual, colours: ramp(set.colours[names[0]]), opacity: 0.6 };
+    let open = null; // the dialog of a picture
     const cards = make("ul", { class: "cards" });
     const said = make("p", { class: "said", role: "status" });
     const scale = make("canvas", { class: "scale", width: 256, height: 1, "aria-hidden": "true" });
@@ -237,14 +305,17 @@ const heatproof = (() => {
     const card = (image) => {
       const method = set.methods[state.method], id = make("div", { class: "id" }, outside(image.id));
       id.title = image.id;
-      const item = make("li", { class: "card" }, frame(image, state.method, method.name, state.colours), id, answer(image, method.floor));
+      const box = frame(image, state.method, method.name, state.colours);
+      box.classList.add("opens");
+      box.addEventListener("click", () => show(image));
+      const item = make("li", { class: "card" }, box, id, answer(image, method.floor));
       for (const name of new Set([state.sort || set.headline, set.headline])) {
         if (name && image.scores[name]) item.append(score(metricOf(name), image.scores[name][state.method]));
       }
       if (state.group === "disputed" && image.agreement != null) {
         item.append(score({ plain: "agreement of methods", up: true }, image.agreement));
       }
-      const button = make("button", { type: "button", onclick: () => compare(set, image, state) });
+      const button = make("button", { type: "button", onclick: () => show(image) });
       button.textContent = "Compare methods";
       button.setAttribute("aria-label", `Compare methods on ${image.id}`);
       item.append(button);
@@ -267,33 +338,78 @@ const heatproof = (() => {
       root.style.setProperty("--heat", state.opacity);
       seen.textContent = `${percent} %`;
     };
-    const redraw = (key) => (value) => { state[key] = key === "method" ? Number(value) : value; draw(); };
+    const redraw = (key) => (value) => { state[key] = key === "method" ? Number(value) : value; tell(); draw(); };
+
+    /* The address and the page say the same. */
+    const KEYS = { group: "show", method: "method", sort: "sort", answer: "answer", label: "class" };
+    const tell = (picture = "", push = false) => {
+      const chosen = Object.entries(KEYS).filter(([key]) => state[key] !== usual[key])
+        .map(([key, name]) => [name, key === "method" ? set.methods[state.method].name : state[key]]);
+      toAddress({ ...Object.fromEntries(chosen), picture }, push);
+    };
+    const show = (image, push = true) => {
+      if (open && open.image === image) return;
+      if (open) open.dialog.close();
+      if (push) tell(image.id, true);
+      const mine = { image };
+      mine.dialog = compare(set, image, state, () => {
+        if (open !== mine) return;
+        open = null;
+        if (inAddress().get("picture") === image.id) tell();
+      });
+      open = mine;
+    };
+    const possible = {
+      group: (value) => value === "all" || groups.includes(value), method: (value) => value >= 0, sort: (value) => Boolean(metricOf(value)),
+      answer: (value) => value === "right" || value === "wrong", label: (value) => set.images.some((image) => image.label === value),
+    };
+    const follow = () => {
+      const asked = inAddress(), before = JSON.stringify(Object.keys(usual).map((key) => state[key]));
+      for (const [key, name] of Object.entries(KEYS)) {
+        const text = asked.get(name), value = key === "method" && text != null ? set.methods.findIndex((method) => method.name === text) : text;
+        state[key] = text != null && possible[key](value) ? value : usual[key];
+      }
+      if (JSON.stringify(Object.keys(usual).map((key) => state[key])) !== before) { fillControls(); draw(); }
+      const image = set.images.find((each) => each.id === asked.get("picture"));
+      if (image) show(image, false);
+      else if (open) open.dialog.close();
+      return Boolean(image) || Object.values(KEYS).some((name) => asked.has(name));
+    };
+    const fillControls = () => {
+      controls.querySelectorAll("input[name=group]").forEach((input) => { input.checked = input.value === state.group; });
+      for (const [key, box] of Object.entries(boxes)) if (box) box.querySelector("select").value = state[key];
+    };
 
     const seen = make("output");
     const range = make("input", { type: "range", min: 0, max: 100, step: 5, value: 60, oninput: () => fade(Number(range.value)) });
     const labels = [...new Set(set.images.map((image) => image.label).filter(Boolean))].sort();
     const plain = (text) => ({ value: text, text });
+    const boxes = {
+      method: select("Method", set.methods.map((method, i) => (
+        { value: i, text: method.name + (method.floor ? " (floor)" : ""), selected: i === state.method })), redraw("method")),
+      sort: select("Sort by", [{ value: "", text: "order of the group" }, ...set.metrics.map((metric) => (
+        { value: metric.name, text: metric.plain.split(":")[0] + arrow(metric) }))], redraw("sort")),
+      answer: select("Answer", [{ value: "all", text: "right and wrong" }, plain("right"), plain("wrong")], redraw("answer")),
+      label: labels.length > 1 ? select("True class", [{ value: "", text: "all" }, ...labels.map(plain)], redraw("label")) : null,
+    };
     const controls = make("div", { class: "controls" },
       choices("Show", "group", [...groups.map((key, i) => ({ value: key, text: set.groups[key], selected: i === 0 })),
         { value: "all", text: "All", selected: !groups.length }], redraw("group")),
-      select("Method", set.methods.map((method, i) => (
-        { value: i, text: method.name + (method.floor ? " (floor)" : ""), selected: i === state.method })), redraw("method")),
-      select("Sort by", [{ value: "", text: "order of the group" }, ...set.metrics.map((metric) => (
-        { value: metric.name, text: metric.plain.split(":")[0] + arrow(metric) }))], redraw("sort")),
-      select("Answer", [{ value: "all", text: "right and wrong" }, plain("right"), plain("wrong")], redraw("answer")),
-      labels.length > 1 ? select("True class", [{ value: "", text: "all" }, ...labels.map(plain)], redraw("label")) : null,
+      ...Object.values(boxes),
       labelled("Heatmap opacity", range, make("div", { class: "range" }, range, seen)),
       select("Colours", names.map(plain), recolour), scale);
     root.append(controls, said, cards);
     fade(60);
     paintScale(scale, state.colours);
     draw();
+    window.addEventListener("hashchange", follow);
+    if (follow() && !open) root.scrollIntoView();
     return { state, draw, set };
   };
 
   /* A link into a fold opens it. */
   const unfold = () => {
-    const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const target = location.hash.length > 1 && !location.hash.includes("=") && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
     if (target) target.scrollIntoView();
   };

@@ -30,7 +30,7 @@ from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import localise
 from heatproof.metrics.specificity import DRAWS, STEPS, against_untrained, gains, under_random_weights
-from heatproof.models.model import Model, predicted
+from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import untrained_copy
 from heatproof.run.score import as_stored
@@ -136,7 +136,7 @@ def collect(
             if objects is not None:
                 tests[name, method] |= on_object(maps[name][method], objects[:IMAGES], masks)
     right = [
-        float((predicted(all_logits(m, images)) == pair.positive).float().mean()) for m, _ in twins.values()
+        float((m.predicted(all_logits(m, images)) == pair.positive).float().mean()) for m, _ in twins.values()
     ]
     planting = pair.planting
     return Collected(

@@ -103,7 +103,8 @@ def _curves(found: Contrast) -> Panels:
             Line("AUC", [(strength, score.auc) for strength, score in scored]),
             Line("seen", [(strength, score.seen) for strength, score in scored], "two"),
         ]
-        panels.append((method, LinePanel(f"{method} by strength", lines, ticks)))
+        n = max((score.n for _, score in scored), default=0)
+        panels.append((f"{method}, n = {n}", LinePanel(f"{method} by strength", lines, ticks)))
     return Panels(panels)
 
 

@@ -31,7 +31,8 @@ from heatproof.store import RunFolder
 from heatproof.studies.cscore.page import Candidate, usable
 from heatproof.studies.cscore.tables import as_value, average, better, change, class_gap, worst_class
 from heatproof.train.recipe import History
-from heatproof.verdict.alarms import Alarm, AucDifference, Thresholds, auc_difference, auc_falls, find_alarms
+from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
+from heatproof.verdict.auc import AucDifference, auc_difference, auc_falls
 from heatproof.verdict.epochs import epoch_flag
 from heatproof.verdict.follow import holm
 from heatproof.verdict.trajectory import CheckpointState, Trajectory

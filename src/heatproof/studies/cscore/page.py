@@ -19,7 +19,8 @@ from heatproof.store import RunFolder
 from heatproof.studies.cscore import tables
 from heatproof.studies.cscore.tables import best_auc
 from heatproof.train.recipe import History
-from heatproof.verdict.alarms import Alarm, auc_difference, find_alarms
+from heatproof.verdict.alarms import Alarm, find_alarms
+from heatproof.verdict.auc import auc_difference
 from heatproof.verdict.epochs import early_warning, epoch_flag, gradient_jumps
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 

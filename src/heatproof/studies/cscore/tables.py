@@ -15,7 +15,8 @@ from heatproof.report.tables import Cell, Column, Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.skeleton import mean_value
 from heatproof.train.recipe import Epoch, History
-from heatproof.verdict.alarms import Alarm, Thresholds, auc_difference
+from heatproof.verdict.alarms import Alarm, Thresholds
+from heatproof.verdict.auc import auc_difference
 from heatproof.verdict.epochs import epoch_flag, gradient_jumps, grown_layers, whole_norm
 from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
 

@@ -1,0 +1,26 @@
+"""What a network's answer is, head by head; see docs/heads.md."""
+
+from heatproof.models.heads.base import Columns, Head
+from heatproof.models.heads.classes import Multilabel, class_scores, predicted, probabilities
+from heatproof.models.heads.dense import Detection, Segmentation
+from heatproof.models.heads.find import HEADS, LastStep, chosen_head, named_head, read_first
+from heatproof.models.heads.values import Embedding, Function, Regression
+
+__all__ = [
+    "HEADS",
+    "Columns",
+    "Detection",
+    "Embedding",
+    "Function",
+    "Head",
+    "LastStep",
+    "Multilabel",
+    "Regression",
+    "Segmentation",
+    "chosen_head",
+    "class_scores",
+    "named_head",
+    "predicted",
+    "probabilities",
+    "read_first",
+]

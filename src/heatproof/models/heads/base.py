@@ -1,0 +1,149 @@
+"""A head: how what a network returns becomes a table "b k" of scalars, and what its columns mean.
+
+A target is a column. Everything behind the network (the shared pass, the queue, methods, metrics) works on
+the table and on one column number per image, whatever the network answers; a head says the rest:
+
+    table         the columns, out of a tensor, a tuple, a record or a list of boxes
+    logits        the same where a final softmax or sigmoid is undone
+    scores        "b": the explained scalar, whose gradient is taken
+    measured      "b": what methods and metrics measure that hide pixels: a probability where there is one
+    probabilities "b k", for gold lists, accuracy, AUC and all that needs one; refused where there is none
+    predicted     "b": the column that is explained where nobody names one
+    same          "b": whether two answers are the same prediction
+
+Facts of each head stand beside it: what it measures, what "the same prediction" means (see docs/heads.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+from torch import Tensor, nn
+
+from heatproof.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from heatproof.models.heads.find import LastStep
+
+
+class Columns(NamedTuple):
+    """Targets that are settled: column numbers, not classes."""
+
+    numbers: Tensor  # "b"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every head can do; subclasses say how. by_itself: found in the first pass, not told."""
+
+    name: ClassVar[str] = ""
+    chance: ClassVar[str] = ""  # what counts as a probability; "" where nothing does
+    same_if: ClassVar[str] = "the same class is the most likely one"
+    asks: ClassVar[bool] = False  # whether targets are places in the clean images (see dense.py)
+
+    by_itself: bool = False
+
+    @property
+    def meaning(self) -> str:
+        """The output in words, for those who should know what was assumed."""
+        raise NotImplementedError
+
+    def table(self, output: Any, count: int) -> Tensor:
+        """ "b k" in what the network returns for so many images."""
+        return rows_of(output, count)
+
+    def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
+        """This head, when the first pass has shown which function the network ends in."""
+        return self
+
+    def logits(self, table: Tensor) -> Tensor:
+        return table
+
+    def targets(self, columns: int) -> int:
+        """How many targets there are, of so many columns."""
+        return columns
+
+    def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """ "b": the column of each image's target."""
+        return logits.gather(1, targets[:, None])[:, 0]
+
+    def measured(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """ "b": probability of each image's target, or its value where there is no probability."""
+        if not self.chance:
+            return self.scores(logits, targets)
+        return self.probabilities(logits).gather(1, targets[:, None])[:, 0]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """ "b k"."""
+        raise self.refused("probabilities")
+
+    def predicted(self, logits: Tensor) -> Tensor:
+        """ "b": the column explained where none is named."""
+        return logits.argmax(1)
+
+    def labels(self, columns: Tensor) -> Tensor:
+        """ "b": the classes that columns are about, as people know them."""
+        return columns
+
+    def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
+        """ "b" bool: whether two tables of logits are the same prediction, where targets are explained."""
+        return self.predicted(before) == self.predicted(after)
+
+    def called(self, label: int) -> str:
+        """A class that has no name, in words."""
+        return f"class {label}"
+
+    @property
+    def of_logits(self) -> Head | None:
+        """How its logits are read by a network that hands them on; None where that is found by itself."""
+        return None
+
+    def unanswered(self, logits: Tensor) -> Tensor:
+        """ "b" bool: rows that are no answer, since they are no numbers."""
+        said = self.probabilities(logits) if self.chance else logits
+        return said.isnan().any(1)
+
+    def refused(self, what: str) -> InputError:
+        return InputError(
+            f"the network's head is {self.name!r}, which has no {what}; take a metric that needs none, "
+            "or name another head"
+        )
+
+
+def rows_of(output: Any, count: int) -> Tensor:
+    """ "b k", one row for each of the images, in what a classifier returns: a tensor, tuple or record."""
+    output = inside(output)
+    if isinstance(output, (tuple, list)) and output:
+        rows = [t for t in output if isinstance(t, Tensor) and t.ndim == 2 and t.is_floating_point()]
+        if others := [t for t in rows if t is not output[0]]:
+            shapes = " and ".join(str(tuple(t.shape)) for t in (output[0], *others) if isinstance(t, Tensor))
+            raise ModelError(
+                f"the model returns several tables {shapes}, each with a row per image, and only one can be "
+                "explained; wrap it to return the logits you mean"
+            )
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"the model returned {type(output).__name__}, not logits; wrap it to return a tensor"
+        )
+    shape = tuple(output.shape)
+    if output.ndim == 1:
+        output = output[:, None]
+    if output.ndim != 2:
+        raise ModelError(f"the model returned shape {shape}; a classifier returns 'b k' logits")
+    if len(output) != count:
+        raise ModelError(
+            f"the model returned shape {shape} for {count} image{'s' * (count != 1)}; "
+            "wrap it to return one row of logits per image"
+        )
+    if output.shape[1] == 0:
+        raise ModelError("the model returned no logits: it has 0 classes; build it with its num_classes")
+    return cast(Tensor, output)
+
+
+def inside(output: Any) -> Any:
+    """The logits of a record: Hugging Face's, or torchvision's {"out": ...}."""
+    if isinstance(output, dict):
+        output = output.get("logits", output.get("out", output))
+    return getattr(output, "logits", output)

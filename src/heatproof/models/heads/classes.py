@@ -1,0 +1,222 @@
+"""Heads of classifiers: one class of k, or several findings at once.
+
+    softmax           k logits                     probability: softmax
+    one logit         one logit z, of class 1      probability: sigmoid; class 0 is explained through -z
+    probabilities     k numbers that sum to 1      read as log p, whose softmax is p again
+    one probability   one number p, of class 1     read as log p / (1 - p), whose sigmoid is p again
+    multilabel        k logits, or k sigmoids of them, which are undone; probability: sigmoid of each
+
+The logits in front of a final softmax differ from log p by one number per image: probabilities, predictions
+and everything made of them are the same. A gradient is then that of log p.
+
+The prediction of a multilabel head is a set: the labels whose probability is at least their threshold, one
+for all labels or one each. Where one label has to be explained and none is named, it is the one that lies
+highest above its threshold, in log-odds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import InputError, ModelError
+from heatproof.models.function import is_function
+from heatproof.models.heads.base import Head
+
+if TYPE_CHECKING:
+    from heatproof.models.heads.find import LastStep
+
+ROUNDING = 1e-4
+LINEAR = ("linear", "conv2d", "matmul", "addmm", "mm", "bmm", "einsum")
+THRESHOLD = 0.5
+
+
+@dataclass(frozen=True)
+class OneOfMany(Head):
+    """One class is right: softmax over k, or one logit for two classes."""
+
+    name: ClassVar[str] = "softmax"
+    chance: ClassVar[str] = "softmax over the classes"
+
+    @property
+    def meaning(self) -> str:
+        return "logits, made probabilities by a softmax"
+
+    def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
+        squashed, step = in_unit_interval(table), last.of(table)
+        if table.shape[1] == 1:
+            kind = OneProbability if squashed and last.is_sigmoid(table) else OneLogit
+            return kind(self.by_itself)
+        rounding = max(ROUNDING, 2 * torch.finfo(table.dtype).eps)
+        one = squashed and bool((table.detach().sum(1, dtype=torch.float64) - 1).abs().max() <= rounding)
+        return (Probabilities if one and step not in LINEAR else Softmax)(self.by_itself)
+
+    def targets(self, columns: int) -> int:
+        return max(2, columns)
+
+    def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return class_scores(logits, targets)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return probabilities(logits)
+
+    def predicted(self, logits: Tensor) -> Tensor:
+        return predicted(logits)
+
+
+class Softmax(OneOfMany):
+    """k logits."""
+
+
+class OneLogit(OneOfMany):
+    """One logit, of class 1."""
+
+    name = "one logit"
+    chance = "sigmoid of the logit, and 1 less that"
+
+    def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
+        if (columns := table.shape[1]) != 1:
+            raise ModelError(f"the head is said to be one logit, but the network has {columns} outputs")
+        return super().settled(module, output, table, last)
+
+    @property
+    def meaning(self) -> str:
+        return "one logit, of class 1, made a probability by a sigmoid"
+
+
+class Probabilities(OneOfMany):
+    """k numbers that sum to 1."""
+
+    name = "probabilities"
+    chance = "the output itself"
+
+    @property
+    def meaning(self) -> str:
+        return "probabilities, explained through their logarithms"
+
+    def logits(self, table: Tensor) -> Tensor:
+        return table.clamp(min=torch.finfo(table.dtype).tiny).log()
+
+
+class OneProbability(OneLogit):
+    """One number between 0 and 1, of class 1."""
+
+    name = "one probability"
+    chance = "the output itself, and 1 less that"
+
+    def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
+        super().settled(module, output, table, last)
+        return self
+
+    @property
+    def meaning(self) -> str:
+        return "one probability, of class 1, explained through its logit"
+
+    def logits(self, table: Tensor) -> Tensor:
+        return undone_sigmoid(table)
+
+
+@dataclass(frozen=True)
+class Multilabel(Head):
+    """k findings, any number of which may be there.
+
+    Args:
+        thresholds: the least probability at which a label is predicted: one for all, or one each.
+        sigmoids: whether the network ends in them; found in its first pass.
+    """
+
+    name: ClassVar[str] = "multilabel"
+    chance: ClassVar[str] = "sigmoid of each label's logit"
+    same_if: ClassVar[str] = "the same labels are at or above their thresholds"
+
+    thresholds: float | tuple[float, ...] = THRESHOLD
+    sigmoids: bool = False
+
+    def __post_init__(self) -> None:
+        told: Any = self.thresholds
+        given = (told,) if isinstance(told, int | float) else tuple(map(float, told))
+        if not given or not all(0 < t < 1 for t in given):
+            raise InputError(
+                f"thresholds are probabilities between 0 and 1, one or one per label; got {self.thresholds}"
+            )
+        object.__setattr__(self, "thresholds", given[0] if len(given) == 1 else given)
+
+    @property
+    def meaning(self) -> str:
+        ends = "sigmoids, explained through their logits" if self.sigmoids else "logits, each with a sigmoid"
+        told = self.thresholds
+        limits = f"{told:g}" if isinstance(told, float | int) else ", ".join(f"{t:g}" for t in told)
+        return f"several labels at once: {ends}; a label is predicted from a probability of {limits} on"
+
+    def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
+        self.limits(table.shape[1])
+        squashed = last.is_sigmoid(table) or is_function(module)  # whose last step nobody sees
+        return replace(self, sigmoids=in_unit_interval(table) and squashed)
+
+    def logits(self, table: Tensor) -> Tensor:
+        return undone_sigmoid(table) if self.sigmoids else table
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid()
+
+    def limits(self, labels: int) -> tuple[float, ...]:
+        """Thresholds as probabilities, one for each label."""
+        if isinstance(self.thresholds, float | int):
+            return (float(self.thresholds),) * labels
+        if len(self.thresholds) != labels:
+            raise InputError(
+                f"there are {len(self.thresholds)} thresholds for {labels} labels; give one each"
+            )
+        return self.thresholds
+
+    def positive(self, logits: Tensor) -> Tensor:
+        """ "b k" bool: the prediction, labels whose probability is at least their threshold."""
+        return self.probabilities(logits) >= logits.new_tensor(self.limits(logits.shape[1]))
+
+    def predicted(self, logits: Tensor) -> Tensor:
+        if isinstance(self.thresholds, float | int):
+            return logits.argmax(1)
+        odds = [math.log(t / (1 - t)) for t in self.limits(logits.shape[1])]
+        return (logits - logits.new_tensor(odds)).argmax(1)
+
+    def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
+        return (self.positive(before) == self.positive(after)).all(1)
+
+    @property
+    def of_logits(self) -> Head:
+        return replace(self, by_itself=False, sigmoids=False)
+
+
+def in_unit_interval(table: Tensor) -> bool:
+    return bool(((table >= 0) & (table <= 1)).all())
+
+
+def undone_sigmoid(table: Tensor) -> Tensor:
+    limits = torch.finfo(table.dtype)
+    return table.clamp(limits.tiny, 1 - limits.eps / 2).logit()
+
+
+# Of one class in k, from its logits alone; for any head see the methods of a Model of the same names.
+
+
+def predicted(logits: Tensor) -> Tensor:
+    """ "b" predicted class; a one-logit model predicts class 1 where its logit is positive."""
+    return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """ "b k": softmax, or (1 - sigmoid, sigmoid) for a one-logit model."""
+    if logits.shape[1] == 1:
+        return torch.cat([(-logits).sigmoid(), logits.sigmoid()], dim=1)
+    return logits.softmax(1)
+
+
+def class_scores(logits: Tensor, targets: Tensor) -> Tensor:
+    """ "b" logit of each image's target; class 0 of a one-logit model is -z."""
+    if logits.shape[1] == 1:
+        return torch.where(targets == 1, logits[:, 0], -logits[:, 0])
+    return logits.gather(1, targets[:, None])[:, 0]

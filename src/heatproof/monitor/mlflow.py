@@ -1,0 +1,171 @@
+"""An evaluator for MLflow, and a verdict as tags of a registered model.
+
+    mlflow.models.evaluate(uri, data, targets="label", model_type="classifier", evaluators="heatproof",
+                           evaluator_config={"methods": ["gradcam"], "metrics": ["specificity"]})
+    tag_model("pneumonia", "3", "runs/first")
+
+The data are a table with one column of picture files, or rows of numbers with their `shape` in the config,
+such as (3, 64, 64). The config must name the methods, and may hold all other settings of hp.monitor.Monitor.
+The model is one that mlflow.pytorch logged. Where the config has no `out`, the run folder is not kept.
+
+Nothing but mlflow is imported before an evaluation, because MLflow loads evaluators at its own start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from heatproof.errors import InputError, need
+from heatproof.monitor.callbacks import callback
+
+if TYPE_CHECKING:
+    from heatproof.monitor.outcome import Report
+    from heatproof.types import Batch
+    from heatproof.verdict.answers import Verdict
+
+EXTRA, BASE = "trackers", "mlflow.models.evaluation.base"
+VERDICT = "heatproof/verdict.json"
+
+
+class EvaluatorHooks:
+    """Explains and judges a model that MLflow evaluates."""
+
+    name = "heatproof"
+
+    @classmethod
+    def can_evaluate(cls, *, model_type: Any, evaluator_config: Any, **_: Any) -> bool:
+        """Only where it is asked for: MLflow tries every evaluator that is installed."""
+        return model_type == "classifier" and "methods" in (evaluator_config or {})
+
+    def evaluate(
+        self,
+        *,
+        model_type: Any,
+        dataset: Any,
+        run_id: str,
+        evaluator_config: Any,
+        model: Any = None,
+        **_: Any,
+    ) -> Any:
+        report = _measured(_module(model), dataset, dict(evaluator_config), run_id)
+        client = need("mlflow", EXTRA).MlflowClient()
+        content, artifacts = report.verdict.as_json() if report.verdict else {}, {}
+        if report.verdict is not None:
+            for key, value in verdict_tags(report.verdict).items():
+                client.set_tag(run_id, key, value)
+            client.log_dict(run_id, content, VERDICT)
+            kept = need("mlflow.models.evaluation.artifacts", EXTRA).JsonEvaluationArtifact
+            uri = f"{client.get_run(run_id).info.artifact_uri}/{VERDICT}"
+            artifacts[VERDICT] = kept(uri=uri, content=content)
+        return need(BASE, EXTRA).EvaluationResult(
+            metrics=_metrics(report), artifacts=artifacts, run_id=run_id
+        )
+
+
+def verdict_tags(verdict: Verdict) -> dict[str, str]:
+    """What a list of models can be filtered by: tags.`heatproof.follows.gradcam` = 'yes'."""
+    from heatproof.monitor.trackers import mlflow_name
+
+    tags = {
+        "heatproof.headline": verdict.headline,
+        "heatproof.looks_there": verdict.network.looks_there,
+        "heatproof.checkpoint": verdict.checkpoint,
+        "heatproof.alarms": str(len(verdict.alarms)),
+    }
+    return tags | {f"heatproof.follows.{mlflow_name(one.method)}": one.follows for one in verdict.methods}
+
+
+def tag_model(name: str, version: str | int, run: str | Path | Verdict) -> dict[str, str]:
+    """Write the verdict on a run to a version in MLflow's model registry; the tags that were set.
+
+    Args:
+        name, version: of the registered model.
+        run: the folder of a run, or a verdict.
+    """
+    from heatproof.store import RunFolder
+    from heatproof.verdict.answers import Verdict
+    from heatproof.verdict.data import read_run
+    from heatproof.verdict.judge import judge
+
+    found = run if isinstance(run, Verdict) else judge(read_run(RunFolder.open(run)))
+    client, tags = need("mlflow", EXTRA).MlflowClient(), verdict_tags(found)
+    for key, value in tags.items():
+        client.set_model_version_tag(name, str(version), key, value)
+    return tags
+
+
+def _measured(module: Any, dataset: Any, config: dict[str, Any], run_id: str) -> Report:
+    """One step of a monitor over the data, sent to the run."""
+    from heatproof.monitor.trackers import MLflow
+    from heatproof.monitor.watch import Monitor
+
+    if not dataset.has_targets:
+        raise InputError("heatproof needs the class of each picture; give mlflow.evaluate targets")
+    shape, preprocess = config.pop("shape", None), config.pop("preprocess", None)
+    batch = _batch(dataset, shape, preprocess, module)
+    with TemporaryDirectory() as folder:
+        out = config.pop("out", None) or folder
+        monitor = Monitor([batch], out=out, loggers=[MLflow(run_id)], **config)
+        monitor.check(module)
+        report = monitor.step(module, len(monitor.trajectory) + 1)
+    if report is None or report.problem:
+        raise InputError(
+            f"the model could not be explained: {report.problem if report else 'nothing was due'}"
+        )
+    return report
+
+
+def _module(model: Any) -> Any:
+    from torch import fx, nn
+
+    raw = model.get_raw_model() if hasattr(model, "get_raw_model") else None
+    if not isinstance(raw, nn.Module):
+        raise InputError(
+            "heatproof explains PyTorch models; give mlflow.evaluate one that mlflow.pytorch logged"
+        )
+    if isinstance(raw, fx.GraphModule):
+        raise InputError(
+            "the model was logged as a traced graph, which has no layers to look at; log it with "
+            "mlflow.pytorch.log_model(..., serialization_format='pickle')"
+        )
+    return raw
+
+
+def _batch(dataset: Any, shape: Any, preprocess: Any, module: Any) -> Batch:
+    """The pictures as the model wants them, and their classes."""
+    import numpy as np
+    import torch
+
+    from heatproof.images import open_image
+    from heatproof.models import load_model
+    from heatproof.types import Batch
+
+    labels = torch.as_tensor(np.asarray(dataset.labels_data).astype(np.int64))
+    rows = dataset.features_data
+    if shape is not None:
+        pixels = torch.as_tensor(np.asarray(rows, dtype=np.float32)).reshape(-1, *shape)
+        return Batch(tuple(f"{i:06d}" for i in range(len(pixels))), pixels, labels)
+    files = np.asarray(rows).reshape(len(labels), -1)
+    if files.shape[1] != 1 or not all(isinstance(file, str) for file in files[:, 0]):
+        raise InputError(
+            "data are one column of picture files, or numbers with the shape of a picture in the config"
+        )
+    ready = preprocess or load_model(module).preprocess
+    return Batch(tuple(files[:, 0]), torch.stack([ready(open_image(file)) for file in files[:, 0]]), labels)
+
+
+def _metrics(report: Report) -> dict[str, float]:
+    """The report's numbers, and 1 or 0 for each method that follows the network or does not."""
+    from heatproof.monitor.trackers import mlflow_name
+
+    named = dict(report.scalars())
+    decided = [one for one in report.verdict.methods if one.follows != "undecided"] if report.verdict else []
+    named |= {f"heatproof/follows/{one.method}": float(one.follows == "yes") for one in decided}
+    return {mlflow_name(name): value for name, value in named.items()}
+
+
+__getattr__ = callback(
+    __name__, EvaluatorHooks, lambda: need(BASE, EXTRA).ModelEvaluator, called="HeatproofEvaluator"
+)

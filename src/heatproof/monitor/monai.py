@@ -1,0 +1,52 @@
+"""A monitor in MONAI, or in any ignite engine: train_handlers=[HeatproofHandler(monitor)] of a trainer.
+
+The network is the trainer's own, or what `model` picks from the engine where it has another name. The check
+runs before the first batch, a step after each epoch, counted from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from heatproof.errors import InputError, need
+from heatproof.monitor.together import AlarmRaised
+from heatproof.monitor.watch import Monitor
+
+EXTRA = "monai"
+
+
+class HeatproofHandler:
+    """Runs a monitor in an engine.
+
+    Args:
+        monitor: what it runs.
+        model: from the engine to its network; its attribute `network` where None.
+    """
+
+    def __init__(self, monitor: Monitor, model: Callable[[Any], Any] | None = None) -> None:
+        self._events = need("ignite.engine", EXTRA).Events
+        self.monitor, self.model = monitor, model
+
+    def attach(self, engine: Any) -> None:
+        """Called by MONAI with the trainer, or by you with an engine."""
+        engine.add_event_handler(self._events.STARTED, self._start)
+        engine.add_event_handler(self._events.EPOCH_COMPLETED, self._epoch)
+
+    def _start(self, engine: Any) -> None:
+        self.monitor.check(self._network(engine))
+
+    def _epoch(self, engine: Any) -> None:
+        try:
+            self.monitor.step(self._network(engine), engine.state.epoch)
+        except AlarmRaised:
+            engine.terminate()
+
+    def _network(self, engine: Any) -> Any:
+        if self.model is not None:
+            return self.model(engine)
+        if not hasattr(engine, "network"):
+            raise InputError(
+                "the engine has no network of its own; give HeatproofHandler(monitor, model=...)"
+            )
+        return engine.network

@@ -1,0 +1,93 @@
+"""A pytest plugin: what a run must hold, in the tests that a project already has.
+
+    def test_maps(heatproof_run):
+        assert heatproof_run.verdict.follows("gradcam")
+        assert heatproof_run.holds("cscore.pneumonia >= 0.5")
+
+The run is named by `pytest --heatproof-run FOLDER`, or by heatproof_run in pytest's settings, relative to
+their folder. Where neither names one, tests that ask for it are skipped; a folder that cannot be opened, or
+whose run is not complete, is an error. Nothing of heatproof's rooms is imported before a test asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from heatproof.surface import Run
+    from heatproof.verdict.answers import Claim, Verdict
+
+OPTION, KEY = "--heatproof-run", "heatproof_run"
+
+
+class CheckedRun:
+    """A complete run, to be held against what it must show.
+
+    Args:
+        run: what hp.open_run gave; ask it for scores and maps.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """That of the last checkpoint: `.follows(METHOD)`, `.looks_there(CLASS)`."""
+        return self.run.verdict()
+
+    def holds(self, *rules: str) -> Claim:
+        """Whether rules of the gate hold, written as `heatproof gate --help` says."""
+        from heatproof.verdict.answers import Claim
+        from heatproof.verdict.gate import check
+
+        results = check(self.run.folder, rules)[1:]  # that it is complete was asked before
+        broken = [result for result in results if not result.holds]
+        return Claim(not broken, "; ".join(result.sentence for result in broken or results))
+
+    def __repr__(self) -> str:
+        return f"CheckedRun({str(self.run.path)!r})"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("heatproof")
+    group.addoption(OPTION, metavar="FOLDER", help="the run folder that tests with heatproof_run are about")
+    parser.addini(KEY, f"the folder of {OPTION}, relative to this file")
+
+
+def pytest_report_header(config: pytest.Config) -> Sequence[str]:
+    return [f"heatproof run: {path}"] if (path := named_run(config)) else []
+
+
+def named_run(config: pytest.Config) -> Path | None:
+    """The folder that the command line names, else that of the settings."""
+    if given := config.getoption(OPTION):
+        return Path(config.invocation_params.dir, given)
+    if kept := config.getini(KEY):
+        return (config.inipath.parent if config.inipath else config.rootpath) / str(kept)
+    return None
+
+
+@pytest.fixture(scope="session")
+def heatproof_run(request: pytest.FixtureRequest) -> CheckedRun:
+    """The run named by --heatproof-run or in pytest's settings."""
+    path = named_run(request.config)
+    if path is None:
+        pytest.skip(f"no run is named; give pytest {OPTION} FOLDER, or set {KEY} in its settings")
+    from heatproof.errors import HeatproofError
+    from heatproof.surface import open_run
+    from heatproof.verdict.gate import whole
+    from heatproof.verdict.rules import MIN_USABLE
+
+    try:
+        run = open_run(path)
+        state = whole(run.folder, MIN_USABLE)
+    except HeatproofError as error:
+        pytest.fail(f"{path} cannot be opened: {error}", pytrace=False)
+    if not state.holds:
+        pytest.fail(f"{path} cannot be judged: {state.sentence}", pytrace=False)
+    return CheckedRun(run)

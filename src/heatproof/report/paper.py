@@ -1,0 +1,128 @@
+"""The report on paper: the same sections with everything unfolded, as a PDF with page numbers.
+
+Chromium prints it where there is one that can number pages; else a plain writer of heatproof's own does
+(plain_pdf.py), with the same content and simpler looks. Both read one HTML page that runs no script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from markupsafe import Markup
+
+from heatproof.disk import write_whole
+from heatproof.errors import StoreError
+from heatproof.report.front import draw_pictures, front_pictures
+from heatproof.report.gallery import GROUPS, choose, disagreement
+from heatproof.report.page import asset, policy, read_report
+from heatproof.report.paper_layout import plain_pdf
+from heatproof.report.pieces import Section, fill
+from heatproof.verdict.answers import Verdict
+from heatproof.verdict.data import RunData
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+NUMBERS_PAGES = 131  # the first Chromium that fills the margins of a page
+SECONDS = 180
+MOST, TILE = 12, 112  # pictures, and pixels of each
+MOST_METHODS = 8  # maps beside a picture
+
+
+def write_paper(
+    data: RunData,
+    verdict: Verdict,
+    path: str | Path,
+    more: Sequence[Section] = (),
+    chromium: str | None = "",
+) -> str:
+    """Write the PDF; what wrote it, in one sentence.
+
+    chromium: its program; "" looks for one, None does without.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    text = paper_html(data, verdict, more)
+    program = find_chromium() if chromium == "" else chromium
+    content = print_with(program, text) if program else None
+    said = f"printed by {Path(program).name}" if program and content else (
+        "written plainly, for no Chromium that numbers pages was found: install one for the page's own looks"
+    )  # fmt: skip
+    made = content or plain_pdf(text)
+    write_whole({path: lambda temporary: temporary.write_bytes(made)})
+    return said
+
+
+def paper_html(data: RunData, verdict: Verdict, more: Sequence[Section] = ()) -> str:
+    """The page that is printed: every fold open, pictures drawn, no script."""
+    page = read_report(data, verdict, paper_pictures(data), more, front_pictures(data, verdict))
+    page = replace(page, paper=True)
+    content = {
+        "this": page,
+        "policy": policy(""),
+        "style": Markup(asset("page.css")),
+        "images_setting": json.dumps(data.manifest.config.get("images", {}), ensure_ascii=False, default=str),
+        "printed": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+    return str(fill("paper", content)).replace("<details", "<details open")
+
+
+def paper_pictures(data: RunData) -> Section:
+    """The best, the worst and the most disputed pictures, each with every method's map."""
+    methods, groups = data.real[:MOST_METHODS], choose(data, disagreement(data), MOST)
+    shown = {GROUPS[key]: draw_pictures(data, places, methods, TILE) for key, places in groups.items()}
+    content = {
+        "groups": {title: pictures for title, pictures in shown.items() if pictures},
+        "headline": data.headline,
+        "methods": methods,
+        "left": len(data.real) - len(methods),
+    }
+    title = "Pictures: best, worst and most disputed"
+    if not content["groups"]:
+        return Section("paperpictures", title, missing="the run kept no pictures")
+    return Section("paperpictures", title, content)
+
+
+def find_chromium() -> str | None:
+    """The first Chromium on the path that numbers pages."""
+    for name in NAMES:
+        program = shutil.which(name)
+        if program and _version(program) >= NUMBERS_PAGES:
+            return program
+    return None
+
+
+def _version(program: str) -> int:
+    try:
+        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    found = re.search(r"(\d+)\.\d+", told)
+    return int(found[1]) if found else 0
+
+
+def print_with(program: str, text: str) -> bytes | None:
+    """The PDF of a page; None where the browser fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        page, pdf = Path(folder, "page.html"), Path(folder, "page.pdf")
+        page.write_text(text, encoding="utf-8", errors="replace")
+        command = [
+            program, "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+            "--no-pdf-header-footer", f"--user-data-dir={folder}/profile", f"--print-to-pdf={pdf}",
+        ]  # fmt: skip
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            command.append("--no-sandbox")  # Chromium refuses to start for root without it
+        try:
+            subprocess.run([*command, page.as_uri()], capture_output=True, timeout=SECONDS, check=True)
+            content = pdf.read_bytes()
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return content if content.startswith(b"%PDF") else None

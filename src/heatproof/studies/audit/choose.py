@@ -1,0 +1,226 @@
+"""What an audit computes, chosen by what network and pictures allow and by the time there is.
+
+The ladder, taken rung by rung; a rung that does not fit is left out, and later ones are still tried. So what
+goes first when time is short is what stands last here:
+
+    the first method, `random`, and the test that the verdict rests on, on 40 pictures (30 at least)
+    three more methods of one pass; floors; insertion and deletion
+    up to 100 pictures
+    further methods of one pass; randomisation, fragility
+    methods of many passes
+    up to 1,000 pictures
+
+Methods that the network refuses, and metrics that the pictures cannot feed, are left out with their reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from heatproof.errors import HeatproofError, InputError
+from heatproof.explain.api import with_enough
+from heatproof.explain.floors import is_floor
+from heatproof.run.metrics import read_metrics
+from heatproof.run.possible import Possible
+from heatproof.run.progress import spell
+from heatproof.run.study import Opened
+from heatproof.run.values import refuse_for_head
+from heatproof.studies.audit.prices import Lot, Prices
+from heatproof.verdict.follow import ENOUGH, voter
+
+FIRST = ("gradcam", "legrad", "gradient", "occlusion")  # the first of these that the network takes
+CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
+MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
+DEAR = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
+FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
+VOTE = (voter().name, "untrained")  # which share the maps under random weights
+CURVES = ("insertion(steps=20)", "deletion(steps=20)")
+FURTHER = (("randomisation(depths=3)",), ("fragility",))
+PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
+AT_EASE, SOME, MANY = 40, 100, 1000  # pictures: some of them decide nothing, so a few more than enough
+CORE_METHODS = 4
+MARGIN = 0.8  # of the time that is left: what is measured on two pictures is not exact
+ALMOST = 0.9
+REPORT = 5.0  # seconds
+FULL = "no time is left for it"
+
+
+class Choice(NamedTuple):
+    """One line of what was decided."""
+
+    what: str
+    taken: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a study gets, and every decision behind it."""
+
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]  # those without passes
+    pictures: int
+    lots: tuple[Lot, ...] = ()  # beside the vote
+    choices: tuple[Choice, ...] = ()
+    seconds: float = math.nan  # that it is expected to take
+
+    @property
+    def all_metrics(self) -> list[str]:
+        return [*VOTE, *(text for lot in self.lots for text in lot), *self.metrics]
+
+    def noting(self, what: str, taken: bool, why: str) -> Selection:
+        return replace(self, choices=(*self.choices, Choice(what, taken, why)))
+
+
+def in_minutes(count: float) -> str:
+    """
+    >>> in_minutes(1), in_minutes(2.5)
+    ('1 minute', '2.5 minutes')
+    """
+    return f"{count:g} minute{'s' * (count != 1)}"
+
+
+@dataclass
+class Ladder:
+    """Takes rungs while there is time. left: seconds at hand, asked again at every rung."""
+
+    opened: Opened
+    prices: Prices
+    classes: int  # of the network
+    left: Callable[[], float]
+    minutes: float
+    most: int = MANY  # pictures
+    labels: bool = True  # whether the network has the classes of the pictures
+
+    @property
+    def checkpoints(self) -> int:
+        return len(self.opened.checkpoints)
+
+    def seconds(self, one: Selection) -> float:
+        each = self.prices.picture(one.methods, one.lots)
+        return one.pictures * self.checkpoints * each
+
+    @property
+    def affordable(self) -> float:
+        return MARGIN * (self.left() - REPORT)
+
+    def full(self, one: Selection) -> bool:
+        """Whether there is not even time to try what a further rung costs."""
+        return self.seconds(one) > ALMOST * self.affordable
+
+    def climb(self, wanted: Sequence[str]) -> Selection:
+        """All rungs. wanted: methods that a person asked for, which are then the only ones."""
+        chosen = self._must(wanted)
+        if wanted:
+            chosen = self._methods(chosen, wanted[1:], "asked for", must=True)
+        else:
+            chosen = self._methods(chosen, CORE, "one pass per picture", CORE_METHODS)
+        chosen = self._methods(chosen, FLOORS, "a floor: it never looks at the network")
+        chosen = self._lot(chosen, CURVES)
+        chosen = self._pictures(chosen, SOME)
+        chosen = chosen if wanted else self._methods(chosen, MORE, "one pass per picture")
+        for lot in FURTHER:
+            chosen = self._lot(chosen, lot)
+        if not wanted:
+            chosen = self._methods(chosen, list(with_enough(DEAR).values()), "many passes per picture")
+        chosen = self._pictures(chosen, self.most)
+        chosen = self._told(chosen)
+        return replace(chosen, seconds=self.seconds(chosen))
+
+    def _must(self, wanted: Sequence[str]) -> Selection:
+        """What the verdict cannot do without; refused where there is no time for it."""
+        count = len(self.opened.source)
+        start = Selection((self.prices.first, "random"), (), min(count, AT_EASE, self.most))
+        free = list(self._passless())
+        start = replace(start, metrics=tuple(one.what for one in free if one.taken), choices=tuple(free))
+        least = min(start.pictures, ENOUGH)
+        needed = self.seconds(replace(start, pictures=least))
+        if needed > self.affordable:
+            enough = math.ceil((needed / MARGIN + REPORT + 60 * self.minutes - self.left()) / 60)
+            raise InputError(
+                f"{in_minutes(self.minutes)} is too short: {start.methods[0]} on {least} pictures"
+                f"{f' at {self.checkpoints} checkpoints' * (self.checkpoints > 1)} takes about "
+                f"{spell(needed)} here; allow {enough}, or take a smaller network or a faster device"
+            )
+        if self.seconds(start) > self.affordable:
+            start = replace(start, pictures=least)
+        start = start.noting(start.methods[0], True, "asked for" if wanted else "the usual first map")
+        start = start.noting("random", True, "the floor that the verdict holds maps against")
+        return start.noting(", ".join(VOTE), True, "the verdict rests on it: maps against their own shadows")
+
+    def _passless(self) -> Iterator[Choice]:
+        """Metrics that run no network, each with what stands against it."""
+        able = Possible(self.opened, self.classes, self.labels)
+        for text in PASSLESS:
+            why = able.why_not(text) or self._head_refuses(text)
+            yield Choice(text, not why, why or "costs no pass")
+
+    def _head_refuses(self, text: str) -> str:
+        """Why this kind of output cannot feed a metric, or ''."""
+        network = self.opened.model(self.opened.checkpoints[-1].name)
+        try:
+            refuse_for_head(read_metrics([text]), network.read)
+        except HeatproofError as error:
+            return str(error)
+        return ""
+
+    def _methods(
+        self, chosen: Selection, names: Sequence[str], why: str, most: int = 99, must: bool = False
+    ) -> Selection:
+        for method in names:
+            real = [m for m in chosen.methods if not is_floor(m)]
+            if method in chosen.methods or len(real) >= most:
+                continue
+            if not must and self.full(chosen):
+                chosen = chosen.noting(method, False, FULL)
+                continue
+            more = replace(chosen, methods=(*chosen.methods, method))
+            try:
+                cost = self.seconds(more)
+            except HeatproofError as error:
+                if must:
+                    raise
+                chosen = chosen.noting(method, False, str(error))
+                continue
+            if must or cost <= self.affordable:
+                chosen = more.noting(method, True, why)
+            else:
+                chosen = chosen.noting(method, False, self._short(cost - self.seconds(chosen)))
+        return chosen
+
+    def _lot(self, chosen: Selection, lot: Lot) -> Selection:
+        more, named = replace(chosen, lots=(*chosen.lots, lot)), ", ".join(lot)
+        if self.full(chosen):
+            return chosen.noting(named, False, FULL)
+        try:
+            cost = self.seconds(more)
+        except HeatproofError as error:
+            return chosen.noting(named, False, str(error))
+        if cost <= self.affordable:
+            return more.noting(named, True, "beside the verdict, as information")
+        return chosen.noting(named, False, self._short(cost - self.seconds(chosen)))
+
+    def _pictures(self, chosen: Selection, most: int) -> Selection:
+        """As many as there is time for."""
+        each = self.seconds(replace(chosen, pictures=1))
+        fits = int(self.affordable / each) if each else most
+        return replace(
+            chosen, pictures=max(chosen.pictures, min(len(self.opened.source), most, self.most, fits))
+        )
+
+    def _short(self, more: float) -> str:
+        return f"about {spell(more)} more, beyond {in_minutes(self.minutes)}"
+
+    def _told(self, chosen: Selection) -> Selection:
+        """How many pictures, and what so few of them cannot decide."""
+        total, n = len(self.opened.source), chosen.pictures
+        if n < ENOUGH:
+            why = f"the verdict needs {ENOUGH}, so it will say undecided; add pictures"
+        elif n < total:
+            why = "drawn from all, classes in proportion; more minutes take more of them"
+        else:
+            why = "all of them"
+        return chosen.noting(f"{n} of {total} pictures", True, why)

@@ -1,0 +1,111 @@
+"""What is seen of network and pictures before anything is chosen, and what it warns of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from heatproof.errors import CheckpointError, HeatproofError, InputError
+from heatproof.images import batches
+from heatproof.images.source import draw
+from heatproof.models.heads import Multilabel
+from heatproof.models.model import Model, predicted
+from heatproof.run.engine import settle
+from heatproof.run.study import Opened, check_classes, check_study, open_study
+from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
+from heatproof.studies.audit.settings import AuditSettings
+from heatproof.verdict.follow import voter
+
+FEW = 32  # pictures that the network is tried on
+KEYS = ("images: ", "model: ", "model.checkpoints: ", "model.layer: ")  # of a study that nobody wrote
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A study with nothing chosen yet, which passed every check."""
+
+    opened: Opened
+    classes: int  # of the network
+    head: str | None  # that it had to be told
+    notes: tuple[str, ...]
+    labels: bool = True  # whether the pictures' classes are the network's
+
+
+def look(settings: AuditSettings, tables: Mapping[str, Any], network: Model | None) -> Looked:
+    """Open everything; where the network has other classes than the pictures, do without labels."""
+    library, _, name = settings.model.partition(":")
+    if library in LIBRARIES_WITHOUT_WEIGHTS and name and not settings.checkpoint and not settings.pretrained:
+        raise CheckpointError(
+            f"{settings.model} has random weights, whose maps say nothing: name yours with --checkpoint "
+            "FILE, or take --pretrained to download the library's"
+        )
+    tries = [(None, settings.head), (None, Multilabel.name), ("predicted", settings.head)]
+    if settings.head or not tables["images"].get("options"):
+        del tries[1]  # one label each: the head is what it seems to be
+    why: HeatproofError | None = None
+    for targets, head in tries:
+        try:
+            opened = _checked(tables, targets, head, network)
+        except HeatproofError as error:
+            why = why or error
+            continue
+        if targets is None:
+            return Looked(opened, _classes(opened), head, tuple(_warnings(opened)))
+        note = f"labels are not used, predictions are explained: {_for_people(why).partition(';')[0]}"
+        return Looked(opened, _classes(opened), head, (note,), labels=False)
+    raise InputError(_for_people(why)) from why
+
+
+def _checked(
+    tables: Mapping[str, Any], targets: str | None, head: str | None, network: Model | None
+) -> Opened:
+    """With nothing but the test that the verdict rests on."""
+    run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
+    wanted = {"methods": ["random"], "metrics": [voter().name]}
+    opened = open_study({**wanted, **tables, "run": run, "model": model}, network)
+    settle(opened, None)
+    check_study(opened)
+    return opened
+
+
+def _classes(opened: Opened) -> int:
+    return check_classes(opened, opened.model(opened.checkpoints[-1].name))
+
+
+def _for_people(error: HeatproofError | None) -> str:
+    text = str(error)
+    for key in KEYS:
+        text = text.removeprefix(key)
+    return text
+
+
+def _warnings(opened: Opened) -> list[str]:
+    """What these labels cannot tell, or already tell."""
+    source = opened.source
+    used = {label for sample in source.samples for label in sample.stated}
+    if not source.labelled:
+        return ["the pictures have no labels: predictions are explained, and nobody knows which are right"]
+    if len(used) == 1:
+        name = source.classes[used.pop()]
+        return [
+            f"all pictures are of the class {name}: nobody knows whether the network tells it from others"
+        ]
+    right = _right(opened)
+    chance = 1 / len(source.classes)
+    if right is None or right / FEW > chance + 2 * math.sqrt(chance * (1 - chance) / FEW):
+        return []
+    return [f"of {FEW} pictures the network is right on {right}, hardly more than by guessing"]
+
+
+def _right(opened: Opened) -> int | None:
+    """How many of a few pictures the network is right on; None where that cannot be said."""
+    source, model = opened.source, opened.model(opened.checkpoints[-1].name)
+    if len(source) < FEW or any(sample.label is None for sample in source.samples):
+        return None
+    places = draw([sample.label for sample in source.samples], FEW, opened.study.run.seed)
+    batch = next(iter(batches(source, model.preprocess, FEW, places, opened.study.run.workers))).batch
+    if batch.labels is None or len(batch.ids) < FEW:
+        return None
+    return int((predicted(model.logits(batch.images)).cpu() == batch.labels.cpu()).sum())

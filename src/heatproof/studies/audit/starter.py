@@ -1,0 +1,97 @@
+"""A commented study for a folder of pictures: everything filled in that the pictures tell."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+from heatproof.disk import write_whole
+from heatproof.errors import InputError
+from heatproof.images import open_source
+from heatproof.images.guess import Guess, guess_source
+from heatproof.images.source import Source
+from heatproof.verdict.follow import ENOUGH, voter
+
+MODEL = "MODEL"  # what nobody but the user knows
+SHOWN = 6  # classes
+PARTS_OF_A_CODE = {"finder", "timing", "box"}
+
+
+def write_starter(pictures: Path, out: Path, model: str = "", checkpoint: str = "") -> tuple[Path, list[str]]:
+    """The file, and what was seen; never over one that is there."""
+    if out.exists():
+        raise InputError(f"{out} is there already; name another file with --out, or remove it")
+    if not out.parent.is_dir():
+        raise InputError(f"there is no folder {out.parent}; create it first")
+    found = guess_source(pictures)
+    source = open_source(found.kind, found.path, **found.options)
+    write_whole({out: starter(found, source, out.resolve().parent, model, checkpoint)})
+    return out, seen(found, source)
+
+
+def seen(found: Guess, source: Source) -> list[str]:
+    """What the pictures tell, a sentence each."""
+    told = [f"{found.path}: {found.seen}, {len(source):,} picture{'s' * (len(source) != 1)}"]
+    if source.labelled:
+        counts = Counter(label for sample in source.samples for label in sample.stated)
+        shown = [f"{source.classes[k]} ({n})" for k, n in sorted(counts.items())[:SHOWN]]
+        more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+        told.append(
+            f"{len(source.classes)} class{'es' * (len(source.classes) != 1)}: {', '.join(shown)}{more}"
+        )
+        if len(counts) == 1:
+            told.append("all pictures are of one class, so AUC is left out")
+    else:
+        told.append("no labels: put the pictures of each class into a folder of its own to have them")
+    if source.boxed or source.parts:
+        told.append(f"truth: {', '.join(filter(None, ('boxes' * source.boxed, *source.parts)))}")
+    if len(source) < ENOUGH:
+        told.append(f"the verdict needs {ENOUGH} pictures to decide; add {ENOUGH - len(source)} or more")
+    return told
+
+
+def starter(found: Guess, source: Source, folder: Path, model: str = "", checkpoint: str = "") -> str:
+    """The study as text."""
+    classes = {label for sample in source.samples for label in sample.stated}
+    metrics = [voter().name, "insertion(steps=20)", "deletion(steps=20)", "method_agreement"]
+    metrics += ["cscore", "accuracy", "recall"] if classes else []
+    metrics += ["auc"] if len(classes) > 1 else []
+    metrics += ["localise"] if source.boxed or source.parts else []
+    metrics += ["structure"] if {*source.parts} >= PARTS_OF_A_CODE else []
+    count = f"num_classes = {len(source.classes)}  " if source.labelled and not checkpoint else ""
+    path = Path(os.path.relpath(found.path.resolve(), folder)).as_posix()
+    lines = [
+        f"# {'; '.join(seen(found, source))}.",
+        "# Check it with: heatproof run THIS-FILE --dry-run      then run it without --dry-run.",
+        "",
+        "# Names as in `heatproof list methods`; random, edges and centre never look at the network.",
+        'methods = ["gradcam", "layercam", "hirescam", "gradient", "random", "edges", "centre"]',
+        f"# As in `heatproof list metrics`; the verdict rests on {voter().name}, the others are information.",
+        f"metrics = {json.dumps(metrics)}",
+        "",
+        "[model]",
+        "# torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, FILE.py:FUNCTION or lite0",
+        f"spec = {json.dumps(model or MODEL)}" + "  # <- fill in" * (not model),
+        '# Your weights; several, or a pattern such as "epochs/*.pt", for a whole training.',
+        f"checkpoints = {json.dumps(checkpoint)}"
+        if checkpoint
+        else '# checkpoints = "best.pt"  # <- fill in',
+        "# pretrained = true       instead: the library's own weights, which are downloaded",
+        f"# {count}where neither the weights nor the library say it" if count else '# layer = "layer4"',
+        *(['head = "multilabel"  # where the network returns logits'] if source.several else []),
+        "",
+        "[images]",
+        f"kind = {json.dumps(found.kind)}",
+        f"path = {json.dumps(path)}",
+        *(f"options.{key} = {json.dumps(value)}" for key, value in found.options.items()),
+        "# limit = 100             at most so many, classes in proportion",
+        '# options.class_names = ["a", "b"]    the classes in the order of the model, where it is not sorted',
+        "",
+        "[run]",
+        f"batch_size = {min(8, len(source))}            # pictures per unit: what Ctrl-C waits for",
+        f'# targets = "predicted"   explain the network\'s answer{" instead of the label" * bool(classes)}',
+        '# device = "cuda"         a GPU is taken where there is one',
+    ]
+    return "\n".join(lines) + "\n"

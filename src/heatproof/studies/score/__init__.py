@@ -1,0 +1,1 @@
+"""Maps that are there already, scored like our own."""

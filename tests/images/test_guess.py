@@ -1,0 +1,75 @@
+"""A path tells what kind of source it is, or in one sentence why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from heatproof.errors import InputError
+from heatproof.images import open_source
+from heatproof.images.guess import guess_source
+
+
+def draw(*files: Path) -> None:
+    for i, file in enumerate(files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 9, 3), i, np.uint8)).save(file)
+
+
+def test_folders_with_and_without_classes(tmp_path: Path) -> None:
+    draw(tmp_path / "a/cat/1.png", tmp_path / "a/dog/2.png", tmp_path / "b/1.png")
+    found = guess_source(tmp_path / "a")
+    assert (found.kind, found.path, found.seen) == ("folder", tmp_path / "a", "a folder for each class")
+    assert open_source(found.kind, found.path).classes == ("cat", "dog")
+    assert guess_source(tmp_path / "b").seen == "pictures without class folders"
+
+
+def test_of_folders_for_training_and_testing_those_for_testing(tmp_path: Path) -> None:
+    draw(
+        *(tmp_path / split / kind / "1.png" for split in ("train", "val", "Test") for kind in ("cat", "dog"))
+    )
+    found = guess_source(tmp_path)
+    assert found.path == tmp_path / "Test" and "beside those for training" in found.seen
+    draw(tmp_path / "owl" / "1.png")  # then these are classes
+    assert guess_source(tmp_path).path == tmp_path
+
+
+def test_lists_boxes_and_arrays(tmp_path: Path) -> None:
+    draw(tmp_path / "csv/1.png", tmp_path / "xml/1.png")
+    (tmp_path / "csv/list.csv").write_text("path,label\n1.png,cat\n")
+    (tmp_path / "csv/notes.csv").write_text("who,when\n")
+    (tmp_path / "xml/1.xml").write_text("<annotation/>")
+    np.savez(tmp_path / "set.npz", test_images=np.zeros((2, 8, 8), np.uint8))
+    assert guess_source(tmp_path / "csv")[:2] == ("csv", tmp_path / "csv/list.csv")
+    assert guess_source(tmp_path / "csv/list.csv").kind == "csv"
+    assert guess_source(tmp_path / "xml").kind == "imagenet"
+    assert guess_source(tmp_path / "set.npz").kind == "npz"
+
+
+def test_columns_of_nought_and_one_and_cells_of_several_names_are_findings(tmp_path: Path) -> None:
+    draw(tmp_path / "1.png", tmp_path / "2.png")
+    (tmp_path / "columns.csv").write_text("path,mass,nodule,age\n1.png,1,0,40\n2.png,0,1,50\n")
+    (tmp_path / "cells.csv").write_text("path,label\n1.png,mass|nodule\n2.png,\n")
+    found = guess_source(tmp_path / "columns.csv")
+    assert found.options == {"label_columns": ["mass", "nodule"]} and "2 findings each" in found.seen
+    assert open_source(found.kind, found.path, **found.options).samples[1].findings == (1,)
+    assert guess_source(tmp_path / "cells.csv").options == {"multilabel": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "there is no folder or file"),
+        ("empty", "there is no picture in"),
+        ("a.txt", "is one file"),
+    ],
+)
+def test_what_is_no_source_is_one_sentence(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(InputError, match=said) as told:
+        guess_source(tmp_path / name)
+    assert "\n" not in str(told.value) and ";" in str(told.value)

@@ -1,0 +1,211 @@
+"""Volumes, 16-bit and multi-channel pictures: read as they were measured, made ready for a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from heatproof.errors import InputError
+from heatproof.images import Preprocess, batches, open_source
+from heatproof.images.arrays import open_seen
+from heatproof.images.identity import Hashes, identify
+from heatproof.images.preprocess import to_tensor
+from heatproof.images.volumes import FILTERS, Raster, fractions, raster, resize_matrix
+
+SIZE = (6, 10, 8)
+READY = Preprocess(SIZE, SIZE, (0.0,), (1.0,))
+
+
+def plain(channels: int, size: tuple[int, ...], **others: object) -> Preprocess:
+    return Preprocess(size, size, (0.0,) * channels, (1.0,) * channels, **others)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(20, 31), (90, 77), (50, 120)])
+def test_a_picture_is_resized_as_pillow_does_it(name: str, size: tuple[int, int]) -> None:
+    grey = np.random.default_rng(0).integers(80, 176, (60, 50), dtype=np.uint8)  # a cubic overshoots
+    ready = Preprocess(size, size, (0.0,), (1.0,), name)
+    ours = ready(raster(grey, "hw"))
+    theirs = to_tensor(ready.crop(Image.fromarray(grey)))
+    assert (ours - theirs).abs().max() <= 1.01 / 255  # Pillow rounds to 8 bits after each axis
+
+
+def test_a_crop_and_what_lies_beyond_the_picture() -> None:
+    grey = np.random.default_rng(1).integers(1, 256, (40, 30), dtype=np.uint8)
+    ready = Preprocess((24, 50), 32, (0.0,), (1.0,))
+    ours, theirs = ready(raster(grey, "hw")), to_tensor(ready.crop(Image.fromarray(grey)))
+    assert (ours - theirs).abs().max() <= 1.01 / 255
+    assert (ours == 0).sum() == (theirs == 0).sum() > 0
+
+
+def test_nearest_takes_the_pixel_that_masks_take() -> None:
+    matrix = resize_matrix(7, 3, 0, 3, "nearest")
+    assert matrix.argmax(1).tolist() == [1, 3, 5] and matrix.sum() == 3
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_volume_that_is_constant_along_depth_becomes_its_slice(name: str) -> None:
+    values = np.random.default_rng(2).random((1, 17, 23), dtype=np.float32)
+    volume = np.repeat(values[:, None], 9, 1)
+    flat = plain(1, (10, 8), interpolation=name)(Raster(values))
+    deep = plain(1, (5, 10, 8), interpolation=name)(Raster(volume))
+    torch.testing.assert_close(deep, flat[:, None].expand(-1, 5, -1, -1), rtol=0, atol=1e-6)
+
+
+def test_window_and_level() -> None:
+    scan = Raster(np.array([[[-1000, -160, 40, 140, 240, 3000]]], np.int16))
+    assert fractions(scan, (40.0, 400.0)).tolist() == [[[0, 0, 0.5, 0.75, 1, 1]]]
+    assert fractions(scan, "range")[0, 0, [0, -1]].tolist() == [0, 1]
+    with pytest.raises(InputError, match=r"values run from -1000 to 3000; set preprocess.window"):
+        fractions(scan, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "bits", "white"),
+    [(np.uint8(255), None, 255), (np.uint16(4095), None, 4095), (np.uint16(4095), 16, 65535), (0.5, None, 1)],
+)
+def test_values_by_their_bits(values: float, bits: int | None, white: float) -> None:
+    found = fractions(Raster(np.full((1, 2, 2), values), bits), None)
+    assert found.dtype == np.float32 and found.max() == pytest.approx(float(values) / white)
+
+
+def test_boxes_and_masks_of_volumes() -> None:
+    mask = np.zeros((12, 20, 16), bool)
+    mask[4:8, 10:, :8] = True
+    carried = READY.carry_mask(mask, (16, 20, 12))
+    assert carried.shape == SIZE and carried[2:4, 5:, :4].all() and carried.sum() == 2 * 5 * 4
+    with pytest.raises(InputError, match="boxes are for pictures; mark the object of a volume by a mask"):
+        READY.carry_boxes([(0, 0, 1, 1)], (16, 20, 12))
+    with pytest.raises(InputError, match="it is a picture, but the model takes volumes"):
+        READY(raster(np.zeros((4, 4)), "hw"))
+    with pytest.raises(InputError, match="8-bit picture"):
+        plain(1, (4, 4), window=(0.0, 1.0))(Image.new("L", (4, 4)))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("npy", "a.npy"), ("npz", "a.npz"), ("tif", "a.tif")])
+def test_many_channels_from_files(tmp_path: Path, kind: str, name: str) -> None:
+    values = np.random.default_rng(3).integers(0, 65536, (9, 7, 5), dtype=np.uint16)
+    for folder in ("cat", "dog"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / name
+        if kind == "npy":
+            np.save(path, values)
+        elif kind == "npz":
+            np.savez(path, picture=values)
+        else:
+            import tifffile
+
+            tifffile.imwrite(path, values, photometric="minisblack", planarconfig="contig")
+    source = open_source("arrays", tmp_path, bits=16)
+    (loaded,) = batches(source, plain(5, (9, 7)))
+    assert not loaded.failures and loaded.batch.labels is not None and loaded.batch.labels.tolist() == [0, 1]
+    wanted = torch.from_numpy(values.astype(np.float32) / 65535).permute(2, 0, 1)
+    torch.testing.assert_close(loaded.batch.images[0], wanted, rtol=0, atol=1e-6)
+
+
+def test_sixteen_bits_stay_sixteen(tmp_path: Path) -> None:
+    grey = (np.arange(256, dtype=np.uint16) * 257 + 3).reshape(16, 16).clip(max=65535)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    (loaded,) = batches(open_source("arrays", tmp_path, bits=16), plain(1, (16, 16)))
+    assert loaded.batch.images.unique().numel() == 256
+    torch.testing.assert_close(loaded.batch.images[0, 0] * 65535, torch.from_numpy(grey.astype(np.float32)))
+
+
+def test_volumes_of_an_npz_file(tmp_path: Path) -> None:
+    volumes = np.random.default_rng(4).integers(0, 256, (3, 12, 20, 16), dtype=np.uint8)
+    np.savez(tmp_path / "set.npz", test_images=volumes, test_labels=np.array([[0], [1], [1]]))
+    (loaded,) = batches(open_source("npz", tmp_path / "set.npz", axes="dhw"), READY)
+    assert loaded.batch.images.shape == (3, 1, *SIZE)
+    halved = torch.from_numpy(volumes[0] / np.float32(255)).unfold(0, 2, 2).unfold(1, 2, 2).unfold(2, 2, 2)
+    # Pillow's filter is wider than the pixels it halves, so the mean of those is only near.
+    assert (loaded.batch.images[0, 0] - halved.mean((3, 4, 5))).abs().mean() < 0.1
+    with pytest.raises(InputError, match="set axes"):
+        open_source("npz", tmp_path / "set.npz")
+
+
+def test_nifti_is_turned_and_rescaled(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel", reason="install heatproof[volumes]")
+    values = np.arange(2 * 3 * 4, dtype=np.int16).reshape(2, 3, 4)
+    turned = np.diag([-1.0, 1.0, 1.0, 1.0])  # x runs to the left
+    image = nibabel.Nifti1Image(values, turned)
+    image.header.set_slope_inter(2.0, -100.0)
+    nibabel.save(image, tmp_path / "a.nii.gz")
+    stored = np.asarray(nibabel.load(tmp_path / "a.nii.gz").dataobj)
+    found = open_seen(tmp_path / "a.nii.gz", volume=True)
+    assert isinstance(found, Raster)
+    assert np.array_equal(found.values[0], stored[::-1])
+    (source,) = [open_source("nifti", tmp_path, order="zyx", canonical=False)]
+    other = source.open(0)
+    assert isinstance(other, Raster) and np.array_equal(other.values[0], stored.transpose(2, 1, 0))
+    (tmp_path / "a.nii.gz").write_bytes(b"no volume")
+    with pytest.raises(InputError, match=r"cannot read a.nii.gz: the file is damaged or no NIfTI"):
+        source.open(0)
+
+
+def write_slices(folder: Path, values: np.ndarray, order: list[int]) -> None:
+    import pydicom
+    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+
+    folder.mkdir(parents=True)
+    series = generate_uid()
+    for name, z in enumerate(order):
+        meta = FileMetaDataset()
+        meta.MediaStorageSOPClassUID, meta.TransferSyntaxUID = CTImageStorage, ExplicitVRLittleEndian
+        meta.MediaStorageSOPInstanceUID = generate_uid()
+        one = FileDataset(str(name), {}, file_meta=meta, preamble=b"\0" * 128)
+        one.SOPClassUID, one.SOPInstanceUID = CTImageStorage, meta.MediaStorageSOPInstanceUID
+        one.SeriesInstanceUID, one.Modality = series, "CT"
+        one.Rows, one.Columns = values.shape[1:]
+        one.ImagePositionPatient, one.ImageOrientationPatient = [0, 0, 2.5 * z], [1, 0, 0, 0, 1, 0]
+        one.BitsAllocated, one.BitsStored, one.HighBit, one.PixelRepresentation = 16, 16, 15, 1
+        one.SamplesPerPixel, one.PhotometricInterpretation = 1, "MONOCHROME2"
+        one.RescaleSlope, one.RescaleIntercept = 1, -1024
+        one.PixelData = (values[z] + 1024).astype("<i2").tobytes()
+        pydicom.dcmwrite(folder / f"{name}.dcm", one, enforce_file_format=True)
+
+
+def test_a_dicom_series_is_one_volume_in_hounsfield_units(tmp_path: Path) -> None:
+    pytest.importorskip("pydicom", reason="install heatproof[dicom]")
+    values = np.random.default_rng(5).integers(-1000, 2000, (4, 6, 5))
+    write_slices(tmp_path / "sick" / "patient-1", values, [2, 0, 3, 1])
+    write_slices(tmp_path / "well" / "patient-2", values[::-1].copy(), [0, 1, 2, 3])
+    source = open_source("dicom-series", tmp_path)
+    assert [s.id for s in source.samples] == ["sick/patient-1", "well/patient-2"]
+    assert source.classes == ("sick", "well") and [s.label for s in source.samples] == [0, 1]
+    found = source.open(0)
+    assert isinstance(found, Raster) and np.array_equal(found.values[0], values)
+    assert isinstance(open_seen(tmp_path / "sick" / "patient-1", volume=True), Raster)
+    before = identify(source, Hashes())
+    file = tmp_path / "sick" / "patient-1" / "0.dcm"
+    file.write_bytes(file.read_bytes()[:-2] + b"\1\1")
+    after = identify(open_source("dicom-series", tmp_path), Hashes())
+    assert before[0] != after[0] and before[1] == after[1]
+    ready = plain(1, (4, 6, 5), window=(40.0, 400.0))
+    (loaded,) = batches(open_source("dicom-series", tmp_path / "well"), ready)
+    wanted = np.clip((values[::-1] - 40) / 400 + 0.5, 0, 1)
+    torch.testing.assert_close(
+        loaded.batch.images[0, 0].numpy(), wanted.astype(np.float32), rtol=0, atol=1e-6
+    )
+
+
+def test_slices_of_two_series_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pydicom", reason="install heatproof[dicom]")
+    values = np.zeros((2, 3, 3), int)
+    write_slices(tmp_path / "a", values, [0, 1])
+    write_slices(tmp_path / "b", values, [0, 1])
+    (tmp_path / "b" / "0.dcm").rename(tmp_path / "a" / "other.dcm")
+    with pytest.raises(InputError, match="cannot read a: its slices are of 2 series; give each a folder"):
+        open_source("dicom-series", tmp_path).open(0)
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"), [("hwx", "axes names h and w"), ("hhw", "axes names h and w"), ("dhw", "names 3 axes")]
+)
+def test_axes_that_do_not_fit(axes: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        raster(np.zeros((4, 4)), axes)

@@ -1,0 +1,236 @@
+"""What holds for every head: each method and each metric gives numbers, or says in one sentence why not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import heatproof as hp
+from conftest import same, small_cnn, small_vit, state_of
+from heatproof.errors import HeatproofError, InputError
+from heatproof.metrics.kit import PerImage
+from heatproof.metrics.occlusion import part_occlusion
+from heatproof.metrics.scene import Gallery, Group, Scene
+from heatproof.models.asked import asked
+from heatproof.models.heads import HEADS
+from heatproof.models.model import Model
+from heatproof.registry import explainers, metrics
+from heatproof.run.measure import measure
+from heatproof.types import Batch, Truth
+
+SIDE = 16
+LITTLE = {"samples": 6, "masks": 6, "steps": 4, "channels": 4, "segment_count": 9}  # work, of methods
+
+
+def cheap_call(name: str) -> str:
+    options = [f"{k}={v}" for k, v in LITTLE.items() if k in explainers.get(name).options]
+    return f"{name}({', '.join(options)})" if options else name
+
+
+CLASSES = 3
+
+
+class Pixels(nn.Module):
+    """A class for each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_cnn()[:9]
+        self.end = nn.Conv2d(16, CLASSES, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        grown = nn.functional.interpolate(self.end(self.body(x)), x.shape[-2:], mode="bilinear")
+        return {"out": 5 * grown}
+
+
+class Boxes(nn.Module):
+    """A box in each of 4 x 4 cells, as torchvision's detectors give them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_cnn()[:9]
+        self.end = nn.Conv2d(16, CLASSES, 1)
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+        chances = (5 * self.end(self.body(x))).sigmoid()
+        cell = x.shape[-1] / chances.shape[-1]
+        rows, columns = torch.meshgrid(*[torch.arange(n) for n in chances.shape[-2:]], indexing="ij")
+        low = cell * torch.stack([columns, rows], -1).flatten(0, 1)
+        boxes = torch.cat([low, low + cell], 1).to(x)
+        return [
+            {"boxes": boxes, "scores": one.flatten(1).amax(0), "labels": one.flatten(1).argmax(0)}
+            for one in chances
+        ]
+
+
+def first_logit(output: Tensor) -> Tensor:
+    return output[:, 0]
+
+
+def class_like(end: Callable[[nn.Module], nn.Module], classes: int = CLASSES) -> Callable[[bool], nn.Module]:
+    return lambda vit: end((small_vit if vit else small_cnn)(classes)).eval()
+
+
+def dense(make: Callable[[], nn.Module]) -> Callable[[bool], nn.Module]:
+    def network(_vit: bool) -> nn.Module:
+        torch.manual_seed(0)
+        return make().eval()
+
+    return network
+
+
+REFERENCES = torch.randn(2, CLASSES, generator=torch.Generator().manual_seed(0))
+NETWORKS: dict[str, tuple[Callable[[bool], nn.Module], dict[str, Any], Any]] = {
+    "softmax": (class_like(lambda net: net), {}, None),
+    "one logit": (class_like(lambda net: net, 1), {}, None),
+    "probabilities": (class_like(lambda net: nn.Sequential(net, nn.Softmax(1))), {}, None),
+    "one probability": (class_like(lambda net: nn.Sequential(net, nn.Sigmoid()), 1), {}, None),
+    "multilabel": (class_like(lambda net: nn.Sequential(net, nn.Sigmoid())), {}, None),
+    "regression": (class_like(lambda net: net, 1), {"head": "regression", "tolerance": 1e9}, None),
+    "segmentation": (dense(Pixels), {}, None),
+    "detection": (dense(Boxes), {}, None),
+    "embedding": (class_like(lambda net: net), {"head": "embedding", "references": REFERENCES}, None),
+    "callable": (class_like(lambda net: net), {}, first_logit),
+}
+
+
+def images(count: int = 4) -> Tensor:
+    return torch.randn(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+
+
+def network(head: str, vit: bool = False) -> tuple[Model, Any]:
+    """A Model with that head, and what it is asked."""
+    make, options, targets = NETWORKS[head]
+    small = hp.images.Preprocess((SIDE, SIDE), SIDE)
+    return hp.load_model(make(vit), preprocess=small, **options), targets
+
+
+def test_every_head_has_a_network_here() -> None:
+    assert set(NETWORKS) == {*HEADS, "callable"}
+
+
+@pytest.mark.parametrize("head", NETWORKS)
+def test_every_method_explains_every_head_or_refuses_in_one_sentence(head: str) -> None:
+    refused = {}
+    for entry in explainers:
+        vit = entry.only == "transformer" and head not in ("segmentation", "detection")
+        model, targets = network(head, vit)
+        before, call = state_of(model.module), cheap_call(entry.name)
+        try:
+            maps = hp.explain(model, images(2), [call], targets)[call]
+        except HeatproofError as error:
+            assert "\n" not in str(error), entry.name
+            refused[entry.name] = str(error)
+        else:
+            assert torch.isfinite(maps.values).all() and len(maps) == 2, entry.name
+            assert maps.explained.shape == (2,)
+        assert same(before, state_of(model.module)), entry.name
+        model.logits(images(1))
+        assert model.head == (head if head != "callable" else "softmax")
+    assert set(refused) <= {"attnlrp", "legrad", "rollout"}, refused
+    assert not refused or head in ("segmentation", "detection")
+
+
+def truth(count: int) -> Truth:
+    box, mask = (2.0, 2.0, 10.0, 10.0), torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
+    mask[:, 2:10, 2:10] = True
+    return Truth(((box,),) * count, dict.fromkeys(("finder", "timing", "box"), mask))
+
+
+CHEAP = {
+    "insertion": "steps=4", "deletion": "steps=4", "specificity": "draws=1, steps=2",
+    "randomisation": "depths=2", "adversarial_fragility": "steps=2", "fragility": "draws=1",
+}  # fmt: skip
+READS_A_HEAD = {"model", "probabilities"}
+OF_IMAGES = [
+    m.name for m in metrics if m.level == "image" and not m.not_in_a_run and "severities" not in m.needs
+]
+OF_CHANCES = [m.name for m in metrics if "probabilities" in m.needs]
+OF_MOSAICS = [m.name for m in metrics if m.level == "checkpoint" and "model" in m.needs]
+CHANCE = {"regression", "embedding", "callable"}  # heads that have none
+
+
+def test_every_metric_that_reads_a_head_is_tried_here() -> None:
+    reads = {m.name for m in metrics if READS_A_HEAD & set(m.needs)}
+    assert reads <= {*OF_IMAGES, *OF_CHANCES, *OF_MOSAICS, "occlusion_drop"}
+
+
+def every_number(scores: PerImage, where: str) -> None:
+    """Finite, or NaN with a reason."""
+    for part, values in scores.items():
+        for value, reason in zip(values.tolist(), scores.reasons(part), strict=True):
+            assert math.isfinite(value) or (math.isnan(value) and reason), (where, part, value, reason)
+
+
+@pytest.mark.parametrize("head", NETWORKS)
+def test_every_metric_of_images_gives_numbers_or_reasons(head: str) -> None:
+    model, targets = network(head)
+    shown = images()
+    model, columns = asked(model, shown, targets)
+    maps = {name: hp.explain(model, shown, name, columns)[name] for name in ("gradcam", "gradient")}
+    explained = maps["gradcam"].explained
+    scene = Scene(model, Batch(tuple("abcd"), shown, explained, truth(4)), maps, explained)
+    calls = [f"{name}({CHEAP[name]})" if name in CHEAP else name for name in OF_IMAGES]
+    for request, method, scores in measure(calls, scene).found:
+        every_number(scores, f"{request.text} of {method}")
+    every_number(part_occlusion(truth(4).masks["box"], columns, model=model, images=shown), "occlusion_drop")
+
+
+@pytest.mark.parametrize("head", NETWORKS)
+@pytest.mark.parametrize("name", OF_CHANCES)
+def test_what_needs_probabilities_gives_numbers_or_names_the_head(head: str, name: str) -> None:
+    model, targets = network(head)
+    if targets is not None:
+        model, _ = asked(model, images(), targets)
+    entry, logits = metrics.get(name), model.logits(images())
+    assert entry.call is not None
+    if head in CHANCE:
+        with pytest.raises(InputError, match=f"head is '{head}', which has no probabilities"):
+            model.probabilities(logits)
+        return
+    chances = model.probabilities(logits).double()
+    assert ((chances >= 0) & (chances <= 1)).all()
+    y = torch.arange(4) % model.read.targets(logits.shape[1])
+    if head == "multilabel" and name != "cscore":  # which gets the maps of one label after the other
+        y = torch.nn.functional.one_hot(y, chances.shape[1]).bool()
+    maps = hp.explain(model, images(), "gradcam", 0)["gradcam"]
+    group = Group(maps, y, chances, 0)
+    assert entry.call(entry.function, group, {}) is not None
+
+
+@torch.no_grad()
+def centre(net: nn.Module, shown: Tensor) -> None:
+    """Move the last bias so that not all pictures are of one class."""
+    last = [part for part in net.modules() if isinstance(part, (nn.Linear, nn.Conv2d))][-1]
+    seen: list[Tensor] = []
+    with last.register_forward_hook(lambda _m, _i, output: seen.append(output)):
+        net(shown)
+    assert last.bias is not None
+    last.bias -= seen[0].mean([axis for axis in range(seen[0].ndim) if axis != 1])
+
+
+@pytest.mark.parametrize("head", NETWORKS)
+@pytest.mark.parametrize("name", OF_MOSAICS)
+def test_mosaics_give_numbers_or_a_sentence(head: str, name: str) -> None:
+    model, targets = network(head)
+    if targets is not None:
+        model, _ = asked(model, images(), targets)
+    entry = metrics.get(name)
+    pictures = Batch(tuple("abcdefgh"), images(8))
+    centre(model.module, pictures.images)
+    gallery = Gallery(model, ("gradcam",), lambda _: pictures, None, {"seed": 0})
+    assert entry.call is not None
+    try:
+        found = entry.call(entry.function, gallery, {"confident": 0.0})
+    except HeatproofError as error:
+        assert "\n" not in str(error)
+        assert head in CHANCE or head == "detection", error
+        assert head == "detection" or f"head is '{head}'" in str(error)
+    else:
+        assert head not in CHANCE
+        every_number(found["gradcam"], name)

@@ -1,0 +1,285 @@
+"""What is explained: a class, a class in a region, a box, a value, a similarity, a function of the output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import heatproof as hp
+from conftest import small_cnn
+from heatproof.errors import HeatproofError
+from heatproof.models.asked import asked
+from heatproof.models.heads import Detection, Embedding, Regression, Segmentation
+from heatproof.models.heads.dense import box_overlap
+from heatproof.models.random_weights import untrained_copy
+
+SIDE = 16
+
+
+def images(count: int = 3) -> Tensor:
+    return torch.randn(count, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+
+
+def gradient_of(score: Any, shown: Tensor) -> Tensor:
+    """ "b H W", by hand: the sum over channels of the gradient's size."""
+    inputs = shown.clone().requires_grad_()
+    (found,) = torch.autograd.grad(score(inputs).sum(), inputs)
+    return found.abs().sum(1)
+
+
+def pixels() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 3, 3, padding=1)).eval()
+
+
+# --- functions of the output --------------------------------------------------------------------------------
+
+
+def test_a_function_of_the_output_is_explained_as_it_is() -> None:
+    net = small_cnn(4).eval()
+
+    def gap(output: Tensor) -> Tensor:
+        return output[:, 2] - output[:, 0]
+
+    found = hp.explain(net, images(), "gradient", gap)["gradient"]
+    torch.testing.assert_close(
+        found.values, gradient_of(lambda x: gap(net(x)), images()), rtol=1e-4, atol=1e-6
+    )
+    both = hp.explain(net, images(), ["gradcam", "rise(masks=4)"], gap)
+    assert torch.isfinite(both["rise(masks=4)"].values).all()
+    scores = hp.metrics.insertion_deletion(both["gradcam"], gap, model=net, images=images(), steps=4)
+    ends = scores.insertion[:, [0, -1]]
+    assert ((ends == torch.tensor([0.0, 1.0])).all(1) | ends.isnan().all(1)).all()
+
+
+@pytest.mark.parametrize("wrong", [lambda z: z, lambda z: z.mean(), lambda z: 1.0])
+def test_a_function_that_gives_no_number_per_image_is_one_sentence(wrong: Any) -> None:
+    with pytest.raises(HeatproofError, match=r"one number per image, shape \(3,\)"):
+        hp.explain(small_cnn(4).eval(), images(), "gradient", wrong)
+
+
+# --- values -------------------------------------------------------------------------------------------------
+
+
+def test_a_value_and_minus_the_value() -> None:
+    net = small_cnn(2).eval()
+    model = hp.load_model(net, head="regression")
+    up, down = (hp.explain(model, images(), "gradient-x-input", t)["gradient-x-input"] for t in (1, 3))
+    torch.testing.assert_close(up.signed, -down.signed)
+    logits = model.logits(images())
+    torch.testing.assert_close(logits, torch.cat([net(images()), -net(images())], 1).detach())
+    with pytest.raises(HeatproofError, match="out of range"):
+        hp.explain(model, images(), "gradient", 4)
+
+
+def test_curves_of_a_value_are_shares_of_what_the_picture_has_above_its_baseline() -> None:
+    class Bright(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((1, 3, SIDE, SIDE), 7.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight).sum((1, 2, 3))[:, None] + 100
+
+    shown = torch.zeros(2, 3, SIDE, SIDE)
+    shown[0, :, :8] = 1.0  # brighter than black, the other is black itself
+    maps = shown.sum(1) + torch.linspace(0, 1e-3, SIDE * SIDE).view(SIDE, SIDE)
+    model = hp.load_model(Bright(), head="regression", preprocess=hp.images.Preprocess((SIDE, SIDE), SIDE))
+    black = -torch.tensor(model.preprocess.mean) / torch.tensor(model.preprocess.std)
+    shown = shown + black[:, None, None]
+    found = hp.metrics.insertion_deletion(maps, model=model, images=shown, steps=2, baseline="black")
+    torch.testing.assert_close(found.insertion[0], torch.tensor([0.0, 1.0, 1.0]))
+    torch.testing.assert_close(found.deletion[0], torch.tensor([1.0, 0.0, 0.0]), atol=1e-5, rtol=0)
+    assert found.insertion[1].isnan().all()
+    assert "the head is 'regression'" in found.scores.reasons("insertion")[1]
+
+
+def test_a_value_is_the_same_prediction_within_its_tolerance() -> None:
+    before, after = torch.tensor([[1.0, -1.0]] * 3), torch.tensor([[1.05, -1.05], [1.2, -1.2], [0.95, -0.95]])
+    assert Regression(tolerance=0.1).same(before, after, torch.zeros(3, dtype=torch.long)).tolist() == [
+        True, False, True,
+    ]  # fmt: skip
+
+
+# --- embeddings ---------------------------------------------------------------------------------------------
+
+
+def test_similarity_to_prototypes_and_to_a_file_of_them(tmp_path: Path) -> None:
+    net = small_cnn(6).eval()
+    prototypes = hp.load_model(net).embeddings(images(4)).view(2, 2, 6).mean(1)
+    np.save(tmp_path / "prototypes.npy", prototypes.numpy())
+    model = hp.load_model(net, head="embedding", references=prototypes)
+    again = hp.load_model(net, references=tmp_path / "prototypes.npy")
+    expected = nn.functional.cosine_similarity(net(images())[:, None], prototypes, dim=2).detach()
+    torch.testing.assert_close(model.logits(images()), expected)
+    assert torch.equal(again.logits(images()), model.logits(images()))
+    found = hp.explain(model, images(), "gradient")["gradient"]
+    assert torch.equal(found.explained, expected.argmax(1))
+
+    def near(x: Tensor) -> Tensor:
+        return nn.functional.cosine_similarity(net(x), prototypes[1], dim=1)
+
+    values = hp.explain(model, images(), "gradient", 1)["gradient"].values
+    torch.testing.assert_close(values, gradient_of(near, images()), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"head": "embedding"}, "give load_model references"),
+        ({"references": torch.ones(2, 5)}, "references have 5 numbers, the network's vectors 6"),
+        ({"references": "nowhere.npy"}, "cannot read the references in nowhere.npy"),
+        ({"references": torch.ones(6)}, "references are vectors 't d'"),
+        ({"head": "regression", "references": torch.ones(2, 6)}, "'regression' has no references"),
+        ({"head": "regression", "tolerance": -1.0}, "a tolerance is a number from 0 on"),
+    ],
+)
+def test_references_that_do_not_fit_are_one_sentence(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(HeatproofError, match=words) as caught:
+        hp.load_model(small_cnn(6).eval(), **options).logits(images())
+    assert "\n" not in str(caught.value)
+
+
+# --- segmentation -------------------------------------------------------------------------------------------
+
+
+def test_a_class_in_a_region_is_the_sum_of_its_logits_there() -> None:
+    net = pixels()
+    mask = torch.zeros(SIDE, SIDE, dtype=torch.bool)
+    mask[3:7, 2:12] = True
+    found = hp.explain(net, images(), "gradient", (2, mask))["gradient"]
+    expected = gradient_of(lambda x: (net(x)[:, 2] * mask).sum((1, 2)), images())
+    torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-6)
+    assert found.explained.tolist() == [2, 2, 2]
+    each = torch.stack([mask, ~mask, mask.T])
+    found = hp.explain(net, images(), "gradient", ([2, 0, 1], each))["gradient"]
+    rows = torch.arange(3)
+    expected = gradient_of(lambda x: (net(x)[rows, [2, 0, 1]] * each).sum((1, 2)), images())
+    torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_region_it_is_where_the_clean_image_shows_the_class() -> None:
+    net = pixels()
+    shown = net(images()).argmax(1).detach()
+    found = hp.explain(net, images(), "gradient", 1)["gradient"]
+    expected = gradient_of(lambda x: (net(x)[:, 1] * (shown == 1)).sum((1, 2)), images())
+    torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-6)
+    model, columns = asked(hp.load_model(net), images(), None)
+    own = columns.numbers
+    assert isinstance(model.reader, Segmentation)
+    most = [int((one[one > 0] if (one > 0).any() else one).mode().values) for one in shown.flatten(1)]
+    assert model.read.labels(own).tolist() == most
+
+
+def test_the_region_stays_when_images_and_weights_change() -> None:
+    model, columns = asked(hp.load_model(pixels()), images(), 1)
+    regions = model.reader.regions  # type: ignore[union-attr]
+    stranger = untrained_copy(model, images(), 0)
+    assert asked(stranger, images() + 1, 1)[0].reader.regions is stranger.reader.regions  # type: ignore[union-attr]
+    assert torch.equal(stranger.reader.regions, regions)  # type: ignore[union-attr]
+    assert torch.equal(asked(model, images() * 2, None)[1].numbers, columns.numbers)
+
+
+def test_the_probability_in_a_region_is_the_softmax_of_its_mean_logits() -> None:
+    net = pixels()
+    model, columns = asked(hp.load_model(net), images(), (0, torch.ones(SIDE, SIDE)))
+    expected = net(images()).mean((2, 3)).softmax(1)[:, 0].detach()
+    torch.testing.assert_close(model.measured(model.logits(images()), columns.numbers), expected)
+
+
+@pytest.mark.parametrize(
+    ("end", "undone"), [(nn.Sigmoid(), torch.logit), (nn.Softmax(1), torch.log), (nn.Identity(), lambda z: z)]
+)
+def test_a_function_at_the_end_of_a_segmentation_is_undone(end: nn.Module, undone: Any) -> None:
+    net = nn.Sequential(*pixels(), end).eval()
+    model = hp.load_model(net)
+    torch.testing.assert_close(model.logits(images()), undone(net(images())).mean((2, 3)).detach())
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ((1, torch.ones(5, 4, 4)), "a region is a mask 'H W' or one for each of 3 images"),
+        ((1.5, torch.ones(SIDE, SIDE)), "targets are class numbers"),
+        (7, "target 7 is out of range"),
+        ([1, 2], "3 images need one target or 3"),
+        (-1, "no class; they begin at 0"),
+    ],
+)
+def test_places_that_are_not_there_are_one_sentence(targets: Any, words: str) -> None:
+    with pytest.raises(HeatproofError, match=words):
+        hp.explain(pixels(), images(), "gradient", targets)
+
+
+def test_a_region_is_no_target_of_a_classifier() -> None:
+    with pytest.raises(HeatproofError, match=r"for segmentation and detection.*'softmax'"):
+        hp.explain(small_cnn(3).eval(), images(), "gradient", (1, torch.ones(SIDE, SIDE)))
+    assert hp.explain(small_cnn(9).eval(), images(2), "gradient", (3, 4))["gradient"].explained.tolist() == [
+        3,
+        4,
+    ]
+
+
+# --- detection ----------------------------------------------------------------------------------------------
+
+
+class TwoBoxes(nn.Module):
+    """Two boxes of two classes; the first moves to the right as pictures get brighter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+    def forward(self, x: Tensor) -> list[dict[str, Tensor]]:
+        halves = torch.stack([x[..., :8].mean((1, 2, 3)), x[..., 8:].mean((1, 2, 3))], 1)
+        found = []
+        for one in (halves * self.weight).sigmoid():
+            moved = 20 * (one[0].detach() - 0.5)
+            boxes = torch.tensor([[0.0, 0, 6, 6], [8, 8, 14, 14]]) + torch.stack([moved, moved * 0])[:, None]
+            found.append({"boxes": boxes, "scores": one, "labels": torch.tensor([1, 2])})
+        return found
+
+
+def test_the_score_of_a_box_is_found_again_by_its_overlap() -> None:
+    net = TwoBoxes().eval()
+    dark = torch.zeros(2, 3, SIDE, SIDE)
+    model, columns = asked(hp.load_model(net, head="detection"), dark, 1)
+    assert isinstance(model.reader, Detection) and columns.numbers.tolist() == [0, 1]
+    near, far = dark + 0.2, dark + 3.0
+    expected = [one["scores"][0].item() for one in net(near)]
+    assert model.scores(model.logits(near), columns.numbers).tolist() == pytest.approx(expected)
+    assert model.scores(model.logits(far), columns.numbers).tolist() == [0, 0]  # it has moved away
+    assert model.same(model.logits(near), model.logits(far), columns.numbers).tolist() == [False, False]
+    left = hp.explain(hp.load_model(net, head="detection"), dark, "gradient", 1)["gradient"].values
+    assert (left[..., :8] > 0).all() and (left[..., 8:] == 0).all()
+
+
+def test_a_reference_box_is_given_or_the_best_one() -> None:
+    net = hp.load_model(TwoBoxes().eval(), head="detection")
+    shown = torch.zeros(1, 3, SIDE, SIDE)
+    shown[..., 8:] = 1.0
+    assert hp.explain(net, shown, "gradient")["gradient"].explained.tolist() == [2]
+    given = hp.explain(net, shown, "gradient", (1, (0.0, 0.0, 6.0, 7.0)))["gradient"]
+    assert given.explained.tolist() == [1] and (given.values[..., :8] > 0).all()
+    nothing = hp.explain(net, shown, "gradient", (1, (9.0, 9.0, 16.0, 16.0)))["gradient"]
+    assert nothing.degenerate.all()
+    with pytest.raises(HeatproofError, match="a box is four numbers"):
+        hp.explain(net, shown, "gradient", (1, (1.0, 2.0, 3.0)))
+
+
+def test_overlap_is_that_of_torchvision() -> None:
+    ops = pytest.importorskip("torchvision.ops")
+    corners = 10 * torch.rand(2, 5, 2)
+    first, second = (torch.cat([one, one + 5 * torch.rand(5, 2)], 1) for one in corners)
+    torch.testing.assert_close(box_overlap(first, second), ops.box_iou(first, second))
+
+
+def test_embeddings_of_one_reference_are_the_same_within_the_tolerance() -> None:
+    head = Embedding(references=torch.ones(1, 4), tolerance=0.1)
+    before, after = torch.tensor([[0.5], [0.5]]), torch.tensor([[0.55], [0.7]])
+    assert head.same(before, after, torch.zeros(2, dtype=torch.long)).tolist() == [True, False]

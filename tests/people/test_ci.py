@@ -1,0 +1,135 @@
+"""The action, the hook and their page: the page's own settings are run by the files' own commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from judged_run import make_judged
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+WORKFLOW, CONFIG = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.M | re.S))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run that the page speaks of."""
+    folder = tmp_path_factory.mktemp("project")
+    make_judged(folder / "runs" / "first")
+    return folder
+
+
+def shown(about: str) -> str:
+    """The output that the page shows behind a remark."""
+    found = re.search(rf"^<!-- {about} -->\n```text\n(.*?)^```$", PAGE, re.M | re.S)
+    assert found is not None
+    return found[1]
+
+
+def bare(text: str) -> list[str]:
+    """Lines without the blanks that fill a table up."""
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def called(command: list[str], folder: Path, **variables: str) -> tuple[int, str]:
+    """In an environment whose heatproof is the one that is tested."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("COLUMNS", "GITHUB"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{clean['PATH']}"
+    done = subprocess.run(
+        command, cwd=folder, env=clean | {"PATH": path} | variables, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def act(folder: Path, **given: str) -> tuple[int, str]:
+    """The action's gate, with inputs filled in as GitHub does."""
+    inputs = {name: str(one.get("default", "")) for name, one in ACTION["inputs"].items()} | given
+    _, gate = ACTION["runs"]["steps"]
+    pattern = r"\$\{\{ inputs\.([\w-]+) \}\}"
+    variables = {name: re.sub(pattern, lambda m: inputs[m[1]], text) for name, text in gate["env"].items()}
+    summary = {"GITHUB_STEP_SUMMARY": str(folder / "summary.md")}
+    return called(
+        [shutil.which("bash") or "bash", "-e", "-o", "pipefail", "-c", gate["run"]],
+        folder,
+        **summary,
+        **variables,
+    )
+
+
+def asked() -> dict[str, str]:
+    """What the page's workflow gives the action."""
+    (maps,) = WORKFLOW["jobs"].values()
+    return dict(maps["steps"][-1]["with"])
+
+
+def test_the_action_is_one_that_github_takes() -> None:
+    assert {"name", "description", "inputs", "runs"} == set(ACTION) and ACTION["runs"]["using"] == "composite"
+    install, gate = ACTION["runs"]["steps"]
+    assert all(step["shell"] == "bash" for step in (install, gate))
+    used = re.findall(r"inputs\.([\w-]+)", str(ACTION["runs"]))
+    assert set(used) == set(ACTION["inputs"]) and set(asked()) <= set(ACTION["inputs"])
+    assert "${{" not in install["run"] + gate["run"]  # inputs would be run as code
+    assert '"${PACKAGE:-$GITHUB_ACTION_PATH}"' in install["run"] and (ROOT / "pyproject.toml").exists()
+    listed = re.findall(r"^\| `([\w-]+)` \|", PAGE, re.M)
+    assert listed == list(ACTION["inputs"])
+
+
+def test_the_action_prints_what_the_page_shows_and_fails_as_the_gate_does(project: Path) -> None:
+    code, told = act(project, **asked())
+    assert code == 1
+    assert bare(told) == bare(shown("the action"))
+    assert bare(told) == bare((project / "summary.md").read_text().replace("```", ""))
+    cases = ElementTree.parse(project / "gate.xml").getroot().iter("testcase")
+    assert [case.find("failure") is None for case in cases] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        ({"rules": "\n  \nfollows gradcam\n"}, 0, "2 of 2 rules hold"),
+        ({"rules": "insertion.gradcam >= 0.4", "min-n": "101"}, 1, "fewer than 101"),
+        ({"rules": "insertion >=", "junit": ""}, 2, "cannot read the rule"),
+        ({"rules": "follows gradcam", "run": "nothing"}, 2, "error"),
+        ({"rules": '"; touch owned; echo "'}, 2, "cannot read the rule"),
+    ],
+)
+def test_the_action_takes_its_inputs_as_they_are(project: Path, given: Any, code: int, words: str) -> None:
+    found, told = act(project, run="runs/first", **given) if "run" not in given else act(project, **given)
+    assert (found, words in told) == (code, True), told
+    assert not (project / "owned").exists()
+
+
+def test_the_hook_prints_what_the_page_shows(project: Path) -> None:
+    (hook,) = HOOKS
+    (repository,) = CONFIG["repos"]
+    (used,) = repository["hooks"]
+    assert used["id"] == hook["id"] and {"name", "entry", "language"} <= set(hook)
+    assert hook["language"] == "system" and not hook["pass_filenames"]
+    code, told = called([*hook["entry"].split(), *used["args"]], project, COLUMNS="120")
+    assert code == 1 and "FAIL  follows layercam" in told
+    head, _, table = shown("the hook").partition("exit code: 1\n")
+    assert head.startswith(hook["name"])
+    assert hook["id"] in head and [line.strip() for line in bare(table)] == [
+        line.strip() for line in bare(told)
+    ]
+
+
+def test_the_assertion_on_the_page_is_what_pytest_shows(project: Path) -> None:
+    (project / "test_maps.py").write_text(
+        'def test_maps(heatproof_run):\n    assert heatproof_run.verdict.follows("layercam")\n'
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--heatproof-run", "runs/first"]
+    code, told = called([*command, "test_maps.py"], project)
+    assert code == 1 and shown("the assertion").strip() in told, told

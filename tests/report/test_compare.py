@@ -1,0 +1,150 @@
+"""Runs side by side: what surely changed, by picture where these are the same, and whose maps moved."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import heatproof as hp
+import made_run
+from heatproof.cli import main
+from heatproof.errors import InputError, StoreError
+from heatproof.metrics.stats import mean_interval
+from heatproof.report.beside import Difference, compare_runs
+from heatproof.store.ledger import write_record
+from made_run import good, make_run
+
+METHODS = ("gradcam", "layercam", "random")
+
+
+def heatproof(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def later(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+    """Grad-CAM's insertion falls, its deletion falls too, which is better; others stay, but for noise."""
+    found = good(metric, method, random) + np.random.default_rng(7).normal(0, 0.01, 100)
+    return found - 0.2 if method == "gradcam" else found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """a and b: the same pictures, one map of Grad-CAM turned around in b."""
+    folder = tmp_path_factory.mktemp("beside")
+    make_run(folder / "a", images=40, methods=METHODS)
+    drawn = made_run.drawn
+
+    def turned(images: int, seed: int) -> torch.Tensor:
+        maps = drawn(images, seed)
+        if seed == 0:
+            maps[17] = 1 - maps[17]
+        return maps
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made_run, "drawn", turned)
+        make_run(folder / "b", later, images=40, methods=METHODS, cscores=(0.5, 0.9), wrong=0.5)
+    return folder
+
+
+def by_name(differences: tuple[Difference, ...], metric: str, method: str) -> Difference:
+    return next(d for d in differences if d.of.name == metric and d.methods[0] == method)
+
+
+def test_better_and_worse_follow_the_direction_of_each_number(runs: Path) -> None:
+    found = hp.compare(runs / "a", hp.open_run(runs / "b"))
+    fell = by_name(found.differences, "insertion", "gradcam")
+    assert fell.answer == "worse" and fell.paired and fell.n == (40, 40)
+    assert by_name(found.differences, "deletion", "gradcam").answer == "better"
+    assert by_name(found.differences, "cscore", "gradcam").answer == "better"
+    assert by_name(found.differences, "classified rightly", "").answer == "worse"
+    assert found.headline.startswith(
+        f"{len(found.found('better'))} of {len(found.differences)} numbers became better"
+    )
+
+
+def test_the_change_is_that_of_the_pairs_with_the_bootstrap_of_every_mean(runs: Path) -> None:
+    sides = [hp.open_run(runs / name) for name in "ab"]
+    columns = []
+    for side in sides:
+        where = "metric = 'insertion' and method = 'gradcam' and checkpoint = 'epoch02'"
+        query = f"select value from scores where {where}"
+        columns.append(
+            np.array([row["value"] for row in side.folder.scores().sql(f"{query} order by image")])
+        )
+    found = by_name(hp.compare(*sides).differences, "insertion", "gradcam")
+    step = columns[1] - columns[0]
+    assert found.change == pytest.approx(step.mean())
+    assert (found.low, found.high) == pytest.approx(mean_interval(step))
+
+
+def test_pictures_are_the_same_where_their_content_is(runs: Path, tmp_path: Path) -> None:
+    for name, mark in (("a", "x"), ("b", "y")):
+        ids = (
+            hp.open_run(runs / name)
+            .folder.scores()
+            .sql("select distinct image from scores where image <> ''")
+        )
+        record = {"images": [[row["image"], mark] for row in ids]}
+        write_record(runs / name / "images.json", record)
+    try:
+        found = compare_runs([runs / "a", runs / "b"])
+    finally:
+        for name in "ab":
+            (runs / name / "images.json").unlink()
+    one = by_name(found.differences, "insertion", "gradcam")
+    assert found.same == {1: 0} and not one.paired and one.n == (40, 40) and one.answer == "worse"
+    pairs = by_name(compare_runs([runs / "a", runs / "b"]).differences, "insertion", "layercam")
+    sample = by_name(found.differences, "insertion", "layercam")
+    assert sample.high - sample.low > pairs.high - pairs.low  # pairs know more
+    assert not found.moved
+
+
+def test_the_picture_whose_map_was_turned_moved_most(runs: Path) -> None:
+    found = compare_runs([runs / "a", runs / "b"])
+    assert [one.image for one in found.moved] == ["017.png"]
+    assert found.moved[0].methods[0][:2] == ("gradcam", "gradcam") and found.moved[0].methods[0][2] < -0.9
+
+
+def test_sides_are_checkpoints_and_methods_too(runs: Path) -> None:
+    a = runs / "a"
+    found = compare_runs([f"{a}@epoch01", f"{a}@epoch02"])
+    assert [side.name for side in found.sides] == ["epoch01", "epoch02"]
+    assert by_name(found.differences, "cscore", "gradcam").change == pytest.approx(0.1)
+    found = compare_runs([f"{a}@gradcam", f"{a}@layercam"])
+    assert {d.methods for d in found.differences if d.methods[0]} == {("gradcam", "layercam")}
+    assert found.moved and found.moved[0].methods[0][:2] == ("gradcam", "layercam")
+    with pytest.raises(InputError, match="no checkpoint or method 'gradcm'; did you mean 'gradcam'"):
+        compare_runs([a, f"{a}@gradcm"])
+    with pytest.raises(InputError, match="at least two runs"):
+        compare_runs([a])
+    with pytest.raises(StoreError, match="nothing"):
+        compare_runs([a, runs / "nothing"])
+
+
+def test_the_page_is_one_file_that_loads_nothing(runs: Path, tmp_path: Path) -> None:
+    page = compare_runs([runs / "a", runs / "b"]).report(tmp_path / "page.html").read_text()
+    assert "017.png" in page and "insertion: evidence shown first" in page
+    assert not re.search(r"(?:src|href)=[\"'](?!data:|#)", page)
+    assert "<script>window" not in page and page.count("data:image/png") == 1
+    again = compare_runs([f"{runs / 'a'}@layercam", f"{runs / 'a'}@gradcam"])
+    assert "window.hacked=1&lt;/script&gt;" in again.report(tmp_path / "evil.html").read_text()
+
+
+def test_on_the_command_line(runs: Path, tmp_path: Path) -> None:
+    told = heatproof("compare", str(runs / "a"), str(runs / "b"), "--out", str(tmp_path / "c.html"))
+    assert told.exit_code == 0 and (tmp_path / "c.html").exists(), told.output
+    assert "worse" in told.output and "maps moved most: 017.png" in told.output
+    told = heatproof("compare", str(runs / "a"), str(runs / "b"), "--json")
+    content = json.loads(told.output)
+    assert [side["name"] for side in content["sides"]] == ["a", "b"]
+    assert {d["answer"] for d in content["differences"]} == {"better", "worse", "unclear"}
+    assert content["moved"][0]["image"] == "017.png" and math.isfinite(content["differences"][0]["change"])
+    alone = heatproof("compare", str(runs / "a"))
+    assert alone.exit_code == 2 and "name at least two runs" in alone.output

@@ -1,0 +1,115 @@
+"""The top of the page: pictures that are not picked to please, and steps that follow from the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heatproof.report.front import choose_front, front_pictures
+from heatproof.report.page import ReportPage, read_report
+from heatproof.report.pieces import Section
+from heatproof.report.steps import NO_METHOD, next_steps
+from heatproof.store import RunFolder
+from heatproof.verdict.answers import ClassAnswer, MethodAnswer, NetworkAnswer, Test, Verdict
+from heatproof.verdict.data import RunData, read_run
+from heatproof.verdict.judge import judge
+from made_run import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return make_run(tmp_path_factory.mktemp("front") / "run")
+
+
+@pytest.fixture(scope="module")
+def data(run: RunFolder) -> RunData:
+    return read_run(run)
+
+
+def test_pictures_are_spread_over_the_scores_with_two_wrong_answers(data: RunData) -> None:
+    places = choose_front(data, "layercam")
+    assert len(places) == len(set(places)) == 6
+    assert [data.images.right[i] for i in places] == [True] * 4 + [False] * 2
+    column = data.images.scores["insertion", "layercam"]
+    kept = data.folder.pictures()
+    usable = [i for i, name in enumerate(data.images.ids) if data.images.right[i] and kept.path(name)]
+    assert len(usable) == 47, "one picture was not kept"
+    ranked = sorted(usable, key=lambda i: -column[i])
+    assert places[0] == ranked[0] and places[3] == ranked[-1]
+    ranks = [ranked.index(i) for i in places[:4]]
+    assert np.ptp(np.diff(ranks)) <= 1
+
+
+def test_each_picture_stands_beside_its_map_and_answer(data: RunData) -> None:
+    front = front_pictures(data, judge(data), linked=True)
+    assert front is not None and front.method == "gradcam" and front.title == "Six pictures that show it"
+    assert "the 2 wrong answers that the network is surest of; 60 pictures in all" in front.how_chosen
+    for one in front.pictures:
+        place = data.images.ids.index(one.record["id"])
+        assert one.score == pytest.approx(data.images.scores["insertion", "gradcam"][place])
+        assert one.picture != one.maps["gradcam"] and one.wrong == (data.images.right[place] is False)
+    html = str(front.__html__())
+    assert html.count("✗ wrong") == 2 and html.count("<img") == 12 and html.count('href="#picture=') == 6
+
+
+def test_damaged_and_missing_pictures_are_left_out(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", images=8).path
+    for k, path in enumerate(sorted((folder / "pictures").iterdir())):
+        path.write_bytes(path.read_bytes()[: 60 if k < 5 else None])
+    data = read_run(RunFolder.open(folder))
+    front = front_pictures(data, judge(data))
+    assert front is not None and len(front.pictures) < 6
+    without = read_run(make_run(tmp_path / "bare", images=8, maps=False))
+    assert front_pictures(without, judge(without)) is None
+
+
+def verdict(*methods: MethodAnswer, **more: object) -> Verdict:
+    given = {"network": NetworkAnswer("undecided", note="Not asked"), **more}
+    return Verdict("epoch02", methods, **given)  # type: ignore[arg-type]
+
+
+def said(judged: Verdict) -> list[str]:
+    return [f"{step.text} {step.command}".strip() for step in next_steps(judged)]
+
+
+def test_steps_follow_from_what_was_decided() -> None:
+    mixed = said(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
+    assert mixed[0].startswith("If you show maps of this network, take a:") and "Leave out b." in mixed[0]
+    assert any('gate RUN --rule "follows a"' in step for step in mixed)
+    nobody = said(verdict(MethodAnswer("a", "no"), MethodAnswer("b", "no")))
+    assert nobody[0] == NO_METHOD and not any("gate RUN" in step for step in nobody)
+
+
+def test_what_is_undecided_becomes_a_step_for_each_reason() -> None:
+    open_ones = [MethodAnswer(m, "undecided", note=note) for m, note in zip("abc", "xxy", strict=True)]
+    steps = said(verdict(*open_ones, notes=("the run is not complete",)))
+    assert steps[0].endswith("the run is not complete.")
+    assert steps[1:3] == ["Decide about a and b: x.", "Decide about c: y."]
+    assert "Not asked." in steps
+
+
+def test_a_network_that_looks_elsewhere_and_an_alarm_are_steps() -> None:
+    away = Test("pointing", "peak above chance", "no", -0.1, -0.2, 0.0, 40)
+    network = NetworkAnswer("no", "no", (ClassAnswer(0, "cat", "no", away),), ("a",), away)
+    alarms = [
+        {"name": "collapse", "checkpoint": at, "sentence": f"At {at}."} for at in ("epoch01", "epoch02")
+    ]
+    steps = said(verdict(MethodAnswer("a", "yes"), network=network, alarms=tuple(alarms)))
+    assert any("uses for cat" in step and "verdict RUN --album" in step for step in steps)
+    assert "Look into the training, collapse at epoch02: At epoch02." in steps
+    assert not any("epoch01" in step for step in steps)
+    earlier = said(verdict(MethodAnswer("a", "yes"), alarms=tuple(alarms[:1])))
+    assert any("this one does not: keep it" in step for step in earlier)
+
+
+def test_both_questions_have_a_short_answer(data: RunData) -> None:
+    def page(judged: Verdict) -> ReportPage:
+        return read_report(data, judged, Section("pictures", "Pictures", missing="none"))
+
+    one = page(verdict(MethodAnswer("a", "yes"), MethodAnswer("b", "no")))
+    assert (one.followed, one.looked) == ("Yes: 1 of 2 methods do", "Not asked")
+    there = Test("pointing", "peak", "yes", 0.4, 0.3, 0.5, 40)
+    other = page(verdict(MethodAnswer("a", "undecided"), network=NetworkAnswer("yes", "yes", test=there)))
+    assert (other.followed, other.looked) == ("Not decided yet, for 1 method", "Yes, n = 40")

@@ -1,0 +1,214 @@
+"""A run over volumes: NIfTI files with masks, a small 3D network, scores, planes of them in the report."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+import heatproof as hp
+from heatproof.cli import main
+from heatproof.errors import InputError
+from heatproof.report.gallery import gallery, unpack
+from heatproof.show import sections
+from heatproof.store import RunFolder
+from heatproof.verdict.data import read_run
+
+nibabel = pytest.importorskip("nibabel", reason="install heatproof[volumes]")
+
+SIZE = (12, 20, 16)  # of the network; the files have others
+NETWORK = """
+import torch
+from torch import nn
+
+def network():
+    # class 1 where the brightest place is bright
+    net = nn.Sequential(
+        nn.Conv3d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2), nn.Conv3d(2, 2, 1), nn.ReLU(),
+        nn.AdaptiveMaxPool3d(1), nn.Flatten(), nn.Linear(2, 2),
+    )
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        net[0].weight[:] = 1 / 27
+        net[3].weight[:, :, 0, 0, 0] = torch.eye(2)
+        net[7].weight[:] = torch.tensor([[-3.0, -3.0], [3.0, 3.0]])
+        net[7].bias[:] = torch.tensor([3.0, -3.0])
+    return net
+"""
+STUDY = """
+methods = ["gradcam", "gradient", "occlusion(window=0.5, stride=0.25)", "random", "edges"]
+metrics = ["insertion(steps=4)", "deletion(steps=4)", "pointing", "inside", "cscore",
+  "auc", "fragility(draws=1)", "method_agreement"]
+
+[model]
+spec = "network.py:network"
+
+[images]
+kind = "nifti"
+path = "volumes.csv"
+
+[preprocess]
+size = [12, 20, 16]
+window = [40, 400]
+
+[run]
+batch_size = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scans in Hounsfield units: a bright ball in half of them, a faint one in the others."""
+    root = tmp_path_factory.mktemp("scans")
+    (root / "network.py").write_text(NETWORK)
+    random, rows = np.random.default_rng(0), ["path,label,mask_lesion"]
+    shape = (18, 30, 24)
+    for i in range(6):
+        centre = np.array([5 + 2 * (i // 2), 8 + 3 * (i // 2), 6 + 4 * (i // 2)])
+        ball = ((np.indices(shape) - centre.reshape(-1, 1, 1, 1)) ** 2).sum(0) <= 16
+        scan = random.normal(-60, 20, shape) + np.where(ball, 300 if i % 2 else 40, 0)
+        nibabel.save(nibabel.Nifti1Image(scan.astype(np.int16), np.eye(4)), root / f"{i}.nii.gz")
+        nibabel.save(nibabel.Nifti1Image(ball.astype(np.uint8), np.eye(4)), root / f"{i}.mask.nii.gz")
+        rows.append(f"{i}.nii.gz,{'large' if i % 2 else 'faint'},{i}.mask.nii.gz")
+    (root / "volumes.csv").write_text("\n".join(rows) + "\n")
+    (root / "study.toml").write_text(STUDY)
+    return root / "study.toml"
+
+
+@pytest.fixture(scope="module")
+def run(study: Path) -> RunFolder:
+    hp.run(study, out=study.parent / "run")
+    return RunFolder.open(study.parent / "run")
+
+
+def test_every_metric_has_numbers(run: RunFolder) -> None:
+    rows = run.scores().sql("select metric, method, value from scores where not isnan(value)")
+    found = {(row["metric"].partition("(")[0], row["method"].partition("(")[0]) for row in rows}
+    real = ("gradcam", "gradient", "occlusion", "random", "edges")
+    for metric in ("insertion", "deletion", "pointing", "inside", "cscore"):
+        assert {method for of, method in found if of == metric} == set(real), metric
+    assert ("auc", "") in found
+
+
+def test_the_gradient_points_at_the_lesion_and_noise_does_not(run: RunFolder) -> None:
+    """The mask went the way of the volume: turned, resized and cropped alike."""
+    rows = run.scores().sql(
+        "select method, avg(value) as hit from scores where metric = 'pointing' and label = 1 group by method"
+    )
+    hits = {row["method"]: row["hit"] for row in rows}
+    assert hits["gradient"] == 1 and hits["random"] < 1
+
+
+def test_maps_come_back_as_volumes(run: RunFolder) -> None:
+    checkpoint = run.maps().contents()[0][0]
+    maps = run.maps().read(checkpoint, "gradient")
+    assert maps.values.shape == (6, *SIZE) and maps.image_size == SIZE
+
+
+def test_the_report_shows_the_planes_with_most_heat(run: RunFolder) -> None:
+    data = read_run(run)
+    shown = gallery(data)
+    record = next(one for one in shown["images"] if one["picture"])
+    planes = run.pictures().planes(record["id"])
+    assert planes is not None and len(planes) == 3
+    picture = Image.open(io.BytesIO(base64.b64decode(record["picture"].split(",")[1])))
+    depth, height, width = SIZE
+    assert picture.size == (width + 2 + width + 2 + height, max(depth, height))
+    packed = record["maps"][data.methods.index("gradient")]
+    maps = run.maps().read(data.checkpoint, "gradient", [record["id"]])
+    wanted = torch.from_numpy(sections(maps.upsample()[0], planes))
+    assert unpack(packed).shape == wanted.shape
+    torch.testing.assert_close(unpack(packed), wanted, rtol=0, atol=0.02)
+    real = [
+        maps for method in data.real for maps in [run.maps().read(data.checkpoint, method, [record["id"]])]
+    ]
+    heat = torch.stack([one.upsample()[0] for one in real]).mean(0)
+    assert heat.sum((1, 2)).argmax() == planes[0]
+
+
+def test_a_page_is_made(run: RunFolder, study: Path) -> None:
+    page = hp.open_run(run.path).report(study.parent / "report.html")
+    assert "gradcam" in Path(page).read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "said"),
+    [
+        ('"gradcam", ', '"rise", ', "methods: rise is not built for volumes; leave it out or use one of"),
+        (
+            '"auc"',
+            '"grid_pointing"',
+            "metrics: grid_pointing is not built for volumes; leave it out or use one of",
+        ),
+        ("window = [40, 400]", "window = [40, 0]", "window is a centre and a width above 0"),
+        ("size = [12, 20, 16]", "size = [12, 20]", "resize"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_work(study: Path, line: str, instead: str, said: str) -> None:
+    other = study.with_name("other.toml")
+    other.write_text(STUDY.replace(line, instead))
+    with pytest.raises(InputError, match=said):
+        hp.run(other, out=study.parent / "other")
+
+
+def test_the_command_line_draws_the_planes_of_a_scan(study: Path, tmp_path: Path) -> None:
+    asked = ["explain", f"{study.parent}/network.py:network", str(study.parent / "1.nii.gz")]
+    options = ["--window", "40,400", "--methods", "gradcam,gradient", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, asked + options)
+    assert done.exit_code == 0, done.output
+    with Image.open(tmp_path / "1.nii.gradient.png") as drawn:
+        assert drawn.size == (96 * 3 + 4, 96)
+    refused = CliRunner().invoke(main, asked)
+    assert refused.exit_code == 1 and "set preprocess.window" in refused.output.replace("\n", " ")
+
+
+def test_an_album_and_a_contrast_test_are_of_pictures(run: RunFolder) -> None:
+    from heatproof.contrast import make_pair
+    from heatproof.verdict.album import make_album
+
+    net = torch.nn.Sequential(
+        torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
+    )
+    volumes = torch.rand(4, 1, 4, 8, 8)
+    with pytest.raises(InputError, match="an evidence album is made of pictures"):
+        make_album(net, volumes, hp.explain(net, volumes, "gradcam", targets=1))
+    with pytest.raises(InputError, match="plants its token in pictures"):
+        make_pair(net, volumes, [0, 1, 0, 1])
+
+
+def test_five_channels_of_sixteen_bits_to_the_end(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(2):
+            values = random.integers(0, 65536, (16, 16, 5), dtype=np.uint16)
+            np.save(tmp_path / "set" / name / f"{i}.npy", values)
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\ndef net():\n"
+        "    end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)\n"
+        "    return nn.Sequential(nn.Conv2d(5, 4, 3), nn.ReLU(), *end)\n"
+    )
+    study = {
+        "methods": ["gradcam", "gradient"], "metrics": ["insertion(steps=4)"],
+        "model": {"spec": str(tmp_path / "net.py:net")},
+        "images": {"kind": "arrays", "path": str(tmp_path / "set"), "options": {"bits": 16}},
+        "preprocess": {"size": [16, 16], "resize": 16, "mean": [0.5] * 5, "std": [0.25] * 5},
+    }  # fmt: skip
+    hp.run(study, out=tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    rows = folder.scores().sql(
+        "select value from scores where metric like 'insertion(%' and not isnan(value)"
+    )
+    assert len(rows) >= 4
+    (shown,) = [folder.pictures().read("a/0.npy")]
+    assert shown is not None
+    wanted = np.load(tmp_path / "set" / "a" / "0.npy").mean(2) / 257
+    found = np.asarray(Image.open(io.BytesIO(shown)).convert("L"), float)
+    assert np.abs(found - wanted).mean() < 3

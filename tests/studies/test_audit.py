@@ -1,0 +1,332 @@
+"""An audit chooses by network, pictures and time, is an ordinary run, and says what it left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import nn
+
+import heatproof as hp
+from heatproof.cli import main
+from heatproof.errors import HeatproofError, InputError
+from heatproof.images import Preprocess, batches, open_source
+from heatproof.run.config import read_study
+from heatproof.run.progress import Progress
+from heatproof.run.study import check_study, open_study
+from heatproof.studies.audit import choose
+from heatproof.studies.audit.choose import AT_EASE, CORE, FIRST, MORE, VOTE, Ladder, Selection
+from heatproof.studies.audit.held import held_pictures
+from heatproof.studies.audit.prices import Lot, Prices
+from heatproof.studies.audit.protocol import plan_audit, run_audit
+from heatproof.studies.audit.settings import AuditSettings
+from tiny_study import fingerprint, make_study
+
+TRANSFORMER = """
+import timm, torch
+from heatproof.images import Preprocess
+from heatproof.models import Model
+def make():
+    torch.manual_seed(0)
+    net = timm.models.vision_transformer.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=2)
+    return Model(net, preprocess=Preprocess(size=(32, 32), resize=32))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A new user's folder: net.py, epochs/*.pt, pictures/cat and pictures/dog."""
+    make_study(tmp_path, images=36)
+    (tmp_path / "study.toml").unlink()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(choose, "FURTHER", ())  # many passes are for the tests of the ladder
+    monkeypatch.setattr(choose, "DEAR", ("integrated-gradients",))
+    yield tmp_path
+
+
+def heatproof(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def settings(out: str, **more: object) -> AuditSettings:
+    wanted = {
+        "methods": ("gradcam",),
+        "checkpoint": ("epochs/epoch02.pt",),
+        "minutes": 3.0,
+        "limit": 12,
+        **more,
+    }
+    return AuditSettings(model="net.py:tiny", images=Path("pictures"), out=Path(out), **wanted)  # type: ignore[arg-type]
+
+
+class Fixed(Prices):
+    """So many seconds for a method's vote, a tenth for each lot of metrics, ten for a dear method."""
+
+    def method(self, method: str) -> float:
+        if method in ("lrp", "rollout"):
+            raise InputError(f"{method} is for other networks")
+        return 10.0 if method.partition("(")[0] in "integrated-gradients occlusion lime rise" else 0.0
+
+    def lot(self, lot: Lot) -> float:
+        return 1.0 if lot == self.vote else 0.1
+
+    decoding = 0.0  # type: ignore[assignment]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many")
+    make_study(folder, images=120)
+    return folder
+
+
+def chosen(many: Path, seconds: float, limit: int = 1000, wanted: tuple[str, ...] = ()) -> Selection:
+    config = {"methods": ["random"], "model": {"spec": "net.py:tiny", "checkpoints": "epochs/epoch02.pt"},
+              "images": {"kind": "folder", "path": "pictures", "limit": limit}}  # fmt: skip
+    opened = open_study(config)
+    opened.folder = many
+    check_study(opened)
+    prices = Fixed(opened, wanted[:1] or FIRST, VOTE)
+    return Ladder(opened, prices, 2, lambda: seconds, seconds / 60).climb(wanted)
+
+
+def left_out(one: Selection) -> set[str]:
+    return {choice.what for choice in one.choices if not choice.taken}
+
+
+def test_with_all_the_time_there_is_everything_that_fits_the_network_is_taken(many: Path) -> None:
+    found = chosen(many, 1e9)
+    assert found.methods[:2] == ("gradcam", "random") and found.pictures == 120
+    assert {"layercam", "gradcam++", "edges", "centre"} <= set(found.methods)
+    assert any(m.startswith("lime(samples=") for m in found.methods)
+    assert found.all_metrics[: len(VOTE)] == list(VOTE)
+    assert {"cscore", "auc", "insertion(steps=20)", "fragility"} <= set(found.all_metrics)
+    refused = {c.what: c.why for c in found.choices if not c.taken}
+    assert refused["rollout"] == "rollout is for other networks"
+    assert refused["localise"] == "it needs boxes or masks, but the images have none"
+
+
+def test_what_goes_first_when_time_is_short_stands_last_on_the_ladder(many: Path) -> None:
+    whole = chosen(many, 1e9)
+    before = set(whole.methods) | {*whole.all_metrics}
+    for seconds in (3000, 900, 500, 300, 150, 75):
+        found = chosen(many, seconds)
+        now = set(found.methods) | {*found.all_metrics}
+        assert now <= before and 30 <= found.pictures <= 120, seconds
+        assert found.seconds <= 0.8 * seconds
+        before = now
+    assert found.methods == ("gradcam", "random") and 30 <= found.pictures <= AT_EASE
+    assert set(CORE[:2]) | {MORE[0]} <= left_out(found)
+
+
+def test_too_little_time_for_a_verdict_is_refused_and_says_how_much_is_needed(many: Path) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"0.75 minutes is too short: gradcam on 30 pictures takes about 42 s here; allow 1,",
+    ):
+        chosen(many, 45.0)
+    assert chosen(many, 75.0).pictures >= 30
+
+
+def test_few_pictures_are_all_taken_and_it_is_said_that_they_cannot_decide(many: Path) -> None:
+    found = chosen(many, 1e9, limit=12)
+    assert found.pictures == 12
+    assert "the verdict needs 30, so it will say undecided" in found.choices[-1].why
+
+
+def test_methods_that_were_asked_for_are_the_only_ones(many: Path) -> None:
+    found = chosen(many, 1e9, wanted=("layercam", "gradient"))
+    assert set(found.methods) == {"layercam", "gradient", "random", "edges", "centre"}
+    with pytest.raises(InputError, match="rollout is for other networks"):
+        chosen(many, 1e9, wanted=("layercam", "rollout"))
+
+
+def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None:
+    line = ["audit", "net.py:tiny", "pictures", "--checkpoint", "epochs/epoch02.pt", "--methods",
+            "gradcam,gradient", "--limit", "16", "--minutes", "3"]  # fmt: skip
+    told = heatproof(*line)
+    assert told.exit_code == 0, told.output
+    for word in ("chosen", "left out", "specificity", "16 of 36 pictures", "heatproof run audit/study.toml",
+                 "[images]", "open the page: file://"):  # fmt: skip
+        assert word in told.output, word
+    verdict = json.loads((folder / "audit/run/verdict.json").read_text())
+    assert verdict["headline"] in told.output and (folder / "audit/report.html").stat().st_size > 50_000
+    study = read_study("audit/study.toml")
+    assert study.methods[:2] == ["gradcam", "random"] and study.model.checkpoints == ["../epochs/epoch02.pt"]
+    rows = fingerprint(folder / "audit/run")
+    again = heatproof(*line)
+    assert again.exit_code == 0 and "as an earlier call chose" in again.output
+    assert fingerprint(folder / "audit/run") == rows
+    run = heatproof("run", "audit/study.toml")
+    assert run.exit_code == 0 and fingerprint(folder / "audit/run") == rows
+    other = heatproof(*line[:-1], "4")
+    assert other.exit_code == 2 and "audit holds an audit with minutes = 3.0, not 4.0" in other.output
+
+
+class Stop(Progress):
+    """Somebody presses Ctrl-C twice after the first unit."""
+
+    def advance(self, images: int, units: int) -> None:
+        super().advance(images, units)
+        raise KeyboardInterrupt
+
+
+def test_an_audit_that_was_stopped_goes_on_to_the_same_rows(folder: Path) -> None:
+    whole = settings("whole")
+    run_audit(whole, plan_audit(whole))
+    stopped = settings("stopped")
+    plan = plan_audit(stopped)
+    plan.study.write_text((folder / "whole/study.toml").read_text())  # what was chosen depends on the clock
+    with pytest.raises(KeyboardInterrupt):
+        run_audit(stopped, plan, Stop(quiet=True))
+    assert not (folder / "stopped/report.html").exists()
+    later = run_audit(stopped, plan_audit(stopped))
+    assert later.plan.begun and later.verdict is not None and later.page is not None and later.page.exists()
+    assert fingerprint(folder / "stopped/run") == fingerprint(folder / "whole/run")
+
+
+def test_several_checkpoints_are_a_training(folder: Path) -> None:
+    found = settings("training", checkpoint=("epochs/*.pt",))
+    done = run_audit(found, plan_audit(found))
+    rows = done.folder.scores().sql(
+        "select distinct checkpoint from scores where metric = 'cscore' order by 1"
+    )
+    assert [row["checkpoint"] for row in rows] == ["epoch01", "epoch02"]
+
+
+def test_a_transformer_gets_methods_for_transformers(folder: Path) -> None:
+    pytest.importorskip("timm")
+    (folder / "vit.py").write_text(TRANSFORMER)
+    asked = AuditSettings(model="vit.py:make", images=Path("pictures"), minutes=3.0, limit=16)
+    plan = plan_audit(asked)
+    reasons = {c.what: c for c in plan.choices}
+    assert reasons["gradcam"].taken and reasons["legrad"].taken
+    assert not reasons["lrp"].taken and "transformer" in reasons["lrp"].why
+
+
+def test_labels_that_are_not_the_networks_are_left_aside(folder: Path) -> None:
+    (folder / "three.py").write_text(
+        (folder / "net.py").read_text().replace("nn.Linear(8, 2)", "nn.Linear(8, 3)")
+    )
+    plan = plan_audit(AuditSettings(model="three.py:tiny", images=Path("pictures"), methods=("gradcam",)))
+    assert "labels are not used, predictions are explained" in plan.notes[0]
+    assert read_study(plan.study).run.targets == "predicted"
+    assert not {"accuracy", "cscore"} & set(read_study(plan.study).metrics)
+
+
+def test_several_findings_are_seen_in_the_list_and_told_to_the_network(folder: Path) -> None:
+    rows = [
+        f"pictures/{k}/{i:03d}.png,{i % 3 % 2},{i % 2}" for i in range(36) for k in [("cat", "dog")[i % 2]]
+    ]
+    (folder / "list.csv").write_text("\n".join(["path,red,green", *rows]))
+    asked = AuditSettings(model="net.py:tiny", images=Path("list.csv"), methods=("gradcam",), limit=8)
+    plan = plan_audit(asked)
+    study = read_study(plan.study)
+    assert study.model.head == "multilabel" and study.images.options == {"label_columns": ["red", "green"]}
+    done = run_audit(asked, plan)
+    assert done.verdict is not None
+    found = done.folder.scores().sql(
+        "select distinct explained from scores where method = 'gradcam' and image <> ''"
+    )
+    assert {row["explained"] for row in found} == {0, 1}
+
+
+def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
+    loose = AuditSettings(
+        model="net.py:tiny", images=Path("pictures/cat"), methods=("gradcam",), limit=8, out=Path("loose")
+    )
+    plan = plan_audit(loose)
+    assert "the pictures have no labels" in plan.notes[0]
+    (folder / "one").mkdir()
+    (folder / "pictures/cat").rename(folder / "one/cat")
+    table = {
+        "model": "net.py:tiny",
+        "images": Path("one"),
+        "class_names": ("cat", "dog"),
+        "methods": ("gradcam",),
+        "limit": 8,
+    }
+    plan = plan_audit(AuditSettings(**table, out=Path("single")))  # type: ignore[arg-type]
+    assert "all pictures are of the class cat" in plan.notes[0]
+    assert {c.what: c.why for c in plan.choices}["auc"] == "all pictures are of one class"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["net.py:tiny", "nowhere"], "there is no folder or file nowhere"),
+        (["net.py:tiny", "empty"], "there is no picture in empty"),
+        (["net.py:tinny", "pictures"], "tinny"),
+        (["timm:resnet18", "pictures"], "has random weights, whose maps say nothing"),
+        (["nothing", "pictures"], "cannot read the model 'nothing'"),
+        (["net.py:tiny", "pictures", "--checkpoint", "lost.pt"], "there is no file 'lost.pt'"),
+        (["net.py:tiny", "pictures", "--minutes", "0"], "minutes must be above 0"),
+        (["net.py:tiny", "pictures", "--minutes", "0.1"], "0.1 minutes is too short"),
+        (["net.py:tiny", "pictures", "--methods", "gradcamm"], "gradcam"),
+        (["net.py:tiny", "pictures", "--out", "taken"], "taken holds another run"),
+    ],
+)
+def test_bad_input_is_one_sentence_before_any_work(folder: Path, words: list[str], said: str) -> None:
+    (folder / "empty").mkdir()
+    (folder / "taken").mkdir()
+    (folder / "taken/study.toml").write_text("")
+    told = heatproof("audit", *words, "--no-open")
+    lines = told.output.strip().splitlines()
+    assert told.exit_code == 2 and lines[-1].startswith("error: ") and said in lines[-1], told.output
+    assert not (folder / "audit").exists()
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)
+    )
+
+
+def test_a_module_and_tensors_from_python(folder: Path) -> None:
+    model, images, labels = small().train(), torch.randn(32, 3, 24, 24), torch.arange(32) % 2
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    said: list[str] = []
+    run = hp.audit(model, images, labels, methods="gradcam", minutes=3, out="mine", say=said.append)
+    assert model.training and all(torch.equal(before[n], t) for n, t in model.state_dict().items())
+    assert any(line.startswith("chosen: gradcam") for line in said)
+    assert run.status().state == "complete" and run.verdict().methods[0].method == "gradcam"
+    assert (folder / "mine/report.html").exists()
+    maps = run.maps("gradcam")
+    own = hp.explain(model, images, "gradcam", labels)["gradcam"]
+    by_id = [int(Path(name).stem) for name in maps.ids]
+    torch.testing.assert_close(maps.upsample(), own.upsample()[by_id], atol=0.05, rtol=0)
+    with pytest.raises(HeatproofError, match="was started with other settings"):
+        hp.audit(model, images.flip(0), labels, methods="gradcam", minutes=3, out="mine", say=said.append)
+
+
+def test_model_ready_tensors_come_back_from_their_files(tmp_path: Path) -> None:
+    model = hp.load_model(small(), preprocess=Preprocess(size=(20, 20), resize=20))
+    pictures = torch.rand(4, 3, 20, 20)
+    for images in ((pictures - torch.tensor(model.preprocess.mean)[:, None, None])
+                   / torch.tensor(model.preprocess.std)[:, None, None], 40 * pictures - 7):  # fmt: skip
+        found = held_pictures(images, [0, 1, 0, 1], model, tmp_path)
+        told = {k: tuple(v) for k, v in found.preprocess.items()}
+        source = open_source("csv", found.source.path)
+        back = next(iter(batches(source, Preprocess(**told), 4, range(4), 0))).batch  # type: ignore[arg-type]
+        levels = 1 / 255 / min(told["std"])
+        torch.testing.assert_close(back.images, images.float(), atol=levels, rtol=0)
+        assert back.labels is not None and back.labels.tolist() == [0, 1, 0, 1]
+
+
+def test_a_dataset_of_pairs_is_taken_apart(tmp_path: Path) -> None:
+    pairs = [(torch.rand(3, 8, 8), i % 3) for i in range(9)]
+    found = held_pictures(pairs, None, None, tmp_path)
+    source = open_source("csv", found.source.path)
+    assert len(source) == 9 and [s.label for s in source.samples] == [i % 3 for i in range(9)]
+    with pytest.raises(InputError, match="labels has 2 entries, but there are 4 pictures"):
+        held_pictures(torch.rand(4, 3, 8, 8), [0, 1], None, tmp_path)
+    with pytest.raises(InputError, match="labels belong to pictures in memory"):
+        held_pictures("pictures", [0], None, tmp_path)
+    with pytest.raises(InputError, match="no picture to audit"):
+        held_pictures([], None, None, tmp_path)
