@@ -121,7 +121,7 @@ def numbers(differences: Sequence[Difference], name: str) -> Grid | None:
                 with_sub(number(one.change), interval), n, one.answer,
             ]
         )  # fmt: skip
-    heads = ["Number", "Method", "Before", "After", "Change", "Pictures", ""]
+    heads = ["Number", "Method", "Before", "After", "Change", "Pictures", "Answer"]
     return Grid(heads, rows, f"Every number, from the first run to {name}") if rows else None
 
 
