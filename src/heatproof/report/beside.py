@@ -331,7 +331,8 @@ def _alike(
     except HeatproofError:  # a run whose maps were not kept
         return
     blank = [one.degenerate for one in maps]
-    alike = map_similarity(*(upsample(one.values, COMPARED_AT) for one in maps))["spearman"]
+    size = COMPARED_AT if len(maps[0].image_size) == 2 else (16, 16, 16)
+    alike = map_similarity(*(upsample(one.values, size) for one in maps))["spearman"]
     for i, name in enumerate(common):
         if bool(blank[0][i]) != bool(blank[1][i]):
             yield name, 0.0
