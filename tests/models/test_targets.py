@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import HeatproofError
-from heatproof.models.asked import asked
+from heatproof.models.asked import asked, with_head
 from heatproof.models.heads import Detection, Embedding, Regression, Segmentation
 from heatproof.models.heads.dense import box_overlap
 from heatproof.models.random_weights import untrained_copy
@@ -61,6 +61,20 @@ def test_a_function_of_the_output_is_explained_as_it_is() -> None:
 def test_a_function_that_gives_no_number_per_image_is_one_sentence(wrong: Any) -> None:
     with pytest.raises(HeatproofError, match=r"one number per image, shape \(3,\)"):
         hp.explain(small_cnn(4).eval(), images(), "gradient", wrong)
+
+
+def test_what_was_recorded_of_a_network_with_one_head_is_not_replayed_for_another() -> None:
+    model = hp.load_model(small_cnn(4).eval())
+    model.logits(images())
+    model.found |= {"graphs": "recorded passes", "classes": 4, "fits": {}}
+    other = with_head(model, Regression())
+    assert (
+        "graphs" not in other.found
+        and "classes" not in other.found
+        and other.found["fits"] is model.found["fits"]
+    )
+    assert model.head == "softmax" and other.head == "regression"
+    assert torch.equal(other.logits(images()).chunk(2, 1)[0], model.logits(images()))
 
 
 # --- values -------------------------------------------------------------------------------------------------
