@@ -227,3 +227,11 @@ def test_a_monitor_shows_the_middle_planes(tmp_path: Path) -> None:
 def test_methods_of_a_run_over_volumes_are_compared(run: RunFolder) -> None:
     found = hp.compare(f"{run.path}@gradcam", f"{run.path}@gradient")
     assert len(found.moved) == 6 and found.differences
+
+
+def test_an_audit_of_scans_says_what_it_lacks(study: Path, tmp_path: Path) -> None:
+    asked = ["audit", f"{study.parent}/network.py:network", str(study.parent / "volumes.csv")]
+    done = CliRunner().invoke(main, [*asked, "--minutes", "1", "--out", str(tmp_path / "audit")])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and "lists NIfTI volumes" in said
+    assert "no picture that was tried can be used" in said and "set preprocess.window" in said
