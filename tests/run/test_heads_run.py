@@ -101,6 +101,16 @@ def test_the_value_of_a_row_is_what_the_network_says(folder: Path) -> None:
     assert [row["value"] for row in found] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
+def test_a_monitor_and_the_contrast_test_need_classes(caplog: pytest.LogCaptureFixture) -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 14 * 14, 1))
+    model, shown = hp.load_model(net.eval(), head="regression"), torch.randn(40, 3, 16, 16)
+    labels = torch.arange(40) % 2
+    hp.monitor.Monitor(shown, labels, ["gradient"]).step(model, 1)  # a training goes on
+    assert "head is 'regression', which has no classes" in caplog.text
+    with pytest.raises(InputError, match="head is 'regression', which has no classes"):
+        hp.contrast(model, shown, labels)
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "auc", "cscore"])
 def test_metrics_of_classes_are_refused_before_anything_is_done(folder: Path, metric: str) -> None:
     given = study(folder, [metric], spec="net.py:vector", head="regression")
