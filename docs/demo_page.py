@@ -31,6 +31,7 @@ from heatproof.verdict.trajectory import Trajectory
 DOCS = Path(__file__).parent
 PAGE, TOP, TWIN = DOCS / "demo.md", DOCS / "report.png", DOCS / "report-twin.png"
 GALLERY, SCORES = DOCS / "report-gallery.png", DOCS / "report-scores.png"
+PICTURE = DOCS / "report-picture.png"
 PHONE, DARK, PAPER = DOCS / "report-phone.png", DOCS / "report-dark.png", DOCS / "report-paper.png"
 CHROMIUM = "/usr/bin/chromium"
 WIDTH, HEIGHT = 1280, 1510
@@ -128,6 +129,10 @@ def photograph(report: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
                     )
                     page.wait_for_timeout(500)
                     save(page.screenshot(), path)
+                page.goto(f"{report.resolve().as_uri()}#show=all&answer=wrong")
+                page.locator("#gallery .frame").first.click()
+                page.wait_for_timeout(800)
+                save(page.locator("dialog").screenshot(), PICTURE)
         browser.close()
 
 

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import HeatproofError
-from heatproof.models.asked import asked
+from heatproof.models.activated import default_layer, why
+from heatproof.models.asked import asked, with_head
 from heatproof.models.heads import Detection, Embedding, Regression, Segmentation
 from heatproof.models.heads.dense import box_overlap
+from heatproof.models.layers import guessed_layer
 from heatproof.models.random_weights import untrained_copy
 
 SIDE = 16
@@ -61,6 +63,20 @@ def test_a_function_of_the_output_is_explained_as_it_is() -> None:
 def test_a_function_that_gives_no_number_per_image_is_one_sentence(wrong: Any) -> None:
     with pytest.raises(HeatproofError, match=r"one number per image, shape \(3,\)"):
         hp.explain(small_cnn(4).eval(), images(), "gradient", wrong)
+
+
+def test_what_was_recorded_of_a_network_with_one_head_is_not_replayed_for_another() -> None:
+    model = hp.load_model(small_cnn(4).eval())
+    model.logits(images())
+    model.found |= {"graphs": "recorded passes", "classes": 4, "fits": {}}
+    other = with_head(model, Regression())
+    assert (
+        "graphs" not in other.found
+        and "classes" not in other.found
+        and other.found["fits"] is model.found["fits"]
+    )
+    assert model.head == "softmax" and other.head == "regression"
+    assert torch.equal(other.logits(images()).chunk(2, 1)[0], model.logits(images()))
 
 
 # --- values -------------------------------------------------------------------------------------------------
@@ -283,3 +299,35 @@ def test_embeddings_of_one_reference_are_the_same_within_the_tolerance() -> None
     head = Embedding(references=torch.ones(1, 4), tolerance=0.1)
     before, after = torch.tensor([[0.5], [0.5]]), torch.tensor([[0.55], [0.7]])
     assert head.same(before, after, torch.zeros(2, dtype=torch.long)).tolist() == [True, False]
+
+
+# --- where CAMs look in networks that answer place by place -------------------------------------------------
+
+
+class SmallUNet(nn.Module):
+    """One step down, one up, and a convolution that makes the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        self.middle = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.ReLU())
+        self.up = nn.Upsample(scale_factor=2)
+        self.answer = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer(self.up(self.middle(self.down(x))))
+
+
+def test_cams_of_a_segmentation_look_at_its_coarsest_grid() -> None:
+    model = hp.load_model(SmallUNet().eval())
+    assert hp.explain(model, images(), "gradcam")["gradcam"].values.shape[1:] == (8, 8)
+    assert default_layer(model, images()) == "middle" and "coarsest grid" in why(model, "middle")
+
+
+@pytest.mark.parametrize(
+    "name", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large", "fasterrcnn_mobilenet_v3_large_fpn"]
+)
+def test_cams_of_torchvision_s_dense_networks_look_at_the_backbone(name: str) -> None:
+    pytest.importorskip("torchvision")
+    layer = guessed_layer(hp.load_model(f"torchvision:{name}", num_classes=2))
+    assert layer is not None and layer.startswith("backbone.") and layer.endswith("16.2")

@@ -22,6 +22,7 @@ from heatproof.store.ledger import write_record
 from made_run import good, make_run
 
 METHODS = ("gradcam", "layercam", "random")
+CHROMIUM = Path("/usr/bin/chromium")
 
 
 def heatproof(*arguments: str) -> Result:
@@ -120,6 +121,9 @@ def test_sides_are_checkpoints_and_methods_too(runs: Path) -> None:
     found = compare_runs([f"{a}@gradcam", f"{a}@layercam"])
     assert {d.methods for d in found.differences if d.methods[0]} == {("gradcam", "layercam")}
     assert found.moved and found.moved[0].methods[0][:2] == ("gradcam", "layercam")
+    assert found.sides[0].headline == "Not decided yet whether its maps follow the network"
+    floor = compare_runs([f"{a}@gradcam", f"{a}@random"]).sides[1]
+    assert floor.headline == "A floor, which never looks at the network"
     with pytest.raises(InputError, match="no checkpoint or method 'gradcm'; did you mean 'gradcam'"):
         compare_runs([a, f"{a}@gradcm"])
     with pytest.raises(InputError, match="at least two runs"):
@@ -148,3 +152,26 @@ def test_on_the_command_line(runs: Path, tmp_path: Path) -> None:
     assert content["moved"][0]["image"] == "017.png" and math.isfinite(content["differences"][0]["change"])
     alone = heatproof("compare", str(runs / "a"))
     assert alone.exit_code == 2 and "name at least two runs" in alone.output
+
+
+def test_anyone_can_read_the_page_on_any_screen(runs: Path, tmp_path: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python"
+    )
+    if not CHROMIUM.exists():
+        pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
+    page = compare_runs([runs / "a", runs / "b"]).report(tmp_path / "page.html")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        for width, scheme in ((1280, "light"), (390, "dark")):
+            size = {"width": width, "height": 900}
+            tab = browser.new_page(viewport=size, color_scheme=scheme, bypass_csp=True)
+            asked: list[str] = []
+            tab.on("request", lambda request, asked=asked: asked.append(request.url[:60]))
+            tab.goto(page.as_uri())
+            assert [url for url in asked if not url.startswith("data:")] == [page.as_uri()[:60]]
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            found = axe.Axe().run(tab)
+            assert not found.response["violations"], found.generate_report()
+        browser.close()

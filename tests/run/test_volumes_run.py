@@ -212,3 +212,26 @@ def test_five_channels_of_sixteen_bits_to_the_end(tmp_path: Path) -> None:
     wanted = np.load(tmp_path / "set" / "a" / "0.npy").mean(2) / 257
     found = np.asarray(Image.open(io.BytesIO(shown)).convert("L"), float)
     assert np.abs(found - wanted).mean() < 3
+
+
+def test_a_monitor_shows_the_middle_planes(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Conv3d(1, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten()
+    )
+    volumes, labels = torch.rand(4, 1, 6, 10, 8), torch.tensor([0, 1, 0, 1])
+    report = hp.monitor.Monitor(volumes, labels, methods=["gradcam"], out=tmp_path / "watched").step(net, 1)
+    assert report.n == 4
+    assert report.pictures.shape[:3] == report.heat["gradcam"].shape == (2, 10, 8 + 2 + 8 + 2 + 10)
+
+
+def test_methods_of_a_run_over_volumes_are_compared(run: RunFolder) -> None:
+    found = hp.compare(f"{run.path}@gradcam", f"{run.path}@gradient")
+    assert len(found.moved) == 6 and found.differences
+
+
+def test_an_audit_of_scans_says_what_it_lacks(study: Path, tmp_path: Path) -> None:
+    asked = ["audit", f"{study.parent}/network.py:network", str(study.parent / "volumes.csv")]
+    done = CliRunner().invoke(main, [*asked, "--minutes", "1", "--out", str(tmp_path / "audit")])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and "lists NIfTI volumes" in said
+    assert "no picture that was tried can be used" in said and "set preprocess.window" in said

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from heatproof.bench.common import Row, cost, network, side_by_side
-from heatproof.metrics.faithfulness import Faithfulness, insertion_deletion
+from heatproof.metrics.curves import Faithfulness
+from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.models.batches import usual_batch
 from heatproof.models.model import Model
 

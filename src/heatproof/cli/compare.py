@@ -43,7 +43,7 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
         table.add_column(name, overflow="fold")
     for side in found.sides:
         follow = [m.method for m in side.verdict.methods if m.follows == "yes"]
-        table.add_row(side.name, side.verdict.headline, ", ".join(follow) or "none")
+        table.add_row(side.name, side.headline, ", ".join(follow) or "none")
     console.print(table)
     shown = [d for d in found.differences if everything or d.answer != "unclear"]
     if shown:

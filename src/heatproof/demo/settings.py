@@ -83,10 +83,13 @@ def study(
     return {
         "methods": list(methods),
         "metrics": list(metrics),
-        "run": {"seed": seed, "out": name, "targets": "label", "device": "cpu", "threads": 1},
+        "run": {
+            "seed": seed, "out": name, "targets": "label", "both_classes": name not in (HEALTHY, HARMFUL),
+            "device": "cpu", "threads": 1,
+        },
         "model": {"spec": "network.py:build", "checkpoints": checkpoints, "name": network},
         "images": {"kind": "csv", "path": "pictures/manifest.csv", "options": {"class_names": list(CLASSES)}},
-    }
+    }  # fmt: skip
 
 
 def settle(out: Path, sizes: Sizes, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What kind of source a path is, seen from its files: class folders, a CSV list, box files, DICOM, arrays."""
+"""What kind of source a path is, seen from its files: class folders, CSV, box files, DICOM, NIfTI, arrays."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from heatproof.errors import InputError
 from heatproof.images.csv import CORNERS, SEPARATORS
 from heatproof.images.dicom import is_dicom_file, is_dicom_name
 from heatproof.images.folder import is_picture, walk
+from heatproof.images.nifti import is_nifti_name
 
 FILES = {".csv": "csv", ".npz": "npz"}
 HELD_OUT = ("test", "testing", "val", "valid", "validation")  # the best first
@@ -46,6 +47,8 @@ def guess_source(path: str | Path) -> Guess:
         return _list(lists[0])
     if any(map(is_picture, files)):
         return _folder(root, [file.relative_to(root) for file in files if is_picture(file)])
+    if any(map(is_nifti_name, files)):
+        return Guess("nifti", root, "NIfTI volumes")
     if any(is_dicom_name(file) and is_dicom_file(file) for file in files):
         return Guess("dicom", root, "DICOM files")
     raise InputError(f"there is no picture in {path}; name the folder that holds them")
@@ -67,6 +70,8 @@ def _list(file: Path) -> Guess:
             rows = list(csv.DictReader(text))
     except (OSError, UnicodeDecodeError, csv.Error):  # whoever reads it will say what is wrong
         return Guess("csv", file, seen)
+    if rows and is_nifti_name(Path(rows[0].get("path") or "")):
+        return Guess("nifti", file, "a CSV file that lists NIfTI volumes")
     columns = [name for name in (rows[0] if rows else ()) if name and name not in known]
     columns = [name for name in columns if {str(row[name]).strip() for row in rows} == {"0", "1"}]
     if columns:

@@ -24,6 +24,9 @@ The same model says how far an area may be off, so a walk can end before a third
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -31,7 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import chunks
+from heatproof.metrics.kit import CONSTANT, Cause, PerImage, chunks
 from heatproof.types import upsample
 
 FIRST_INTERVALS = 10  # of the even grid
@@ -40,6 +43,7 @@ PRIOR_STEPS = 10  # what the logit's random walk counts beside the measured diff
 TINY = 1e-12  # flat curves are halved too, the longest interval first
 ACCURATE, ROUGH = 0.005, 0.01  # errors of an area at which no point is added: always, and where it is decided
 SURE = 3.0  # errors by which an area must lie above or below that of a floor
+CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 
 
 def change_steps(values: Tensor, size: tuple[int, ...], steps: int) -> Tensor:
@@ -147,3 +151,53 @@ def _known_sides(curves: Tensor) -> tuple[Tensor, Tensor]:
     left = torch.where(known, place, 0).cummax(-1).values
     right = torch.where(known, place, last).flip(-1).cummin(-1).values.flip(-1)
     return left, right
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Both curves of one method's maps; NaN where `scores` say why."""
+
+    insertion: Tensor  # "b n+1", probability of the target
+    deletion: Tensor  # "b n+1"
+    insertion_auc: Tensor  # "b"
+    deletion_auc: Tensor  # "b"
+    targets: Tensor  # "b", the class the probabilities are of
+    baseline: str
+    adaptive: bool | str
+    passes: int  # inputs behind these curves; the two end points of an image are shared by all methods
+    flat: Tensor  # "b" bool: maps that order nothing
+    insertion_error: (
+        Tensor  # "b", a standard deviation of the area, estimated; 0 where every point was visited
+    )
+    deletion_error: Tensor  # "b"
+    points: Tensor  # "b" points visited of both curves, ends included
+    causes: tuple[Cause, ...] = ()  # beside maps that order nothing: why there is no number
+
+    @cached_property
+    def scores(self) -> PerImage:
+        """Both areas, and both curves at every tenth of the pixels, for pictures of them."""
+        found = {}
+        for name in ("insertion", "deletion"):
+            curve = getattr(self, name).cpu()
+            found[name] = getattr(self, f"{name}_auc").cpu()
+            for percent in CURVE_POINTS:
+                place = percent / 100 * (curve.shape[1] - 1)
+                low = min(int(place), curve.shape[1] - 2)
+                found[f"{name}_at_{percent}"] = torch.lerp(curve[:, low], curve[:, low + 1], place - low)
+            if self.adaptive:
+                found |= {
+                    f"{name}_error": getattr(self, f"{name}_error").cpu(),
+                    f"{name}_points": self.points.cpu().float(),
+                }
+        return PerImage(found, [Cause(CONSTANT, self.flat.cpu()), *self.causes])
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """One per image: what 0.1 had for scores.reasons("insertion")."""
+        warnings.warn("reasons is now scores.reasons('insertion')", DeprecationWarning, stacklevel=2)
+        return tuple(self.scores.reasons("insertion"))
+
+    @property
+    def degenerate_fraction(self) -> float:
+        """Share of maps that order nothing."""
+        return float(self.flat.double().mean())

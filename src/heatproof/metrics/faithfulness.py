@@ -29,10 +29,7 @@ device when its batch is up.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Required, TypeVar, Unpack, overload
 
 import torch
@@ -42,6 +39,7 @@ from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.curves import (
+    Faithfulness,
     Plan,
     adaptive_plan,
     area,
@@ -52,7 +50,7 @@ from heatproof.metrics.curves import (
     next_points,
     straight_lines,
 )
-from heatproof.metrics.kit import CONSTANT, Cause, Passes, PerImage, raw_maps, same_length
+from heatproof.metrics.kit import Cause, Passes, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import Scene
 from heatproof.models.asked import asked
 from heatproof.models.model import Model, as_model, at_least_float, memory_format, untouched
@@ -65,58 +63,7 @@ INSERTION, DELETION = 0, 1
 STEPS = 100
 DECIDED = "decided"
 SAME = 1e-6  # of a value: by less it has not moved
-CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
 Name = TypeVar("Name", bound=Hashable)  # of a method
-
-
-@dataclass(frozen=True)
-class Faithfulness:
-    """Both curves of one method's maps; NaN where `scores` say why."""
-
-    insertion: Tensor  # "b n+1", probability of the target
-    deletion: Tensor  # "b n+1"
-    insertion_auc: Tensor  # "b"
-    deletion_auc: Tensor  # "b"
-    targets: Tensor  # "b", the class the probabilities are of
-    baseline: str
-    adaptive: bool | str
-    passes: int  # inputs behind these curves; the two end points of an image are shared by all methods
-    flat: Tensor  # "b" bool: maps that order nothing
-    insertion_error: (
-        Tensor  # "b", a standard deviation of the area, estimated; 0 where every point was visited
-    )
-    deletion_error: Tensor  # "b"
-    points: Tensor  # "b" points visited of both curves, ends included
-    causes: tuple[Cause, ...] = ()  # beside maps that order nothing: why there is no number
-
-    @cached_property
-    def scores(self) -> PerImage:
-        """Both areas, and both curves at every tenth of the pixels, for pictures of them."""
-        found = {}
-        for name in ("insertion", "deletion"):
-            curve = getattr(self, name).cpu()
-            found[name] = getattr(self, f"{name}_auc").cpu()
-            for percent in CURVE_POINTS:
-                place = percent / 100 * (curve.shape[1] - 1)
-                low = min(int(place), curve.shape[1] - 2)
-                found[f"{name}_at_{percent}"] = torch.lerp(curve[:, low], curve[:, low + 1], place - low)
-            if self.adaptive:
-                found |= {
-                    f"{name}_error": getattr(self, f"{name}_error").cpu(),
-                    f"{name}_points": self.points.cpu().float(),
-                }
-        return PerImage(found, [Cause(CONSTANT, self.flat.cpu()), *self.causes])
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """One per image: what 0.1 had for scores.reasons("insertion")."""
-        warnings.warn("reasons is now scores.reasons('insertion')", DeprecationWarning, stacklevel=2)
-        return tuple(self.scores.reasons("insertion"))
-
-    @property
-    def degenerate_fraction(self) -> float:
-        """Share of maps that order nothing."""
-        return float(self.flat.double().mean())
 
 
 class Walk(Passes, total=False):

@@ -77,7 +77,7 @@ def build_torchvision(request: NetworkRequest) -> Model:
 
 
 def _torchvision_steps(transform: Any) -> Preprocess:
-    """What a preset of torchvision does; dense ones take any size, detectors normalise by themselves."""
+    """What a preset of torchvision's does; dense ones take any size, detectors normalise by themselves."""
     if not hasattr(transform, "mean"):
         return Preprocess((DETECTED, DETECTED), DETECTED, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     crop = getattr(transform, "crop_size", transform.resize_size)

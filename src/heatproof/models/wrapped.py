@@ -26,7 +26,7 @@ QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.
 def unwrapped(module: nn.Module) -> nn.Module:
     """The network inside what torch.compile or data parallelism wrapped around it: hooks do not reach it."""
     while True:
-        compiled = module._modules.get("_orig_mod")
+        compiled = dict(module.named_children()).get("_orig_mod")  # TorchScript has another kind of dict
         if compiled is not None:
             module = compiled
         elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):

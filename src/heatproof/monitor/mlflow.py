@@ -1,7 +1,7 @@
 """An evaluator for MLflow, and a verdict as tags of a registered model.
 
     mlflow.models.evaluate(uri, data, targets="label", model_type="classifier", evaluators="heatproof",
-                           evaluator_config={"methods": ["gradcam"], "metrics": ["specificity"]})
+                           evaluator_config={"methods": ["gradcam"], "batch_size": 64})
     tag_model("pneumonia", "3", "runs/first")
 
 The data are a table with one column of picture files, or rows of numbers with their `shape` in the config,

@@ -13,7 +13,7 @@ from PIL import Image
 from heatproof.metrics.consistency import CScore, CScores
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
-from heatproof.show import Strip, pixels, plain_table, text
+from heatproof.show import Strip, middle, pixels, plain_table, sections, text
 
 if TYPE_CHECKING:
     from heatproof.train.recipe import GradientNorm
@@ -147,5 +147,7 @@ def shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndarr
     heat = {}
     for method, maps in found.maps.items():
         few = maps.take(places)
-        heat[method] = replace(few, values=few.values.nan_to_num(0, 0, 0)).upsample().cpu().numpy()
+        whole = replace(few, values=few.values.nan_to_num(0, 0, 0)).upsample().cpu().numpy()
+        volumes = whole.ndim > 3
+        heat[method] = np.stack([sections(v, middle(v.shape)) for v in whole]) if volumes else whole
     return pixels(held.images[rows], held.preprocess), heat

@@ -251,6 +251,7 @@ class Monitor:
                 )  # fmt: skip
             except TargetError as error:
                 raise InputError(f"the labels do not match the model's outputs: {error}") from error
+            model.read.need_classes("a monitor")
             if held.several != isinstance(model.reader, Multilabel):
                 raise InputError(
                     "the model answers several findings at once; give labels as a table of 0 and 1"

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from heatproof.errors import HeatproofError, InputError, did_you_mean
+from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.registry import Metric
+from heatproof.report.sides import RunSide, named_sides, read_side
 from heatproof.show import plain_table
 from heatproof.store import RunFolder
-from heatproof.verdict.answers import Verdict
-from heatproof.verdict.data import RunData, read_run
-from heatproof.verdict.judge import judge
+from heatproof.verdict.data import RunData
 from heatproof.verdict.measures import Measure
 
 NAN = float("nan")
@@ -41,25 +39,6 @@ RIGHT = Measure(
     Metric("classified rightly", higher_is_better=True, bounds=(0.0, 1.0), family="Classifier", floors=(),
            title="pictures classified rightly"),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class RunSide:
-    """One run at one checkpoint, judged."""
-
-    name: str
-    data: RunData
-    verdict: Verdict
-    method: str = ""  # the only one that is compared; all where empty
-
-    @cached_property
-    def marks(self) -> Mapping[str, str]:
-        """What each picture was made of, where the run recorded it."""
-        return dict(self.data.folder.images())
-
-    @cached_property
-    def places(self) -> Mapping[str, int]:
-        return {name: i for i, name in enumerate(self.data.images.ids)}
 
 
 @dataclass(frozen=True)
@@ -133,7 +112,7 @@ class RunComparison:
         """For programs; NaN becomes null."""
         sides = [
             {"name": s.name, "run": str(s.data.folder.path), "model": s.data.model,
-             "checkpoint": s.data.checkpoint, "method": s.method or None, "headline": s.verdict.headline,
+             "checkpoint": s.data.checkpoint, "method": s.method or None, "headline": s.headline,
              "methods": {m.method: m.follows for m in s.verdict.methods},
              "looks_there": s.verdict.network.looks_there}
             for s in self.sides
@@ -148,14 +127,14 @@ class RunComparison:
         return {"schema": SCHEMA, "sides": sides, "differences": changes, "moved": moved}
 
     def __str__(self) -> str:
-        lines = [f"{self.headline}.", *(f"  {s.name}: {s.verdict.headline}" for s in self.sides)]
+        lines = [f"{self.headline}.", *(f"  {s.name}: {s.headline}" for s in self.sides)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         heads = ["", "method", "before", "after", "change", "low", "high", "answer"]
         rows = [[d.of.plain, d.method, d.before, d.after, d.change, d.low, d.high, d.answer]
                 for d in self.differences]  # fmt: skip
-        told = plain_table(["run", "verdict"], [[s.name, s.verdict.headline] for s in self.sides])
+        told = plain_table(["run", "verdict"], [[s.name, s.headline] for s in self.sides])
         return told + (plain_table(heads, rows) if rows else "")
 
 
@@ -163,7 +142,7 @@ def compare_runs(runs: Sequence[str | Path | RunFolder], most: int = 12) -> RunC
     """Read and judge every side, and hold each against the first. most: pictures to name."""
     if len(runs) < 2:
         raise InputError("name at least two runs, or one at two checkpoints: RUN@epoch01 RUN@epoch10")
-    sides = _named([read_side(run) for run in runs])
+    sides = named_sides([read_side(run) for run in runs])
     differences: list[Difference] = []
     moved: list[Moved] = []
     same = {}
@@ -175,53 +154,6 @@ def compare_runs(runs: Sequence[str | Path | RunFolder], most: int = 12) -> RunC
         moved += _moved(sides, k, pairs, shared)
     moved.sort(key=lambda one: one.alike)
     return RunComparison(tuple(sides), tuple(differences), tuple(moved[:most]), same)
-
-
-def read_side(run: str | Path | RunFolder) -> RunSide:
-    """A run, perhaps with a checkpoint and a method behind @."""
-    path, names = (run, []) if isinstance(run, RunFolder) or Path(run).exists() else _split(str(run))
-    folder = path if isinstance(path, RunFolder) else RunFolder.open(path)
-    data = read_run(folder)
-    checkpoint, method = None, ""
-    for name in names:
-        if name in data.checkpoints:
-            checkpoint = name
-        elif name in data.methods:
-            method = name
-        else:
-            known = [*data.checkpoints, *data.methods]
-            raise InputError(f"{path} has no checkpoint or method {name!r}; {did_you_mean(name, known)}")
-    if checkpoint is not None and checkpoint != data.checkpoint:
-        data = read_run(folder, data.model, checkpoint)
-    return RunSide("", data, judge(data), method)
-
-
-def _split(text: str) -> tuple[str, list[str]]:
-    """The longest beginning that is a path, and the words behind it."""
-    words = text.split("@")
-    for end in range(len(words) - 1, 0, -1):
-        if Path(path := "@".join(words[:end])).exists():
-            return path, words[end:]
-    return words[0], words[1:]
-
-
-def _named(sides: Sequence[RunSide]) -> list[RunSide]:
-    """With names that say in what they differ."""
-    paths = [s.data.folder.path.resolve() for s in sides]
-    folders = [path.parent.name if path.name == "run" else path.name for path in paths]
-    parts = {
-        "folder": folders if len(set(paths)) > 1 else [""] * len(sides),
-        "model": [s.data.model for s in sides],
-        "checkpoint": [s.data.checkpoint for s in sides],
-        "method": [s.method for s in sides],
-    }
-    told = [key for key, values in parts.items() if len(set(values)) > 1]
-    names = [" ".join(filter(None, (parts[key][i] for key in told))) for i in range(len(sides))]
-    clear = all(names) and len(set(names)) == len(names)
-    return [
-        replace(side, name=name if clear else f"{name or side.data.model} ({i})")
-        for i, (name, side) in enumerate(zip(names, sides, strict=True), 1)
-    ]
 
 
 def _shared(a: RunSide, b: RunSide) -> list[str]:
@@ -331,7 +263,8 @@ def _alike(
     except HeatproofError:  # a run whose maps were not kept
         return
     blank = [one.degenerate for one in maps]
-    alike = map_similarity(*(upsample(one.values, COMPARED_AT) for one in maps))["spearman"]
+    size = COMPARED_AT if len(maps[0].image_size) == 2 else (16, 16, 16)
+    alike = map_similarity(*(upsample(one.values, size) for one in maps))["spearman"]
     for i, name in enumerate(common):
         if bool(blank[0][i]) != bool(blank[1][i]):
             yield name, 0.0

@@ -14,11 +14,12 @@ from PIL import Image
 
 from heatproof.disk import write_whole
 from heatproof.errors import StoreError
-from heatproof.report.beside import Difference, Moved, RunComparison, RunSide
+from heatproof.report.beside import Difference, Moved, RunComparison
 from heatproof.report.charts import Chart, Scale, nice_ticks
 from heatproof.report.page import asset, policy
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.pieces import Grid, Panels, fill, named, number, with_sub
+from heatproof.report.sides import RunSide
 from heatproof.show import overlay
 from heatproof.verdict.answers import WORDS
 
@@ -121,7 +122,7 @@ def numbers(differences: Sequence[Difference], name: str) -> Grid | None:
                 with_sub(number(one.change), interval), n, one.answer,
             ]
         )  # fmt: skip
-    heads = ["Number", "Method", "Before", "After", "Change", "Pictures", ""]
+    heads = ["Number", "Method", "Before", "After", "Change", "Pictures", "Answer"]
     return Grid(heads, rows, f"Every number, from the first run to {name}") if rows else None
 
 
@@ -134,7 +135,7 @@ def strip(found: RunComparison, one: Moved) -> str:
             side = found.sides[k]
             maps = side.data.folder.maps().read(side.data.checkpoint, method, [one.image])
             picture = _picture(found, one, maps.image_size)
-            tiles = tiles or [Tile(picture, " → ".join(dict.fromkeys(methods[:2])))]
+            tiles = tiles or [Tile(picture, method if methods[0] == methods[1] else "the picture")]
             explained = side.data.class_name(int(maps.explained[0]))
             tiles.append(Tile(overlay(picture, maps.upsample()[0]), side.name, f"explains {explained}"))
         rows.append(tiles)

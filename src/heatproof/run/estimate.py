@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from heatproof.errors import StoreError
+from heatproof.errors import InputError, StoreError
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
 from heatproof.models.model import untouched
@@ -150,7 +150,11 @@ class Trials:
         self.worker, self.opened = replace(worker, passed=self._passed), worker.opened
         images = range(*task.unit.images)
         began = time.perf_counter()
-        good = set(self._load(images, self.opened.study.run.workers).batch.ids)
+        tried = self._load(images, self.opened.study.run.workers)
+        good = set(tried.batch.ids)
+        if tried.failures and not good:
+            first = tried.failures[0]
+            raise InputError(f"no picture that was tried can be used; of {first.id}: {first.reason}")
         self.decoding = (time.perf_counter() - began) / len(images)
         self.indices = [i for i in images if self.opened.source.samples[i].id in good]
 

@@ -27,7 +27,7 @@ from heatproof.run.findings import check_findings, check_metrics, named_threshol
 from heatproof.run.foreign import lend_methods, map_names, refuse_methods, refuse_metrics
 from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
 from heatproof.run.provenance import Origin
-from heatproof.run.values import explains_labels, names_classes, refuse_for_head, told_head
+from heatproof.run.values import explains_labels, refuse_for_head, told_head
 from heatproof.run.weights import Checkpoint, build, find_checkpoints, weights_hash
 
 ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are kept
@@ -183,7 +183,7 @@ def check_classes(opened: Opened, model: Model) -> int:
     with _at("model"):
         count = max(2, model.logits(blank).shape[1])
         opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
-        opened.by_label, opened.classes = explains_labels(model.read), names_classes(model.read)
+        opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
     source, options = opened.source, opened.study.images.options
     with _at("images"):
         check_findings(source, opened.several, opened.head)

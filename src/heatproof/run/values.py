@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from heatproof.models.asked import asked
-from heatproof.models.heads import Head, Multilabel, chosen_head
-from heatproof.models.heads.classes import OneOfMany
+from heatproof.models.heads import Head, chosen_head
 from heatproof.models.heads.dense import Dense
 from heatproof.models.model import Model
 from heatproof.run.config import ModelTable
@@ -35,13 +34,9 @@ class Told(NamedTuple):
     chances: Tensor | None  # "b", where there is a probability
 
 
-def names_classes(head: Head) -> bool:
-    return isinstance(head, OneOfMany | Multilabel)
-
-
 def explains_labels(head: Head) -> bool:
     """Whether the pictures' labels are something that can be explained."""
-    return names_classes(head) or isinstance(head, Dense)
+    return head.names_classes or isinstance(head, Dense)
 
 
 def told_head(table: ModelTable, thresholds: float | list[float] | None, folder: Path) -> Head | None:
@@ -58,7 +53,7 @@ def bound_to(model: Model, images: Tensor, targets: Tensor | None) -> Model:
 def told_by(model: Model, logits: Tensor, explained: Tensor) -> Told | None:
     """None of networks that name classes, whose rows are made of the logits; and where there are none."""
     head = model.read
-    if names_classes(head) or not len(logits):
+    if head.names_classes or not len(logits):
         return None
     columns = explained.clamp(min=0).to(logits.device)
     if isinstance(head, Dense):
@@ -82,7 +77,7 @@ def value_rows(rows: RowMaker, batch: Batch, told: Told, explained: Tensor) -> I
 
 
 def refuse_for_head(requests: Sequence[MetricRequest], head: Head) -> None:
-    """Metrics of classes and their probabilities, where the head has none."""
+    """Metrics of classes, their probabilities and whether they changed, where the head has none."""
     for request in requests:
-        if "probabilities" in request.entry.needs and not names_classes(head):
-            raise head.refused(f"classes and their probabilities that {request.text} could read")
+        if "probabilities" in request.entry.needs or request.entry.across:
+            head.need_classes(request.text)

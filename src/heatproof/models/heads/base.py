@@ -40,6 +40,7 @@ class Head:
     name: ClassVar[str] = ""
     chance: ClassVar[str] = ""  # what counts as a probability; "" where nothing does
     same_if: ClassVar[str] = "the same class is the most likely one"
+    names_classes: ClassVar[bool] = False  # whether its answer is a class, or a set of them
     asks: ClassVar[bool] = False  # whether targets are places in the clean images (see dense.py)
 
     by_itself: bool = False
@@ -103,6 +104,11 @@ class Head:
         """ "b" bool: rows that are no answer, since they are no numbers."""
         said = self.probabilities(logits) if self.chance else logits
         return said.isnan().any(1)
+
+    def need_classes(self, who: str) -> None:
+        """Refuse on behalf of what compares classes with labels."""
+        if not self.names_classes:
+            raise self.refused(f"classes, which {who} needs")
 
     def refused(self, what: str) -> InputError:
         return InputError(

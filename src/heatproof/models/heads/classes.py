@@ -40,6 +40,7 @@ class OneOfMany(Head):
     """One class is right: softmax over k, or one logit for two classes."""
 
     name: ClassVar[str] = "softmax"
+    names_classes: ClassVar[bool] = True
     chance: ClassVar[str] = "softmax over the classes"
 
     @property
@@ -130,6 +131,7 @@ class Multilabel(Head):
     """
 
     name: ClassVar[str] = "multilabel"
+    names_classes: ClassVar[bool] = True
     chance: ClassVar[str] = "sigmoid of each label's logit"
     same_if: ClassVar[str] = "the same labels are at or above their thresholds"
 

@@ -235,8 +235,8 @@ const heatproof = (() => {
         if (one.maps[i] || one === image) cards.append(make("li", { class: "card" }, name, frame(one, i, method.name, state.colours), curve(set, one, i)));
       });
       dialog.append(cards);
-      if (Object.keys(one.scores).length) dialog.append(scoresOf(set, one));
     }
+    both.filter((one) => Object.keys(one.scores).length).forEach((one) => dialog.append(scoresOf(set, one)));
     const said = make("p", { class: "said" });
     const alone = both.length === 1 && image.right === false ? `This run explains ${image.explains} only; with both_classes = true in its [run] it would explain ${image.predicted} too. ` : "";
     const drew = Object.keys(image.curves || {}).length ? "Under each map: insertion (solid) and deletion (dashed) of this picture, probability over pixels shown or removed." : "";
@@ -255,7 +255,7 @@ const heatproof = (() => {
     const body = make("tbody");
     for (const metric of set.metrics) {
       const values = image.scores[metric.name];
-      if (!values) continue;
+      if (!values || values.every((value) => value == null)) continue;
       const first = make("th", { scope: "row" });
       first.textContent = metric.plain + arrow(metric);
       const row = make("tr", {}, first);

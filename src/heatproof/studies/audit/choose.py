@@ -3,8 +3,8 @@
 The ladder, taken rung by rung; a rung that does not fit is left out, and later ones are still tried. So what
 goes first when time is short is what stands last here:
 
-    the first method, `random`, and the test that the verdict rests on, on 40 pictures (30 at least)
-    three more methods of one pass; floors; insertion and deletion
+    the first method, `random`, and the test that the verdict rests on, on 33 pictures (30 at least)
+    a second method; 40 pictures; two more methods of one pass; floors; insertion and deletion
     up to 100 pictures
     further methods of one pass; randomisation, fragility
     methods of many passes
@@ -40,8 +40,7 @@ VOTE = (voter().name, "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=20)", "deletion(steps=20)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
 PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
-AT_EASE, SOME, MANY = 40, 100, 1000  # pictures: some of them decide nothing, so a few more than enough
-CORE_METHODS = 4
+LEAST, AT_EASE, SOME, MANY = 33, 40, 100, 1000  # pictures: some decide nothing, so a few more than enough
 MARGIN = 0.8  # of the time that is left: what is measured on two pictures is not exact
 ALMOST = 0.9
 REPORT = 5.0  # seconds
@@ -72,7 +71,9 @@ class Selection:
         return [*VOTE, *(text for lot in self.lots for text in lot), *self.metrics]
 
     def noting(self, what: str, taken: bool, why: str) -> Selection:
-        return replace(self, choices=(*self.choices, Choice(what, taken, why)))
+        """What was said of it before is forgotten."""
+        before = (choice for choice in self.choices if choice.what != what)
+        return replace(self, choices=(*before, Choice(what, taken, why)))
 
 
 def in_minutes(count: float) -> str:
@@ -117,7 +118,8 @@ class Ladder:
         if wanted:
             chosen = self._methods(chosen, wanted[1:], "asked for", must=True)
         else:
-            chosen = self._methods(chosen, CORE, "one pass per picture", CORE_METHODS)
+            chosen = self._methods(chosen, CORE, "one pass per picture", 2)
+            chosen = self._methods(self._pictures(chosen, AT_EASE), CORE, "one pass per picture", 4)
         chosen = self._methods(chosen, FLOORS, "a floor: it never looks at the network")
         chosen = self._lot(chosen, CURVES)
         chosen = self._pictures(chosen, SOME)
@@ -133,7 +135,7 @@ class Ladder:
     def _must(self, wanted: Sequence[str]) -> Selection:
         """What the verdict cannot do without; refused where there is no time for it."""
         count = len(self.opened.source)
-        start = Selection((self.prices.first, "random"), (), min(count, AT_EASE, self.most))
+        start = Selection((self.prices.first, "random"), (), min(count, LEAST, self.most))
         free = list(self._passless())
         start = replace(start, metrics=tuple(one.what for one in free if one.taken), choices=tuple(free))
         least = min(start.pictures, ENOUGH)

@@ -65,7 +65,7 @@ def study_tables(
     tables: dict[str, dict[str, Any]] = {
         "run": {"seed": settings.seed, "batch_size": BATCH, "device": settings.device,
                 "threads": settings.threads, "out": "run"},
-        "model": {"spec": settings.model if settings.held else placed_spec(settings.model, Path.cwd()),
+        "model": {"spec": _spec(settings, folder), "name": settings.model.removeprefix(HELD),
                   "checkpoints": [seen_from(folder, one) for one in settings.checkpoint],
                   "pretrained": settings.pretrained or None, "num_classes": settings.num_classes,
                   "layer": settings.layer, "head": settings.head,
@@ -79,6 +79,14 @@ def study_tables(
         for name, table in tables.items()
         if table
     }
+
+
+def _spec(settings: AuditSettings, folder: Path) -> str:
+    """The network as a file in `folder` names it."""
+    path, _, function = settings.model.rpartition(":")
+    if settings.held or not path.endswith(".py"):
+        return settings.model if settings.held else placed_spec(settings.model, Path.cwd())
+    return f"{seen_from(folder, path)}:{function}"
 
 
 def seen_from(folder: Path, path: str | Path) -> str:
