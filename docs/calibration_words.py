@@ -91,7 +91,7 @@ def why() -> str:
     return (
         f"Of the {len(networks)} networks of the *{OTHER}*, {silent} got no answer about any method. On "
         f"{few} of them fewer than {ENOUGH} of 100 pictures can be used: no way of painting the picture over "
-        "takes the class away, as happens where one of two classes is what the network says to anything else. "
+        "takes the class away, as happens where one of two classes is what it says to anything else. "
         "Then no order of pixels can tell, and the verdict says so instead of guessing."
     )
 

@@ -227,7 +227,8 @@ def test_maps_with_nan_are_refused_by_name_before_anything_is_written(run: RunFo
 def test_maps_that_do_not_fit_together_are_refused(run: RunFolder) -> None:
     nameless = Maps("gradcam", torch.rand(2, 3, 3), (9, 9), torch.zeros(2, dtype=torch.long))
     flat = Maps("gradcam", torch.rand(2, 9), (9, 9), torch.zeros(2, dtype=torch.long), ("a", "b"))
-    for maps, message in ((nameless, "2 maps but 0 ids"), (flat, r"must be 'b h w' or 'b d h w'; got shape \(2, 9\)")):
+    shapes = r"must be 'b h w' or 'b d h w'; got shape \(2, 9\)"
+    for maps, message in ((nameless, "2 maps but 0 ids"), (flat, shapes)):
         with pytest.raises(InputError, match=message):
             run.write_unit(unit(0, 2), [], {"gradcam": maps})
 
