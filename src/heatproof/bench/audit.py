@@ -55,10 +55,14 @@ class Extent(NamedTuple):
     small: bool
 
 
-def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
-    """A few minutes on a GPU, and on two cores of a CPU, where much less is done."""
+def rows(quick: bool = False, device: str = "cpu", pictures: int | None = None) -> list[Row]:
+    """Minutes on a GPU, and on two cores of a CPU, where much less is done: 200 pictures and 4."""
     gpu = device.startswith("cuda")
-    size = Extent(200, 50, False) if gpu and not quick else Extent(2 if quick else 4, 2, True)
+    if gpu and not quick:
+        count = pictures or 200
+        size = Extent(count, max(1, min(50, count // 2)), False)
+    else:
+        size = Extent(pictures or (2 if quick else 4), 2, True)
     networks = ["resnet50", "squeezenet1_1", "mobilenet_v2"] if gpu else ["squeezenet1_1", "resnet18"]
     if quick:
         networks = networks[:1]

@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, fields
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
@@ -34,8 +34,11 @@ SHARED = {"busy", "common", "packages"}
 @click.option("--section", "-s", multiple=True, help="Only this one; may be repeated. All by default.")
 @click.option("--quick", is_flag=True, help="Smaller and fewer measurements, rougher numbers.")
 @click.option("--device", default="cpu", help="cpu or cuda; cuda uses the device's own timers.")
+@click.option("--pictures", type=click.IntRange(1), help="Of the audit: 200 on a GPU, 4 on a CPU by default.")
 @click.option("--csv", "table", type=PATH, help="Also write the rows to this file.")
-def bench_command(section: tuple[str, ...], quick: bool, device: str, table: Path | None) -> None:
+def bench_command(
+    section: tuple[str, ...], quick: bool, device: str, pictures: int | None, table: Path | None
+) -> None:
     """Measure heatproof against bare forward passes and against other packages that are installed.
 
     Contenders take turns in one process, medians are compared. A ratio means what its line says; "over" is a
@@ -45,6 +48,7 @@ def bench_command(section: tuple[str, ...], quick: bool, device: str, table: Pat
     Examples:
       heatproof bench --quick
       heatproof bench --section explain --device cuda --csv speed.csv
+      heatproof bench --section audit --device cuda --pictures 60
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; leave out --device")
@@ -58,7 +62,7 @@ def bench_command(section: tuple[str, ...], quick: bool, device: str, table: Pat
         write_table(table, measured)
     console.print(machine(device))
     for name in section or known:
-        measured += run_section(name, quick, device)
+        measured += run_section(name, quick, device, pictures)
         if table:  # after each section, so that a run cut off keeps what it measured
             write_table(table, measured)
 
@@ -69,13 +73,15 @@ def section_names() -> list[str]:
     return sorted(set(names) - SHARED)
 
 
-def run_section(name: str, quick: bool, device: str) -> list[dict[str, object]]:
+def run_section(name: str, quick: bool, device: str, pictures: int | None = None) -> list[dict[str, object]]:
     """What was measured, each row with its machine and day, so that no table joins two machines unseen."""
     try:
         section = importlib.import_module(f"{sections_of.__name__}.{name}")
         rows = section.rows
         takes_device = "device" in inspect.signature(rows).parameters
-        options = {"device": device} if takes_device else {}
+        options: dict[str, Any] = {"device": device} if takes_device else {}
+        if "pictures" in inspect.signature(rows).parameters:
+            options["pictures"] = pictures
         with console.status(f"measuring {name}"):
             found: list[Row] = rows(quick=quick, **options)
     except ImportError as error:  # also a missing extra; its message holds the install line
