@@ -107,10 +107,9 @@ def test_a_linear_head_stays_as_it_is() -> None:
     assert torch.equal(hp.load_model(keras_model).logits(images()), expected)
 
 
-def test_several_sigmoids_are_refused_and_one_is_a_logit() -> None:
-    with pytest.raises(ModelError, match="multi-label heads are not scored yet"):
-        hp.explain(hp.load_model(flat(activation="sigmoid")), images(), "gradcam")
-    for keras_model, head in ((nested(), "one logit"), (sequential(), "softmax")):
+def test_several_sigmoids_are_findings_and_one_is_a_logit() -> None:
+    heads = ((nested(), "one logit"), (sequential(), "softmax"), (flat(activation="sigmoid"), "multilabel"))
+    for keras_model, head in heads:
         model = hp.load_model(keras_model)
         model.logits(images())
         assert model.head == head

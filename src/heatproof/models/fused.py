@@ -32,7 +32,7 @@ ADD = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tens
 
 
 @dataclass(eq=False)
-class Step:
+class FusedStep:
     """A convolution that may end in a ReLU, the norm behind it, and its weights as the kernel takes them."""
 
     conv: nn.Conv2d
@@ -77,7 +77,7 @@ class Step:
 class Later(Tensor):
     """What a convolution will answer, and is not asked for before it is known what follows."""
 
-    step: Step
+    step: FusedStep
     images: Tensor
     version: int | None
     normed: bool
@@ -85,7 +85,7 @@ class Later(Tensor):
     made: Tensor | None
 
     @staticmethod
-    def __new__(cls, step: Step, images: Tensor) -> Later:
+    def __new__(cls, step: FusedStep, images: Tensor) -> Later:
         spans = zip(images.shape[2:], step.conv.kernel_size, *_sides(step.conv), strict=True)
         sides = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in spans]
         shape = (len(images), step.conv.out_channels, *sides)
@@ -180,7 +180,7 @@ def _version(images: Tensor) -> int | None:
 class Fusion:
     """The steps of one network that end in a ReLU. The caller holds `untouched(...)`."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[FusedStep] = field(default_factory=list)
     differentiable = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -193,7 +193,7 @@ class Fusion:
         norms = dict(pairs)
         parts = [part for part in model.module.modules() if isinstance(part, nn.Conv2d)]
         # A convolution whose norm cannot be folded is followed by no ReLU, and is dropped below.
-        tried = Fusion([Step(conv, norms.get(conv)) for conv in parts if _fusible(conv)])
+        tried = Fusion([FusedStep(conv, norms.get(conv)) for conv in parts if _fusible(conv)])
         try:
             answers = tried._answer(model, image), tried.only_fused()._answer(model, image)
         except RuntimeError:  # cuDNN has no such kernel, or the network changes what it still reads

@@ -99,7 +99,7 @@ class Graphs:
         self.seen: Counter[Hashable] = Counter()
         self.asked: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # recordings by request
         self.reason = ""  # why nothing is recorded any more
-        self._seen_as: Snapshot | None = None
+        self._seen_as: LookedAt | None = None
         self._memory: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
@@ -109,7 +109,7 @@ class Graphs:
     def state(self, module: nn.Module) -> Hashable:
         """What a recording cannot see change, of a network that is recordable; None of another."""
         if self._seen_as is None or not self._seen_as.holds(module):
-            self._seen_as = Snapshot(module)
+            self._seen_as = LookedAt(module)
         return self._seen_as.mark
 
     def guess(self, request: Hashable, given: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
@@ -202,7 +202,7 @@ def recordable(module: nn.Module) -> bool:
     return not any(map(is_watched, module.modules()))
 
 
-class Snapshot:
+class LookedAt:
     """A network as it was looked at, kept so that it is quickly seen whether it still is.
 
     What it holds cannot be freed, so nothing else can have taken its place unseen.

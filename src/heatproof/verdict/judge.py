@@ -186,14 +186,27 @@ def _in_the_way(data: RunData) -> Iterator[str]:
         yield f"too few pictures could be used: {status.sentence}"
     if not data.real:
         yield "no method of the run looks at the network"
-    both = zip(data.images.confidence, data.images.predicted, strict=True)
-    silent = sum(math.isnan(chance) and guess is None for chance, guess in both)
+    silent = _silent(data)
     if silent or not data.images.ids:
         yield f"the network's answers to {silent} of {len(data.images.ids)} pictures are not numbers"
     if data.manifest.several:
         yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH)
     else:
         yield from _no_skill(data)
+
+
+def _silent(data: RunData) -> int:
+    """Pictures to which the network gave neither a probability nor, where its head has none, a value."""
+    unsure = [
+        i for i, chance in zip(data.images.ids, data.images.confidence, strict=True) if math.isnan(chance)
+    ]
+    if not unsure:
+        return 0
+    rows = data.folder.scores().sql(
+        "select image from scores where metric = 'value' and not isnan(value) and model = ? and checkpoint = ?",
+        [data.model, data.checkpoint],
+    )
+    return len({*unsure} - {row["image"] for row in rows})
 
 
 def _no_skill(data: RunData) -> Iterator[str]:
