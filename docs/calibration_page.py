@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import textwrap
 from dataclasses import asdict
+from math import isnan
 from typing import Any
 
 import matplotlib
@@ -160,7 +161,8 @@ def looks_table() -> list[str]:
     found: dict[str, dict[tuple[str, str], str]] = {}
     count: dict[str, str] = {}
     for row in rows("looks.csv"):
-        cell = f"{float(row['above_chance']):.3f}, {SAID[row['looks_there']]}"
+        above = float(row["above_chance"])
+        cell = f"{'–' if isnan(above) else f'{above:.3f}'}, {SAID[row['looks_there']]}"
         found.setdefault(row["pair"], {})[row["metric"], row["network"]] = cell
         count[row["pair"]] = row["n"]
     kinds = [(m, n) for m in ("pointing", "structure_score") for n in ("planted", "clean")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from math import isnan
 from pathlib import Path
 
 from heatproof.studies.calibrate.thresholds import CHOSE, OTHER
@@ -120,7 +121,8 @@ def _right(found: Iterable[Row], pair: str, metric: str) -> bool:
 
 
 def _span(found: Iterable[Row], network: str, metric: str) -> str:
-    own = [float(r["above_chance"]) for r in found if (r["network"], r["metric"]) == (network, metric)]
+    every = [float(r["above_chance"]) for r in found if (r["network"], r["metric"]) == (network, metric)]
+    own = [one for one in every if not isnan(one)]
     return f"{min(own):.2f} to {max(own):.2f}"
 
 

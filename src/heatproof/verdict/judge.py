@@ -203,7 +203,8 @@ def _silent(data: RunData) -> int:
     if not unsure:
         return 0
     rows = data.folder.scores().sql(
-        "select image from scores where metric = 'value' and not isnan(value) and model = ? and checkpoint = ?",
+        "select image from scores "
+        "where metric = 'value' and not isnan(value) and model = ? and checkpoint = ?",
         [data.model, data.checkpoint],
     )
     return len({*unsure} - {row["image"] for row in rows})
