@@ -29,7 +29,7 @@ def status(out: Path) -> tuple[str, int, int, int, int]:
     (signal.SIGKILL, "failed", "its process ended without a word"),
 ])  # fmt: skip
 def test_stopped_and_killed_runs_say_so(tmp_path: Path, sign: int, state: str, why: str) -> None:
-    study, out = make_study(tmp_path, 12, *PLAIN), tmp_path / "out"
+    study, out = make_study(tmp_path, 32, *PLAIN), tmp_path / "out"
     process = start(study, out, script=SLOW)
     wait_for(lambda: list((out / "seals").glob("*.json")), process)
     running = RunFolder.open(out).status()
@@ -37,10 +37,10 @@ def test_stopped_and_killed_runs_say_so(tmp_path: Path, sign: int, state: str, w
     process.send_signal(sign)
     process.communicate(timeout=60)
     found = RunFolder.open(out).status()
-    assert found.state == state and why in found.reason and 0 < found.used < 12
-    assert found.used + found.missing == 12 and not found.complete
+    assert found.state == state and why in found.reason and 0 < found.used < 32
+    assert found.used + found.missing == 32 and not found.complete
     run_study(study, out)
-    assert status(out) == ("complete", 12, 12, 0, 0)
+    assert status(out) == ("complete", 32, 32, 0, 0)
 
 
 def test_an_error_is_kept_with_its_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
