@@ -125,15 +125,31 @@ class Changes(Block):
         return functional.relu(y)
 
 
+class ChangesShortcut(Block):
+    def block(self, x: Tensor) -> Tensor:
+        z = x.clone()
+        y = self.middle(x) + z
+        z.mul_(2)
+        return functional.relu(y)
+
+
 @pytest.mark.parametrize(
     ("kind", "kernel"),
-    [(Block, "add"), (OtherSide, "add"), (InPlace, "add"), (ReadTwice, "relu"), (Sigmoid, ""), (Changes, "")],
+    [
+        (Block, "add"),
+        (OtherSide, "add"),
+        (InPlace, "add"),
+        (ReadTwice, "relu"),
+        (Sigmoid, ""),
+        (Changes, ""),
+        (ChangesShortcut, ""),
+    ],
 )
 def test_blocks_written_by_hand_answer_the_same(kind: type[Block], kernel: str, kernels: list[str]) -> None:
     fusion, plain, fused = both(lived_in(kind()), 8)
     torch.testing.assert_close(fused, plain, atol=1e-5, rtol=1e-5)
     assert (len(fusion.steps) == 1) == bool(kernel)
-    assert kernels[-1:] == ([kernel] if kernel else []) or kind is Changes
+    assert kernels[-1:] == ([kernel] if kernel else []) or kind in (Changes, ChangesShortcut)
 
 
 def test_new_weights_are_seen_and_gradients_are_the_networks_own() -> None:

@@ -234,8 +234,8 @@ def shared_pass(
         with span("shared pass"):
             trace = capture(model, batch, chosen(start, stop), needs, layer, queue, seed)
         trace = replace(trace, ids=ids[start:stop])
-        dead = dead_layers(trace)
-        return [replace(call(trace), dead=call.dead(dead, trace)) for call in calls], trace.logits
+        each = zip(calls, dead_of(trace), strict=True)
+        return [replace(call(trace), dead=dead) for call, dead in each], trace.logits
 
     with untouched(model.module), checkpoints_in_a_sentence(model.name):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.

@@ -112,13 +112,16 @@ _last_rows: tuple[Tensor, tuple[int, int, str], Tensor] | None = None
 
 
 def _rows_for(cut: Tensor, samples: int, seed: int, form: str) -> Tensor:
-    """Rows for these segments, on their device; those of the last segments are kept, as these are."""
+    """Rows for these segments, on their device; on a GPU the last ones are kept, as the segments are."""
     global _last_rows
-    asked, kept = (samples, seed, form), _last_rows
-    if kept is None or kept[0] is not cut or kept[1] != asked:
-        rows = sample_rows(cut.flatten(1).amax(1).tolist(), samples, seed, form)
-        kept = _last_rows = cut, asked, rows.to(cut.device, non_blocking=True)
-    return kept[2]
+    asked = samples, seed, form
+    if _last_rows is not None and _last_rows[0] is cut and _last_rows[1] == asked:
+        return _last_rows[2]
+    rows = sample_rows(cut.flatten(1).amax(1).tolist(), samples, seed, form)
+    rows = rows.to(cut.device, non_blocking=True)
+    if cut.is_cuda:
+        _last_rows = cut, asked, rows
+    return rows
 
 
 def sample_rows(last_segments: Sequence[int], samples: int, seed: int, form: str = "published") -> Tensor:

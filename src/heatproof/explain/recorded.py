@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from heatproof.models.capture import NotAPicture, choose_layers, pass_for, traced
 from heatproof.models.graphs import Graphs
@@ -113,6 +114,5 @@ def _given(model: Model, images: Tensor, targets: Any) -> list[Tensor]:
 
 def _copied(made: Recorded) -> Recorded:
     """Out of the memory that the next pass overwrites."""
-    known: dict[int, Tensor | None] = {id(None): None}
-    dead = [known.setdefault(id(one), None if one is None else one.clone()) for one in made.dead]
-    return Recorded(made.logits.clone(), made.targets.clone(), [one.clone() for one in made.values], dead)
+    copied: Recorded = tree_map_only(Tensor, Tensor.clone, made)
+    return copied

@@ -79,7 +79,7 @@ class Later(Tensor):
 
     step: FusedStep
     images: Tensor
-    version: int | None
+    read: list[tuple[Tensor, int | None]]  # what it will read, as it was when that was settled
     normed: bool
     shortcut: Tensor | None
     made: Tensor | None
@@ -90,7 +90,7 @@ class Later(Tensor):
         sides = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in spans]
         shape = (len(images), step.conv.out_channels, *sides)
         self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=images.dtype, device=images.device)
-        self.step, self.images, self.version = step, images, _version(images)
+        self.step, self.images, self.read = step, images, [(images, _version(images))]
         self.normed, self.shortcut, self.made = False, None, None
         return self
 
@@ -128,7 +128,7 @@ class Later(Tensor):
         return result
 
     def _check(self) -> None:
-        if self.version != _version(self.images):
+        if any(version != _version(one) for one, version in self.read):
             raise RuntimeError("what a convolution reads was changed before its answer was asked for")
 
     def with_shortcut(self, other: Tensor, in_place: bool) -> Later | None:
@@ -140,7 +140,8 @@ class Later(Tensor):
         if step.norm is not None and not self.normed:
             return None
         summed = self if in_place else Later(step, self.images)
-        summed.normed, summed.version, summed.shortcut = self.normed, self.version, other
+        summed.normed, summed.shortcut = self.normed, other
+        summed.read = [*self.read, (other, _version(other))]
         return summed
 
 

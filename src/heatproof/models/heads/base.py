@@ -16,6 +16,7 @@ Facts of each head stand beside it: what it measures, what "the same prediction"
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -34,7 +35,7 @@ class Columns(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Head:
+class Head(ABC):
     """What every head can do; subclasses say how. by_itself: found in the first pass, not told."""
 
     name: ClassVar[str] = ""
@@ -46,9 +47,9 @@ class Head:
     by_itself: bool = False
 
     @property
+    @abstractmethod
     def meaning(self) -> str:
         """The output in words, for those who should know what was assumed."""
-        raise NotImplementedError
 
     def table(self, output: Any, count: int) -> Tensor:
         """ "b k" in what the network returns for so many images."""

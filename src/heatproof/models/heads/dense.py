@@ -16,6 +16,7 @@ column: the highest score).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -54,26 +55,26 @@ class Dense(Head):
 
     asks: ClassVar[bool] = True
 
+    @abstractmethod
     def look(self, output: Any, count: int) -> list[Any]:
         """For each image what asking needs to know of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ask(self, seen: list[Any], targets: Any, size: tuple[int, ...]) -> Dense:
         """Bound to these images. targets: None, classes, or (class, region)."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def bound(self) -> int:
         """How many images it is bound to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def free(self) -> Dense:
         """As before it was asked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def columns(self, targets: Any, device: torch.device) -> Columns:
         """Targets of the images it is bound to, in their order."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
