@@ -106,11 +106,11 @@ def test_on_a_gpu_the_device_has_a_clock_of_its_own() -> None:
     with profiling() as profiler:
         pass
     found = Profiler(recorded, profiler._until_the_end)
-    found.kernels = [(1000, 1030), (1050, 1080), (1060, 1090), (1095, 1100)]
+    found.kernels = [(0, 30), (50, 80), (60, 90), (95, 100)]
     one = next(one for one in found.summary().stages if one.stage == "metric")
     ns = [round(value * 1e9) for value in (one.seconds, one.device, one.host, one.waiting)]
-    assert ns == [40, 6, 20, 20] and (one.passes, one.inputs) == (1, 4)
-    assert found.summary().busy == pytest.approx((40 + 5) / 60)  # from 1040, after the first unit, to 1100
+    assert ns == [40, 6, 20, 20] and (one.passes, one.inputs, round(one.idle * 1e9)) == (1, 4, 10)
+    assert found.summary().busy == pytest.approx((40 + 5) / 60)  # from 40, after the first unit, to 100
 
 
 def test_torch_tells_when_a_kernel_ran() -> None:

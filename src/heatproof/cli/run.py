@@ -140,12 +140,13 @@ def profile_table(found: Profile) -> Table:
     busy = "" if found.busy is None else f"; the GPU was busy for {found.busy:.0%} of it after the first unit"
     table = new_table(f"where {found.wall:.1f} s went, on {found.device}{busy}")
     table.add_column("stage", overflow="fold")
-    for name in ("calls", "passes", "inputs", "seconds", "device", "host", "waiting"):
+    clocks = ["seconds", "device", "host", "waiting"] + ["idle"] * (found.busy is not None)
+    for name in ("calls", "passes", "inputs", *clocks):
         table.add_column(name, justify="right", no_wrap=True)
 
     def add(one: StageTime, name: str) -> None:
         counts = (f"{count:,}" if count else "" for count in (one.calls, one.passes, one.inputs))
-        times = (f"{time:,.2f}" if time else "" for time in (one.seconds, one.device, one.host, one.waiting))
+        times = (f"{time:,.2f}" if (time := getattr(one, clock)) else "" for clock in clocks)
         table.add_row(name, *counts, *times)
 
     own = [one for one in found.stages if not one.beside]

@@ -2,7 +2,8 @@
 
 For the main thread, stage by stage: seconds in all, of these in passes (`device`), waiting for somebody else,
 and the rest (`host`). On a GPU `device` is by its own timers while the host goes on, so `host` is all that is
-not waiting. Work of other threads overlaps with that; it is listed as `beside`.
+not waiting; `idle` is how long meanwhile no kernel ran. Work of other threads overlaps with that; it is
+listed as `beside`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from heatproof.disk import write_whole
@@ -42,6 +45,7 @@ class StageTime:
     device: float
     host: float
     waiting: float
+    idle: float = 0.0  # of a GPU while the main thread was here
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def profiling() -> Iterator[Profiler]:
 
 
 class Profiler:
-    """A recording, and the stretches of time (from, to, in ns) in which the GPU computed."""
+    """A recording, and the stretches of time (from, to, in ns since it began) in which the GPU computed."""
 
     def __init__(self, recorded: Recording, until_the_end: ExitStack) -> None:
         self.recorded, self._until_the_end = recorded, until_the_end
@@ -81,11 +85,13 @@ class Profiler:
     def on(self, device: str) -> None:
         """Say where the passes will run, before the first one."""
         self.recorded.device = device
-        self._until_the_end.enter_context(_kernels(device, self.kernels))
+        self._until_the_end.enter_context(_kernels(device, self.kernels, self.recorded.began))
 
     def summary(self) -> Profile:
         spans, main = self.recorded.spans, self.recorded.main
         own = _stages([span for span in spans if span.thread == main], self.recorded.device, beside=False)
+        if self.kernels:
+            own = [replace(one, idle=idle) for one, idle in zip(own, self._idle(own), strict=True)]
         others = _stages([span for span in spans if span.thread != main], self.recorded.device, beside=True)
         wall = self.recorded.ended * NS
         rest = max(0.0, wall - sum(one.seconds for one in own))
@@ -93,13 +99,20 @@ class Profiler:
         return Profile(self.recorded.device, wall, (*_longest(own), *_longest(others)), self._busy())
 
     def _busy(self) -> float | None:
-        units = [span for span in self.recorded.spans if span.name == FRAME]
+        units = [span.end for span in self.recorded.spans if span.name == FRAME]
         if not self.kernels or not units:
             return None
-        first = min(units, key=lambda span: span.start)
-        begin = min(start for start, _ in self.kernels) + first.ns
-        end = max(stop for _, stop in self.kernels)
-        return covered(self.kernels, begin, end) / (end - begin) if end > begin else None
+        begin, end = min(units), max(stop for _, stop in self.kernels)
+        worked = covered(self.kernels)
+        return (worked(end) - worked(begin)) / (end - begin) if end > begin else None
+
+    def _idle(self, stages: Sequence[StageTime]) -> list[float]:
+        """Seconds of each stage of the main thread in which the GPU had nothing to do."""
+        worked, found = covered(self.kernels), dict.fromkeys(((one.stage, one.what) for one in stages), 0.0)
+        for one in self.recorded.spans:
+            if one.thread == self.recorded.main and (one.name, one.what) == one.stage and one.stage in found:
+                found[one.stage] += (one.ns - worked(one.end) + worked(one.start)) * NS
+        return list(found.values())
 
     def write(self, folder: Path, name: str = "profile") -> Path:
         """NAME.json and NAME.csv, the table, and NAME.trace.json for trace viewers; the path of the last."""
@@ -164,30 +177,38 @@ def _longest(stages: Sequence[StageTime]) -> list[StageTime]:
     return sorted(stages, key=lambda one: -one.seconds)
 
 
-def covered(stretches: Sequence[tuple[int, int]], begin: int, end: int) -> int:
-    """How much of the time from begin to end lies in at least one stretch.
+def covered(stretches: Sequence[tuple[int, int]]) -> Callable[[int], int]:
+    """How much of the time before a moment lies in at least one stretch.
 
-    >>> covered([(0, 4), (2, 6), (8, 20)], 1, 10)
-    7
+    >>> before = covered([(0, 4), (2, 6), (8, 20)])
+    >>> before(1), before(6), before(10)
+    (1, 6, 8)
     """
-    total, last = 0, begin
-    for start, stop in sorted(stretches):
-        start, stop = max(start, last), min(stop, end)
-        if stop > start:
-            total, last = total + stop - start, stop
-    return total
+    starts, stops = np.array(sorted(stretches)).T
+    ends = np.maximum.accumulate(stops)
+    begins = np.maximum(starts, np.concatenate([starts[:1], ends[:-1]]))  # what is new in each
+    lengths = np.maximum(ends - begins, 0)
+    sums = np.concatenate([[0], lengths.cumsum()])
+
+    def before(moment: int) -> int:
+        count = int(np.searchsorted(begins, moment, side="right"))
+        return int(sums[count] - max(0, begins[count - 1] + lengths[count - 1] - moment if count else 0))
+
+    return before
 
 
 @contextmanager
-def _kernels(device: str, found: list[tuple[int, int]]) -> Iterator[None]:
+def _kernels(device: str, found: list[tuple[int, int]], began: int) -> Iterator[None]:
     """Fill `found` with what a GPU did; on a CPU there is nothing to fill."""
     if not device.startswith("cuda"):
         yield
         return
+    zero = time.time_ns() - time.perf_counter_ns() + began  # torch's profiler tells the time of day
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         yield
         torch.cuda.synchronize()
     results = profiler.profiler.kineto_results if profiler.profiler else None
     for event in results.events() if results else ():
         if event.device_type() == torch.autograd.DeviceType.CUDA:
-            found.append((event.start_ns(), event.start_ns() + event.duration_ns()))
+            start = event.start_ns() - zero
+            found.append((start, start + event.duration_ns()))
