@@ -18,6 +18,7 @@ from torch import nn
 DATA = Path(__file__).parent / "data"
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from; tables are as in a pipe
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in its background so

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import heatproof as hp
+from conftest import needs_cuda
 from heatproof.errors import HeatproofError, InputError
 from heatproof.registry import explainers
 
@@ -86,6 +87,19 @@ def test_maps_of_volumes_are_finite_and_know_their_size(method: str) -> None:
     assert maps.upsample().shape == (2, 5, SIDE, 12)
     alone = hp.explain(volumes, shown[1:], call, targets=maps.explained[1:])[call]
     torch.testing.assert_close(alone.values, maps.values[1:], rtol=1e-3, atol=1e-5)
+
+
+@needs_cuda
+@pytest.mark.parametrize("method", WITH_VOLUMES)
+def test_on_a_gpu_volumes_have_the_maps_of_a_cpu(method: str) -> None:
+    _, volumes = twins()
+    shown = torch.rand(2, 2, 5, SIDE, 12, generator=torch.Generator().manual_seed(2))
+    call = method + QUICK.get(method, "")
+    expected = hp.explain(volumes, shown, call)[call].normalised()
+    model = hp.load_model(volumes, device="cuda", precision="fp32")
+    for _ in range(4):
+        found = hp.explain(model, shown, call)[call].normalised()
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("method", [entry.name for entry in explainers if not entry.volumes])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import heatproof as hp
-from conftest import same, small_cnn, small_vit, state_of
+from conftest import needs_cuda, same, small_cnn, small_vit, state_of
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import PerImage
 from heatproof.metrics.occlusion import part_occlusion
@@ -134,6 +134,26 @@ def test_every_method_explains_every_head_or_refuses_in_one_sentence(head: str) 
         assert model.head == (head if head != "callable" else "softmax")
     assert set(refused) <= {"attnlrp", "legrad", "rollout"}, refused
     assert not refused or head in ("segmentation", "detection")
+
+
+@needs_cuda
+@pytest.mark.parametrize("head", NETWORKS)
+def test_on_a_gpu_every_head_has_the_maps_of_a_cpu(head: str) -> None:
+    """Also the fourth time, when passes are recorded."""
+    for entry in explainers:
+        vit = entry.only == "transformer"
+        if vit and head in ("segmentation", "detection"):
+            continue
+        model, targets = network(head, vit)
+        call = cheap_call(entry.name)
+        expected = hp.explain(model, images(), [call], targets)[call]
+        model.precision = "fp32"
+        model.module.cuda()
+        for turn in range(4):
+            found = hp.explain(model, images(), [call], targets)[call]
+            assert found.explained.cpu().equal(expected.explained), (entry.name, turn)
+            gap = (found.normalised().cpu() - expected.normalised()).abs().mean()
+            assert gap < 1e-3, (entry.name, turn, gap)
 
 
 def truth(count: int) -> Truth:

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import heatproof as hp
-from conftest import small_cnn
+from conftest import needs_cuda, small_cnn
 from heatproof.explain import recorded
 from heatproof.models import capture
 from heatproof.models.graphs import MOST, SEEN, Graphs, recordable, state_of
 from heatproof.models.queue import Runner, how_it_runs
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
 class Rerun:

@@ -117,11 +117,13 @@ def test_torch_tells_when_a_kernel_ran() -> None:
     """What `_kernels` reads from torch's profiler, here of the CPU."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
         torch.ones(3).sum()
+    now = time.time_ns()
     assert found.profiler is not None
     events = found.profiler.kineto_results.events()
     assert any(event.duration_ns() > 0 for event in events)
+    assert all(abs(now - event.start_ns()) < 60e9 for event in events), "not by the time of day"
     assert {event.device_type() for event in events} == {torch.autograd.DeviceType.CPU}
-    with section._kernels("cpu", kept := []):
+    with section._kernels("cpu", kept := [], 0):
         pass
     assert kept == []
 
