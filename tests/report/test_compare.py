@@ -18,6 +18,7 @@ from heatproof.cli import main
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
 from heatproof.report.beside import Difference, compare_runs
+from heatproof.report.charts import nice_ticks
 from heatproof.store.ledger import write_record
 from made_run import good, make_run
 
@@ -175,3 +176,9 @@ def test_anyone_can_read_the_page_on_any_screen(runs: Path, tmp_path: Path) -> N
             found = axe.Axe().run(tab)
             assert not found.response["violations"], found.generate_report()
         browser.close()
+
+
+@pytest.mark.parametrize("span", [0.0008, 0.011, 0.29, 0.81, 0.999, 9.5])
+def test_an_axis_has_a_few_ticks_whatever_changed(span: float) -> None:
+    ticks = nice_ticks(-span, 0.0, 4)
+    assert 1 < len(ticks) <= 5 and ticks[-1] == 0.0

@@ -127,6 +127,6 @@ def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
     if not span > 0:
         return [low]
     power = 10 ** math.floor(math.log10(span))
-    step = next(s * power for s in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if span / (s * power) < most)
+    step = next(s * power for s in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0) if span / (s * power) < most)
     first = math.ceil(low / step - 1e-9)
     return [round(k * step, 10) + 0.0 for k in range(first, math.floor(high / step + 1e-9) + 1)]
