@@ -18,6 +18,7 @@ from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, LITE
 from heatproof.registry import split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, sections
+from heatproof.studies.settings import HEAD
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,11 +47,7 @@ class Explained:
 @click.option("--random-weights", is_flag=True, help="Do not ask for pretrained weights.")
 @click.option("--classes", type=PATH, help="Class names: a text file, one per line.")
 @click.option("--allow-pickle", is_flag=True, help="Let the checkpoint run code. Only if you trust it.")
-@click.option(
-    "--head",
-    help="What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
-    "Found by itself where that is safe.",
-)
+@click.option("--head", help=HEAD)
 @click.option("--references", type=PATH, help="Of an embedding: vectors to be similar to, a .npy file.")
 @click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
 @click.argument("images", nargs=-1, required=True)

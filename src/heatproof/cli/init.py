@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from heatproof.cli._console import PATH, console
+from heatproof.studies.settings import HEAD
 
 
 @click.command("init")
@@ -14,7 +15,8 @@ from heatproof.cli._console import PATH, console
 @click.option("--out", "-o", type=PATH, default=Path("study.toml"), help="The file; never overwritten.")
 @click.option("--model", "-M", default="", help="lite0, torchvision:NAME, timm:NAME, FILE.py:FACTORY, ...")
 @click.option("--checkpoint", "-c", default="", help="Its weights, as seen from the file.")
-def init_command(folder: Path, out: Path, model: str, checkpoint: str) -> None:
+@click.option("--head", default="", help=HEAD)
+def init_command(folder: Path, out: Path, model: str, checkpoint: str, head: str) -> None:
     """Write a study for the pictures in FOLDER, to fill in and give to heatproof run.
 
     It sees how the pictures are listed (a folder for each class, a CSV file, box files, DICOM, arrays), how
@@ -28,7 +30,7 @@ def init_command(folder: Path, out: Path, model: str, checkpoint: str) -> None:
     """
     from heatproof.studies.audit.starter import write_starter
 
-    path, seen = write_starter(folder, out, model, checkpoint)
+    path, seen = write_starter(folder, out, model, checkpoint, head)
     for line in seen:
         console.print(line, soft_wrap=True)
     todo = "" if model else "fill in the lines marked <-, then "

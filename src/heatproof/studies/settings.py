@@ -15,6 +15,11 @@ from typing import Any
 from heatproof.errors import InputError, did_you_mean
 from heatproof.registry import split_calls
 
+HEAD = (
+    "What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
+    "Found by itself where that is safe."
+)
+CLASS_HEAD = "What the output is: softmax, logit, probabilities. Found by itself where that is safe."
 LAYER = "Where CAMs look; found by itself by default."
 LIMIT = "At most so many pictures, classes in proportion."
 DEVICE = "cpu, cuda, cuda:1, ...; a GPU where there is one."

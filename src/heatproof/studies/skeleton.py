@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import rankdata
 
 from heatproof.disk import write_whole
 from heatproof.explain.floors import is_floor
 from heatproof.metrics.agreement import rank_correlation
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
+from heatproof.models import Model
 from heatproof.models.specs import placed_spec
 from heatproof.report.tables import Value
 from heatproof.run.config import toml
@@ -25,6 +28,12 @@ from heatproof.run.progress import Progress
 def local_spec(spec: str) -> str:
     """With the full path of a network's own file: the study lies in another folder."""
     return placed_spec(spec, Path.cwd())
+
+
+def need_one_class(model: Model, who: str) -> None:
+    """Refuse a network that does not name one class for each picture; a blank one shows it."""
+    model.logits(torch.zeros(1, model.preprocess.channels, *model.preprocess.size))
+    model.read.need_one_class(who)
 
 
 def some(settings: Any, *names: str) -> dict[str, Any]:
@@ -65,18 +74,15 @@ def named_run(folder: Path, name: str, config: Mapping[str, Any], progress: Prog
 
 def write_study(path: Path, config: Mapping[str, Any]) -> Path:
     """A run as a TOML file, which `heatproof run` takes as well."""
-    write_whole({path: lambda temporary: temporary.write_text(toml(config), encoding="utf-8")})
+    write_whole({path: toml(config)})
     return path
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """A list of pictures as a CSV manifest."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([header, *rows])
-
-    write_whole({path: write})
+    """A table as a CSV file."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([header, *rows])
+    write_whole({path: out.getvalue()})
     return path
 
 

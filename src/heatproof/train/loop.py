@@ -132,6 +132,7 @@ def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Seque
         raise InputError(f"there is no epoch {wrong[0]} to keep; the recipe has epochs 1 to {recipe.epochs}")
     image = model.preprocess.normalise(train.images[:1].float() / 255)
     classes = max(2, model.logits(image).shape[1])
+    model.read.need_one_class("training")
     for name, data in (("training", train), ("validation", valid)):
         if (highest := int(data.labels.max())) >= classes:
             raise InputError(

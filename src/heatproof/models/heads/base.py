@@ -42,6 +42,7 @@ class Head(ABC):
     chance: ClassVar[str] = ""  # what counts as a probability; "" where nothing does
     same_if: ClassVar[str] = "the same class is the most likely one"
     names_classes: ClassVar[bool] = False  # whether its answer is a class, or a set of them
+    one_class: ClassVar[bool] = False  # whether it is one class
     asks: ClassVar[bool] = False  # whether targets are places in the clean images (see dense.py)
 
     by_itself: bool = False
@@ -110,6 +111,14 @@ class Head(ABC):
         """Refuse on behalf of what compares classes with labels."""
         if not self.names_classes:
             raise self.refused(f"classes, which {who} needs")
+
+    def need_one_class(self, who: str) -> None:
+        """Refuse on behalf of what trains or compares one class per picture."""
+        if not self.one_class:
+            raise InputError(
+                f"{who} needs a network that names one class for each picture, and the head here is "
+                f"{self.name!r}; name another head, or take heatproof audit or run, which know all heads"
+            )
 
     def refused(self, what: str) -> InputError:
         return InputError(

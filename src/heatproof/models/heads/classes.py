@@ -41,6 +41,7 @@ class OneOfMany(Head):
 
     name: ClassVar[str] = "softmax"
     names_classes: ClassVar[bool] = True
+    one_class: ClassVar[bool] = True
     chance: ClassVar[str] = "softmax over the classes"
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 from heatproof.images.guess import Guess
 from heatproof.models.specs import placed_spec
-from heatproof.studies.settings import DEVICE, LAYER, THREADS, Settings, calls, option, words
+from heatproof.studies.settings import DEVICE, HEAD, LAYER, THREADS, Settings, calls, option, words
 
 BATCH = 8  # pictures per unit: what Ctrl-C has to wait for
 HELD = "python:"  # before the name of a network that only Python holds
@@ -37,7 +37,7 @@ class AuditSettings(Settings):
     )
     limit: int | None = option(None, "At most so many pictures, classes in proportion.", least=1)
     layer: str | None = option(None, LAYER, short="l")
-    head: str | None = option(None, "What the output is: softmax, multilabel, ...; found by itself.")
+    head: str | None = option(None, HEAD)
     allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)

@@ -19,7 +19,9 @@ SHOWN = 6  # classes
 PARTS_OF_A_CODE = {"finder", "timing", "box"}
 
 
-def write_starter(pictures: Path, out: Path, model: str = "", checkpoint: str = "") -> tuple[Path, list[str]]:
+def write_starter(
+    pictures: Path, out: Path, model: str = "", checkpoint: str = "", head: str = ""
+) -> tuple[Path, list[str]]:
     """The file, and what was seen; never over one that is there."""
     if out.exists():
         raise InputError(f"{out} is there already; name another file with --out, or remove it")
@@ -27,7 +29,7 @@ def write_starter(pictures: Path, out: Path, model: str = "", checkpoint: str = 
         raise InputError(f"there is no folder {out.parent}; create it first")
     found = guess_source(pictures)
     source = open_source(found.kind, found.path, **found.options)
-    write_whole({out: starter(found, source, out.resolve().parent, model, checkpoint)})
+    write_whole({out: starter(found, source, out.resolve().parent, model, checkpoint, head)})
     return out, seen(found, source)
 
 
@@ -52,7 +54,9 @@ def seen(found: Guess, source: Source) -> list[str]:
     return told
 
 
-def starter(found: Guess, source: Source, folder: Path, model: str = "", checkpoint: str = "") -> str:
+def starter(
+    found: Guess, source: Source, folder: Path, model: str = "", checkpoint: str = "", head: str = ""
+) -> str:
     """The study as text."""
     classes = {label for sample in source.samples for label in sample.stated}
     metrics = [voter().name, "insertion(steps=20)", "deletion(steps=20)", "method_agreement"]
@@ -80,7 +84,11 @@ def starter(found: Guess, source: Source, folder: Path, model: str = "", checkpo
         else '# checkpoints = "best.pt"  # <- fill in',
         "# pretrained = true       instead: the library's own weights, which are downloaded",
         f"# {count}where neither the weights nor the library say it" if count else '# layer = "layer4"',
-        *(['head = "multilabel"  # where the network returns logits'] if source.several else []),
+        f"head = {json.dumps(head)}"
+        if head
+        else 'head = "multilabel"  # where the network returns logits'
+        if source.several
+        else '# head = "regression"     what its output is, where that is not found by itself; see docs/heads.md',
         "",
         "[images]",
         f"kind = {json.dumps(found.kind)}",

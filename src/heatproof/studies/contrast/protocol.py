@@ -46,7 +46,7 @@ def contrast_study(settings: ContrastSettings, progress: Progress | None = None)
     model = load_model(
         settings.model, settings.checkpoint, pretrained=settings.checkpoint is None,
         device=best_device(settings.device), layer=settings.layer, allow_pickle=settings.allow_pickle,
-        classes=settings.class_names or None,
+        classes=settings.class_names or None, head=settings.head,
     )  # fmt: skip
     found = contrast(
         model, labelled(model, settings.images, limit=settings.limit, seed=settings.seed), None, methods,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heatproof.errors import InputError
-from heatproof.studies.settings import DEVICE, LAYER, LIMIT, Settings, calls, option, words
+from heatproof.studies.settings import CLASS_HEAD, DEVICE, LAYER, LIMIT, Settings, calls, option, words
 
 METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrated-gradients")
 
@@ -47,6 +47,7 @@ class ContrastSettings(Settings):
     epochs: int = option(40, "Of each training, at most.", least=1)
     lr: float = option(3e-4, "Learning rate of the first epoch.")
     layer: str | None = option(None, LAYER, short="l")
+    head: str | None = option(None, CLASS_HEAD)
     allow_pickle: bool = option(False, "Let the checkpoint run code. Only if you trust it.")
     device: str | None = option(None, DEVICE)
     seed: int = option(0, "Everything follows from it.", least=0)

@@ -49,7 +49,7 @@ from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.similarity import REASONS
 from heatproof.models import Model
 from heatproof.models.load import best_device
-from heatproof.registry import explainers, parse_call
+from heatproof.registry import call_text, explainers, parse_call
 from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
@@ -63,7 +63,7 @@ from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.pairs import input_pairs, model_ready
 from heatproof.studies.cose.settings import CoseSettings
-from heatproof.studies.skeleton import run_config, some
+from heatproof.studies.skeleton import need_one_class, run_config, some
 from heatproof.train.folder import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
 
@@ -89,6 +89,7 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     for name, why in skipped.items():
         progress.say(f"checkpoint {name!r} is left out: {why}")
     final = _final(settings, hashes)
+    need_one_class(opened.model(final), "COSE")
     check_classes(opened, opened.model(final))
     manifest = _manifest(settings, opened, hashes, final)
     folder = RunFolder.resume(settings.out, manifest, free=FREE)
@@ -231,7 +232,7 @@ def as_the_authors(settings: CoseSettings) -> CoseSettings:
     def method(text: str) -> str:
         name, options = parse_call(text)
         more = AUTHORS.get(explainers.get(name).name, {}) | options
-        return f"{name}({', '.join(f'{key}={value!r}' for key, value in more.items())})" if more else text
+        return call_text(name, more) if more else text
 
     return replace(settings, methods=tuple(map(method, settings.methods)), require_correct=True)
 
@@ -257,7 +258,7 @@ def _open(settings: CoseSettings) -> Opened:
     if not (settings.checkpoints or settings.pretrained or own_weights):
         raise InputError(f"{settings.model} has no trained weights; name checkpoints or set pretrained")
     names = {"class_names": list(settings.class_names)} if settings.class_names else {}
-    model = some(settings, "pretrained", "num_classes", "layer", "name", "allow_pickle") | {
+    model = some(settings, "pretrained", "num_classes", "layer", "name", "allow_pickle", "head") | {
         "spec": settings.model,
         "checkpoints": [str(path) for path in settings.checkpoints],
         "random_init": settings.random_init and bool(settings.checkpoints or settings.pretrained),
@@ -312,6 +313,8 @@ def _manifest(settings: CoseSettings, opened: Opened, hashes: Mapping[str, str],
     }
     if settings.similarity != "local5":  # older folders do not say it
         config["similarity"] = settings.similarity
+    if settings.head is not None:
+        config["head"] = settings.head
     return Manifest.collect(
         config, seed=settings.seed, models=hashes, data=opened.source.hash, device=opened.device
     )

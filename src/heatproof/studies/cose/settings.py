@@ -9,7 +9,7 @@ from typing import Any
 
 from heatproof.images.transforms import DRAWS, TRANSFORMS
 from heatproof.registry import explainers
-from heatproof.studies.settings import DEVICE, LAYER, LIMIT, Settings, calls, option, words
+from heatproof.studies.settings import CLASS_HEAD, DEVICE, LAYER, LIMIT, Settings, calls, option, words
 
 SIMILARITIES = {"local5": "SSIM", "eq2": "SSIM (eq. 2)", "pearson": "Pearson's r"}
 PAPER_METHODS = (
@@ -61,6 +61,7 @@ class CoseSettings(Settings):
         (), "Comma-separated, in the order of the model's classes (folder, imagenet).", read=words
     )
     layer: str | None = option(None, LAYER, short="l")
+    head: str | None = option(None, CLASS_HEAD)
     name: str | None = option(None, "The model's name in tables.")
     dataset: str | None = option(None, "The pictures' name in tables; that of their folder by default.")
     pretraining: str | None = option(

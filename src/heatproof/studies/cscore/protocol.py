@@ -44,7 +44,14 @@ from heatproof.store import RunFolder
 from heatproof.studies.cscore import networks, page
 from heatproof.studies.cscore.networks import phase_ends
 from heatproof.studies.cscore.settings import CscoreSettings
-from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file, write_rows
+from heatproof.studies.skeleton import (
+    local_spec,
+    named_run,
+    need_one_class,
+    run_config,
+    study_file,
+    write_rows,
+)
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
 from heatproof.verdict.trajectory import Trajectory
@@ -74,6 +81,8 @@ def cscore_study(
 ) -> CscoreOutcome:
     """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
     source, root = check(settings)
+    untrained = build(settings, len(source.classes))
+    need_one_class(untrained, "a C-Score study")
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
@@ -90,7 +99,7 @@ def cscore_study(
         "kind": "csv", "path": "pictures.csv",
         "options": {"root": str(root), "class_names": list(source.classes)},
     }  # fmt: skip
-    layer = settings.layer or paper_layer(build(settings, len(source.classes)))
+    layer = settings.layer or paper_layer(untrained)
     places = source.boxed or bool(source.parts)
     more = ("localise",) if places else ()
     config = config_of(settings, images, weights, settings.methods, layer, more)
@@ -234,8 +243,9 @@ def build(settings: CscoreSettings, classes: int) -> Model:
     """The network before training, its new head drawn from the seed."""
     with seeded_builder(settings.seed):
         return load_model(
-            settings.model, num_classes=classes, pretrained=settings.pretrained, **settings.options
-        )
+            settings.model, num_classes=classes, pretrained=settings.pretrained, head=settings.head,
+            **settings.options,
+        )  # fmt: skip
 
 
 def paper_layer(model: Model) -> str | None:
@@ -256,7 +266,7 @@ def config_of(
     """A run over the pictures that are scored. more: metrics."""
     model = {
         "spec": local_spec(settings.model), "num_classes": len(images["options"]["class_names"]),
-        "checkpoints": list(weights), "layer": layer, "name": settings.model,
+        "checkpoints": list(weights), "layer": layer, "name": settings.model, "head": settings.head,
         "options": dict(settings.options),
     }  # fmt: skip
     rule = ListRule(settings.tau, settings.weights, settings.anchor)  # type: ignore[arg-type]

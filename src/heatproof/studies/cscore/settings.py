@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError
-from heatproof.studies.settings import DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option
+from heatproof.studies.settings import CLASS_HEAD, DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option
 from heatproof.train.recipe import CHECKPOINTS
 
 METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
@@ -78,6 +78,7 @@ class CscoreSettings(Settings):
     )
     gradients: bool = option(False, "Log each layer's gradients; do they warn of the alarms?")
     layer: str | None = option(None, LAYER, short="l")
+    head: str | None = option(None, CLASS_HEAD)
     sweep: bool = option(True, "C-Score of every CAM at every depth, too.")
     limit: int | None = option(None, LIMIT, least=1)
     out: Path = option(Path("runs/cscore"), "Folder.", short="o")

@@ -97,6 +97,7 @@ def known_pictures(settings: LocaliseSettings, model: Model) -> Sifted:
     """The pictures, their classes numbered as the model does; a sentence where they are not the model's."""
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
     count, names = max(2, model.logits(blank).shape[1]), settings.class_names
+    model.read.need_one_class("a localisation study")
     if names and len(names) != count:
         raise InputError(f"class_names lists {len(names)} names, but {model.name} has {count} classes")
     sifted = without(sift(settings.kind, settings.images, count, names or model.classes), settings.exclude)
@@ -136,6 +137,7 @@ def _config(
     library = settings.model.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS
     model = {
         "spec": local_spec(settings.model), "name": Path(settings.model).name, "layer": settings.layer,
+        "head": settings.head,
         "checkpoints": [str(settings.checkpoint.resolve())] if settings.checkpoint else None,
         "pretrained": True if library and not settings.checkpoint else None,
     }  # fmt: skip

@@ -8,7 +8,17 @@ from typing import Any
 
 from heatproof.errors import InputError
 from heatproof.explain.baselines import BASELINES
-from heatproof.studies.settings import DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option, words
+from heatproof.studies.settings import (
+    CLASS_HEAD,
+    DEVICE,
+    LAYER,
+    LIMIT,
+    THREADS,
+    Settings,
+    calls,
+    option,
+    words,
+)
 
 FLOORS = ("random", "edges", "centre")  # always beside the methods
 PREPROCESS: dict[str, dict[str, Any]] = {
@@ -81,6 +91,7 @@ class LocaliseSettings(Settings):
     steps: int = option(100, "Steps of insertion and deletion.", least=1)
     baseline: str = option("blur", "What deleted pixels become.", choices=BASELINES)
     layer: str | None = option(None, f"{LAYER} last_conv: as the thesis.", short="l")
+    head: str | None = option(None, CLASS_HEAD)
     thresholds: FlagThresholds = field(default_factory=FlagThresholds)
     out: Path = option(Path("runs/localise"), "Folder.", short="o")
     batch_size: int = option(16, "Pictures per unit.", least=1)

@@ -142,7 +142,7 @@ def engine_run(
     pictures = os.path.relpath(settings.out / "data" / "test" / MANIFEST, folder)
     model = {
         "spec": trainings.network_spec(settings, folder, seed), "name": settings.model,
-        "layer": settings.layer, "num_classes": len(trainings.CLASSES),
+        "layer": settings.layer, "num_classes": len(trainings.CLASSES), "head": settings.head,
         "checkpoints": [f"weights/{name}.safetensors" for name in run.weights],
     }  # fmt: skip
     images = {"kind": "csv", "path": pictures, "classes": [str(CODE)], "limit": run.limit}
@@ -231,9 +231,8 @@ class Probe:
                 for regime, units in left.items():
                     for method, maps in self.explained(regime, pictures, tuple(units)).items():
                         found = structure(maps, masks["finder"], masks["timing"], masks["box"])
-                        mine = rows[units[method].hash]
-                        for mass in MASSES:
-                            mine += self.rows(regime, method, at(mass, kind, level), found, mass)
+                        named = {mass: at(mass, kind, level) for mass in MASSES}
+                        rows[units[method].hash] += self.rows(regime, method, found, named)
             for unit in (unit for units in left.values() for unit in units.values()):
                 self.store.write_unit(unit, rows[unit.hash])
             severities = ", ".join(f"{level:g}" for level in levels)
@@ -251,8 +250,7 @@ class Probe:
             model = self.models[regime]
             images = ready(model, codes.pictures)
             found = part_occlusion(masks, torch.full((count,), CODE), model=model, images=images)
-            rows = [row for name in names for row in self.rows(regime, "", name, found, name)]
-            self.store.write_unit(unit, rows)
+            self.store.write_unit(unit, self.rows(regime, "", found))
             self.progress.say(f"{count} codes without their finder or timing patterns, {regime}")
 
     def speed(self) -> None:
@@ -282,11 +280,17 @@ class Probe:
         return explain(model, ready(model, pictures), methods, CODE, self.settings.layer, self.seed)
 
     def rows(
-        self, regime: str, method: str, name: str, found: PerImage, key: str, ids: Sequence[str] | None = None
-    ) -> Iterator[Score]:
-        reasons = found.reasons(key)
-        for image, value, reason in zip(ids or self.ids, found[key].double().tolist(), reasons, strict=False):
-            yield Score(self.settings.model, regime, image, CODE, CODE, method, name, value, reason)
+        self, regime: str, method: str, found: PerImage, named: Mapping[str, str] | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> list[Score]:  # fmt: skip
+        """Of each number that was found, or of those that get names here."""
+        return [
+            Score(self.settings.model, regime, image, CODE, CODE, method, name, value, reason)
+            for key, name in (named or {key: key for key in found}).items()
+            for image, value, reason in zip(
+                ids or self.ids, found[key].double().tolist(), found.reasons(key), strict=False
+            )
+        ]
 
 
 def milliseconds(work: Callable[[], object]) -> float:

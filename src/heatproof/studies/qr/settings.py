@@ -79,6 +79,7 @@ class QrSettings(Settings):
     ablation: bool = option(True, "Table 6.")
     figures: bool = option(True, "Draw them.")
     layer: str | None = option(None, shared.LAYER, short="l")
+    head: str | None = option(None, shared.CLASS_HEAD)
     batch_size: int = option(50, "Codes per unit of a run.", least=1)
     device: str | None = option(None, shared.DEVICE)
     threads: int | None = option(None, shared.THREADS, least=1)
@@ -151,7 +152,8 @@ def check(settings: QrSettings) -> QrSettings:
 def remember(settings: QrSettings) -> None:
     """Write the settings to OUT, or refuse those that do not go with what was begun there."""
     path = settings.out / "settings.json"
-    now = json.loads(json.dumps(asdict(settings), default=str))
+    asked = {name: value for name, value in asdict(settings).items() if (name, value) != ("head", None)}
+    now = json.loads(json.dumps(asked, default=str))  # older folders do not name a head
     if path.exists():
         try:
             before = json.loads(path.read_text(encoding="utf-8"))

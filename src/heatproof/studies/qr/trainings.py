@@ -28,7 +28,7 @@ from heatproof.images.negatives import negatives_of
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
 from heatproof.studies.qr.settings import QrSettings
-from heatproof.studies.skeleton import local_spec
+from heatproof.studies.skeleton import local_spec, need_one_class
 from heatproof.train import DEPTHS, Data, TrainProgress, ablation_grid, fit, new_head, regime_recipe
 from heatproof.train.folder import weights_file
 from heatproof.train.leakmin import cam_layer
@@ -114,7 +114,10 @@ def build(settings: QrSettings, folder: Path, seed: int, classes: int) -> Model:
     spec = network_spec(settings, folder, seed)
     place = str(folder / spec) if settings.model == SMALL else spec
     with seeded(seed):
-        model = load_model(place, num_classes=classes, pretrained=settings.pretrained, device=settings.device)
+        model = load_model(
+            place, num_classes=classes, pretrained=settings.pretrained, device=settings.device,
+            head=settings.head,
+        )  # fmt: skip
     pictures = replace(model.preprocess, size=(settings.size, settings.size), resize=settings.size)
     return replace(model, name=settings.model, preprocess=pictures)
 
@@ -163,6 +166,7 @@ def total_epochs(settings: QrSettings) -> int:
 def check_network(settings: QrSettings) -> None:
     """Refuse a network that cannot be trained as the study asks, before anything is made."""
     model = build(settings, settings.out, settings.seed, len(CLASSES))
+    need_one_class(model, "a QR study")
     blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size, device=model.device)
     cam_layer(model, blank, settings.layer)
     for recipe in recipes(settings).values():

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heatproof.studies.audit.settings import AuditSettings, seen_from
-from heatproof.studies.settings import DEVICE, LIMIT, THREADS, Settings, calls, option, words
+from heatproof.studies.settings import DEVICE, HEAD, LIMIT, THREADS, Settings, calls, option, words
 
 SHARED = (  # with an audit
-    "model", "images", "checkpoint", "pretrained", "num_classes", "class_names", "limit", "allow_pickle",
-    "device", "threads", "seed", "out",
+    "model", "images", "checkpoint", "pretrained", "num_classes", "class_names", "limit", "head",
+    "allow_pickle", "device", "threads", "seed", "out",
 )  # fmt: skip
 
 
@@ -38,6 +38,7 @@ class ScoreSettings(Settings):
         (), "Comma-separated, instead of all that can be computed.", read=calls, shown=""
     )
     limit: int | None = option(None, LIMIT, least=1)
+    head: str | None = option(None, HEAD)
     allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
