@@ -298,10 +298,14 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
 def _literal(node: ast.expr) -> Any:
     """A Python literal; true and false may be written as TOML writes them."""
     if isinstance(node, ast.Name):
-        if node.id in ("true", "false"):
-            return node.id == "true"
-        return node.id
+        return node.id == "true" if node.id in ("true", "false") else node.id
     return ast.literal_eval(node)
+
+
+def call_text(name: str, options: Mapping[str, Any]) -> str:
+    """A name with options, as parse_call reads it."""
+    given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+    return f"{name}({given})" if given else name
 
 
 def check_options(entry: Entry, given: dict[str, Any]) -> None:

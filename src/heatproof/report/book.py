@@ -49,5 +49,5 @@ class Book:
         """summary.md, whole or not at all."""
         page = self.folder / "summary.md"
         text = TEMPLATES.get_template("report/templates/book.md").render(this=self)
-        write_whole({page: lambda path: path.write_text(text, encoding="utf-8")})
+        write_whole({page: text})
         return page

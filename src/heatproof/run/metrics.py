@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.registry import REPEATS, Metric, check_options, metrics, parse_call
+from heatproof.registry import REPEATS, Metric, call_text, check_options, metrics, parse_call
 
 OFFERED = frozenset({"maps", "labels", "probabilities", "boxes", "masks", "model", "images"})
 STORED = frozenset({"maps", "labels", "probabilities"})  # of all images of a checkpoint
@@ -72,8 +72,7 @@ def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
             raise UnknownNameError("metric", name, [*metrics.names(), *bundles]) from None
         for entry in entries:
             _refuse(entry, options)
-            given = ", ".join(f"{key}={value!r}" for key, value in options.items())
-            text = f"{entry.name}({given})" if given else entry.name
+            text = call_text(entry.name, options)
             if text in found:
                 raise InputError(f"metrics name {text} twice; leave one out")
             found[text] = MetricRequest(text, entry, tuple(options.items()))

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from heatproof.errors import UnknownNameError
-from heatproof.registry import explainers
+from heatproof.registry import explainers, key_of
 from heatproof.show import plain_table, text
-from heatproof.verdict.rules import key_of, matching
+from heatproof.verdict.rules import matching
 
 SCHEMA = 1
 Answer = Literal["yes", "no", "undecided"]

@@ -22,7 +22,7 @@ from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
 from heatproof.explain.floors import is_floor
-from heatproof.registry import explainers, metrics
+from heatproof.registry import explainers, key_of, metrics
 from heatproof.run.weights import epoch_of
 from heatproof.store import RunFolder
 from heatproof.verdict.alarms import Alarm, find_alarms
@@ -30,7 +30,7 @@ from heatproof.verdict.answers import Answer
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import SEE_NOTES, judge
 from heatproof.verdict.rule_results import RuleResult, RuleValue
-from heatproof.verdict.rules import ALL, FOLLOWS, LAST, MIN_N, MIN_USABLE, Rule, key_of, matching, read_rule
+from heatproof.verdict.rules import ALL, FOLLOWS, LAST, MIN_N, MIN_USABLE, Rule, matching, read_rule
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.registry import Registry
+from heatproof.registry import Registry, key_of
 from heatproof.verdict.alarms import NAMES
 
 LAST, ALL = "last", "all"
@@ -81,11 +81,6 @@ def read_rule(text: str) -> Rule:
         reader.need(r"\)", "a closing bracket")
     reader.end("the end")
     return Rule(text, metric, tuple(of), sign, limit, place, one_is_enough)
-
-
-def key_of(text: str) -> str:
-    """What is left of a name when case, hyphens, underscores and spaces do not matter."""
-    return re.sub(r"[-_\s]", "", text.lower())
 
 
 def matching(given: str, stored: Sequence[str], registry: Registry[Any]) -> list[str]:

@@ -7,7 +7,6 @@ once with the structure score. Pairs whose planting fails are passed over.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from itertools import count, islice
 from pathlib import Path
@@ -23,7 +22,7 @@ from heatproof.images import make_qr
 from heatproof.images.codes import QRSet, write_codes
 from heatproof.show import pixels
 from heatproof.studies.qr.trainings import NETWORK, as_data
-from heatproof.studies.skeleton import named_run
+from heatproof.studies.skeleton import named_run, write_rows
 from heatproof.train.data import stratified_split
 from heatproof.train.loop import fit
 from heatproof.train.networks import small_net
@@ -60,7 +59,7 @@ def measure_looks(
         if pair.holds:
             own = [{"pair": name, **row} for row in answers(pair, drawn, out / name)]
             rows += own
-            _write(path, rows)
+            write_rows(path, COLUMNS, ([row[name] for name in COLUMNS] for row in rows))
             said = ", ".join(f"{row['network']} {row['metric']} {row['looks_there']}" for row in own)
             done(f"{name}: {said}")
         if len(rows) == 4 * pairs:
@@ -124,10 +123,3 @@ def _study(name: str, metrics: list[str]) -> dict[str, Any]:
         "images": {"kind": "csv", "path": "pictures/manifest.csv",
                    "options": {"class_names": ["none", "code"]}},
     }  # fmt: skip
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)

@@ -158,7 +158,8 @@ def recommendation(networks: Sequence[Network]) -> str:
 
 def write(book: Book, networks: Sequence[Network], pages: Callable[[Network], str | None]) -> None:
     """The page. pages: where a network's own page is, relative to this one."""
-    names = ", ".join(_linked(one, pages(one)) for one in networks)
+    linked = {one.name: pages(one) for one in networks}
+    names = ", ".join(f"[{name}]({page})" if page else name for name, page in linked.items())
     sizes = {sum(s.total for s in one.last.classes.values()) for one in networks}
     same = len({one.pictures for one in networks}) == 1
     scored = f"on the same {next(iter(sizes))} pictures" if same else "on different pictures (take care)"
@@ -180,10 +181,6 @@ def write(book: Book, networks: Sequence[Network], pages: Callable[[Network], st
         book.table(auc_table(networks))
     if all(one.history for one in networks):
         book.table(epoch_table(networks))
-
-
-def _linked(network: Network, page: str | None) -> str:
-    return f"[{network.name}]({page})" if page else network.name
 
 
 def network_table(networks: Sequence[Network]) -> Table:

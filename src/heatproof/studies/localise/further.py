@@ -22,6 +22,7 @@ from heatproof.explain.api import explain, read_methods
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
+from heatproof.registry import call_text
 from heatproof.report.tables import Cell, Column, Table
 from heatproof.studies.localise.scored import Scored, macro_value
 from heatproof.studies.localise.settings import LocaliseSettings
@@ -79,7 +80,8 @@ def dispersion_table(scored: Scored) -> Table:
         column = scored.column(method, "dispersion")
         pairs = [(v, scored.chances.get((i, scored.explained[i]), math.nan)) for i, v in column.items()]
         known = np.array([pair for pair in pairs if not math.isnan(sum(pair))]).reshape(-1, 2)
-        sure, unsure = (mean_value(known[side, 0], scored.seed) for side in _sides(known[:, 1]))
+        is_sure = known[:, 1] >= SURE
+        sure, unsure = (mean_value(known[side, 0], scored.seed) for side in (is_sure, ~is_sure))
         scattered, chances = known.T.tolist()
         rows.append((method, len(known), sure, unsure, rho_value(scattered, chances, scored.seed)))
     heads = (
@@ -91,10 +93,6 @@ def dispersion_table(scored: Scored) -> Table:
         "thesis finds spread blobs where the network is not sure; that would be a negative correlation."
     )
     return Table("dispersion", "Scattered maps and confidence", heads, tuple(rows), note, marked=False)
-
-
-def _sides(chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return chances >= SURE, chances < SURE
 
 
 def repeated(
@@ -136,12 +134,8 @@ def swept_methods(settings: LocaliseSettings) -> dict[int, str]:
     """LIME, with the options it has in this study, for each number of segments."""
     found = [one for one in read_methods(settings.methods) if one.entry.name == "lime"]
     given: dict[str, Any] = dict(found[0].options) if found else {}
-
-    def call(count: int) -> str:
-        options = given | {"segment_count": count}
-        return f"lime({', '.join(f'{name}={value!r}' for name, value in options.items())})"
-
-    return {count: call(count) for count in sorted(settings.segment_counts)}
+    counts = sorted(settings.segment_counts)
+    return {count: call_text("lime", given | {"segment_count": count}) for count in counts}
 
 
 def sweep_table(scored: Scored, methods: Mapping[int, str]) -> Table:

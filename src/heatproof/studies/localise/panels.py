@@ -154,9 +154,10 @@ class Studio:
         at = {m: self.scored.column(method, m).get(image, math.nan) for m in (
             "mask_iou", "box_iou", "inside", "pointing", "insertion", "deletion")}  # fmt: skip
         hit = "hit" if at["pointing"] == 1 else "miss"
+        curves = f"AUC: del {at['deletion']:.2f}, ins {at['insertion']:.2f}"
         return (
             f"mask {at['mask_iou']:.2f} box {at['box_iou']:.2f} in {at['inside']:.0%} {hit}",
-            curve_note(at["deletion"], at["insertion"]),
+            "empty map" if math.isnan(at["deletion"]) else curves,
         )
 
     def _heading(self, image: str) -> str:
@@ -207,12 +208,3 @@ def _has_maps(scored: Scored, image: str) -> bool:
     return not any(
         math.isnan(scored.column(m, "degenerate").get(image, math.nan)) for m in scored.real_methods
     )
-
-
-def curve_note(deletion: float, insertion: float) -> str:
-    """The areas under the curves; a constant map ranks no pixel and has none.
-
-    >>> curve_note(0.25, 0.5), curve_note(math.nan, math.nan)
-    ('AUC: del 0.25, ins 0.50', 'empty map')
-    """
-    return "empty map" if math.isnan(deletion) else f"AUC: del {deletion:.2f}, ins {insertion:.2f}"

@@ -12,7 +12,7 @@ combinations, so a difference between levels is one between these methods, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from heatproof.explain.floors import is_floor
 from heatproof.images.edits import EDITS
@@ -69,7 +69,8 @@ def axis_table(results: Results) -> Table:
         for level in dict.fromkeys(places[axis] for places in placed.values()):
             those = [m for m in methods if placed[m][axis] == level]
             for regime in REGIMES:
-                means = [_over_methods(results, regime, those, metric) for metric in MASS_COLUMNS]
+                found = ([results.mean(regime, m, metric).value for m in those] for metric in MASS_COLUMNS)
+                means = (mean_value(values).value for values in found)
                 rows.append((title, level, regime, ", ".join(those), *means))
     heads = (Column("axis"), Column("level"), Column("regime"), Column("methods"))
     note = (
@@ -78,10 +79,6 @@ def axis_table(results: Results) -> Table:
     )
     columns = (*heads, *MASS_COLUMNS.values())
     return Table("axes", "Figure 3: families along three axes", columns, tuple(rows), note, marked=False)
-
-
-def _over_methods(results: Results, regime: str, methods: Sequence[str], metric: str) -> float:
-    return mean_value(results.mean(regime, m, metric).value for m in methods).value
 
 
 def scene_table(results: Results) -> Table:
@@ -95,7 +92,16 @@ def scene_table(results: Results) -> Table:
         "code's share: of the mass on codes, against an even split (1: both the same). The networks saw one "
         "code at a time in training."
     )
-    return _of_measured(results, "scenes", "Several objects in one picture", columns, note)
+
+    def cells(regime: str, method: str) -> Cells:
+        found = [results.measured(regime, method, metric) for metric in columns]
+        means = [mean_value(of.values(), results.seed) for of in found]
+        empty = sum(value != value for value in found[0].values()) / max(1, len(found[0]))
+        return *means, empty, len(found[0])
+
+    rows = by_regime(results.settings.light, cells)
+    heads = (*BY_REGIME, *columns.values(), EMPTY, Column("n"))
+    return qr_table("scenes", "Several objects in one picture", heads, rows, note)
 
 
 def edit_table(results: Results) -> Table:
@@ -104,13 +110,12 @@ def edit_table(results: Results) -> Table:
     def cells(regime: str, method: str) -> Cells:
         found: list[Cell] = []
         for kind in EDITS:
-            found.append(mean_value(results.edited(regime, method, "leaves", kind).values(), results.seed))
-            if kind != "remove":
-                found.append(
-                    mean_value(results.edited(regime, method, "arrives", kind).values(), results.seed)
-                )
-            found.append(results.follows_edit(regime, method, kind))
-            found.append(mean_value(results.edited(regime, "", "drop", kind).values(), results.seed))
+            leaves, arrives, drop = (
+                mean_value(results.edited(regime, of, what, kind).values(), results.seed)
+                for of, what in ((method, "leaves"), (method, "arrives"), ("", "drop"))
+            )
+            moved = [] if kind == "remove" else [arrives]
+            found += [leaves, *moved, results.follows_edit(regime, method, kind), drop]
         return tuple(found)
 
     columns = [
@@ -129,18 +134,6 @@ def edit_table(results: Results) -> Table:
     )
     rows = by_regime(results.settings.light, cells)
     return qr_table("edits", "Counterfactual edits of a finder", (*BY_REGIME, *columns), rows, note)
-
-
-def _of_measured(results: Results, name: str, title: str, columns: dict[str, Column], note: str) -> Table:
-    def cells(regime: str, method: str) -> Cells:
-        found = {metric: results.measured(regime, method, metric) for metric in columns}
-        means = [mean_value(of.values(), results.seed) for of in found.values()]
-        scenes = next(iter(found.values()))
-        empty = sum(value != value for value in scenes.values()) / max(1, len(scenes))
-        return *means, empty, len(scenes)
-
-    rows = by_regime(results.settings.light, cells)
-    return qr_table(name, title, (*BY_REGIME, *columns.values(), EMPTY, Column("n")), rows, note)
 
 
 def further_tables(results: Results) -> dict[str, Table]:

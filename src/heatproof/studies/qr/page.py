@@ -313,7 +313,7 @@ def examples(results: Results, out: Path) -> str:
                 leak = results.column(regime, method, "bl")[image]
                 said = results.column(regime, "", "predicted")[image]
                 wrong = "" if said == int(found.explained[0]) else " (says: no code)"
-                note = f"{regime}, {leakage_note(leak)}"
+                note = f"{regime}, {'empty map' if math.isnan(leak) else f'BL {leak:.2f}'}"
                 row.append(Tile(overlay(picture, heat), f"{method}{wrong}", note))
         rows.append(row)
     path = out / "figures" / "examples.png"
@@ -321,11 +321,3 @@ def examples(results: Results, out: Path) -> str:
     sheet(rows, heading="explains: code (true label)", cmap="inferno", side=160).save(path)
     shown = "The first codes and their maps, which explain the class code (the true label)."
     return f"![codes and their maps](figures/examples.png)\n\n*{shown}*"
-
-
-def leakage_note(leak: float) -> str:
-    """
-    >>> leakage_note(0.25), leakage_note(math.nan)
-    ('BL 0.25', 'empty map')
-    """
-    return "empty map" if math.isnan(leak) else f"BL {leak:.2f}"

@@ -97,8 +97,7 @@ def measure_scenes(probe: Probe, count: int) -> None:
     for regime, units in _unfinished(left):
         for method, maps in probe.explained(regime, scenes.pictures, tuple(units)).items():
             found = scene_scores(maps, scenes.codes, scenes.distractors)
-            rows = [row for name in SCENE for row in probe.rows(regime, method, name, found, name, ids)]
-            probe.store.write_unit(units[method], rows)
+            probe.store.write_unit(units[method], probe.rows(regime, method, found, ids=ids))
     if any(left.values()):
         probe.progress.say(f"{count} scenes with {CODES} codes and {DISTRACTORS} distractor")
 
@@ -126,8 +125,7 @@ def measure_edits(probe: Probe, count: int) -> None:
             after = probe.explained(regime, edited.pictures, tuple(units))
             for method, unit in units.items():
                 found = edit_scores(unedited[regime, method], after[method], edited, kind)
-                rows = [row for name in names for row in probe.rows(regime, method, name, found, name)]
-                probe.store.write_unit(unit, rows)
+                probe.store.write_unit(unit, probe.rows(regime, method, found))
         if any(left.values()):
             probe.progress.say(f"{int(edited.done.sum())} codes, one finder edited: {kind}")
 
@@ -161,4 +159,4 @@ def _drops(probe: Probe, pictures: np.ndarray, edited: Edited, kind: str) -> Non
             "the finder could not be edited so", torch.from_numpy(~edited.done).to(logits[0].device)
         )
         found = PerImage({name: logits[0] - logits[1]}, [undone])
-        probe.store.write_unit(unit, list(probe.rows(regime, "", name, found, name)))
+        probe.store.write_unit(unit, probe.rows(regime, "", found))
