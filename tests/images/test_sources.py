@@ -18,7 +18,7 @@ from PIL import Image
 
 from heatproof.errors import InputError, MissingExtraError, UnknownNameError
 from heatproof.images import Preprocess, Source, batches, open_source, source_options
-from heatproof.images.source import covered, draw
+from heatproof.images.source import covered, draw, in_turn
 
 SMALL = Preprocess((16, 16), (16, 16), (0.0,) * 3, (1.0,) * 3)
 
@@ -543,6 +543,17 @@ def test_a_stratified_subset_keeps_proportions_and_grows() -> None:
     assert small == sorted(small) and set(small) < set(large)
     assert small == draw(labels, 20, seed=3) != draw(labels, 20, seed=4)
     assert draw(labels, 1000) == list(range(100))
+
+
+def test_in_turn_every_beginning_has_the_labels_in_proportion() -> None:
+    labels = [0] * 60 + [1] * 30 + [2] * 10
+    order = in_turn(labels, seed=3)
+    assert sorted(order) == list(range(100)) and order == in_turn(labels, seed=3) != in_turn(labels, seed=4)
+    for n in (10, 32, 50):
+        counts = Counter(labels[i] for i in order[:n])
+        assert all(abs(counts[k] - n * labels.count(k) / 100) <= 1 for k in (0, 1, 2)), n
+    alone = in_turn(list(range(100)))  # one picture of each class: no class is before others
+    assert sorted(alone) == list(range(100)) and max(alone[:20]) > 60
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 60), st.integers(0, 5))

@@ -25,6 +25,7 @@ from heatproof.run.engine import prepare, run_study
 from heatproof.run.plan import make_plan
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
+from heatproof.store.verify import inspect
 from tiny_study import METHODS, METRICS, fingerprint, make_study, write_study
 
 
@@ -196,6 +197,29 @@ def test_a_checkpoint_added_later_is_computed_alone(
     run_study(study, tmp_path / "out")
     assert len(computed) == 14 and len(first) == 7
     assert fingerprint(tmp_path / "out") == fingerprint(finished / "out")
+
+
+def test_pictures_added_later_are_computed_alone(tmp_path: Path, computed: list[str]) -> None:
+    def drawn(limit: int) -> Path:
+        wanted = {"methods": ["gradcam"], "metrics": ["cscore", "specificity"]}
+        return write_study(
+            tmp_path, checkpoints=["epochs/epoch02.pt"], extra=f"growing = true\nlimit = {limit}\n", **wanted
+        )
+
+    make_study(tmp_path, images=18)
+    run_study(drawn(10), tmp_path / "out")
+    first = len(computed)
+    result = run_study(drawn(16), tmp_path / "out")
+    assert (first, len(computed)) == (4, 7)  # blocks of 4, 4 and 2, all images; then two blocks, all images
+    assert result.folder.status().state == "complete" and not inspect(tmp_path / "out")
+    whole = run_study(drawn(16), tmp_path / "whole")
+    rows = "select method, metric, label, image, explained, value, reason from scores order by all"
+    assert str(result.folder.scores().sql(rows)) == str(whole.folder.scores().sql(rows))
+    Image.new("RGB", (9, 9)).save(
+        tmp_path / "pictures" / "cat" / "new.png"
+    )  # which is drawn in another order
+    with pytest.raises(StoreError, match="the images are not those of the run"):
+        run_study(drawn(18), tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -188,6 +189,7 @@ def select(
     classes: Sequence[str | int] | None = None,
     limit: int | None = None,
     stratified: bool = True,
+    growing: bool = False,
     seed: int = 0,
 ) -> Source:
     """Filters, then a random subset, in the source's order. Labels and class names stay as they are.
@@ -195,6 +197,7 @@ def select(
     single_object: exactly one box, of whatever class. box_share: the boxes cover a share of the picture in
     these bounds. classes: names or numbers. limit: at most so many, drawn with `seed`; `stratified` keeps the
     proportions of the classes. A larger limit adds pictures to those of a smaller one, up to rounding.
+    growing: in random order, so that a larger limit adds them at the end.
     """
     indices = list(range(len(source)))
     left = [f"{len(indices)} in the source"]
@@ -213,12 +216,14 @@ def select(
         left.append(f"{len(indices)} whose boxes cover {low:g} to {high:g} of the picture")
     if not indices:
         raise InputError(f"no picture is left: {', '.join(left)}")
-    if limit is not None:
-        if limit < 1:
-            raise InputError(f"limit is a number of pictures, at least 1; got {limit}")
-        labels = [source.samples[i].label if stratified else None for i in indices]
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is a number of pictures, at least 1; got {limit}")
+    labels = [source.samples[i].label if stratified else None for i in indices]
+    if growing:
+        indices = [indices[k] for k in in_turn(labels, seed)[:limit]]
+    elif limit is not None:
         indices = [indices[k] for k in draw(labels, limit, seed)]
-    return source if len(indices) == len(source) else source.subset(indices)
+    return source if indices == list(range(len(source))) else source.subset(indices)
 
 
 def draw(labels: Sequence[int | None], count: int, seed: int = 0) -> list[int]:
@@ -242,6 +247,21 @@ def draw(labels: Sequence[int | None], count: int, seed: int = 0) -> list[int]:
         order = np.random.default_rng((seed, label + 1)).permutation(len(group))
         chosen += [group[k] for k in order[: take[label]]]
     return sorted(chosen)
+
+
+def in_turn(labels: Sequence[int | None], seed: int = 0) -> list[int]:
+    """All indices in random order, such that every beginning has the labels in about their proportions.
+
+    >>> sorted([0, 0, 1, 1][i] for i in in_turn([0, 0, 1, 1])[:2])
+    [0, 1]
+    """
+    order = np.random.default_rng(seed).permutation(len(labels)).tolist()
+    counts, place = Counter(labels), dict.fromkeys(labels, 0.5)
+    when = {}
+    for i in order:
+        when[i] = place[labels[i]] / counts[labels[i]]
+        place[labels[i]] += 1
+    return sorted(order, key=when.__getitem__)
 
 
 def class_numbers(wanted: Sequence[str | int], classes: Sequence[str]) -> set[int]:

@@ -74,6 +74,7 @@ class ImagesTable(Struct, frozen=True, forbid_unknown_fields=True):
     single_object: bool = False
     box_share: tuple[Share, Share] | None = None
     stratified: bool = True
+    growing: bool = False  # in random order, so that a higher limit goes on with the run
     seed: int = 0
     options: dict[str, Any] = {}
 

@@ -22,11 +22,11 @@ from heatproof.models.model import Model
 from heatproof.models.precision import usual_precision
 from heatproof.models.queue import is_out_of_memory
 from heatproof.run.foreign import map_names, method_hashes
-from heatproof.run.plan import make_plan
+from heatproof.run.plan import RunPlan, make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
 from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress
-from heatproof.run.provenance import BY_MTIME, FREE, GROWING, Origin, code_hashes, filled
+from heatproof.run.provenance import BY_MTIME, FREE, Origin, code_hashes, filled, growing
 from heatproof.run.ray_engine import run_ray
 from heatproof.run.study import Opened, check_study, open_study
 from heatproof.run.worker import Job, Work, run_local
@@ -50,6 +50,7 @@ class Result:
     computed: int  # pictures that went through this call, once for each checkpoint
     broken: list[dict[str, Any]]  # image and reason of every picture that could not be used
     stopped: bool = False
+    seconds: float = 0.0  # of its units, in this call
 
     @property
     def unanswered(self) -> int:
@@ -152,7 +153,7 @@ def run_study(
     if profiler:
         profiler.on(opened.device)
     folder = RunFolder.resume(
-        prepared.path, prepared.manifest, GROWING, FREE, prepared.pictures,
+        prepared.path, prepared.manifest, growing(prepared.manifest.config), FREE, prepared.pictures,
         forgiven=forget_broken(prepared.path, prepared.pictures) if retry_broken else (), filled=filled,
     )  # fmt: skip
     if opened.origin:
@@ -161,7 +162,8 @@ def run_study(
     opened.tell(opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass"))
     plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
     progress.say(f"the network's output: {opened.head}")
-    folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints())
+    gone = outgrown(folder, plan, prepared.pictures)
+    folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), gone)
     stopped = False
     try:
         with (
@@ -185,7 +187,17 @@ def run_study(
         stopped = True
     hashes = {unit.hash for unit in plan.units}
     done = folder.done() & hashes
-    return Result(folder, len(hashes), len(done), progress.images, broken_images(folder), stopped)
+    broken, seconds = broken_images(folder), progress.seconds
+    return Result(folder, len(hashes), len(done), progress.images, broken, stopped, seconds)
+
+
+def outgrown(folder: RunFolder, plan: RunPlan, pictures: Sequence[tuple[str, str]]) -> set[str]:
+    """Units about fewer pictures than the run has by now: of whole checkpoints, and of a last short block."""
+    before = (folder.planned() or {}).get("images", 0)
+    if not 0 < before < len(pictures):
+        return set()
+    old = make_plan(folder.manifest, before, pictures)
+    return {unit.hash for unit in old.units} - {unit.hash for unit in plan.units}
 
 
 def broken_images(folder: RunFolder) -> list[dict[str, Any]]:

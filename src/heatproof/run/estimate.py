@@ -20,12 +20,12 @@ from heatproof.errors import InputError, StoreError
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
 from heatproof.models.model import untouched
-from heatproof.registry import REPEATS, explainers, metrics, parse_call
+from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.engine import Prepared
 from heatproof.run.plan import ANSWERS, PER_MAP, Task, make_plan
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import spell
-from heatproof.run.provenance import FREE, GROWING, filled
+from heatproof.run.provenance import FREE, filled, growing
 from heatproof.run.study import Opened
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
@@ -78,7 +78,8 @@ def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
     if not (prepared.path / "run.json").exists():
         return prepared.manifest, set()
     folder = RunFolder.open(prepared.path)
-    changes = filled(folder.manifest).changes(prepared.manifest, GROWING, FREE)
+    added = growing(prepared.manifest.config)
+    changes = filled(folder.manifest).changes(prepared.manifest, added, FREE)
     if refused := [change.sentence for change in changes if not change.addition]:
         raise StoreError(f"{prepared.path} was started with other settings: {'; '.join(refused)}")
     manifest = prepared.manifest.grown_from(folder.manifest) if changes else folder.manifest
@@ -238,8 +239,7 @@ class Trials:
         for text in texts:
             name, options = parse_call(text)
             less = {o: counts[f] for o, f, count in self._repeats(text) if counts[f] < count}
-            given = ", ".join(f"{option}={value!r}" for option, value in (options | less).items())
-            found.append(f"{name}({given})" if less else text)
+            found.append(call_text(name, options | less) if less else text)
         return tuple(found)
 
     @cached_property

@@ -24,7 +24,7 @@ from heatproof.store.ledger import read_record, write_record
 
 MEMORY = "hashes.json"
 BY_MTIME = "mtime:"
-GROWING = ("methods", "metrics", "checkpoints")
+ADDED = ("methods", "metrics", "checkpoints")
 # What may change without a word: no number depends on it, or the hashes of weights and pictures guard it.
 FREE = (
     "run.workers", "run.out", "run.pictures", "run.both_classes", "run.inputs_per_pass", "images.path",
@@ -72,6 +72,11 @@ class Origin:
                 raise InputError(f"{changed}; start again to see what is changed")
 
 
+def growing(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What may be added to a run."""
+    return (*ADDED, "limit") if config["images"].get("growing") else ADDED
+
+
 def filled(manifest: Manifest) -> Manifest:
     """With the defaults of settings that did not exist when it was written."""
     return replace(manifest, config=as_config(study_from(manifest.config)))
@@ -116,5 +121,5 @@ def _settings(config: Any, path: str = "") -> Any:
     return {
         key: _settings(value, f"{path}{key}.")
         for key, value in config.items()
-        if f"{path}{key}" not in FREE and key not in GROWING
+        if f"{path}{key}" not in FREE and key not in ADDED
     }

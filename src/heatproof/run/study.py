@@ -268,7 +268,8 @@ def _open_images(table: ImagesTable, folder: Path) -> Source:
         options["root"] = folder / options["root"]
     return open_source(
         table.kind, path, limit=table.limit, classes=table.classes, single_object=table.single_object,
-        box_share=table.box_share, stratified=table.stratified, seed=table.seed, **options,
+        box_share=table.box_share, stratified=table.stratified, growing=table.growing,
+        seed=table.seed, **options,
     )  # fmt: skip
 
 

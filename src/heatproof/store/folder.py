@@ -29,7 +29,7 @@ from heatproof.errors import HeatproofError, StoreError
 from heatproof.show import Sheet
 from heatproof.store.lease import Lease, Leftovers, claim, turn, writing
 from heatproof.store.ledger import Ledger, Seal, check_file, known_record, refuse_links, remove, write_record
-from heatproof.store.manifest import GROWING, Manifest, maker
+from heatproof.store.manifest import GROWING, Change, Manifest, maker
 from heatproof.store.maps import MapStore, shard_files
 from heatproof.store.pictures import PictureStore
 from heatproof.store.scores import Scores, write_part
@@ -95,6 +95,9 @@ class RunFolder:
             old = Manifest.read(path / "run.json")
             changes = filled(old).changes(manifest, growing, free)
             other = _differing(path, pictures)
+            more = [change for change in changes if change.addition and "images" in change.key.split(".")]
+            if more and not _goes_on(_recorded(path), pictures):
+                changes.append(Change("images", "the images are not those of the run", False))
             if other and set(other) <= set(forgiven):
                 changes = [change for change in changes if change.key != "images"]
                 old = replace(old, data=manifest.data, pictures=manifest.pictures)
@@ -144,17 +147,22 @@ class RunFolder:
             finally:
                 lease.hold([shard for shard in lease.shards if shard != name])
 
-    def plan(self, units: Collection[str], images: int, checkpoints: Collection[str]) -> None:
-        """Record what the run is made of. What it was made of before it grew stays part of it."""
+    def plan(
+        self, units: Collection[str], images: int, checkpoints: Collection[str],
+        outgrown: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """Record what the run is made of. What it was made of before it grew stays, less the `outgrown`."""
         with _turn(self.path):
             old = self.planned()
             past = old["units"] if old and old["run"] == self.manifest.id else []
+            past = [unit for unit in past if unit not in outgrown]
             plan = {
                 "run": self.manifest.id, "images": images, "checkpoints": list(checkpoints),
                 "units": list(dict.fromkeys([*past, *units])),
             }  # fmt: skip
             if plan != old:
                 write_record(self.path / "plan.json", plan)
+        self.drop(outgrown)
 
     def planned(self) -> dict[str, Any] | None:
         """Keys run, images, checkpoints and units; None where nobody recorded it."""
@@ -305,12 +313,20 @@ def _turn(path: Path) -> Iterator[None]:
 
 def _differing(path: Path, pictures: Identity) -> list[str]:
     """Images that are not what images.json says; none where it says nothing, or of other images."""
+    old, new = dict(_recorded(path)), dict(pictures)
+    return [name for name in {**old, **new} if old.get(name) != new.get(name)] if old and new else []
+
+
+def _recorded(path: Path) -> Identity:
     try:
-        old = dict(RunFolder(path, Manifest({})).images())
+        return RunFolder(path, Manifest({})).images()
     except StoreError:
         return []
-    new = dict(pictures)
-    return [name for name in {**old, **new} if old.get(name) != new.get(name)] if old and new else []
+
+
+def _goes_on(old: Identity, new: Identity) -> bool:
+    """Whether more pictures begin with those that were there."""
+    return len(new) <= len(old) or list(new[: len(old)]) == list(old)
 
 
 def _named(images: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from heatproof.types import Unit
 
 RECORDS = (
     "run.json", "plan.json", "images.json", "status.json", "hashes.json", "album.json", "gradients.json",
+    "left_out.json",
 )  # fmt: skip
 
 
