@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,8 @@ from scipy.stats import spearmanr
 
 from conftest import small_cnn
 from heatproof.bench import passes
+from heatproof.bench.sections import Asked
+from heatproof.errors import UnknownNameError
 from heatproof.models.model import Model
 from heatproof.registry import explainers
 
@@ -47,16 +47,16 @@ def test_closeness_is_spearman_and_a_distance_of_ranks() -> None:
     assert np.isnan(passes.closeness(a, torch.ones(9, 7))).all()
 
 
-def test_rows_of_a_small_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_small_subject(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = Model(small_cnn().eval(), "small"), torch.randn(2, 3, 32, 32)
     subject = passes.Subject(model, ["a", "b"], images)
     monkeypatch.setattr(passes, "OLD", {"rise": "rise(masks=20, form='published')"})
     monkeypatch.setattr(passes, "LONG", {"rise": "rise(masks=200, form='centred')"})
     monkeypatch.setattr(passes, "NEW", {"rise": "rise(masks=8, form='paired')"})
     monkeypatch.setattr(passes, "STEPS_TO_NEW", {"rise": ()})
-    first, again = (list(passes.map_rows(subject, 0, ("rise",), tmp_path)) for _ in range(2))
-    assert first == again and [row["inputs"] for row in first] == [20, 8]
-    assert [path.name for path in tmp_path.iterdir()] == ["small-0-rise.npy"]
+    first, shorter = (list(passes.map_rows(subject, 0, "rise", by)) for by in (1, 2))
+    assert [row["inputs"] for row in first] == [20, 8] and [row["inputs"] for row in shorter] == [10, 4]
+    assert {row["longer"] for row in shorter} == {"rise(masks=100, form='centred')"}
     monkeypatch.setattr(passes, "CHECKED", ("gradcam", "smoothgrad(samples=40)"))
     cut = list(passes.reduced_rows(subject, 2))
     assert len(cut) == 2 * 2 * 2 * 2  # checks, kinds, methods, pictures
@@ -71,3 +71,18 @@ def test_rows_of_a_small_subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert float(str(row["insertion"])) == pytest.approx(
                 float(str(row["insertion_walked"])), abs=0.02
             )
+
+
+def test_parts_are_named_by_network_picture_and_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randn(2, 3, 32, 32)
+    known = [passes.Subject(Model(small_cnn(), name), ["a", "b"], images) for name in ("resnet20", "lite0")]
+    monkeypatch.setattr(passes, "subjects", lambda asked: known)
+    names = [part.name for part in passes.parts(Asked())]
+    assert len(names) == len(set(names)) == 1 + 2 * 2 + (6 + 2) + 6
+    assert "maps, resnet20, b, lime" in names and "maps, lite0, a, scorecam" in names
+    assert len(list(passes.parts(Asked(quick=True)))) == 1 + 2 + 4 + 2
+
+
+def test_a_network_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="lite0"):
+        list(passes.subjects(Asked(network=("resnet20",))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from heatproof import __version__
-from heatproof.bench.common import Row
+from heatproof.bench.common import Part, Row
+from heatproof.bench.sections import Asked, Section
 from heatproof.cli import bench as bench_command
 from heatproof.cli import main
 from heatproof.cli._files import find_images, unique_names
@@ -236,25 +238,24 @@ def test_list_layers_marks_the_default(folder: Path) -> None:
 def test_bench_prints_rows_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     measured, absent = ModuleType("heatproof.bench.measured"), ModuleType("heatproof.bench.absent")
 
-    def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
-        assert quick and device == "cpu"
-        return [Row("fine", 1.0, "bare", 1.0, 1.0, "<= 1.25"), Row("slow", 9.0, "bare", 1.0, 9.0, "<= 1.25")]
+    def parts(asked: Asked) -> Iterator[Part]:
+        assert asked.quick and asked.device == "cpu"
+        yield Part("one", lambda: [Row("fine", 1.0, "bare", 1.0, 1.0, "<= 1.25")])
+        yield Part("two", lambda: [Row("slow", 9.0, "bare", 1.0, 9.0, "<= 1.25")])
 
-    def missing(quick: bool = False) -> list[Row]:
+    def missing(asked: Asked) -> Iterator[Part]:
         raise MissingExtraError("captum is not installed; run: pip install 'heatproof[references]'")
 
-    measured.rows, absent.rows = rows, missing  # type: ignore[attr-defined]
+    measured.parts, absent.parts = parts, missing  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, measured.__name__, measured)
     monkeypatch.setitem(sys.modules, absent.__name__, absent)
-    monkeypatch.setattr(bench_command, "section_names", lambda: ["measured", "absent"])
+    sections = dict.fromkeys(("measured", "absent"), Section("a test", "", ""))
+    monkeypatch.setattr(bench_command, "SECTIONS", sections)
     result = heatproof("bench", "--quick")
     assert result.exit_code == 0, result.output
     lines = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
     assert lines["fine"][-1] == "ok" and lines["slow"][-1] == "over"
+    began = re.findall(r"^ +[\d.]+ s  (.+)$", result.stdout, re.MULTILINE)
+    assert began == ["measured: one", "measured: two"]
     assert "pip install 'heatproof[references]'" in result.stderr and "threads" in result.stdout
     assert heatproof("bench", "-s", "nothing").exit_code == 2
-
-
-def test_bench_finds_every_section() -> None:
-    assert {"maps", "pairs"} <= set(bench_command.section_names())
-    assert "common" not in bench_command.section_names()

@@ -1,1 +1,1 @@
-"""What heatproof costs, measured: one file per section, each with rows(quick)."""
+"""What heatproof costs, measured: one file per section, each with parts(asked)."""

@@ -1,4 +1,4 @@
-"""The standard audit, from pictures to rows, against the bare passes it needs, and beside other packages.
+"""The standard audit, from pictures to rows, against the bare passes it needs.
 
 Twelve methods and every metric that needs no annotation, over 200 pictures on a GPU and a few on a CPU, where
 samples and steps are fewer too. (Without those that make inputs of their own: a search, and mosaics.) The
@@ -12,27 +12,25 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from heatproof.bench.busy import watching
-from heatproof.bench.common import CAMS, Row, cost, network, write_pictures
-from heatproof.bench.packages import Amount, missing, side_by_side_rows
-from heatproof.errors import HeatproofError
+from heatproof.bench.common import CAMS, Part, Row, cost, write_study
+from heatproof.bench.sections import Asked
+from heatproof.errors import HeatproofError, UnknownNameError, need
 from heatproof.models import load_model
 from heatproof.models.model import Model
 from heatproof.models.queue import input_gradient
 from heatproof.registry import metrics
-from heatproof.run.config import toml
 from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
 from heatproof.run.profile import Profiler, profiling
 from heatproof.timeline import FRAME
-
-__all__ = ["missing", "rows"]
 
 ANNOTATION = {"boxes", "masks"}
 OWN_INPUTS = {"adversarial_fragility", "grid_pointing", "disconnected_grid"}
@@ -55,34 +53,39 @@ class Extent(NamedTuple):
     small: bool
 
 
-def rows(quick: bool = False, device: str = "cpu", pictures: int | None = None) -> list[Row]:
-    """Minutes on a GPU, and on two cores of a CPU, where much less is done: 200 pictures and 4."""
-    gpu = device.startswith("cuda")
-    if gpu and not quick:
-        count = pictures or 200
+def parts(asked: Asked) -> Iterator[Part]:
+    """A run for each network and precision: by default 200 pictures on a GPU, and a few on a CPU."""
+    if asked.gpu and not asked.quick:
+        count = asked.pictures or 200
         size = Extent(count, max(1, min(50, count // 2)), False)
     else:
-        size = Extent(pictures or (2 if quick else 4), 2, True)
-    networks = ["resnet50", "squeezenet1_1", "mobilenet_v2"] if gpu else ["squeezenet1_1", "resnet18"]
-    if quick:
-        networks = networks[:1]
-    found = []
+        size = Extent(asked.pictures or (2 if asked.quick else 4), 2, True)
+    usual = ("resnet50", "squeezenet1_1", "mobilenet_v2") if asked.gpu else ("squeezenet1_1", "resnet18")
+    networks = asked.network or usual[: 1 if asked.quick else None]
+    known = need("torchvision", "torchvision").models.list_models()
     for name in networks:
-        for precision in ("fp32", "bf16") if gpu and name == "resnet50" else ("fp32",):
-            found += audit(name, precision, size, device)
-    torch.manual_seed(0)
-    amount = (
-        Amount(16) if gpu and not quick else Amount(2, samples=32, path=8, steps=4 if quick else 8, draws=2)
-    )
-    model = network("resnet50" if gpu else "resnet18", device)
-    return found + side_by_side_rows(model, device, amount, repeat=3 if gpu else 1 if quick else 2)
+        if name not in known:
+            raise UnknownNameError("network", name, known)
+    for name in networks:
+        both = asked.gpu and name == "resnet50"
+        for precision in asked.precision or (("bf16", "fp32") if both else ("fp32",)):
+            yield Part(
+                f"{name}, {precision}", partial(audit, name, precision, size, asked.device), asked.device
+            )
 
 
 def audit(name: str, precision: str, size: Extent, device: str) -> list[Row]:
     """One run: its wall time, and what the device and the rest had of it."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        model = _write(folder, name, precision, size, device)
+        spec = {"spec": f"torchvision:{name}", "num_classes": 2}
+        write_study(
+            folder, spec, size.pictures, SMALL if size.small else FULL, standard_metrics(size.small),
+            batch_size=size.batch, device=device, precision=precision,
+        )  # fmt: skip
+        model = load_model(
+            spec["spec"], num_classes=2, checkpoint=folder / "weights.pt", device=device, precision=precision
+        )
         before = _bare(model, device)
         began = time.perf_counter(), time.process_time()
         with profiling() as profiler, watching(device) as watched:
@@ -176,23 +179,3 @@ def _by_both_clocks(call: Callable[[], object], repeat: int, device: str, batch:
         times.append((time.perf_counter() - began[0], time.process_time() - began[1]))
     wall, cpu = (statistics.median(column) * 1e3 / batch for column in zip(*times[1:], strict=True))
     return wall, cpu
-
-
-def _write(folder: Path, name: str, precision: str, size: Extent, device: str) -> Model:
-    write_pictures(folder / "pictures", size.pictures)
-    torch.manual_seed(0)
-    model = load_model(f"torchvision:{name}", num_classes=2, device=device)
-    model.precision = precision
-    torch.save(model.module.state_dict(), folder / "weights.pt")
-    config = {
-        "methods": SMALL if size.small else FULL,
-        "metrics": standard_metrics(size.small),
-        "run": {
-            "batch_size": size.batch, "device": device, "threads": torch.get_num_threads(),
-            "precision": precision,
-        },
-        "model": {"spec": f"torchvision:{name}", "num_classes": 2, "checkpoints": "weights.pt"},
-        "images": {"kind": "folder", "path": "pictures"},
-    }  # fmt: skip
-    (folder / "study.toml").write_text(toml(config), encoding="utf-8")
-    return model

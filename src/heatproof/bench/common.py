@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +19,12 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import need
+from heatproof.models import load_model
 from heatproof.models.model import Model
+from heatproof.run.config import toml
 
 CAMS = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
+RECORDED = 4  # turns after which a pass on a GPU has been recorded as a CUDA graph, with one to spare
 GRAD_CAM = ("GradCAM", "GradCAMPlusPlus", "LayerCAM", "XGradCAM", "HiResCAM", "EigenCAM", "EigenGradCAM")
 
 
@@ -37,6 +41,19 @@ class Row:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Part:
+    """What is measured in one go: said before it begins, and its rows kept once it has ended.
+
+    The name holds whatever the sizes are: rows of the same part replace each other.
+    """
+
+    name: str
+    measure: Callable[[], Sequence[Row] | Sequence[Mapping[str, object]]]
+    device: str = "cpu"
+    table: str = ""  # whose rows have columns of their own: the file's name
+
+
 def cost(what: str, ours: float, other: str, other_ms: float, limit: str = "", note: str = "") -> Row:
     """Our time as a multiple of the other's."""
     return Row(what, ours, other, other_ms, ours / other_ms, limit, note)
@@ -48,9 +65,13 @@ def speed(what: str, ours: float, other: str, other_ms: float, limit: str = "", 
 
 
 def side_by_side(
-    contenders: Mapping[str, Callable[[], object]], repeat: int = 5, device: str = "cpu", warmup: int = 1
+    contenders: Mapping[str, Callable[[], object]],
+    repeat: int = 5,
+    device: str = "cpu",
+    warmup: int | None = None,
 ) -> dict[str, float]:
     """Median milliseconds of each contender; they take turns, so that drift hits all alike."""
+    warmup = (1 if device == "cpu" else RECORDED) if warmup is None else warmup
     for contender in contenders.values():
         for _ in range(warmup):
             contender()
@@ -83,6 +104,37 @@ def write_pictures(folder: Path, count: int) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         small = random.integers(0, 256, (16, 20, 3), dtype=np.uint8)
         Image.fromarray(small).resize((400, 320), Image.Resampling.BICUBIC).save(file, quality=90)
+
+
+def write_study(
+    folder: Path,
+    spec: Mapping[str, Any],
+    pictures: int,
+    methods: Sequence[str],
+    metrics: Sequence[str] = (),
+    **run: object,
+) -> None:
+    """study.toml of made-up pictures and a network with random weights; the run's settings are named."""
+    write_pictures(folder / "pictures", pictures)
+    torch.manual_seed(0)
+    options = dict(spec)
+    torch.save(load_model(options.pop("spec"), **options).module.state_dict(), folder / "weights.pt")
+    config = {
+        "methods": list(methods),
+        "metrics": list(metrics),
+        "run": {"threads": torch.get_num_threads(), **run},
+        "model": {**spec, "checkpoints": "weights.pt"},
+        "images": {"kind": "folder", "path": "pictures"},
+    }
+    (folder / "study.toml").write_text(toml(config), encoding="utf-8")
+
+
+def rounded(rows: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Numbers to six digits, as tables show them at most."""
+    return [
+        {name: float(f"{cell:.6g}") if isinstance(cell, float) else cell for name, cell in row.items()}
+        for row in rows
+    ]
 
 
 def network(name: str, device: str) -> Model:

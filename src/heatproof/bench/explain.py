@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from functools import partial
 from importlib.util import find_spec
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import CAMS, GRAD_CAM, Row, cost, network, side_by_side, speed
+from heatproof.bench.common import CAMS, GRAD_CAM, Part, Row, cost, network, side_by_side, speed
+from heatproof.bench.sections import Asked
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.models.model import Model, untouched
@@ -23,18 +24,22 @@ REFERENCES = {"ig": "captum, the same", "lime": "lime package, the same"}
 SAMPLES = 64  # per image, for methods that take hundreds or thousands: the cost per pass is what is compared
 QUICK_SAMPLES = 16
 FASTER = "times faster"
+PER_IMAGE = ("resnet50", "convnext_base")
 LIMITS = {"fp32": {32: "<= 1.35", 256: "<= 1.08"}, "bf16": {32: "<= 1.35", 256: "<= 1.12"}}
 
 
-def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
-    """The whole section; on a GPU also milliseconds per image over batch sizes and precisions."""
+def parts(asked: Asked) -> Iterator[Part]:
+    """On a GPU also milliseconds per image over batch sizes and precisions."""
+    quick, device = asked.quick, asked.device
     torch.manual_seed(0)
     model = network("resnet18" if quick else "resnet50", device)
-    found = _cams(model, 4 if quick else 16, device, 2 if quick else 3)
-    found += _perturbing(model, device, 2, QUICK_SAMPLES if quick else SAMPLES)
-    if device.startswith("cuda"):
-        found += [row for name in ("resnet50", "convnext_base") for row in _per_image(name, device, quick)]
-    return found
+    yield Part("seven CAMs", partial(_cams, model, 4 if quick else 16, device, 2 if quick else 3), device)
+    samples = QUICK_SAMPLES if quick else SAMPLES
+    yield Part("methods of many passes", partial(_perturbing, model, device, 2, samples), device)
+    for name in PER_IMAGE if asked.gpu else ():
+        for precision in LIMITS:
+            made = partial(_per_image, name, precision, device, (32,) if quick else (1, 32, 256))
+            yield Part(f"per image, {name}, {precision}", made, device)
 
 
 def _bare(model: Model, images: Tensor) -> Callable[[], object]:
@@ -160,29 +165,28 @@ def _reference_perturbations(
     return found
 
 
-def _per_image(name: str, device: str, quick: bool) -> list[Row]:
-    """Milliseconds per image of the seven CAMs and of a bare forward, over batch size and precision."""
-    model = network(name, device)
+def _per_image(name: str, precision: str, device: str, batches: Sequence[int]) -> list[Row]:
+    """Milliseconds per image of the seven CAMs and of a bare forward, over batch size."""
+    model, dtype = network(name, device), {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    model.module.to(dtype)
+    limits = LIMITS[precision] if name == "resnet50" else {256: "<= 1.1"}
     found = []
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        model.module.to(dtype)
-        for batch in (32,) if quick else (1, 32, 256):
-            images = torch.randn(batch, 3, 224, 224, device=device, dtype=dtype)
-            images = images.contiguous(memory_format=torch.channels_last)
-            contenders: dict[str, Callable[[], object]] = {
-                "seven CAMs": partial(explain, model, images, CAMS, batch_size=batch),
-                "gradcam": partial(explain, model, images, "gradcam", batch_size=batch),
-                "bare": _bare(model, images),
-            }
-            ms = {n: t / batch for n, t in side_by_side(contenders, 20, device, warmup=5).items()}
-            limits = LIMITS[precision] if name == "resnet50" else {256: "<= 1.1"}
-            what = f"per image, {name}, batch {batch}, {precision}"
-            found += [
-                cost(f"{ours} {what}", ms[ours], "bare forward", ms["bare"], limits.get(batch, ""))
-                for ours in ("seven CAMs", "gradcam")
-            ]
-            if batch == 1 and name == "resnet50":
-                ours = ms["seven CAMs"]
-                what = f"seven CAMs, {name}, one image, {precision}: milliseconds"
-                found.append(Row(what, ours, "bare forward", ms["bare"], ours, "<= 3"))
+    for batch in batches:
+        images = torch.randn(batch, 3, 224, 224, device=device, dtype=dtype)
+        images = images.contiguous(memory_format=torch.channels_last)
+        contenders: dict[str, Callable[[], object]] = {
+            "seven CAMs": partial(explain, model, images, CAMS, batch_size=batch),
+            "gradcam": partial(explain, model, images, "gradcam", batch_size=batch),
+            "bare": _bare(model, images),
+        }
+        ms = {n: t / batch for n, t in side_by_side(contenders, 20, device, warmup=5).items()}
+        what = f"per image, {name}, batch {batch}, {precision}"
+        found += [
+            cost(f"{ours} {what}", ms[ours], "bare forward", ms["bare"], limits.get(batch, ""))
+            for ours in ("seven CAMs", "gradcam")
+        ]
+        if batch == 1 and name == "resnet50":
+            ours = ms["seven CAMs"]
+            what = f"seven CAMs, {name}, one image, {precision}: milliseconds"
+            found.append(Row(what, ours, "bare forward", ms["bare"], ours, "<= 3"))
     return found

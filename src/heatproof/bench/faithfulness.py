@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import Row, cost, network, side_by_side
+from heatproof.bench.common import RECORDED, Part, Row, cost, network, side_by_side
+from heatproof.bench.sections import Asked
 from heatproof.metrics.curves import Faithfulness
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.models.batches import usual_batch
@@ -20,17 +21,16 @@ FEW_STEPS = 20  # enough to see how the cost grows
 GROWTH = "<= 2.2"
 
 
-def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
-    """ResNet-50 (ResNet-18 when quick); minutes on a CPU, seconds on a GPU."""
+def parts(asked: Asked) -> Iterator[Part]:
+    """ResNet-50, or ResNet-18 when quick."""
+    device = asked.device
     torch.manual_seed(0)
-    model = network("resnet18" if quick else "resnet50", device)
-    count = 1 if device == "cpu" else 8
-    repeat = 1 if quick and device == "cpu" else 3
-    return [
-        *_beside_bare(model, count, repeat, device),
-        *_growth(model, count, repeat, device),
-        *_adaptive(model, count, device),
-    ]
+    model = network("resnet18" if asked.quick else "resnet50", device)
+    count = 8 if asked.gpu else 1
+    repeat = 1 if asked.quick and not asked.gpu else 3
+    yield Part("beside bare passes", partial(_beside_bare, model, count, repeat, device), device)
+    yield Part("growth", partial(_growth, model, count, repeat, device), device)
+    yield Part("adaptive steps", partial(_adaptive, model, count, device), device)
 
 
 def _beside_bare(model: Model, count: int, repeat: int, device: str) -> list[Row]:
@@ -81,7 +81,8 @@ def _adaptive(model: Model, count: int, device: str) -> list[Row]:
             maps, 0, model=model, images=images, adaptive=adaptive
         )
 
-    ms = side_by_side({"adaptive": partial(run, True), "full": partial(run, False)}, 1, device, warmup=0)
+    ways = {"adaptive": partial(run, True), "full": partial(run, False)}
+    ms = side_by_side(ways, 1, device, warmup=0 if device == "cpu" else RECORDED)
     full, adaptive = found["full"], found["adaptive"]
     errors = (full.insertion_auc - adaptive.insertion_auc, full.deletion_auc - adaptive.deletion_auc)
     error = torch.stack(errors).abs().max().item()

@@ -1,4 +1,4 @@
-"""Metrics of maps against each other and against masks: SSIM beside scikit-image, and how the cost grows.
+"""Metrics of maps against each other and against masks: beside the usual loops, and how the cost grows.
 
 Times are of whole calls, checks and upsampling included. Methods share the masks' distance transforms, so the
 first call pays for those and the warm-up keeps that out of the growth rows; `structure, first call` shows it.
@@ -7,14 +7,16 @@ first call pays for those and the warm-up keeps that out of the growth rows; `st
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 import torch
 from skimage.metrics import structural_similarity
 
-from heatproof.bench.common import Row, cam_like, cost, side_by_side, speed
+from heatproof.bench import pairs
+from heatproof.bench.common import Part, Row, cam_like, cost, side_by_side, speed
+from heatproof.bench.sections import Asked
 from heatproof.images.symbols.qr import part_masks
 from heatproof.metrics.localisation import localise, localise_curve
 from heatproof.metrics.on_parts import structure
@@ -25,9 +27,12 @@ SIZE = 224
 GROWTH = "<= 2.5"
 
 
-def rows(quick: bool = False) -> list[Row]:
-    """Seconds on free cores; `quick` takes a quarter of the maps."""
-    return [*_ssim_rows(32 if quick else 128), *_growth_rows(16 if quick else 64, repeat=3 if quick else 5)]
+def parts(asked: Asked) -> Iterator[Part]:
+    """C-Score on the device, the others on the CPU; `quick` takes a quarter of the maps."""
+    yield from pairs.parts(asked)
+    quick = asked.quick
+    yield Part("SSIM", partial(_ssim_rows, 32 if quick else 128))
+    yield Part("structure and localisation", partial(_growth_rows, 16 if quick else 64, 3 if quick else 5))
 
 
 def _ssim_rows(n: int) -> list[Row]:

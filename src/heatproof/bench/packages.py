@@ -1,13 +1,14 @@
 """The work of an audit, part by part: ours beside grad-cam, captum, lime, torchcam and Quantus.
 
 Each part asks both sides for the same: the same network, images, methods, samples and steps. Where a side
-does less (Quantus deletes but does not insert), the row says so. No part includes decoding or writing.
+does less (Quantus deletes but does not insert), the row says so. No part includes decoding or writing. On a
+GPU both sides have four turns to warm up, after which ours is recorded; then the median of three is taken.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import CAMS, GRAD_CAM, Row, side_by_side, speed
+from heatproof.bench.common import CAMS, GRAD_CAM, RECORDED, Part, Row, network, side_by_side, speed
+from heatproof.bench.sections import Asked
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.metrics.agreement import method_agreement
@@ -57,29 +59,42 @@ def missing() -> str:
     return f"not compared with {', '.join(absent)}; install: pip install --no-deps {' '.join(absent)}"
 
 
-def side_by_side_rows(model: Model, device: str, amount: Amount, repeat: int = 3) -> list[Row]:
+def parts(asked: Asked) -> Iterator[Part]:
     """A row for each part that another package can do, and one for all of them together."""
-    work = _Work(model, device, amount)
-    found, totals = [], [0.0, 0.0]
-    for part in work.parts():
-        if not find_spec(part.module):
-            continue
-        ms = side_by_side(
-            {"ours": part.ours, "theirs": part.theirs}, repeat, device, warmup=int(device != "cpu")
-        )
-        found.append(speed(part.what, ms["ours"], part.other, ms["theirs"], note=f"times faster{part.note}"))
+    torch.manual_seed(0)
+    if asked.gpu and not asked.quick:
+        amount, turns = Amount(asked.pictures or 4, samples=256), 3
+    elif asked.quick:
+        amount, turns = Amount(asked.pictures or 1, samples=16, path=4, steps=4, draws=1), 1
+    else:
+        amount, turns = Amount(asked.pictures or 2), 3
+    model = network("resnet50" if asked.gpu else "resnet18", asked.device)
+    work, totals = _Work(model, asked.device, amount), [0.0, 0.0]
+    warmup = RECORDED if asked.gpu else int(not asked.quick)
+
+    def beside(part: _Part) -> list[Row]:
+        contenders = {"ours": part.ours, "theirs": part.theirs}
+        ms = side_by_side(contenders, turns, asked.device, warmup)
         if part.counted:
-            totals = [totals[0] + ms["ours"], totals[1] + ms["theirs"]]
-    if found:
-        what = f"all parts together, {model.name}, {amount.images} images"
-        found.append(
-            speed(what, totals[0], "grad-cam, captum, lime, Quantus", totals[1], note="times faster")
+            totals[0], totals[1] = totals[0] + ms["ours"], totals[1] + ms["theirs"]
+        return [speed(part.what, ms["ours"], part.other, ms["theirs"], note=f"times faster{part.note}")]
+
+    def together() -> list[Row]:
+        what, other = (
+            f"all parts together, {model.name}, {amount.images} images",
+            "grad-cam, captum, lime, Quantus",
         )
-    return found
+        return [speed(what, totals[0], other, totals[1], note="times faster")]
+
+    for part in work.parts():
+        if find_spec(part.module):
+            yield Part(part.name, partial(beside, part), asked.device)
+    yield Part("all", together, asked.device)
 
 
 @dataclass(frozen=True)
 class _Part:
+    name: str
     what: str
     ours: Call
     module: str
@@ -108,41 +123,42 @@ class _Work:
         pairs = len(CAMS) * (len(CAMS) - 1) // 2
         return [
             _Part(
-                f"seven CAMs of {n} images", partial(made, CAMS),
+                "seven CAMs", f"seven CAMs of {n} images", partial(made, CAMS),
                 "pytorch_grad_cam", "grad-cam, one after the other", self._grad_cam,
             ),
             _Part(
-                f"four CAMs of {n} images", partial(made, list(TORCHCAM)),
+                "four CAMs", f"four CAMs of {n} images", partial(made, list(TORCHCAM)),
                 "torchcam", "torchcam, one after the other", self._torchcam, counted=False,
             ),
             _Part(
-                f"gradient and integrated gradients, {a.path} steps, of {n} images",
+                "gradients", f"gradient and integrated gradients, {a.path} steps, of {n} images",
                 partial(made, ["gradient", f"ig(steps={a.path})"]),
                 "captum", "captum, the same", self._captum, f"; {SAME_PASSES}",
             ),
             _Part(
-                f"LIME, {a.samples} samples, of {n} images",
+                "LIME", f"LIME, {a.samples} samples, of {n} images",
                 partial(made, f"lime(samples={a.samples})"),
                 "lime", "lime package, the same", self._lime, f"; {SAME_PASSES}",
             ),
             _Part(
+                "insertion and deletion",
                 f"insertion and deletion, {a.steps} steps, of seven CAMs of {n} images",
                 partial(insertion_deletion, self.maps, 0, steps=a.steps, baseline="black", **sanity),
                 "quantus", "Quantus, deletion alone", self._flipping,
                 "; twice its passes on our side, since it has no insertion",
             ),
             _Part(
-                f"randomised weights, the whole network, seven CAMs of {n} images",
+                "randomised weights", f"randomised weights, the whole network, seven CAMs of {n} images",
                 partial(parameter_randomisation, CAMS, 0, depths=1, **sanity),
                 "quantus", "Quantus with grad-cam, ranks alone", self._randomised,
             ),
             _Part(
-                f"noise, {a.draws} draws, seven CAMs of {n} images",
+                "noise", f"noise, {a.draws} draws, seven CAMs of {n} images",
                 partial(fragility, CAMS, draws=a.draws, **sanity),
                 "quantus", "Quantus with grad-cam", self._noise,
             ),
             _Part(
-                f"agreement of seven CAMs on {n} images: ranks and SSIM of {pairs} pairs",
+                "agreement", f"agreement of seven CAMs on {n} images: ranks and SSIM of {pairs} pairs",
                 partial(method_agreement, self.maps), "skimage", "SciPy and scikit-image, pair by pair",
                 self._pairs, "; top-K overlap on our side too",
             ),

@@ -7,11 +7,14 @@ random sample of the pairs and scaled to all of them, since it is the same work 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 
-from heatproof.bench.common import Row, cam_like, cost, side_by_side
+from heatproof.bench.common import Part, Row, cam_like, cost, side_by_side
+from heatproof.bench.sections import Asked
 from heatproof.metrics.consistency import cscore, cscore_by_class
 from heatproof.metrics.map_pairs import soft_iou_matrix
 from heatproof.types import Maps
@@ -19,9 +22,11 @@ from heatproof.types import Maps
 SIZE = 224
 
 
-def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
+def parts(asked: Asked) -> Iterator[Part]:
     """Under a minute; under ten seconds where `quick`, with fewer maps in the growth rows."""
-    return [*_against_loop(quick, device), *_growth(quick, device), *_sampled(quick, device)]
+    ways = {"beside a loop": _against_loop, "growth": _growth, "sampled": _sampled}
+    for said, rows in ways.items():
+        yield Part(f"C-Score, {said}", partial(rows, asked.quick, asked.device), asked.device)
 
 
 def _against_loop(quick: bool, device: str) -> list[Row]:
@@ -38,7 +43,7 @@ def _against_loop(quick: bool, device: str) -> list[Row]:
         },
         repeat=1 if quick else 3,
         device=device,
-        warmup=0 if quick and device == "cpu" else 1,
+        warmup=0 if quick and device == "cpu" else None,
     )
     loop = times["loop"] * scale
     note = f"loop scaled from {sample:,} random pairs of {n * (n - 1) // 2:,}"

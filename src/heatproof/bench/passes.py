@@ -1,9 +1,10 @@
 """How many passes the answers need: methods and curves, old form and new, beside runs 16 times as long.
 
-    python -m heatproof.bench.passes docs/results/passes --data FOLDER
+    heatproof bench --section passes --data FOLDER --csv docs/results/passes
 
 writes maps.csv, reduced.csv, curves.csv and audit.csv. FOLDER holds trained networks and pictures: cifar10
-with resnet20.safetensors and cifar10.npz, and weights/squeezenet1_1.pt. Long maps are kept, not made twice.
+with resnet20.safetensors and cifar10.npz, and weights/squeezenet1_1.pt. Without it, EfficientNet-Lite0 looks
+at a photograph. --quick is that at a 64th of every length, and without `reduced`.
 
     maps      each method that repeats a pass, in its forms, against a map of 16 times the old length that
               shares no draw with any of them: Spearman's correlation of the pixels, and the root mean squared
@@ -15,22 +16,22 @@ with resnet20.safetensors and cifar10.npz, and weights/squeezenet1_1.pt. Long ma
 
 from __future__ import annotations
 
-import csv
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from heatproof.bench.audit import FULL, standard_metrics
-from heatproof.bench.common import Row, cost, side_by_side
-from heatproof.errors import need
+from heatproof.bench.common import Part, rounded
+from heatproof.bench.sections import Asked
+from heatproof.errors import UnknownNameError, need
 from heatproof.explain import explain
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.faithfulness import DECIDED, insertion_deletion
@@ -44,6 +45,7 @@ from heatproof.run.measure import measure
 from heatproof.types import Batch
 
 LONGER, FAR = 16, 999  # how much, and the seed of the longer run
+SHORTER = 64  # how much, where it must be quick
 SIDE = 128  # of photographs: a quarter of the work of 224 pixels, and the networks still answer
 PHOTOGRAPHS = ("chelsea", "coffee", "rocket")  # of scikit-image
 OLD = {"rise": "rise(masks=4000, form='published')", "lime": "lime(samples=1000, form='published')"}
@@ -62,7 +64,40 @@ SAME = {  # forms that stay: their own length, and a longer one
 REPEATING = ("lime", "integrated-gradients", "smoothgrad")
 CHECKED = ("gradcam", "gradient", *REPEATING)
 CURVED = ("gradcam", "layercam", "gradient", "random", "edges")
-Cells = dict[str, object]
+Cells = Mapping[str, object]
+
+
+def parts(asked: Asked) -> Iterator[Part]:
+    yield Part("audit", partial(_listed, audit_rows), table="audit")
+    for subject in subjects(asked):
+        name = subject.model.name
+        yield Part(f"curves, {name}", partial(_listed, curve_rows, subject), table="curves")
+        if not asked.quick:
+            yield Part(f"reduced, {name}", partial(_listed, reduced_rows, subject, 4), table="reduced")
+        for i, picture in enumerate(subject.pictures[: 2 if name == "resnet20" else 1]):
+            methods = [*LONG] if asked.quick or i or name == "squeezenet1_1" else [*LONG, *SAME]
+            for method in methods:
+                made = partial(_listed, map_rows, subject, i, method, SHORTER if asked.quick else 1)
+                yield Part(f"maps, {name}, {picture}, {method}", made, table="maps")
+
+
+def subjects(asked: Asked) -> Iterator[Subject]:
+    """Those of the folder; of all of them, those that are named."""
+    found: dict[str, Callable[[], Subject]] = {"lite0": partial(photographs, "lite0", names=PHOTOGRAPHS[:1])}
+    if (data := asked.data) is not None:
+        weights = data / "weights" / "squeezenet1_1.pt"
+        found = {
+            "resnet20": partial(cifar, "resnet20", data / "cifar10"),
+            "squeezenet1_1": partial(photographs, "torchvision:squeezenet1_1", weights),
+        }
+    for name in asked.network:
+        if name not in found:
+            raise UnknownNameError("network", name, found)
+    yield from (found[name]() for name in asked.network or found)
+
+
+def _listed(rows: Callable[..., Iterator[Cells]], *given: object) -> list[Cells]:
+    return rounded(rows(*given))
 
 
 @dataclass(frozen=True)
@@ -135,18 +170,25 @@ def inputs_of(method: str) -> int:
     raise ValueError(method)
 
 
-def map_rows(subject: Subject, i: int, methods: Sequence[str], kept: Path) -> Iterator[Cells]:
-    """Each form of each method against the longer run."""
-    for name in methods:
-        forms = (OLD[name], *STEPS_TO_NEW[name], NEW[name]) if name in OLD else (SAME[name][0],)
-        longer = LONG.get(name) or SAME[name][1]
-        long = _kept(kept / f"{subject.model.name}-{i}-{name}.npy", partial(subject.map_of, longer, i, FAR))
-        for form in forms:
-            rank, rmse = closeness(subject.map_of(form, i), long)
-            yield {
-                "network": subject.model.name, "picture": subject.pictures[i], "method": name, "form": form,
-                "inputs": inputs_of(form), "longer": longer, "rank": rank, "rmse": rmse,
-            }  # fmt: skip
+def map_rows(subject: Subject, i: int, name: str, shorter: int = 1) -> Iterator[Cells]:
+    """Each form of a method against the longer run."""
+    forms = (OLD[name], *STEPS_TO_NEW[name], NEW[name]) if name in OLD else (SAME[name][0],)
+    longer = _shortened(LONG.get(name) or SAME[name][1], shorter)
+    long = subject.map_of(longer, i, FAR)
+    for form in (_shortened(one, shorter) for one in forms):
+        rank, rmse = closeness(subject.map_of(form, i), long)
+        yield {
+            "network": subject.model.name, "picture": subject.pictures[i], "method": name, "form": form,
+            "inputs": inputs_of(form), "longer": longer, "rank": rank, "rmse": rmse,
+        }  # fmt: skip
+
+
+def _shortened(method: str, by: int) -> str:
+    """
+    >>> _shortened("rise(masks=640, form='paired')", 64)
+    "rise(masks=10, form='paired')"
+    """
+    return re.sub(r"=(\d+)", lambda found: f"={max(1, int(found[1]) // by)}", method)
 
 
 def reduced_rows(subject: Subject, count: int) -> Iterator[Cells]:
@@ -225,78 +267,3 @@ def audit_rows() -> Iterator[Cells]:
 def _smooth(size: tuple[int, int]) -> Tensor:
     coarse = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     return torch.nn.functional.interpolate(coarse, size=size, mode="bilinear")
-
-
-def _kept(path: Path, make: partial[Tensor]) -> Tensor:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, make().numpy())
-    return torch.from_numpy(np.load(path))
-
-
-def _write(path: Path, rows: Iterator[Cells]) -> None:
-    """Row by row, so that what was measured stands when the rest is cut off."""
-    writer = None
-    with path.open("w", newline="", encoding="utf-8") as file:
-        for row in rows:
-            writer = writer or csv.DictWriter(file, list(row), lineterminator="\n")
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerow({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()})
-            file.flush()
-
-
-def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
-    """Lite0 on one photograph: what the new forms take of the time of the old ones."""
-    subject = photographs("lite0", names=PHOTOGRAPHS[:1])
-    subject.model.module.to(device)
-    found = []
-    for name in OLD:
-        old, new = (_shortened(text, 16 if quick else 1) for text in (OLD[name], NEW[name]))
-        ms = side_by_side(
-            {text: partial(subject.map_of, text, 0) for text in (old, new)}, 1, device, warmup=0
-        )
-        found.append(cost(new, ms[new], old, ms[old], "" if quick else "<= 0.3"))
-    return found
-
-
-def _shortened(method: str, by: int) -> str:
-    count = str(inputs_of(method))
-    return method.replace(f"={count}", f"={int(count) // by}")
-
-
-@click.command()
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--data", type=click.Path(exists=True, path_type=Path), required=True, help="Networks, pictures."
-)
-@click.option(
-    "--kept", type=click.Path(path_type=Path), help="Where long maps are kept; OUT/long where None."
-)
-@click.option("--part", multiple=True, help="maps, reduced, curves or audit; all where none is named.")
-def main(out: Path, data: Path, kept: Path | None, part: tuple[str, ...]) -> None:
-    """Measure, and write OUT/*.csv."""
-    out.mkdir(parents=True, exist_ok=True)
-    small, kept = cifar("resnet20", data / "cifar10"), kept or out / "long"
-    squeeze = photographs("torchvision:squeezenet1_1", data / "weights" / "squeezenet1_1.pt")
-
-    def maps() -> Iterator[Cells]:
-        for i in range(2):
-            yield from map_rows(small, i, tuple(LONG), kept)
-        yield from map_rows(small, 0, tuple(SAME), kept)
-        yield from map_rows(squeeze, 0, tuple(LONG), kept)
-
-    def reduced() -> Iterator[Cells]:
-        return reduced_rows(small, 4)
-
-    def curves() -> Iterator[Cells]:
-        yield from curve_rows(small)
-        yield from curve_rows(squeeze)
-
-    for name, make in {"audit": audit_rows, "reduced": reduced, "curves": curves, "maps": maps}.items():
-        if not part or name in part:
-            _write(out / f"{name}.csv", make())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,26 +1,25 @@
 """What a precision changes: the same study run in fp32 and in another, maps and rows side by side.
 
-    python -m heatproof.bench.precision DATA --csv docs/results/precision      needs DATA/cifar10
+    heatproof bench --section precision --data DATA --csv docs/results/precision      needs DATA/cifar10
 
-The networks are the trained residual networks of CIFAR-10 that DATA holds, with test pictures of all classes.
+The network is the trained ResNet-20 for CIFAR-10 that DATA holds, with as many test pictures of each class.
 Writes maps.csv (rank correlation of each method's maps, picture by picture) and rows.csv (every metric).
 """
 
 from __future__ import annotations
 
-import csv
 import math
-import platform
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import click
-import torch
-
+from heatproof.bench.common import Part, rounded
+from heatproof.bench.sections import Asked
+from heatproof.errors import InputError
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.agreement import map_similarity
 from heatproof.models.model import Model
@@ -37,7 +36,35 @@ METRICS = (
     "input_shift", "cscore", "method_agreement", "accuracy",
 )  # fmt: skip
 REFERENCE = "fp32"
-Table = list[dict[str, Any]]
+Cells = Mapping[str, object]
+
+
+def parts(asked: Asked) -> Iterator[Part]:
+    """Both runs are in the first part, their rows in the second."""
+    if asked.data is None or not (asked.data / "cifar10").is_dir():
+        raise InputError(
+            "the section precision needs a trained network: "
+            "name a folder with cifar10/resnet20.safetensors and cifar10/cifar10.npz by --data"
+        )
+    data, images = asked.data, asked.pictures or (4 if asked.quick else 20)
+    with tempfile.TemporaryDirectory() as place:
+        runs = {}
+
+        def run(precision: str) -> RunFolder:
+            if precision not in runs:
+                done = run_study(study(data, precision, images, asked.device), Path(place) / precision)
+                if done.stopped:
+                    raise KeyboardInterrupt
+                runs[precision] = done.folder
+            return runs[precision]
+
+        def compared(by: Callable[..., Iterator[Cells]], precision: str) -> list[Cells]:
+            found = by(run(REFERENCE), run(precision), precision)
+            return rounded({**row, "images": images} for row in found)
+
+        for precision in asked.precision or ("bf16",):
+            for name, by in {"maps": map_rows, "rows": metric_rows}.items():
+                yield Part(f"{name}, {precision}", partial(compared, by, precision), asked.device, name)
 
 
 def resnet20() -> Model:
@@ -45,11 +72,11 @@ def resnet20() -> Model:
     return Model(CifarResNet(3).eval(), "resnet20", Preprocess((32, 32), 32))
 
 
-def study(data: Path, precision: str, images: int) -> dict[str, Any]:
+def study(data: Path, precision: str, images: int, device: str = "cpu") -> dict[str, Any]:
     return {
         "methods": list(METHODS),
         "metrics": list(METRICS),
-        "run": {"precision": precision, "device": "cpu", "targets": "predicted", "pictures": False},
+        "run": {"precision": precision, "device": device, "targets": "predicted", "pictures": False},
         "model": {
             "spec": f"{__file__}:resnet20",
             "name": "resnet20",
@@ -62,12 +89,7 @@ def study(data: Path, precision: str, images: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compare(one: RunFolder, other: RunFolder, precision: str) -> tuple[Table, Table]:
-    """Rows of maps.csv and of rows.csv for two runs of the same study."""
-    return list(_maps(one, other, precision)), list(_rows(one, other, precision))
-
-
-def _maps(one: RunFolder, other: RunFolder, precision: str) -> Iterator[dict[str, Any]]:
+def map_rows(one: RunFolder, other: RunFolder, precision: str) -> Iterator[Cells]:
     found = one.scores().sql(
         "select distinct checkpoint, image, method from scores where metric = 'degenerate'"
     )
@@ -85,7 +107,7 @@ def _maps(one: RunFolder, other: RunFolder, precision: str) -> Iterator[dict[str
         }  # fmt: skip
 
 
-def _rows(one: RunFolder, other: RunFolder, precision: str) -> Iterator[dict[str, Any]]:
+def metric_rows(one: RunFolder, other: RunFolder, precision: str) -> Iterator[Cells]:
     query = "select image, method, metric, label, explained, value from scores"
     sides = [_by_key(run.scores().sql(query)) for run in (one, other)]
     pairs: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -116,34 +138,3 @@ def _by_key(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], float]:
         ): r["value"]
         for r in rows
     }
-
-
-def write(table: Table, path: Path, images: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    machine = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}; torch {torch.__version__}"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*table[0], "images", "machine"], lineterminator="\n")
-        writer.writeheader()
-        for row in table:
-            numbers = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}
-            writer.writerow(numbers | {"images": images, "machine": machine})
-
-
-@click.command()
-@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--csv", "out", type=click.Path(path_type=Path), required=True, help="Folder of the tables.")
-@click.option("--images", default=30, show_default=True, help="Test pictures, the same number of each class.")
-@click.option("--precision", default="bf16", show_default=True, help="What fp32 is compared with.")
-def main(data: Path, out: Path, images: int, precision: str) -> None:
-    """Run a study in fp32 and in another precision on the networks in DATA, and compare."""
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [Path(folder) / name for name in (REFERENCE, precision)]
-        for run in runs:
-            run_study(study(data, run.name, images), run)
-        maps, rows = compare(RunFolder.open(runs[0]), RunFolder.open(runs[1]), precision)
-    write(maps, out / "maps.csv", images)
-    write(rows, out / "rows.csv", images)
-
-
-if __name__ == "__main__":
-    main()

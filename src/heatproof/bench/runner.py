@@ -8,14 +8,15 @@ be judged by its length.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import torch
 
-from heatproof.bench.common import Row, cost, side_by_side, write_pictures
+from heatproof.bench.common import Part, Row, cost, side_by_side, write_pictures
+from heatproof.bench.sections import Asked
 from heatproof.explain import explain
 from heatproof.images import Source, batches, open_source
 from heatproof.models import Model, load_model
@@ -27,9 +28,13 @@ BATCH = 16
 LIMIT = "<= 1.15"
 
 
-def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
+def parts(asked: Asked) -> Iterator[Part]:
     """Three CAMs of ResNet-50 (ResNet-18 when quick), decoded from JPEG files on both sides."""
-    network, n = ("resnet18", 32) if quick else ("resnet50", 96)
+    network, n = ("resnet18", 32) if asked.quick else ("resnet50", 96)
+    yield Part("a run and a loop", partial(rows, network, n, asked.device), asked.device)
+
+
+def rows(network: str, n: int, device: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write(folder, network, n, device)
@@ -46,7 +51,7 @@ def rows(quick: bool = False, device: str = "cpu") -> list[Row]:
             "n": partial(run, "n.toml"),
             "2n": partial(run, "2n.toml"),
         }
-        ms = side_by_side(contenders, 3, device)
+        ms = side_by_side(contenders, 3, device, warmup=1)
     return judged(f"a run of three CAMs, {network}", n, ms)
 
 

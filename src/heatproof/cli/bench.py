@@ -2,114 +2,174 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import inspect
-import pkgutil
 import platform
 import re
-from dataclasses import asdict, fields
+import shlex
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
 
 from heatproof import __version__
-from heatproof import bench as sections_of
+from heatproof.bench.sections import SECTIONS, Asked
 from heatproof.cli._console import PATH, console, errors, new_table
 from heatproof.cli._files import make_folder
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.lazy import torch
 
 if TYPE_CHECKING:
-    from heatproof.bench.common import Row
+    from heatproof.bench.common import Part, Row
+    from heatproof.bench.table import MeasuredRows
 
-
-SHARED = {"busy", "common", "packages"}
+Cells = Mapping[str, object]
 
 
 @click.command("bench")
-@click.option("--section", "-s", multiple=True, help="Only this one; may be repeated. All by default.")
+@click.option("--section", "-s", multiple=True, help="Only this one; may be repeated. See above.")
 @click.option("--quick", is_flag=True, help="Smaller and fewer measurements, rougher numbers.")
 @click.option("--device", default="cpu", help="cpu or cuda; cuda uses the device's own timers.")
-@click.option("--pictures", type=click.IntRange(1), help="Of the audit: 200 on a GPU, 4 on a CPU by default.")
-@click.option("--csv", "table", type=PATH, help="Also write the rows to this file.")
+@click.option("--network", help="Of audit, passes: which, with commas between them.")
+@click.option("--precision", help="Of audit, precision: fp32, tf32, bf16, with commas between them.")
+@click.option("--pictures", type=click.IntRange(1), help="Of audit, packages, precision: how many.")
+@click.option("--data", type=PATH, help="Of passes, precision: a folder with trained networks.")
+@click.option(
+    "--csv", "table", type=PATH,
+    help="Also write the rows to this file. One that exists keeps its rows, but for those of parts "
+    "that are measured again. Of passes and precision: a folder, for their tables.",
+)  # fmt: skip
 def bench_command(
-    section: tuple[str, ...], quick: bool, device: str, pictures: int | None, table: Path | None
+    section: tuple[str, ...],
+    quick: bool,
+    device: str,
+    network: str | None,
+    precision: str | None,
+    pictures: int | None,
+    data: Path | None,
+    table: Path | None,
 ) -> None:
     """Measure heatproof against bare forward passes and against other packages that are installed.
 
     Contenders take turns in one process, medians are compared. A ratio means what its line says; "over" is a
-    ratio outside its limit on this machine.
+    ratio outside its limit on this machine. Ctrl-C ends it, and what is measured by then is in the file.
 
     \b
     Examples:
       heatproof bench --quick
       heatproof bench --section explain --device cuda --csv speed.csv
-      heatproof bench --section audit --device cuda --pictures 60
+      heatproof bench --section audit --device cuda --network resnet50 --precision bf16 --pictures 60
+      heatproof bench --section precision --data DATA --csv docs/results/precision
     """
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    names = chosen(section)
+    asked = Asked(quick, device, pictures, words(network), words(precision), data)
+    refuse_what_nobody_takes(names, asked)
+    measured = open_table(table, names)
+    if asked.gpu and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; leave out --device")
-    known = section_names()
-    for name in section:
-        if name not in known:
-            raise UnknownNameError("section", name, known)
-    measured: list[dict[str, object]] = []
-    if table:
-        make_folder(table.parent)
-        write_table(table, measured)
     console.print(machine(device))
-    for name in section or known:
-        measured += run_section(name, quick, device, pictures)
-        if table:  # after each section, so that a run cut off keeps what it measured
-            write_table(table, measured)
+    began, command = time.perf_counter(), command_line(section, asked)
+    for name in names:
+        run_section(name, asked, command, began, measured, table)
 
 
-def section_names() -> list[str]:
-    """Files of heatproof.bench with measurements of their own; the others hold what they share."""
-    names = [module.name for module in pkgutil.iter_modules(sections_of.__path__)]
-    return sorted(set(names) - SHARED)
+def chosen(section: Sequence[str]) -> list[str]:
+    for name in section:
+        if name not in SECTIONS:
+            raise UnknownNameError("section", name, SECTIONS)
+    return list(dict.fromkeys(section)) or [name for name, one in SECTIONS.items() if one.usual]
 
 
-def run_section(name: str, quick: bool, device: str, pictures: int | None = None) -> list[dict[str, object]]:
-    """What was measured, each row with its machine and day, so that no table joins two machines unseen."""
+def words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
+
+
+def refuse_what_nobody_takes(names: Sequence[str], asked: Asked) -> None:
+    from heatproof.models.precision import check_precision
+
+    for option in ("network", "precision", "pictures", "data"):
+        takers = [name for name, one in SECTIONS.items() if option in one.takes]
+        if getattr(asked, option) and not set(takers) & set(names):
+            raise InputError(f"--{option} is for {' and '.join(takers)}; add --section {takers[0]}")
+    for precision in asked.precision:
+        check_precision(precision)
+
+
+def open_table(table: Path | None, names: Sequence[str]) -> MeasuredRows:
+    """Before anything is measured: the file can be read and written, and one file is enough."""
+    from heatproof.bench.table import MeasuredRows
+
+    measured = MeasuredRows()
+    folders = [name for name in names if SECTIONS[name].tables]
+    if table and folders and len(names) > 1:
+        raise InputError(f"--csv is a folder for {folders[0]}, a file for others; one --section at a time")
+    if table:
+        make_folder(table if folders else table.parent)
+    if table and not folders:
+        measured.open(table)
+    return measured
+
+
+def command_line(section: Sequence[str], asked: Asked) -> str:
+    """What to type for the same measurement, without the places of files."""
+    given = [word for name in section for word in ("--section", name)]
+    given += ["--quick"] if asked.quick else []
+    given += ["--device", asked.device] if asked.gpu else []
+    given += ["--network", ",".join(asked.network)] if asked.network else []
+    given += ["--precision", ",".join(asked.precision)] if asked.precision else []
+    given += ["--pictures", str(asked.pictures)] if asked.pictures else []
+    given += ["--data", "DATA"] if asked.data else []
+    return shlex.join(["heatproof", "bench", *given])
+
+
+def run_section(
+    name: str, asked: Asked, command: str, began: float, measured: MeasuredRows, table: Path | None
+) -> None:
+    """Part by part; the rows of each are kept before the next one begins."""
+    found: list[tuple[Part, Sequence[Row] | Sequence[Cells]]] = []
     try:
-        section = importlib.import_module(f"{sections_of.__name__}.{name}")
-        rows = section.rows
-        takes_device = "device" in inspect.signature(rows).parameters
-        options: dict[str, Any] = {"device": device} if takes_device else {}
-        if "pictures" in inspect.signature(rows).parameters:
-            options["pictures"] = pictures
-        with console.status(f"measuring {name}"):
-            found: list[Row] = rows(quick=quick, **options)
+        section = importlib.import_module(f"heatproof.bench.{name}")
+        for part in section.parts(asked):
+            console.print(f"{time.perf_counter() - began:7.1f} s  {name}: {part.name}", soft_wrap=True)
+            with console.status("measuring"):
+                rows = part.measure()
+            found.append((part, rows))
+            if table:
+                path = table / f"{part.table}.csv" if part.table else table
+                measured.put(path, [_told(name, part, row, command, asked.quick) for row in rows])
+        if absent := getattr(section, "missing", str)():
+            errors.print(f"{name}: {absent}", style="yellow", soft_wrap=True)
     except ImportError as error:  # also a missing extra; its message holds the install line
         errors.print(f"{name}: not measured: {error}", style="yellow", soft_wrap=True)
-        return []
-    if absent := getattr(section, "missing", str)():
-        errors.print(f"{name}: {absent}", style="yellow", soft_wrap=True)
-    console.print(row_table(name if takes_device else f"{name} (on the CPU)", found))
-    on = machine(device if takes_device else "cpu").replace("\n", "; ")
-    known = {"machine": on, "heatproof": __version__, "date": date.today(), "quick": quick}
-    return [{"section": name, **asdict(row), **known} for row in found]
+    finally:  # also where it was stopped
+        for kind in dict.fromkeys(part.table for part, _ in found):
+            shown = [row for part, rows in found for row in rows if part.table == kind]
+            console.print(any_table(f"{name}: {kind}" if kind else name, shown))
 
 
-def write_table(path: Path, measured: list[dict[str, object]]) -> None:
-    from heatproof.bench.common import Row
-    from heatproof.store.scores import csv_cell
-
-    columns = ["section", *(field.name for field in fields(Row)), "machine", "heatproof", "date", "quick"]
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({name: csv_cell(cell) for name, cell in row.items()} for row in measured)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+def _told(section: str, part: Part, row: Row | Cells, command: str, quick: bool) -> Cells:
+    """A row with its machine and day, so that no table joins two machines unseen."""
+    cells = row if isinstance(row, Mapping) else asdict(row)
+    on = machine(part.device).replace("\n", "; ")
+    return {
+        "section": section, "part": part.name, **cells, "device": part.device, "machine": on,
+        "heatproof": __version__, "date": date.today(), "quick": quick, "command": command,
+    }  # fmt: skip
 
 
-def row_table(title: str, rows: list[Row]) -> Table:
+def any_table(title: str, rows: Sequence[Row | Cells]) -> Table:
+    cells = [row for row in rows if isinstance(row, Mapping)]
+    if cells:
+        return cell_table(title, cells)
+    return row_table(title, [row for row in rows if not isinstance(row, Mapping)])
+
+
+def row_table(title: str, rows: Iterable[Row]) -> Table:
     table = new_table(title)
     table.add_column("what", overflow="fold", ratio=3)
     table.add_column("ours ms", justify="right")
@@ -124,6 +184,15 @@ def row_table(title: str, rows: list[Row]) -> Table:
         kept = within(row.ratio, row.limit)
         told, style = {True: ("ok", None), False: ("over", "red"), None: ("", None)}[kept]
         table.add_row(row.what, ours, row.other, other, ratio, row.limit, told, row.note, style=style)
+    return table
+
+
+def cell_table(title: str, rows: Sequence[Cells]) -> Table:
+    table = new_table(title)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
     return table
 
 
@@ -155,3 +224,15 @@ def cpu_name() -> str:
     if table.exists() and (line := re.search(r"^model name\s*:\s*(.+)$", table.read_text(), re.MULTILINE)):
         return line[1]
     return platform.processor() or platform.machine()
+
+
+def section_lines() -> str:
+    """For the help: every section with what it measures and what it costs."""
+    lines = []
+    for name, one in SECTIONS.items():
+        named = "" if one.usual else "; only where it is named"
+        lines += [f"  {name:<13} {one.what}", f"{'':<16}H200: {one.gpu}; two cores: {one.cpu}{named}"]
+    return "\n".join(["\b", "Sections, and about how long they take (--quick: a minute each):", *lines])
+
+
+bench_command.help = f"{inspect.cleandoc(bench_command.help or '')}\n\n{section_lines()}"

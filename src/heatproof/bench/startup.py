@@ -1,0 +1,66 @@
+"""How long commands take that compute nothing: each in a process of its own, the best of several times."""
+
+from __future__ import annotations
+
+import re
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from heatproof.bench.common import Part, Row, write_study
+from heatproof.bench.sections import Asked
+from heatproof.bench.steady import SMALL
+from heatproof.run.engine import run_study
+
+LIMIT = "<= 0.4"  # seconds
+HELD = (
+    "--help", "run --help", "study qr --help", "list methods", "list metrics",
+    "sql RUN 'from scores limit 1'",
+    "export RUN --csv OUT", "gate RUN --rule 'insertion.gradcam >= 0'", "run nothing.toml",
+    "sql nothing 'from scores'",
+)  # fmt: skip
+OTHERS = ("verdict RUN", "report RUN --out OUT")
+
+
+def parts(asked: Asked) -> Iterator[Part]:
+    turns = 2 if asked.quick else 7
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_study(folder, SMALL, 4, ["gradcam", "random"], ["insertion(steps=4)"])
+        if run_study(folder / "study.toml", folder / "RUN").stopped:
+            raise KeyboardInterrupt
+        for words, limit in (*((line, LIMIT) for line in HELD), *((line, "") for line in OTHERS)):
+            command = ["-m", "heatproof", *shlex.split(words)]
+            yield Part(
+                f"heatproof {words}", partial(best, f"heatproof {words}", command, turns, folder, limit)
+            )
+        for package in ("heatproof", "torch"):
+            yield Part(
+                f"import {package}",
+                partial(best, f"import {package}", ["-c", f"import {package}"], turns, folder),
+            )
+
+
+def best(what: str, command: Sequence[str], turns: int, folder: Path, limit: str = "") -> list[Row]:
+    """The shortest of some turns by the wall's clock, and by the CPU's."""
+    times = [once(command, folder) for _ in range(1 + turns)][1:]  # the first one reads the files
+    wall, cpu = (min(column) for column in zip(*times, strict=True))
+    told = subprocess.run(
+        [sys.executable, "-X", "importtime", *command], cwd=folder, capture_output=True, text=True
+    )
+    torch = re.search(r"\| +torch$", told.stderr, re.MULTILINE)
+    note = "seconds of wall time; torch is imported" if torch else "seconds of wall time; without torch"
+    return [Row(what, wall * 1e3, "CPU time", cpu * 1e3, wall, limit, note)]
+
+
+def once(command: Sequence[str], folder: Path) -> tuple[float, float]:
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, *command], cwd=folder, capture_output=True)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
