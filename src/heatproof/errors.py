@@ -75,6 +75,15 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def counted(number: int, noun: str) -> str:
+    """So many things, one or several.
+
+    >>> counted(1, "picture"), counted(1200, "picture")
+    ('1 picture', '1,200 pictures')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
     """The nearest known names as a half sentence, or all of them where none is near."""
     known = list(known)

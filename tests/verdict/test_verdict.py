@@ -115,6 +115,22 @@ def test_where_a_floor_lies_there_as_well_the_verdict_says_so(tmp_path: Path) ->
     assert away.network.as_well == [], "nothing lies there"
 
 
+def test_a_class_on_which_nothing_could_tell_is_named_and_undecided(tmp_path: Path) -> None:
+    followed = scores()
+
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        found = followed(metric, method, random)
+        return np.where(np.arange(100) % 2, found, math.nan) if metric in TESTS else found
+
+    verdict = verdict_on(tmp_path / "run", values)
+    assert {m.follows for m in verdict.methods} == {"yes"}
+    told = f"judged without {CLASSES[0]}: on none of its pictures can the test tell"
+    assert {m.note for m in verdict.methods} == {told}
+    assert [one.looks_there for one in verdict.network.classes] == ["undecided", "yes"]
+    assert verdict.network.test is not None and verdict.network.test.n == 50
+    assert "on 50 pictures whose truth is known" in verdict.sentence
+
+
 def test_each_method_has_its_own_answer(tmp_path: Path) -> None:
     verdict = verdict_on(tmp_path / "run", scores({"gradcam": 0.6, "layercam": -0.3}), metrics=TESTS)
     assert [m.follows for m in verdict.methods] == ["yes", "no", "yes"] and verdict.level == "clear"

@@ -9,12 +9,12 @@ from dataclasses import asdict
 import numpy as np
 
 from heatproof.disk import write_whole
-from heatproof.errors import StoreError
+from heatproof.errors import StoreError, counted
 from heatproof.metrics.stats import mean_interval
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
-from heatproof.verdict.alarms import share_bounds
-from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict
+from heatproof.verdict.alarms import surely_above
+from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict, _names
 from heatproof.verdict.data import Cell, RunData, read_run
 from heatproof.verdict.findings import no_skill
 from heatproof.verdict.follow import (
@@ -69,7 +69,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         alone_by = dict(zip(names, alone(values[m], sides), strict=True))
         tests = tuple(_tests(data, m, alone_by, math.nan if sides is None else sides[1]))
         blank = data.cells.get((BLANK.name, m), Cell(math.nan)).value
-        told = []
+        told, silent_on = [], [data.class_name(c) for c in _untold(data, values, [m])]
         if answer == "no":
             told.append(UNMOVED if unmoved(values[m]) else "no better than its shadows")
         elif answer == "undecided" and not all(names):
@@ -81,12 +81,16 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         elif answer == "undecided":
             n = min(int(np.isfinite(column).sum()) for column in values[m])
             told.append(_would_decide(n, bool(notes), sides is None))
+        if answer != "undecided" and silent_on:
+            whose = "their" if silent_on[1:] else "its"
+            told.append(f"judged without {_names(silent_on)}: on none of {whose} pictures can the test tell")
         if blank >= FEW_BLANK:
             told.append(_blank(data, m, blank, following))
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(told)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
-    return Verdict(data.checkpoint, tuple(methods), looks(data, following), alarms, notes, rates)
+    network = looks(data, following, _untold(data, values, following))
+    return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates)
 
 
 def keep(data: RunData, verdict: Verdict) -> str:
@@ -129,7 +133,16 @@ def _says_nothing(data: RunData, method: str, following: Sequence[str], values: 
     if empty is None or not others:
         return False
     shown = np.any(others, axis=0)
-    return bool(shown.any()) and share_bounds(int((empty[shown] > 0).sum()), int(shown.sum()))[0] > MOSTLY
+    return surely_above(int((empty[shown] > 0).sum()), int(shown.sum()), MOSTLY)
+
+
+def _untold(data: RunData, values: Values, methods: Sequence[str]) -> list[int]:
+    """Explained classes on none of whose pictures the test that votes can tell for any of the methods."""
+    can = [np.isfinite(column) for m in methods for column in values[m]]
+    if not np.any(can):
+        return []
+    told = {c for c, one in zip(data.images.explained, np.any(can, axis=0), strict=True) if one}
+    return sorted({c for c in data.images.explained if c is not None} - told)
 
 
 def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: float) -> Iterator[Test]:
@@ -154,7 +167,7 @@ def _missing(data: RunData) -> str:
 
 def _would_decide(n: int, in_the_way: bool, nobody: bool) -> str:
     if n < ENOUGH:
-        return f"{n} pictures on which the test can tell, {ENOUGH} are needed"
+        return f"{counted(n, 'picture')} on which the test can tell, {ENOUGH} are needed"
     if in_the_way:
         return SEE_NOTES
     if nobody:
@@ -188,7 +201,8 @@ def _in_the_way(data: RunData) -> Iterator[str]:
         yield "no method of the run looks at the network"
     silent = _silent(data)
     if silent or not data.images.ids:
-        yield f"the network's answers to {silent} of {len(data.images.ids)} pictures are not numbers"
+        asked = counted(len(data.images.ids), "picture")
+        yield f"the network's answers to {silent} of {asked} are not numbers"
     if data.manifest.several:
         yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH)
     else:

@@ -10,7 +10,8 @@ mean over the methods that follow the network.
 
 "Surely": a one-sided t test over pictures at 5 %, Holm-corrected over the classes. One class that looks
 elsewhere is enough to say so of the network; else all its pictures together decide. Where no method follows,
-the mean is over all of them: it says where maps lie, and nothing about the network.
+the mean is over all of them: it says where maps lie, and nothing about the network. Pictures of a class on
+which nothing could tell whether maps follow are no evidence: the class is undecided, and they do not count.
 
 `there` lies between the numbers of planted and clean twins (rates.json). `centre` and `edges` stand beside
 it: where a dot in the middle does as well, looking there says little.
@@ -18,11 +19,12 @@ it: where a dot in the middle does as well, looking there says little.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from heatproof.errors import counted
 from heatproof.explain.floors import floor_name
 from heatproof.metrics.stats import mean_interval
 from heatproof.registry import metrics
@@ -34,8 +36,11 @@ from heatproof.verdict.measures import Measure
 NOT_ASKED = "Whether the network looks where it should was not asked"
 
 
-def looks(data: RunData, following: Sequence[str]) -> NetworkAnswer:
-    """The answer for the network and for each class of which there are pictures with truth."""
+def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ()) -> NetworkAnswer:
+    """The answer for the network and for each class of which there are pictures with truth.
+
+    untold: classes on whose pictures nothing could tell whether maps follow.
+    """
     of = _measure(data)
     if of is None:
         return NetworkAnswer("undecided", note=_not_asked(data))
@@ -47,11 +52,15 @@ def looks(data: RunData, following: Sequence[str]) -> NetworkAnswer:
         return NetworkAnswer("undecided", note=why)
     methods = tuple(m for m in following or data.real if m in columns)
     above = _mean(np.stack([columns[m] for m in methods])) - chance
-    known = np.isfinite(above)
+    known, silent = np.isfinite(above), np.array([c in untold for c in data.images.explained], bool)
     labels = np.array([-1 if label is None else label for label in data.images.labels])
     by_class = {c: above[known & (labels == c)] for c in sorted(set(labels[known].tolist()) - {-1})}
-    answers = _answers(by_class)
-    whole = _test(of, above[known], _answers({"": above[known]})[""])
+    heard = set(labels[known & ~silent].tolist())
+    answers = dict.fromkeys(by_class, "undecided") | _answers(
+        {c: by_class[c] for c in by_class if c in heard}
+    )
+    counting = above[known & ~silent]
+    whole = _test(of, counting, _answers({"": counting})[""])
     lie: Answer = "no" if "no" in answers.values() else whole.answer
     classes = tuple(
         ClassAnswer(
@@ -107,12 +116,20 @@ def _test(of: Measure, values: np.ndarray, answer: Answer) -> Test:
 def _said(lie: Answer, n: int, away: Sequence[str], followed: bool) -> str:
     on = f" on {', '.join(away)}" if away else ""
     if not followed:
-        where = {"yes": "where they should", "no": f"elsewhere{on}", "undecided": "undecided where"}[lie]
-        return f"Where the network looks is undecided, for no method was found to follow it; maps lie {where}"
+        where = {
+            "yes": "lie where they should",
+            "no": f"lie elsewhere{on}",
+            "undecided": "do not tell, either",
+        }
+        return (
+            f"Where the network looks is undecided, for no method was found to follow it; maps {where[lie]}"
+        )
     if lie == "no":
         return f"The network looks elsewhere{on}"
     if lie == "yes":
-        return f"The network looks where it should, on {n} pictures whose truth is known"
+        return f"The network looks where it should, on {counted(n, 'picture')} whose truth is known"
     if n < ENOUGH:
-        return f"Where the network looks is undecided: {n} pictures with truth, {ENOUGH} are needed"
+        return (
+            f"Where the network looks is undecided: {counted(n, 'picture')} with truth, {ENOUGH} are needed"
+        )
     return "Where the network looks is undecided: as often there as not; more pictures would decide it"
