@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,10 @@ import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import InputError, ModelError
 from heatproof.metrics.margins import above_floors
-from heatproof.metrics.sanity import _shifted_copy, fragility, input_shift, parameter_randomisation
+from heatproof.metrics.sanity import KINDS, _shifted_copy, fragility, input_shift, parameter_randomisation
+from heatproof.models import random_weights
 from heatproof.models.model import Model
-from heatproof.models.random_weights import copy_of
+from heatproof.models.random_weights import copy_of, reinitialise, untrained_copy
 
 HEAD_FIRST = ["11", "7", "4", "1", "0"]  # modules of small_cnn with weights
 
@@ -41,6 +44,39 @@ def test_edges_stay_and_gradcam_falls_when_weights_are_random(cnn: nn.Sequential
         assert (means[method]["ssim"] < 0.5).all() and found.depths[-1].similarity[method][
             "spearman"
         ].mean() < 0.5
+
+
+def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
+    cnn: nn.Sequential, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+
+    def counted(module: nn.Module, names: list[str], seed: int) -> None:
+        drawn.append(seed)
+        reinitialise(module, names, seed)
+
+    monkeypatch.setattr(random_weights, "reinitialise", counted)
+    kept, before = Model(cnn), copy.deepcopy(cnn.state_dict())
+    random_weights.keep_twin(kept)
+    for _ in range(2):
+        for seed in (3, 4):
+            found, expected = (
+                parameter_randomisation("gradient", 1, model=model, images=images, seed=seed)
+                for model in (kept, Model(cnn))
+            )
+            for a, b in zip(found.depths, expected.depths, strict=True):
+                assert all(a.similarity["gradient"][k].equal(b.similarity["gradient"][k]) for k in KINDS)
+            logits = [untrained_copy(model, images, seed).logits(images) for model in (kept, Model(cnn))]
+            assert logits[0].equal(logits[1]) and not logits[0].allclose(Model(cnn).logits(images))
+    assert sorted(drawn) == [3] * 5 + [4] * 5, "four times each anew, and once for the kept one"
+    assert all(weight.equal(before[name]) for name, weight in cnn.state_dict().items())
+    gone = weakref.ref(kept)
+    gc.disable()
+    try:
+        del kept
+        assert gone() is None, "its twin keeps the network alive"
+    finally:
+        gc.enable()
 
 
 def test_the_cascade_equals_its_slow_twin(cnn: nn.Sequential, images: Tensor) -> None:

@@ -13,6 +13,7 @@ from heatproof.errors import InputError, ModelError
 from heatproof.explain.providers.function import Methods, named
 from heatproof.explain.recorded import Recorded, recorded, replayed
 from heatproof.explain.sampling import Estimate
+from heatproof.explain.segments import cut_ahead
 from heatproof.models.asked import asked
 from heatproof.models.capture import capture
 from heatproof.models.function import is_function
@@ -96,6 +97,12 @@ def read_methods(methods: Methods, again: bool = False) -> list[MethodCall]:
 def is_stored(method: str) -> bool:
     """Whether a method's maps are read from files, so that nothing can run it again."""
     return explainers.get(parse_call(method)[0]).stored
+
+
+def begin_ahead(methods: Methods, model: Model, images: Tensor, seed: int = 0) -> None:
+    """Begin what threads can do for these methods before the network has time: cut the pictures."""
+    for call in read_methods(methods, again=True):
+        cut_ahead(model, images, call.entry.options | call.options, seed)
 
 
 def with_enough(methods: Methods) -> dict[str, str]:

@@ -27,12 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.explain.baselines import mixed
 from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
 from heatproof.explain.segments import paint, segment_means, segments_of
 from heatproof.registry import PERTURBING, explainer
@@ -89,8 +91,8 @@ def lime(
         def switched(first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=images.device)
             which = left[jobs // count]
-            on = rows[which, start + jobs % count].gather(1, spots[which]).view(-1, 1, *trace.image_size)
-            return torch.where(on, images[which], fill[which])
+            on = rows[which, start + jobs % count].gather(1, spots[which]).view(-1, *trace.image_size)
+            return mixed(on, images, fill, which)
 
         def score(logits: Tensor, first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=logits.device)
@@ -130,15 +132,13 @@ def sample_rows(last_segments: Sequence[int], samples: int, seed: int, form: str
     Fewer rows are the first ones of more.
     """
     rows = np.zeros((len(last_segments), samples, max(last_segments) + 1), dtype=bool)
-    drawn: dict[int, np.ndarray] = {}
     for row, last in zip(rows, last_segments, strict=True):
-        if last not in drawn:
-            drawn[last] = _drawn(last + 1, samples, seed, form)
-        row[:, : last + 1] = drawn[last]
+        row[:, : last + 1] = _drawn(last + 1, samples, seed, form)
         row[0, : last + 1] = True
     return torch.from_numpy(rows)
 
 
+@lru_cache(128)  # pictures of a study have about as many segments, again and again
 def _drawn(segments: int, samples: int, seed: int, form: str) -> np.ndarray:
     """ "n s"; the first row is replaced, and pairs start behind it."""
     random = np.random.default_rng(seed)

@@ -17,8 +17,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,11 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.images.loader import available_cpus
+from heatproof.explain.pixels import LastBatch, in_threads, threads
 from heatproof.models.model import Model
 from heatproof.show import eight_bit
 from heatproof.timeline import span
-from heatproof.types import per_map
+from heatproof.types import per_map, size_of
 
 QUICKSHIFT = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}
 PIXELS_KEPT = 2**24  # of cuts: 334 pictures of 224x224, 64 MB
@@ -67,7 +66,7 @@ def segments_of(
     if (known := _last.of(images, asked)) is not None:
         return known
     pictures = eight_bit(pictures_of(model, images)).movedim(1, -1).cpu().numpy()
-    coming = [_cuts.begin(picture, kind, count, compactness, seed) for picture in pictures]
+    coming = in_threads(lambda picture: _cuts.begin(picture, kind, count, compactness, seed), pictures)
     with span("waiting", "superpixels"):
         found = [cut.result() for cut in coming]
     return _last.keep(images, asked, torch.from_numpy(np.stack(found)).long().to(images.device))
@@ -75,37 +74,13 @@ def segments_of(
 
 def cut_ahead(model: Model, images: Tensor, options: Mapping[str, Any], seed: int) -> None:
     """Begin to cut pictures for a method with these options, if it is one that looks at segments."""
-    if "segment_count" in options:
+    if "segment_count" in options and 4 * len(images) * math.prod(size_of(images)) <= PIXELS_KEPT:
         asked = (str(options["segments"]), options["segment_count"], options["compactness"], seed)
-        for picture in eight_bit(pictures_of(model, images)).movedim(1, -1).cpu().numpy():
-            _cuts.begin(picture, *asked)
+        pictures = eight_bit(pictures_of(model, images)).movedim(1, -1).cpu().numpy()
+        in_threads(lambda picture: _cuts.begin(picture, *asked), pictures)
 
 
-class _Last:
-    """The last batch that was cut, with its segments: a GPU is not asked twice for the same pixels.
-
-    The batch itself is kept, so that its memory holds nothing else meanwhile. (On a CPU anybody may write to
-    it unseen, as NumPy does.)
-    """
-
-    def __init__(self) -> None:
-        self.kept: tuple[Tensor, int, tuple[Any, ...], Tensor] | None = None
-
-    def of(self, images: Tensor, asked: tuple[Any, ...]) -> Tensor | None:
-        if self.kept is None or not images.is_cuda or images.is_inference():
-            return None
-        batch, version, before, cut = self.kept
-        same = batch.data_ptr() == images.data_ptr() and batch.shape == images.shape
-        same = same and batch.stride() == images.stride() and batch.device == images.device
-        return cut if same and version == images._version and before == asked else None
-
-    def keep(self, images: Tensor, asked: tuple[Any, ...], cut: Tensor) -> Tensor:
-        if images.is_cuda and not images.is_inference():
-            self.kept = images.detach(), images._version, asked, cut
-        return cut
-
-
-_last = _Last()
+_last = LastBatch()
 
 
 class _Cuts:
@@ -115,11 +90,6 @@ class _Cuts:
         self.kept: OrderedDict[tuple[Any, ...], Future[np.ndarray]] = OrderedDict()
         self.pixels = 0
         self._lock = threading.Lock()
-
-    @cached_property
-    def pool(self) -> ThreadPoolExecutor:
-        """slic and quickshift let go of Python's lock, so pictures are cut side by side."""
-        return ThreadPoolExecutor(available_cpus(), thread_name_prefix="heatproof-cut")
 
     def begin(
         self, picture: np.ndarray, kind: str, count: int, compactness: float, seed: int
@@ -132,7 +102,7 @@ class _Cuts:
             if key in self.kept:
                 self.kept.move_to_end(key)
                 return self.kept[key]
-            coming = self.kept[key] = self.pool.submit(_cut, picture, kind, count, compactness, seed)
+            coming = self.kept[key] = threads("cut").submit(_cut, picture, kind, count, compactness, seed)
             self.pixels += math.prod(picture.shape[:-1])
             while self.pixels > PIXELS_KEPT and len(self.kept) > 1:
                 (*_, shape, _), _ = self.kept.popitem(last=False)

@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import InputError, ModelError
-from heatproof.explain.api import explain, with_enough
+from heatproof.errors import InputError
+from heatproof.explain.api import begin_ahead, explain, with_enough
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import Scene
@@ -41,7 +41,7 @@ from heatproof.models.asked import asked
 from heatproof.models.heads.classes import OneOfMany
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
-from heatproof.models.random_weights import copy_of, from_the_head, reinitialise, take_over
+from heatproof.models.random_weights import copy_of, from_the_head, twin_of
 from heatproof.moved import model_first
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map
@@ -117,17 +117,13 @@ def parameter_randomisation(
     model, targets = asked(model, pictures, targets)
     before = made(model, pictures, targets)
     explained = next(iter(before.values())).explained
-    changing, random = copy_of(model), copy_of(model)
-    names = from_the_head(changing, pictures[:1])
-    if not names:
-        raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
-    reinitialise(random.module.cpu(), names, seed)
+    twin = twin_of(model, pictures)
+    names, random = twin.names, twin.random(seed)
     found, done = [], 0
     for stop in _stops(len(names), depths):
-        for name in names[done:stop]:
-            take_over(changing.module.get_submodule(name), random.module.get_submodule(name))
+        twin.takes(random, names[done:stop])
         done = stop
-        after = made(changing, pictures, explained)
+        after = made(twin.copy, pictures, explained)
         similarity = {method: map_similarity(before[method], maps) for method, maps in after.items()}
         found.append(Depth(names[stop - 1] or "(top)", stop, similarity))
     return Cascade(tuple(found))
@@ -243,17 +239,23 @@ def fragility(
     pictures = model.check_images(images).to(model.device)
     made = _maker(methods, budget, layer=layer, seed=seed, **passes)
     model, targets = asked(model, pictures, None)
+    reach = _picture_range(model, pictures)
+
+    def noisy(draw: int) -> Tensor:
+        random = np.random.default_rng((seed, draw))
+        signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
+        return pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
+
+    for draw in range(draws) if pictures.is_cuda else ():  # which else would wait for the last draw's cuts
+        begin_ahead(methods, model, noisy(draw), seed)
     before = made(model, pictures, targets)
     stays = partial(_stays, model, pictures, targets, passes.get("batch_size"))
-    reach = _picture_range(model, pictures)
     tables: dict[str, list[Tensor]] = {method: [] for method in before}
     of_one: list[Cause] = []
     for draw in range(draws):
-        random = np.random.default_rng((seed, draw))
-        signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
-        noisy = pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
-        stayed = stays(noisy)
-        for method, maps in made(model, noisy, targets).items():
+        changed = noisy(draw)
+        stayed = stays(changed)
+        for method, maps in made(model, changed, targets).items():
             same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
             found = map_similarity(before[method], maps)
             of_one = [cause for cause in found.causes if cause.names]

@@ -21,7 +21,7 @@ from heatproof.models.model import CONVOLUTIONS, Model, untouched
 from heatproof.models.queue import Queue
 from heatproof.types import size_of
 
-OF_ITS_OUTPUT = ("graphs", "classes")  # what is known of a network only with its head
+OF_ITS_OUTPUT = ("graphs", "classes", "twin")  # what is known of a network only with its head
 
 
 def asked(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import ModelError
 from heatproof.models.model import Model, watched
+
+BYTES_KEPT = 2**30  # of random weights
 
 
 def copy_of(model: Model) -> Model:
@@ -22,6 +25,7 @@ def copy_of(model: Model) -> Model:
         raise ModelError(
             f"{model.name} cannot be copied ({str(error).splitlines()[0]}), and a copy is needed"
         ) from error
+    copied.found.pop("twin", None)
     if model.call is not None and copied.call is model.call:
         raise ModelError(
             f"the call of {model.name} is a function that leads to the original weights, not to a copy's; "
@@ -69,23 +73,65 @@ def reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
                 weight.copy_(weight.mean() + spread * torch.randn(weight.shape))
 
 
-@torch.no_grad()
-def take_over(part: nn.Module, source: nn.Module) -> None:
-    """The parameters and buffers of one module, not of its children."""
-    for mine, theirs in (
-        (part.named_parameters(recurse=False), dict(source.named_parameters(recurse=False))),
-        (part.named_buffers(recurse=False), dict(source.named_buffers(recurse=False))),
-    ):
-        for name, tensor in mine:
-            tensor.copy_(theirs[name])
+class Twin:
+    """A copy of a network that takes on its weights, or random ones, module by module and in place."""
+
+    def __init__(self, model: Model, images: Tensor) -> None:
+        self.own, self.copy = model.module, copy_of(model)  # not the Model, which may keep this twin
+        self.names = from_the_head(self.copy, images[:1])
+        if not self.names:
+            raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
+        self.drawn: OrderedDict[int, nn.Module] = OrderedDict()  # networks with random weights, by seed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copied network gets a twin of its own."""
+        return None
+
+    def random(self, seed: int) -> nn.Module:
+        """A network whose every module has fresh weights; the last few are kept."""
+        if seed not in self.drawn:
+            module = copy.deepcopy(self.own).cpu()
+            reinitialise(module, self.names, seed)
+            self.drawn[seed] = module.to(self.copy.device)
+            size = sum(one.nbytes for one in module.parameters())
+            while len(self.drawn) > 1 and len(self.drawn) * size > BYTES_KEPT:
+                self.drawn.popitem(last=False)
+        return self.drawn[seed]
+
+    @torch.no_grad()
+    def takes(self, source: nn.Module, names: Sequence[str] | None = None) -> None:
+        """Parameters and buffers of the named modules, not of their children; of all where None."""
+        wanted = self.names if names is None else names
+        mine, theirs = (
+            [tensor for name in wanted for tensor in _tensors(module.get_submodule(name))]
+            for module in (self.copy.module, source)
+        )
+        torch._foreach_copy_(mine, theirs)
+
+
+def _tensors(part: nn.Module) -> list[Tensor]:
+    return [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+
+
+def keep_twin(model: Model) -> None:
+    """Promise that the network's weights stay as they are, so that its twin is made and drawn only once."""
+    model.found["twin"] = None
+
+
+def twin_of(model: Model, images: Tensor) -> Twin:
+    """A twin with the network's own weights; the same one each time where the network keeps it."""
+    twin: Twin | None = model.found.get("twin")
+    if twin is None:
+        twin = Twin(model, images)
+        if "twin" in model.found:
+            model.found["twin"] = twin
+    else:
+        twin.takes(model.module)
+    return twin
 
 
 def untrained_copy(model: Model, images: Tensor, seed: int) -> Model:
-    """The network as it was before any training: a copy whose every module has random weights."""
-    copied = copy_of(model)
-    names = from_the_head(copied, images[:1])
-    if not names:
-        raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
-    reinitialise(copied.module.cpu(), names, seed)
-    copied.module.to(model.device)
-    return copied
+    """The network as it was before any training: its twin, with random weights in every module."""
+    twin = twin_of(model, images)
+    twin.takes(twin.random(seed))
+    return twin.copy

@@ -22,6 +22,7 @@ from heatproof.models import Model
 from heatproof.models.classes import model_classes
 from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
+from heatproof.models.random_weights import keep_twin
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
 from heatproof.run.findings import check_findings, check_metrics, named_thresholds
 from heatproof.run.foreign import lend_methods, map_names, refuse_methods, refuse_metrics
@@ -123,6 +124,7 @@ class Opened:
             if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
                 changed = f"the weights of {checkpoint!r} changed while the run was going"
                 raise CheckpointError(f"{changed}; keep them")
+            keep_twin(model)
             self._model = checkpoint, model
         return self._model[1]
 

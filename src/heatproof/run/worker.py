@@ -15,9 +15,8 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError
-from heatproof.explain.api import read_methods, shared_pass
+from heatproof.explain.api import begin_ahead, read_methods, shared_pass
 from heatproof.explain.floors import is_floor
-from heatproof.explain.segments import cut_ahead
 from heatproof.images import Loaded, batches
 from heatproof.images.findings import entries
 from heatproof.images.source import draw
@@ -105,9 +104,7 @@ class Worker:
         """What threads can do for the methods of a job before the network has time: cut its pictures."""
         unit = job.tasks[0].unit
         if job.tasks[0].kind == "explain" and loaded.batch.ids:
-            for call in read_methods(unit.methods):
-                model = self.opened.model(unit.checkpoint)
-                cut_ahead(model, loaded.batch.images, call.entry.options | call.options, unit.seed)
+            begin_ahead(unit.methods, self.opened.model(unit.checkpoint), loaded.batch.images, unit.seed)
 
     def patiently(self, task: Task, loaded: Loaded) -> Loaded:
         """Read pictures again whose file was missing or whose disk failed, before that becomes a row."""
