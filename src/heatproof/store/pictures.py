@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import StoreError
@@ -70,6 +69,8 @@ def encode(pixels: np.ndarray, planes: Sequence[int] = ()) -> tuple[bytes, str]:
     picture = Image.fromarray(pixels)
     out, note = io.BytesIO(), f"planes {' '.join(map(str, planes))}" if planes else ""
     if picture.getcolors(FEW_COLOURS) is not None:
+        from PIL.PngImagePlugin import PngInfo
+
         told = PngInfo()
         if note:
             told.add_text("comment", note)

@@ -139,6 +139,11 @@ def share_bounds(hits: int, n: int, confidence: float = 0.95) -> tuple[float, fl
     return low, high
 
 
+def surely_above(hits: int, n: int, share: float, confidence: float = 0.95) -> bool:
+    """Whether the interval of a share lies above a number, which the share itself then does too."""
+    return hits > share * n and share_bounds(hits, n, confidence)[0] > share
+
+
 @dataclass(frozen=True)
 class _Look:
     """The run as it stands at checkpoint k."""
@@ -209,7 +214,7 @@ class _Look:
             classes = self._at(k, c).classes
             gold = sum(state.gold for other, state in classes.items() if other != c)
             total = sum(state.total for other, state in classes.items() if other != c)
-            sure = share_bounds(gold, total, self.thresholds.confidence)[0] > self.thresholds.most
+            sure = surely_above(gold, total, self.thresholds.most, self.thresholds.confidence)
             if not (sure and c in classes and self._holds(k, c) and self._nearly_empty(k, c)):
                 return False
         return True
@@ -218,7 +223,7 @@ class _Look:
         if math.isnan(score.degenerate):
             return False
         hits = round(score.degenerate * score.n)
-        return share_bounds(hits, score.n, self.thresholds.confidence)[0] > self.thresholds.most
+        return surely_above(hits, score.n, self.thresholds.most, self.thresholds.confidence)
 
     def _fallen_from(self, method: str, c: int | None, now: CScore) -> tuple[str, float] | None:
         """Where the method (or its maps of a class) agreed best before, and how well, if that is lost."""

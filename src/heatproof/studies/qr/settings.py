@@ -14,9 +14,7 @@ from typing import Any
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
-from heatproof.explain.floors import is_floor
 from heatproof.registry import explainers
-from heatproof.store.manifest import compare_configs
 from heatproof.studies import settings as shared
 from heatproof.studies.settings import Settings, calls, option
 from heatproof.train.recipe import SCHEDULES
@@ -96,12 +94,15 @@ class QrSettings(Settings):
     @property
     def real(self) -> tuple[str, ...]:
         """The light ones that look at the network."""
+        from heatproof.explain.floors import is_floor
+
         return tuple(method for method in self.methods if not is_floor(method))
 
     @property
     def listed(self) -> tuple[str, ...]:
         """As the tables list them: light, heavy, floors."""
-        return (*self.real, *self.heavy, *filter(is_floor, self.every_method))
+        floors = (method for method in self.every_method if method not in self.real)
+        return (*self.real, *self.heavy, *floors)
 
     @property
     def light(self) -> tuple[str, ...]:
@@ -151,6 +152,8 @@ def check(settings: QrSettings) -> QrSettings:
 
 def remember(settings: QrSettings) -> None:
     """Write the settings to OUT, or refuse those that do not go with what was begun there."""
+    from heatproof.store import compare_configs
+
     path = settings.out / "settings.json"
     asked = {name: value for name, value in asdict(settings).items() if (name, value) != ("head", None)}
     now = json.loads(json.dumps(asked, default=str))  # older folders do not name a head
