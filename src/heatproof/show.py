@@ -159,7 +159,7 @@ class Strip(list[Image.Image]):
     def _repr_html_(self) -> str:
         titles = self.titles or ("",) * len(self)
         figures = "".join(
-            f'<figure style="margin:0"><img alt="{escape(title)}" {_width(picture)}src="{_address(picture)}">'
+            f'<figure style="margin:0"><img alt="{escape(title)}" {_width(picture)}src="{_small(picture)}">'
             f'<figcaption style="font-size:small">{text(title)}</figcaption></figure>'
             for picture, title in list(zip(self, titles, strict=True))[:MOST_SHOWN]
         )
@@ -180,13 +180,17 @@ def _width(picture: Image.Image) -> str:
     return f'width="{round(larger * picture.width)}" ' if larger > 1 else ""
 
 
-def _address(picture: Image.Image) -> str:
-    """The picture, small, as a data: address."""
+def _small(picture: Image.Image) -> str:
     small = picture.convert("RGB")
     small.thumbnail((SIDE, SIDE))
+    return address(small)
+
+
+def address(picture: Image.Image, form: str = "PNG", **options: Any) -> str:
+    """The picture as a data: address."""
     out = io.BytesIO()
-    small.save(out, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+    picture.save(out, form, **options)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def text(content: object) -> str:

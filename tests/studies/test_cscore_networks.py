@@ -33,33 +33,23 @@ from heatproof.studies.cscore.tables import classes_table, gap_table, overall_ta
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict.auc import auc_difference
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
+from published_training import TABLES
+from published_training import published as trajectory
 
 DATA = Path(__file__).parents[1] / "data"
-TABLES = json.loads((DATA / "papers.json").read_text())["cscore"]
 PRINTED = json.loads((DATA / "cscore_differences.json").read_text())
 ENDS = ("E20", "E30")
 
 
 def published(architecture: str) -> Network:
-    epochs, place = TABLES["epochs"], TABLES["archs"].index(architecture)
-    lists = [TABLES["gold"][f"{architecture}|E{epoch}"] for epoch in epochs]
-    normal = [one["best_point"]["n0"] for one in lists]
-    classifier = [TABLES["acc"][str(epoch)][place] for epoch in epochs]
-    overall = TABLES["global"][architecture]
-    run = Trajectory.from_tables(
-        [f"E{epoch}" for epoch in epochs], epochs, [auc for auc, _ in classifier],
-        [percent / 100 for _, percent in classifier], {0: 317, 1: 855},
-        {0: normal, 1: [one["N"] - n for one, n in zip(lists, normal, strict=True)]},
-        {m: {0: TABLES["normal"][architecture][m], 1: TABLES["pneumonia"][architecture][m]} for m in overall},
-        overall, ("Normal", "Pneumonia"),
-    )  # fmt: skip
+    place = TABLES["archs"].index(architecture)
     every = (
         Epoch(
             int(e), "transfer" if int(e) <= 20 else "fine-tuning", 0, row[place][1] / 100, row[place][0], 0, 0
         )
         for e, row in TABLES["acc"].items()
     )
-    return Network(architecture, run, ENDS, History(tuple(every)), "Kermany")
+    return Network(architecture, trajectory(architecture), ENDS, History(tuple(every)), "Kermany")
 
 
 PUBLISHED = [published(name) for name in TABLES["archs"]]

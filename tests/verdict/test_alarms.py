@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import heatproof as hp
-from heatproof.errors import InputError
 from heatproof.metrics.consistency import CScore, global_cscore
 from heatproof.models import Model, probabilities
 from heatproof.store import Manifest, RunFolder
@@ -27,31 +25,10 @@ from heatproof.verdict.alarms import (
 )
 from heatproof.verdict.auc import auc_error, auc_falls, difference_error
 from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
+from published_training import TABLES, published
 
-TESTS = Path(__file__).parents[1]
-TABLES = json.loads((TESTS / "data" / "papers.json").read_text())["cscore"]
-DOCS = TESTS.parent / "docs" / "alarms.md"
+DOCS = Path(__file__).parents[2] / "docs" / "alarms.md"
 ARCHITECTURES = TABLES["archs"]
-
-
-def published(architecture: str) -> Trajectory:
-    """Seven checkpoints, six methods; gold lists as they follow from accuracy and the global scores."""
-    epochs, place = TABLES["epochs"], ARCHITECTURES.index(architecture)
-    lists = [TABLES["gold"][f"{architecture}|E{epoch}"] for epoch in epochs]
-    normal = [one["best_point"]["n0"] for one in lists]
-    classifier = [TABLES["acc"][str(epoch)][place] for epoch in epochs]
-    overall = TABLES["global"][architecture]
-    return Trajectory.from_tables(
-        [f"E{epoch}" for epoch in epochs],
-        epochs,
-        [auc for auc, _ in classifier],
-        [percent / 100 for _, percent in classifier],
-        {0: 317, 1: 855},
-        {0: normal, 1: [one["N"] - n for one, n in zip(lists, normal, strict=True)]},
-        {m: {0: TABLES["normal"][architecture][m], 1: TABLES["pneumonia"][architecture][m]} for m in overall},
-        overall,
-        ("Normal", "Pneumonia"),
-    )
 
 
 def brief(alarms: list[Alarm]) -> list[tuple[int, str, str | None, str | None]]:
@@ -421,8 +398,3 @@ def test_exact_bounds_of_a_share() -> None:
     for hits, n in ((0, 6), (1, 9), (5, 5), (31, 317)):
         reference = binomtest(hits, n).proportion_ci(0.95, "exact")
         assert share_bounds(hits, n) == pytest.approx((reference.low, reference.high), abs=1e-12)
-
-
-def test_tables_of_unequal_length_are_refused() -> None:
-    with pytest.raises(InputError, match="aucs has 1 entries, but there are 2 checkpoints"):
-        Trajectory.from_tables(["a", "b"], [1, 2], [0.9], [0.9, 0.9], {0: 5}, {0: [5, 5]}, {"m": {0: [1, 1]}})

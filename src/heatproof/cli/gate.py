@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import click
@@ -139,6 +138,8 @@ def _xml(text: str) -> str:
 
 def json_text(verdicts: Sequence[RuleResult], run: Path) -> str:
     """Everything that was looked at; what is not defined is null."""
+    from heatproof.verdict.answers import without_nan
+
     content = {
         "run": run.as_posix(),
         "holds": all(verdict.holds for verdict in verdicts),
@@ -147,18 +148,11 @@ def json_text(verdicts: Sequence[RuleResult], run: Path) -> str:
                 "rule": verdict.rule,
                 "holds": verdict.holds,
                 "n": verdict.n,
-                "values": [_plain(asdict(value)) for value in verdict.values],
-                "alarms": [
-                    _plain(asdict(alarm) | {"name": alarm.name, "evidence": _plain(dict(alarm.evidence))})
-                    for alarm in verdict.alarms
-                ],
+                "values": [asdict(value) for value in verdict.values],
+                "alarms": [asdict(alarm) | {"name": alarm.name} for alarm in verdict.alarms],
                 "reasons": list(verdict.reasons),
             }
             for verdict in verdicts
         ],
     }
-    return json.dumps(content, indent=2, allow_nan=False) + "\n"
-
-
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in row.items()}
+    return json.dumps(without_nan(content), indent=2, allow_nan=False) + "\n"

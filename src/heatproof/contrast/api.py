@@ -38,7 +38,6 @@ from heatproof.train.loop import TrainProgress
 Progress = Callable[[float, str, TrainProgress | int], object]
 FLOORS = ("random", "edges", "centre")
 METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrated-gradients", *FLOORS)
-STRENGTHS = (1.0, 0.8, 0.5, 0.2)  # of a detection curve
 
 
 class Labelled(NamedTuple):

@@ -20,7 +20,8 @@ from heatproof.report.album import AlbumClass
 from heatproof.report.charts import Line, LinePanel, Mark
 from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
 from heatproof.report.steps import advice, listed
-from heatproof.studies.contrast.page import address, maps_over_pictures, table
+from heatproof.show import address
+from heatproof.studies.contrast.page import maps_over_pictures, table
 from heatproof.studies.cose.found import Found
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from PIL import Image
+
 from heatproof.report.pieces import Piece, Section
+from heatproof.show import address
 from heatproof.verdict.album import Album, ClassPages, CropGroup
-from heatproof.verdict.kept_album import png
 
 TITLE = "What the network uses"
 NO_ALBUM = "no album was made of this run; heatproof verdict RUN --album makes one"
@@ -22,7 +24,7 @@ class CropStrip(Piece):
     @property
     def pictures(self) -> list[tuple[str, str]]:
         """The id and the address of each crop."""
-        return [(crop.id, f"data:image/png;base64,{png(crop.pixels)}") for crop in self.group.crops]
+        return [(crop.id, address(Image.fromarray(crop.pixels))) for crop in self.group.crops]
 
 
 @dataclass(frozen=True)

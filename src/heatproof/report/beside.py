@@ -26,6 +26,7 @@ from heatproof.registry import Metric
 from heatproof.report.sides import RunSide, named_sides, read_side
 from heatproof.show import plain_table
 from heatproof.store import RunFolder
+from heatproof.verdict.answers import without_nan
 from heatproof.verdict.data import RunData
 from heatproof.verdict.measures import Measure
 
@@ -119,12 +120,13 @@ class RunComparison:
         ]  # fmt: skip
         changes = [
             {"metric": d.of.name, "methods": list(d.methods), "sides": list(d.sides), "answer": d.answer,
-             "paired": d.paired, "n": list(d.n)}
-            | {key: _plain(getattr(d, key)) for key in ("before", "after", "change", "low", "high")}
+             "paired": d.paired, "n": list(d.n), "before": d.before, "after": d.after, "change": d.change,
+             "low": d.low, "high": d.high}
             for d in self.differences
         ]  # fmt: skip
-        moved = [m._asdict() | {"alike": _plain(m.alike)} for m in self.moved]
-        return {"schema": SCHEMA, "sides": sides, "differences": changes, "moved": moved}
+        moved = [m._asdict() for m in self.moved]
+        found = {"schema": SCHEMA, "sides": sides, "differences": changes, "moved": moved}
+        return dict(without_nan(found))
 
     def __str__(self) -> str:
         lines = [f"{self.headline}.", *(f"  {s.name}: {s.headline}" for s in self.sides)]
@@ -270,7 +272,3 @@ def _alike(
             yield name, 0.0
         elif math.isfinite(float(alike[i])):
             yield name, float(alike[i])
-
-
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None

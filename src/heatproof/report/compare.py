@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from heatproof.report.page import asset, policy
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.pieces import Grid, Panels, fill, named, number, with_sub
 from heatproof.report.sides import RunSide
-from heatproof.show import overlay
+from heatproof.show import address, overlay
 from heatproof.verdict.answers import WORDS
 
 PIXELS = 112  # of a picture's side
@@ -59,8 +58,7 @@ def write_comparison(found: RunComparison, path: Path) -> Path:
     """The page as a file."""
     if not path.parent.is_dir():
         raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
-    content = page(found).encode("utf-8", errors="replace")
-    write_whole({path: lambda temporary: temporary.write_bytes(content)})
+    write_whole({path: page(found).encode("utf-8", errors="replace")})
     return path
 
 
@@ -139,9 +137,7 @@ def strip(found: RunComparison, one: Moved) -> str:
             explained = side.data.class_name(int(maps.explained[0]))
             tiles.append(Tile(overlay(picture, maps.upsample()[0]), side.name, f"explains {explained}"))
         rows.append(tiles)
-    out = io.BytesIO()
-    sheet(rows, side=PIXELS).save(out, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+    return address(sheet(rows, side=PIXELS))
 
 
 def _picture(found: RunComparison, one: Moved, size: tuple[int, ...]) -> Image.Image:

@@ -6,7 +6,6 @@ spread evenly from the highest to the lowest score.
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from PIL import Image
 from heatproof.errors import StoreError
 from heatproof.report.gallery import image_record, merits, packed_maps, unpack
 from heatproof.report.pieces import Piece
-from heatproof.show import overlay
+from heatproof.show import address, overlay
 from heatproof.types import normalise, upsample
 from heatproof.verdict.answers import WORDS, Verdict
 from heatproof.verdict.data import RunData
@@ -112,10 +111,10 @@ def draw_pictures(
         if picture is None:
             continue
         heats = {method: found[name] for method, found in packed.items() if name in found}
-        laid = {method: jpeg(overlay(picture, _heat(heat, picture))) for method, heat in heats.items()}
+        laid = {method: _jpeg(overlay(picture, _heat(heat, picture))) for method, heat in heats.items()}
         turned = data.headline is not None and data.headline.higher_is_better is False
         score = -float(merit[place]) if turned else float(merit[place])
-        shown.append(ShownPicture(image_record(data, place), jpeg(picture), laid, score, linked))
+        shown.append(ShownPicture(image_record(data, place), _jpeg(picture), laid, score, linked))
     return shown
 
 
@@ -135,8 +134,5 @@ def _heat(packed: Mapping[str, Any], picture: Image.Image) -> Any:
     return normalise(upsample(unpack(packed)[None], (picture.height, picture.width)))[0]
 
 
-def jpeg(picture: Image.Image) -> str:
-    """The picture as a data: address."""
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=82)
-    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+def _jpeg(picture: Image.Image) -> str:
+    return address(picture, "JPEG", quality=82)

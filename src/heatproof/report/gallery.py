@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heatproof.errors import HeatproofError
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
 from heatproof.run.instead import of_prediction
@@ -159,13 +158,12 @@ def disagreement(data: RunData) -> np.ndarray:
     ids = data.images.ids
     found = np.full(len(ids), np.nan)
     step = max(1, -(-len(ids) // MOST_COMPARED))
-    places = range(0, len(ids), step)
-    stored = {method: _stored(data, method) for method in data.real}
-    common = [i for i in places if stored and all(ids[i] in known for known in stored.values())]
+    places, store = range(0, len(ids), step), data.folder.maps()
+    known = [store.known(data.checkpoint, method, ids[::step]) for method in data.real]
+    common = [i for i, *there in zip(places, *known, strict=True) if all(there)]
     if len(data.real) < 2 or not common:
         return found
-    picked = [ids[i] for i in common]
-    read = data.folder.maps().read
+    picked, read = [ids[i] for i in common], store.read
     volumes = len(read(data.checkpoint, data.real[0], picked[:1]).image_size) > 2
     size = (COMPARED_AT // 2,) * 3 if volumes else (COMPARED_AT,) * 2
     lots = {m: upsample(read(data.checkpoint, m, picked).values, size) for m in data.real}
@@ -246,13 +244,6 @@ def picture_address(data: RunData, name: str) -> str | None:
 def media_type(content: bytes) -> str:
     """Of a kept picture, which is PNG or JPEG."""
     return "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
-
-
-def _stored(data: RunData, method: str) -> set[str]:
-    try:
-        return set(data.folder.maps().ids(data.checkpoint, method))
-    except HeatproofError:
-        return set()
 
 
 def json_number(value: float) -> float | None:

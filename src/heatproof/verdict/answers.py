@@ -248,7 +248,7 @@ class Verdict:
              "tests": [asdict(t) for t in m.tests]}
             for m in self.methods
         ]  # fmt: skip
-        found: dict[str, Any] = _plain({
+        found: dict[str, Any] = without_nan({
             "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence,
             "checkpoint": self.checkpoint, "methods": methods, "network": network,
             "alarms": list(self.alarms), "notes": list(self.notes), "rates": dict(self.rates),
@@ -287,11 +287,12 @@ def _names(names: list[str], most: int = 5) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _plain(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """As JSON holds it: what is not defined is null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): without_nan(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [without_nan(each) for each in value]
     return value

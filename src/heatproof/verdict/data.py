@@ -49,11 +49,6 @@ class Cell:
         return [f for f, margin in self.margins.items() if margin.n and not margin.interval[0] >= SMALLEST]
 
     @property
-    def no_better(self) -> list[str]:
-        """Floors that are as good as this method, or better: the mean difference is 0 as shown, or below."""
-        return [floor for floor, margin in self.margins.items() if not margin.mean >= SMALLEST]
-
-    @property
     def judged(self) -> int:
         """Images behind the smallest comparison with a floor; 0 where there is none."""
         return min((margin.n for margin in self.margins.values()), default=0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.report.figures import COLOURS, drawing
-from heatproof.report.figures.cscore import defined, labels, line, methods, named, place, shaded
+from heatproof.report.figures import drawing
+from heatproof.report.figures.cscore import bars, defined, labels, line, methods, named, place, shaded
 from heatproof.verdict.trajectory import Trajectory
 
 
@@ -19,15 +19,8 @@ def net_changes(changes: Mapping[str, Mapping[str, float]]) -> Iterator[Any]:
     """Figure 3 of elangovan2026cscore: change of the C-Score by network and method."""
     every = list(dict.fromkeys(method for by_method in changes.values() for method in by_method))
     with drawing(6.6, 0.24 * len(every) * (len(changes) + 1) + 1.2) as (figure, axes):
-        high = 0.8 / len(changes)
-        for j, (name, by_method) in enumerate(changes.items()):
-            y = np.arange(len(every)) + (j - (len(changes) - 1) / 2) * high
-            values = [by_method.get(method, math.nan) for method in every]
-            axes.barh(y, values, high * 0.9, color=COLOURS[j % 9], label=name)
-        axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_yticks(range(len(every)), every)
-        axes.invert_yaxis()
-        axes.set_xlabel("change of the C-Score over the second phase")
+        groups = [(name, [of.get(method, math.nan) for method in every]) for name, of in changes.items()]
+        bars(axes, every, groups, "change of the C-Score over the second phase")
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8)
         yield figure
 

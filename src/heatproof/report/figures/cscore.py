@@ -113,16 +113,22 @@ def net_change(run: Trajectory, names: tuple[str, str]) -> Iterator[Any]:
     """Figure 3: what the second phase did to each method, over all classes and for each."""
     (before, columns), (after, _) = (score_table(run, named(run, name)) for name in names)
     with drawing(6.4, 0.5 * len(methods(run)) + 1.4) as (figure, axes):
-        high = 0.8 / len(columns)
-        for j, column in enumerate(columns):
-            y = np.arange(len(methods(run))) + (j - (len(columns) - 1) / 2) * high
-            axes.barh(y, (after - before)[:, j], high * 0.9, color=COLOURS[j % 9], label=column)
-        axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_yticks(range(len(methods(run))), methods(run))
-        axes.invert_yaxis()
-        axes.set_xlabel(f"change of the C-Score from {names[0]} to {names[1]}")
+        changes = list(zip(columns, (after - before).T, strict=True))
+        bars(axes, methods(run), changes, f"change of the C-Score from {names[0]} to {names[1]}")
         axes.legend(fontsize=8)
         yield figure
+
+
+def bars(axes: Any, rows: Sequence[str], groups: Sequence[tuple[str, Any]], label: str) -> None:
+    """For each row one bar of every group."""
+    high = 0.8 / len(groups)
+    for j, (group, values) in enumerate(groups):
+        y = np.arange(len(rows)) + (j - (len(groups) - 1) / 2) * high
+        axes.barh(y, values, high * 0.9, color=COLOURS[j % 9], label=group)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
 
 
 @contextmanager

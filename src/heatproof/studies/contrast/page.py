@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 
 import torch
@@ -17,7 +15,7 @@ from heatproof.report.charts import Line, LinePanel
 from heatproof.report.page import asset, policy
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.pieces import Grid, Panels, fill, named, number, with_sub
-from heatproof.show import overlay
+from heatproof.show import address, overlay
 from heatproof.types import Maps
 
 SIDE = 112  # pixels of a picture in a strip
@@ -34,7 +32,7 @@ def contrast_page(found: Contrast) -> str:
         "answers": answers(found),
         "tables": [(point, table(point)) for point in found.points],
         "curves": _curves(found) if len(judged) > 1 else None,
-        "strips": _strips(found),
+        "strips": [(m, address(strip(found, m))) for m, score in found.scores.items() if score.maps],
     }
     return str(fill("contrast", content, "studies/contrast"))
 
@@ -108,10 +106,6 @@ def _curves(found: Contrast) -> Panels:
     return Panels(panels)
 
 
-def _strips(found: Contrast) -> list[tuple[str, str]]:
-    return [(method, address(strip(found, method))) for method, score in found.scores.items() if score.maps]
-
-
 def strip(found: Contrast, method: str, most: int = SHOWN, heading: str = "") -> Image.Image:
     """Pictures with the token, each beside its maps under A and under B; two of them in a row."""
     score, laid = found.scores[method], maps_over_pictures(found, method)
@@ -132,9 +126,3 @@ def maps_over_pictures(found: Contrast, method: str) -> list[list[Image.Image]]:
         for values in found.scores[method].maps
     ]
     return [[overlay(*both) for both in zip(found.pictures, heats, strict=False)] for heats in maps]
-
-
-def address(picture: Image.Image) -> str:
-    out = io.BytesIO()
-    picture.save(out, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"

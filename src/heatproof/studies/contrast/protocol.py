@@ -11,7 +11,6 @@ its pictures are only read. Floors (random, edges, centre) always stand beside t
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,13 @@ from heatproof.contrast.api import FLOORS, Contrast, Progress, contrast, labelle
 from heatproof.contrast.score import ContrastScore
 from heatproof.contrast.tokens import Token
 from heatproof.disk import write_whole
-from heatproof.explain.floors import is_floor
 from heatproof.models.load import best_device, load_model
 from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.studies.contrast.page import contrast_page
 from heatproof.studies.contrast.settings import ContrastSettings
 from heatproof.studies.settings import with_floors
+from heatproof.studies.skeleton import floor_rows
+from heatproof.verdict.answers import without_nan
 
 SCHEMA = 1
 
@@ -76,7 +76,7 @@ def contrast_table(found: Contrast) -> Table:
         Column("positives with the token", ".0%"), Column("method"), Column("AUC of A against B"),
         Column("seen", ".0%"), Column("blank maps of A"), Column("of B"),
     )  # fmt: skip
-    floors = frozenset(i for i, row in enumerate(rows) if is_floor(str(row[1])))
+    floors = floor_rows(str(row[1]) for row in rows)
     title = f"Which maps of {found.model} show the {found.token.name} that only A uses"
     return Table("contrast", title, columns, tuple(rows), unranked=floors)
 
@@ -94,7 +94,7 @@ def as_json(found: Contrast) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "schema": SCHEMA, "model": found.model, "token": found.token.name, "size": found.token.size,
-        "positive": found.positive, "points": _plain(points),
+        "positive": found.positive, "points": without_nan(points),
         "shown_from": {method: found.shown_from(method) for method in found.methods},
     }  # fmt: skip
 
@@ -105,12 +105,3 @@ def _numbers(score: ContrastScore) -> dict[str, Any]:
         "auc": score.auc, "low": low, "high": high, "seen": score.seen, "n": score.n, "shows": score.shows,
         "blank_a": score.blank[0], "blank_b": score.blank[1],
     }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
