@@ -146,6 +146,68 @@ def test_nifti_is_turned_and_rescaled(tmp_path: Path) -> None:
         source.open(0)
 
 
+def test_voxels_become_as_large_as_is_asked_for_as_scipy_does_it() -> None:
+    nibabel = pytest.importorskip("nibabel", reason="install heatproof[volumes]")
+    from scipy.ndimage import zoom
+
+    scan = Path(nibabel.__file__).parent / "tests" / "data" / "anatomical.nii"
+    if not scan.exists():
+        pytest.skip("this nibabel comes without its scan")
+    found = open_seen(scan, volume=True)
+    assert isinstance(found, Raster) and found.spacing is not None
+    own = tuple(mm * factor for mm, factor in zip(found.spacing, (0.5, 0.8, 0.7), strict=True))
+    shape = found.values.shape[1:]
+    scaled = tuple(round(n * mm / to) for n, mm, to in zip(shape, found.spacing, own, strict=True))
+    ready = plain(1, scaled, window="range", spacing=own)
+    grid = {"grid_mode": True, "mode": "nearest"}
+    factors = [to / n for to, n in zip(scaled, shape, strict=True)]
+    wanted = zoom(fractions(found, "range")[0], factors, order=1, **grid)
+    np.testing.assert_allclose(ready(found)[0].numpy(), wanted, rtol=0, atol=1e-5)
+    bright = found.values[0] > np.median(found.values)
+    carried = ready.fitted(found).carry_mask(bright, found.size)
+    assert np.array_equal(carried.numpy(), zoom(bright, factors, order=0, **grid))
+    smaller = plain(1, (10, 10, 10), window="range", spacing=own)(
+        found
+    )  # the middle, not the whole, squeezed
+    cut = [slice(round((n - 10) / 2), round((n - 10) / 2) + 10) for n in scaled]
+    np.testing.assert_allclose(smaller[0].numpy(), wanted[tuple(cut)], rtol=0, atol=1e-5)
+
+
+def test_a_ball_is_a_ball_whatever_the_scanner(tmp_path: Path) -> None:
+    """Two scans of one ball, one of thin slices and one of thick ones whose axes lie in another order."""
+    nibabel = pytest.importorskip("nibabel", reason="install heatproof[volumes]")
+    thin, thick = np.array([1.0, 1.0, 1.0]), np.array([0.5, 4.0, 1.0])
+    lines = ["path,mask_ball"]
+    for name, lengths, axes in (("thin", thin, (0, 1, 2)), ("thick", thick, (2, 0, 1))):
+        count = np.round(48 / lengths).astype(int)  # both see 48 mm
+        at = [(np.arange(n) + 0.5) * mm - 24 for n, mm in zip(count, lengths, strict=True)]
+        ball = sum(x**2 for x in np.meshgrid(*at, indexing="ij")) <= 12**2
+        affine = np.eye(4)[:, [*axes, 3]] @ np.diag([*lengths[list(axes)], 1])
+        for what in ("", "-mask"):
+            image = nibabel.Nifti1Image(ball.transpose(axes).astype(np.uint8) * 200, affine)
+            nibabel.save(image, tmp_path / f"{name}{what}.nii.gz")
+        lines.append(f"{name}.nii.gz,{name}-mask.nii.gz")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    source = open_source("nifti", tmp_path / "list.csv")
+    spacings = [source.open(i).spacing for i in range(2)]  # type: ignore[union-attr]
+    assert spacings == [tuple(thin), tuple(thick)]
+    assert source.warning.startswith("voxels differ between volumes, from 0.5 x 4 x 1 to 1 x 1 x 1 mm")
+    (loaded,) = batches(source, plain(1, (32, 32, 32), spacing=(1.0, 1.0, 1.0)))
+    assert not loaded.failures and loaded.batch.truth is not None
+    masks = loaded.batch.truth.masks["ball"]
+    for i, far in enumerate((0, 2)):  # half a thick slice
+        across = [int(masks[i].movedim(axis, 0).flatten(1).any(1).sum()) for axis in range(3)]
+        assert all(abs(side - 24) <= far for side in across), across
+    volumes = loaded.batch.images.sum((1, 2, 3, 4)) * 255 / 200
+    assert volumes.tolist() == pytest.approx([4 / 3 * np.pi * 12**3] * 2, rel=0.02)
+    (stretched,) = batches(source, plain(1, (32, 32, 32)))
+    assert (stretched.batch.images[0] - stretched.batch.images[1]).abs().mean() < 0.1
+    with pytest.raises(InputError, match="nothing says how large its voxels are"):
+        plain(1, SIZE, spacing=(1.0, 1.0, 1.0))(Raster(np.zeros((1, *SIZE))))
+    with pytest.raises(InputError, match="spacing is of volumes: three lengths above 0"):
+        plain(1, (8, 8), spacing=(1.0, 1.0))
+
+
 def write_slices(folder: Path, values: np.ndarray, order: list[int]) -> None:
     import pydicom
     from pydicom.dataset import FileDataset, FileMetaDataset
@@ -162,6 +224,7 @@ def write_slices(folder: Path, values: np.ndarray, order: list[int]) -> None:
         one.SeriesInstanceUID, one.Modality = series, "CT"
         one.Rows, one.Columns = values.shape[1:]
         one.ImagePositionPatient, one.ImageOrientationPatient = [0, 0, 2.5 * z], [1, 0, 0, 0, 1, 0]
+        one.PixelSpacing = [0.75, 0.5]  # between rows, between columns
         one.BitsAllocated, one.BitsStored, one.HighBit, one.PixelRepresentation = 16, 16, 15, 1
         one.SamplesPerPixel, one.PhotometricInterpretation = 1, "MONOCHROME2"
         one.RescaleSlope, one.RescaleIntercept = 1, -1024
@@ -179,6 +242,13 @@ def test_a_dicom_series_is_one_volume_in_hounsfield_units(tmp_path: Path) -> Non
     assert source.classes == ("sick", "well") and [s.label for s in source.samples] == [0, 1]
     found = source.open(0)
     assert isinstance(found, Raster) and np.array_equal(found.values[0], values)
+    assert (
+        found.spacing == (2.5, 0.75, 0.5)
+        and source.voxels
+        and source.voxels(source.samples[0]) == found.spacing
+    )
+    turned = open_source("dicom-series", tmp_path, order="xyz").open(0)
+    assert isinstance(turned, Raster) and turned.spacing == (0.5, 0.75, 2.5) and source.warning == ""
     assert isinstance(open_seen(tmp_path / "sick" / "patient-1", volume=True), Raster)
     before = identify(source, Hashes())
     file = tmp_path / "sick" / "patient-1" / "0.dcm"

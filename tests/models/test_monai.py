@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import heatproof as hp
-from heatproof.errors import ModelError, UnknownNameError
+from heatproof.errors import ModelError, TargetError, UnknownNameError
+from heatproof.models.asked import asked
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what it imports
@@ -39,3 +40,37 @@ def test_names_and_options_that_do_not_fit() -> None:
         hp.load_model("monai:DensNet")
     with pytest.raises(ModelError, match="monai:UNet cannot be built: TypeError"):
         hp.load_model("monai:UNet")
+
+
+SMALL_VIT = {"patch_size": (8, 8, 8), "hidden_size": 24, "mlp_dim": 32, "num_layers": 2, "num_heads": 2}
+
+
+def test_a_transformer_is_read_at_its_own_size() -> None:
+    pytest.importorskip("einops", reason="install heatproof[monai]")
+    model = hp.load_model(
+        "monai:ViT", num_classes=3, img_size=(16, 24, 16), post_activation=None, **SMALL_VIT
+    )
+    assert model.preprocess.size == (16, 24, 16) and model.preprocess.channels == 1
+    maps = hp.explain(model, torch.rand(2, 1, *model.preprocess.size), ["gradcam", "gradient"], targets=2)
+    assert maps["gradcam"].values.shape == (2, 2, 3, 2)  # its tokens
+    assert maps["gradient"].values.shape == (2, 16, 24, 16)
+
+
+def test_a_segmentation_of_volumes() -> None:
+    """Class 1 in a region: only what reaches the region counts."""
+    torch.manual_seed(0)
+    model = hp.load_model("monai:UNet", channels=(4, 8), strides=(2,), num_res_units=0, norm=None)
+    scan = torch.rand(2, 1, 24, 24, 24)
+    region = torch.zeros(24, 24, 24, dtype=torch.bool)
+    region[:6, :6, :6] = True
+    maps = hp.explain(model, scan, ["gradcam", "gradient"], targets=(1, region))
+    assert model.head == "segmentation" and maps["gradcam"].values.shape == (2, 12, 12, 12)
+    heat = maps["gradient"].values
+    assert heat[:, :6, :6, :6].sum() > 0 and heat[:, 16:, 16:, 16:].abs().sum() == 0
+    seen = model.module(scan)
+    bound, columns = asked(model, scan, (1, region))
+    torch.testing.assert_close(
+        bound.logits(scan).gather(1, columns.numbers[:, None])[:, 0], seen[:, 1, :6, :6, :6].sum((1, 2, 3))
+    )
+    with pytest.raises(TargetError, match="a region is a mask 'D H W'"):
+        hp.explain(model, scan, "gradient", targets=(1, region[0]))

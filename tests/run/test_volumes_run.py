@@ -15,7 +15,9 @@ from PIL import Image
 import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import InputError
+from heatproof.images import batches
 from heatproof.report.gallery import gallery, unpack
+from heatproof.run.engine import prepare
 from heatproof.show import sections
 from heatproof.store import RunFolder
 from heatproof.verdict.data import read_run
@@ -167,6 +169,25 @@ def test_the_command_line_draws_the_planes_of_a_scan(study: Path, tmp_path: Path
         assert drawn.size == (96 * 3 + 4, 96)
     refused = CliRunner().invoke(main, asked)
     assert refused.exit_code == 1 and "set preprocess.window" in refused.output.replace("\n", " ")
+
+
+def test_voxels_of_one_size_in_a_run(study: Path, tmp_path: Path) -> None:
+    """A scan whose voxels are twice as long along one axis: said, and with a spacing seen as it is."""
+    first = nibabel.load(study.parent / "1.nii.gz")
+    nibabel.save(
+        nibabel.Nifti1Image(first.get_fdata()[::2], np.diag([2.0, 1, 1, 1])), study.parent / "long.nii.gz"
+    )
+    lines = (study.parent / "volumes.csv").read_text().splitlines()
+    (study.parent / "two.csv").write_text("\n".join([lines[0], lines[2], "long.nii.gz,faint,1.mask.nii.gz"]))
+    text = STUDY.replace("volumes.csv", "two.csv").replace('"cscore",', "").replace('"auc", ', "")
+    said: list[str] = []
+    for name, line in (("stretched", ""), ("alike", "spacing = [1.5, 1.5, 1.5]\n")):
+        (study.parent / f"{name}.toml").write_text(text.replace("[preprocess]\n", f"[preprocess]\n{line}"))
+        prepared = prepare(study.parent / f"{name}.toml", tmp_path / name, say=said.append)
+    assert [one.partition(",")[0] for one in said] == ["voxels differ between volumes"]
+    model = prepared.opened.model("own")
+    ((batch, _),) = batches(prepared.opened.source, model.preprocess)
+    assert (batch.images[0] - batch.images[1]).abs().mean() < 0.03
 
 
 def test_an_album_and_a_contrast_test_are_of_pictures(run: RunFolder) -> None:

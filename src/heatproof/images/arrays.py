@@ -21,7 +21,7 @@ from heatproof.images.files import check_bits, check_file
 from heatproof.images.folder import open_folder
 from heatproof.images.preprocess import open_image
 from heatproof.images.source import Source
-from heatproof.images.volumes import Raster, Seen, check_axes, raster
+from heatproof.images.volumes import Raster, Seen, Spacing, check_axes, raster
 
 USUAL = {2: "hw", 3: "hwc"}  # by the number of axes, where nobody says what they are
 VOLUMES = {3: "dhw", 4: "cdhw"}
@@ -76,6 +76,7 @@ def raster_source(
     class_names: Sequence[str] | None = None,
     level: str = "top",
     root: str | Path | None = None,
+    voxels: Callable[[Path], Spacing] | None = None,
 ) -> Source:
     """Files of a folder or a CSV manifest that are read as Rasters, as are their masks."""
     if Path(path).is_file():
@@ -86,7 +87,8 @@ def raster_source(
     def marked(mask: Path) -> np.ndarray:
         return np.asarray(read(mask).values.any(0))
 
-    return replace(listed, read=lambda s: read(s.content), deep=True, read_mask=marked)
+    sized = None if voxels is None else lambda s: voxels(s.content)
+    return replace(listed, read=lambda s: read(s.content), deep=True, read_mask=marked, voxels=sized)
 
 
 def is_array_name(file: Path) -> bool:

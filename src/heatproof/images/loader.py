@@ -159,9 +159,10 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
                 if isinstance(picture, Raster)
                 else np.asarray(preprocess.crop(picture))
             )
-            known = Known(*source.truth(i, preprocess, picture.size))
+            fitted = preprocess.fitted(picture)
+            known = Known(*source.truth(i, fitted, picture.size))
             if sample.findings and (sample.boxes or sample.masks):
-                own = {f: Known(*source.truth(i, preprocess, picture.size, f)) for f in sample.findings}
+                own = {f: Known(*source.truth(i, fitted, picture.size, f)) for f in sample.findings}
                 known = known._replace(by_finding=own)
     except InputError as error:
         return Failure(sample.id, str(error), _transient(error))

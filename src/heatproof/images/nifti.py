@@ -2,7 +2,7 @@
 
 Axes are x, y, z as in the file's array, turned so that they run to the right, to the front and upwards
 (RAS), which is what networks are given by most who train them; `order` says otherwise. Of several volumes in
-a file each is a channel.
+a file each is a channel. The size of a voxel is that of the file's affine matrix.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from heatproof.errors import HeatproofError, InputError, need
 from heatproof.images.arrays import raster_source
 from heatproof.images.files import check_file
 from heatproof.images.source import Source
-from heatproof.images.volumes import Raster, raster
+from heatproof.images.volumes import Raster, Spacing, in_order, raster
 
 SUFFIXES = (".nii", ".nii.gz")
 
@@ -39,7 +40,8 @@ def open_nifti(
     need("nibabel", "volumes")
     check_order(order)
     read = partial(read_nifti, order=order, canonical=canonical)
-    return raster_source(path, is_nifti_name, read, class_names, level, root)
+    voxels = partial(voxel_size, order=order, canonical=canonical)
+    return raster_source(path, is_nifti_name, read, class_names, level, root, voxels)
 
 
 def check_order(order: str) -> None:
@@ -57,6 +59,7 @@ def read_nifti(file: Path, order: str = "xyz", canonical: bool = True) -> Raster
     try:
         check_file(file)
         volume = nibabel.load(file)
+        spacing = _spacing(nibabel, volume, canonical)
         volume = nibabel.as_closest_canonical(volume) if canonical else volume
         values = np.asarray(volume.dataobj)
     except HeatproofError:
@@ -70,6 +73,27 @@ def read_nifti(file: Path, order: str = "xyz", canonical: bool = True) -> Raster
         values = values[:, :, :, 0]
     if values.ndim not in (3, 4):
         raise InputError(f"it has the shape {values.shape}; a volume has three axes, or four with channels")
-    named = "".join("dhw"[order.index(axis)] for axis in "xyz") + "c" * (values.ndim == 4)
+    named = _named(order) + "c" * (values.ndim == 4)
     values = values.astype(np.float32) if values.dtype.kind == "f" else values
-    return raster(values, named)
+    return raster(values, named, spacing=spacing)
+
+
+def voxel_size(file: Path, order: str = "xyz", canonical: bool = True) -> Spacing:
+    """Millimetres along the network's axes, from the header alone; None where it cannot be read."""
+    nibabel = need("nibabel", "volumes")
+    try:
+        return in_order(_spacing(nibabel, nibabel.load(file), canonical), _named(order))
+    except Exception:  # whoever reads the volume will say what is wrong with it
+        return None
+
+
+def _named(order: str) -> str:
+    """What x, y and z are to the network."""
+    return "".join("dhw"[order.index(axis)] for axis in "xyz")
+
+
+def _spacing(nibabel: Any, volume: Any, canonical: bool) -> tuple[float, ...]:
+    """Millimetres along x, y and z, turned as the volume will be."""
+    lengths = nibabel.affines.voxel_sizes(volume.affine)
+    towards = nibabel.io_orientation(volume.affine)[:, 0] if canonical else range(3)
+    return tuple(float(mm) for _, mm in sorted(zip(towards, lengths, strict=True)))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,8 +31,10 @@ from heatproof.images.files import MAX_PIXELS, Size, eight_bits, named_file, pic
 from heatproof.images.volumes import (
     Raster,
     Seen,
+    Spacing,
     Window,
     along_each_axis,
+    check_spacing,
     check_window,
     fractions,
     resize_matrix,
@@ -88,13 +90,30 @@ class Preprocess:
     std: tuple[float, ...] = IMAGENET_STD
     interpolation: str = "bilinear"
     window: Window = None  # of measured values, what becomes 0 to 1: centre and width, or "range"
+    spacing: Spacing = None  # of volumes, instead of resize: millimetres from voxel to voxel, along each axis
 
     def __post_init__(self) -> None:
         check_window(self.window)
+        check_spacing(self.spacing, self.size)
 
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+    def fitted(self, picture: Seen) -> Preprocess:
+        """For this volume: with the resize that gives its voxels the spacing, where one is asked for."""
+        if self.spacing is None:
+            return self
+        own = picture.spacing if isinstance(picture, Raster) else None
+        if own is None:
+            raise InputError(
+                "nothing says how large its voxels are, which preprocess.spacing needs; leave it out, or "
+                "give NIfTI files or DICOM series"
+            )
+        sides = zip(picture.size[::-1], own, self.spacing, strict=True)
+        return replace(
+            self, resize=tuple(max(1, round(n * mm / wanted)) for n, mm, wanted in sides), spacing=None
+        )
 
     def axes(self, picture: tuple[int, ...]) -> tuple[Side, ...]:
         """What happens to columns, rows (and slices) of a picture of this width and height (and depth)."""
@@ -123,6 +142,7 @@ class Preprocess:
                 "preprocess.window needs values as they were measured, and this is an 8-bit picture; read it "
                 "as kind 'arrays', 'nifti' or 'dicom-series', or give a dicom source its options.window"
             )
+        self.fitted(picture)  # which refuses pictures where voxels are asked for
         picture = eight_bits(picture).convert("L" if self.channels == 1 else "RGB")
         x, y = self.axes(picture.size)
         if (x.scaled, y.scaled) != picture.size:
@@ -134,7 +154,7 @@ class Preprocess:
         if not isinstance(picture, Raster):
             pixels = np.asarray(self.crop(picture), np.float32)
             return np.moveaxis(np.atleast_3d(pixels), 2, 0) / 255
-        sides = self.axes(picture.size)
+        sides = self.fitted(picture).axes(picture.size)
         found = fractions(picture, self.window)
         if len(found) not in (1, self.channels):
             raise InputError(
@@ -194,6 +214,10 @@ class Preprocess:
         """ "... c H W" in [0, 1] -> model-ready."""
         mean, std = self._scale(pixels)
         return (pixels - mean) / std
+
+    def from_bytes(self, pictures: Tensor) -> Tensor:
+        """8-bit pictures "... c H W" -> model-ready."""
+        return self.normalise(pictures.float() / 255)
 
     def restore(self, images: Tensor) -> Tensor:
         """The inverse of normalise, clipped to [0, 1]."""

@@ -1,7 +1,8 @@
 """DICOM series: a folder of slices is one volume, in the units that were measured (Hounsfield units of a CT).
 
 Slices are sorted by where they lie along the normal of their plane, else by their number. Values go through
-each slice's rescale slope and intercept. Axes are z, y, x (slice, row, column); `order` says otherwise.
+each slice's rescale slope and intercept. Axes are z, y, x (slice, row, column); `order` says otherwise. They
+are as far apart as the slices' places say, else their headers; rows and columns by PixelSpacing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from heatproof.images.files import MAX_PIXELS
 from heatproof.images.folder import open_folder
 from heatproof.images.nifti import check_order
 from heatproof.images.source import Sample, Source
-from heatproof.images.volumes import Raster, raster
+from heatproof.images.volumes import Raster, Spacing, in_order, raster
 
 
 def open_series(
@@ -44,7 +45,10 @@ def open_series(
         for (name, files), label in zip(volumes.items(), labels, strict=True)
     )
     read = partial(read_series, order=order)
-    return replace(slices, samples=samples, classes=classes, read=lambda s: read(s.content), deep=True)
+    return replace(
+        slices, samples=samples, classes=classes, deep=True, read=lambda s: read(s.content),
+        voxels=lambda s: voxel_size(s.content, order),
+    )  # fmt: skip
 
 
 def _labels(
@@ -94,7 +98,32 @@ def read_series(files: Sequence[Path], order: str = "zyx") -> Raster:
         detail = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"its slices cannot be read: {detail}") from error
     volume = np.concatenate([one if one.ndim == 3 else one[None] for one in values])
-    return raster(volume, "".join("dhw"[order.index(axis)] for axis in "zyx"))
+    return raster(volume, _named(order), spacing=_spacing(read))
+
+
+def voxel_size(files: Sequence[Path], order: str = "zyx") -> Spacing:
+    """Millimetres along the network's axes, from the headers alone; None where they do not say it."""
+    pydicom = need("pydicom", "dicom")
+    try:
+        found = _spacing([pydicom.dcmread(file, stop_before_pixels=True) for file in files])
+    except Exception:  # whoever reads the volume will say what is wrong with it
+        return None
+    return found and in_order(found, _named(order))
+
+
+def _named(order: str) -> str:
+    """What slices, rows and columns are to the network."""
+    return "".join("dhw"[order.index(axis)] for axis in "zyx")
+
+
+def _spacing(slices: Sequence[Any]) -> tuple[float, ...] | None:
+    """Millimetres between slices, rows and columns."""
+    first = slices[0]
+    across = first.get("PixelSpacing")
+    between = first.get("SpacingBetweenSlices") or first.get("SliceThickness")
+    if len(slices) > 1 and first.get("ImagePositionPatient") is not None:
+        between = np.median(np.diff(sorted(map(_place, slices))))
+    return (float(between), *map(float, across)) if between and across else None
 
 
 def _place(slice_: Any) -> float:

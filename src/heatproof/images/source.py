@@ -24,11 +24,12 @@ from PIL import Image
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.files import Size, picture_size, read_image
 from heatproof.images.preprocess import Box, Carried, Preprocess
-from heatproof.images.volumes import Seen
+from heatproof.images.volumes import Seen, Spacing, uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+HEADERS_READ = 32
 SAME_SHAPE = 0.02  # sides may be rounded when a picture is resized; more is another shape
 
 
@@ -66,6 +67,7 @@ class Source:
     stamp: Callable[[Sample], Any]  # a cheap mark of the picture's content, for the hash
     deep: bool = False  # whether it gives values as they were measured, in any number of channels and axes
     read_mask: Callable[[Path], np.ndarray] | None = None  # of a mask's file, where it is no picture
+    voxels: Callable[[Sample], Spacing] | None = None  # of volumes whose files say it: their size, undecoded
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -134,6 +136,14 @@ class Source:
             row = [s.id, s.label, s.boxes, s.frame, masks, self.stamp(s), *stated_findings(s)]
             digest.update(json.dumps(row).encode())
         return digest.hexdigest()[:16]
+
+    @property
+    def warning(self) -> str:
+        """What should be known of volumes that are seen together, from some of their headers; or ''."""
+        if self.voxels is None:
+            return ""
+        some = self.samples[:: -(-len(self) // HEADERS_READ)]
+        return uneven(map(self.voxels, some))
 
     def subset(self, indices: Iterable[int]) -> Source:
         """Some of the samples, in the order given; labels keep their meaning."""

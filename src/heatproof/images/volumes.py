@@ -8,13 +8,14 @@ A Raster holds numbers "c H W", or "c D H W" of a volume. On its way to a networ
                                fractions of 1 as they are
 
 and it is resized and cropped along each axis by one small matrix, with Pillow's filters, so that a volume
-that does not change along its third axis becomes what its slice would. How files are read is in arrays.py,
-nifti.py and series.py.
+that does not change along its third axis becomes what its slice would. How large it becomes, `resize` says,
+or `spacing`: an axis of n voxels that are s mm apart becomes round(n s / spacing) voxels, and is then cropped
+or padded. How files are read is in arrays.py, nifti.py and series.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,15 +26,17 @@ from heatproof.errors import InputError
 from heatproof.images.files import MAX_PIXELS, bit_depth
 
 Window: TypeAlias = "tuple[float, ...] | str | None"
+Spacing: TypeAlias = "tuple[float, ...] | None"
 RANGE = "range"
 
 
 @dataclass(frozen=True)
 class Raster:
-    """Values as they were measured, "c H W" or "c D H W"; bits: the depth of whole numbers, where known."""
+    """Values as they were measured, "c H W" or "c D H W"."""
 
     values: np.ndarray
-    bits: int | None = None
+    bits: int | None = None  # the depth of whole numbers, where it is known
+    spacing: Spacing = None  # of a volume, where its file says it: millimetres along depth, height and width
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -44,8 +47,8 @@ class Raster:
 Seen: TypeAlias = "Image.Image | Raster"
 
 
-def raster(values: np.ndarray, axes: str, bits: int | None = None) -> Raster:
-    """An array whose axes are named, such as "hwc", "dhw" or "cdhw"."""
+def raster(values: np.ndarray, axes: str, bits: int | None = None, spacing: Spacing = None) -> Raster:
+    """An array whose axes are named, such as "hwc", "dhw" or "cdhw"; spacing: of those in space, in order."""
     check_axes(axes)
     if values.ndim != len(axes):
         raise InputError(f"it has the shape {values.shape}, but axes = {axes!r} names {len(axes)} axes")
@@ -58,7 +61,14 @@ def raster(values: np.ndarray, axes: str, bits: int | None = None) -> Raster:
     if "c" not in axes:
         values, axes = values[None], "c" + axes
     wanted = "cdhw" if "d" in axes else "chw"
-    return Raster(values.transpose([axes.index(axis) for axis in wanted]), bits)
+    placed = spacing and in_order(spacing, axes.replace("c", ""))
+    return Raster(values.transpose([axes.index(axis) for axis in wanted]), bits, placed)
+
+
+def in_order(spacing: Sequence[float], axes: str) -> Spacing:
+    """Along depth, height and width, of axes that are named; None where it is no length."""
+    known = all(np.isfinite(mm) and mm > 0 for mm in spacing)
+    return tuple(float(spacing[axes.index(axis)]) for axis in "dhw") if known else None
 
 
 def check_axes(axes: str) -> None:
@@ -77,6 +87,27 @@ def check_window(window: Window) -> None:
         raise InputError(
             f"window is a centre and a width above 0, such as [40, 400], or 'range'; got {window!r}"
         )
+
+
+def check_spacing(spacing: Spacing, size: tuple[int, ...]) -> None:
+    """Refuse what is no length of each of three axes."""
+    if spacing is not None and not (len(spacing) == len(size) == 3 and all(mm > 0 for mm in spacing)):
+        raise InputError(
+            "spacing is of volumes: three lengths above 0 in millimetres, along the axes of size, such as "
+            f"[1, 1, 1]; got {list(spacing)} for a size of {list(size)}"
+        )
+
+
+def uneven(found: Iterable[Spacing]) -> str:
+    """A sentence where volumes that are seen together have voxels of different size, else ''."""
+    sizes = sorted({tuple(round(mm, 2) for mm in one) for one in found if one})
+    if len(sizes) < 2:
+        return ""
+    first, last = (" x ".join(f"{mm:g}" for mm in one) for one in (sizes[0], sizes[-1]))
+    return (
+        f"voxels differ between volumes, from {first} to {last} mm, and each volume is stretched to the same "
+        "size; preprocess.spacing = [1, 1, 1] would make voxels of 1 mm of all of them"
+    )
 
 
 def fractions(picture: Raster, window: Window) -> np.ndarray:

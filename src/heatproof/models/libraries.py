@@ -210,6 +210,10 @@ def build_monai(request: NetworkRequest) -> Model:
     options = {name: value for name, value in usual.items() if name in takes} | request.options
     with _download(request, pretrained):
         module = make(**options)
+    declared, channels = options.get("img_size"), options.get("in_channels", 1)
+    whole = (declared,) * options.get("spatial_dims", 3) if isinstance(declared, int) else declared
+    if whole is not None and len(whole) == 3:  # of a transformer, which keeps it nowhere
+        return Model(module, preprocess=of_volumes(tuple(whole), channels))
     return Model(module, preprocess=sized(Preprocess(), module))
 
 
@@ -261,7 +265,7 @@ def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
         channels = input_channels(module) or 1
         declared = getattr(module, "img_size", None)
         whole = tuple(declared) if isinstance(declared, (tuple, list)) and len(declared) == 3 else VOLUME
-        return Preprocess(whole, whole, (0.0,) * channels, (1.0,) * channels)
+        return of_volumes(whole, channels)
     for part in (module, getattr(module, "config", None), getattr(module, "patch_embed", None)):
         size = getattr(part, "image_size", getattr(part, "img_size", None))
         size = (size, size) if isinstance(size, int) else size
@@ -270,6 +274,10 @@ def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
             preprocess = replace(preprocess, size=tuple(size), resize=round(min(size) * ratio))
             break
     return _with_channels(preprocess, input_channels(module))
+
+
+def of_volumes(size: tuple[int, ...], channels: int) -> Preprocess:
+    return Preprocess(size, size, (0.0,) * channels, (1.0,) * channels)
 
 
 def takes_volumes(module: nn.Module) -> bool:

@@ -90,6 +90,7 @@ class PreprocessTable(Struct, frozen=True, forbid_unknown_fields=True):
     std: list[float] | None = None
     interpolation: str | None = None
     window: str | list[float] | None = None  # centre and width, or "range"
+    spacing: list[float] | None = None  # of volumes, instead of resize: millimetres along each axis of size
 
 
 class Study(Struct, frozen=True, forbid_unknown_fields=True):

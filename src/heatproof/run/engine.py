@@ -90,6 +90,8 @@ def prepare(
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
             opened.tell(measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs))
+    if opened.study.preprocess.spacing is None and (warning := opened.source.warning):
+        say(warning)
     by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
     if begun is None and len(opened.source) >= MANY and not by_mtime:
         say(f"reading {len(opened.source):,} pictures to know them by their contents")

@@ -1,6 +1,6 @@
 """Heads that answer place by place: segmentation and detection.
 
-    segmentation   "b k h w" logits, or torchvision's {"out": ...}, or a record with .logits
+    segmentation   "b k h w" logits, of volumes "b k d h w"; torchvision's {"out": ...}; a record with .logits
                    column (c, i): the sum of class c's logits over the region that was asked for in image i,
                    a given mask or where the clean image is predicted to show the class that was asked for
     detection      a dict of boxes, scores and labels for each image, as torchvision returns it
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError, TargetError
+from heatproof.grids import per_map
 from heatproof.models.heads.base import Columns, Head, inside
 from heatproof.models.heads.classes import in_unit_interval, undone_sigmoid
 
@@ -86,7 +87,7 @@ class Segmentation(Dense):
     same_if: ClassVar[str] = "the same class has the highest mean logit in the region"
 
     ends: str = ""  # "sigmoid" or "softmax" where the network ends in one
-    regions: Tensor | None = None  # "i h w", weights from 0 to 1
+    regions: Tensor | None = None  # "i h w" or "i d h w", weights from 0 to 1
     wanted: Tensor | None = None  # "i": the class of each image where none is named
 
     @property
@@ -104,10 +105,10 @@ class Segmentation(Dense):
         return replace(self, ends="softmax" if last.of(given) in ("softmax", "_softmax") else "")
 
     def picture(self, output: Any, count: int) -> Tensor:
-        """ "b k h w" logits."""
+        """ "b k h w" or "b k d h w" logits."""
         given = inside(output)
         given = given[0] if isinstance(given, (tuple, list)) and given else given
-        if not isinstance(given, Tensor) or given.ndim != 4 or len(given) != count:
+        if not isinstance(given, Tensor) or given.ndim not in (4, 5) or len(given) != count:
             shape = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
             raise ModelError(f"the model returned {shape}; a segmentation returns 'b k h w' logits")
         if self.ends == "sigmoid":
@@ -117,13 +118,14 @@ class Segmentation(Dense):
     def table(self, output: Any, count: int) -> Tensor:
         picture = self.picture(output, count)
         if self.regions is None:
-            return picture.mean((2, 3))
+            return picture.mean(tuple(range(2, picture.ndim)))
         if picture.shape[2:] != self.regions.shape[1:]:
             raise TargetError(
                 f"the region is {tuple(self.regions.shape[1:])} but the answer {tuple(picture.shape[2:])}; "
                 "ask about images of one size"
             )
-        return torch.einsum("bkhw,ihw->bki", picture, self.regions.to(picture)).flatten(1)
+        places = picture.flatten(2), self.regions.to(picture).flatten(1)
+        return torch.einsum("bkn,in->bki", *places).flatten(1)
 
     def look(self, output: Any, count: int) -> list[Tensor]:
         picture = self.picture(output, count).detach()
@@ -132,11 +134,11 @@ class Segmentation(Dense):
         return list(picture.argmax(1))
 
     def ask(self, seen: list[Tensor], targets: Any, size: tuple[int, ...]) -> Segmentation:
-        shown = torch.stack(seen)  # "i h w": the class of each pixel
+        shown = torch.stack(seen)  # "i h w" or "i d h w": the class of each place
         place = as_place(targets)
         classes = place.classes if place else targets
         wanted = _largest(shown) if classes is None else _one_each(classes, len(seen)).to(shown.device)
-        regions = _mask(place.where, shown) if place else (shown == wanted[:, None, None]).float()
+        regions = _mask(place.where, shown) if place else (shown == per_map(wanted, shown)).float()
         return replace(self, by_itself=False, regions=regions, wanted=wanted)
 
     @property
@@ -157,7 +159,7 @@ class Segmentation(Dense):
     def probabilities(self, logits: Tensor) -> Tensor:
         means = self._by_class(logits)
         if self.regions is not None:
-            means = means / self.regions.to(logits).sum((1, 2)).clamp(min=1e-6)
+            means = means / self.regions.to(logits).flatten(1).sum(1).clamp(min=1e-6)
         return (means.sigmoid() if means.shape[1] == 1 else means.softmax(1)).flatten(1)
 
     def predicted(self, logits: Tensor) -> Tensor:
@@ -301,10 +303,12 @@ def _largest(shown: Tensor) -> Tensor:
 def _mask(where: Tensor, shown: Tensor) -> Tensor:
     """ "i h w" weights at the answer's size; a mask of the image's size is averaged over its pixels."""
     mask = where.float()
-    mask = mask[None] if mask.ndim == 2 else mask
-    if mask.ndim != 3 or len(mask) not in (1, len(shown)):
+    mask = mask[None] if mask.ndim == shown.ndim - 1 else mask
+    if mask.ndim != shown.ndim or len(mask) not in (1, len(shown)):
+        axes = "H W" if shown.ndim == 3 else "D H W"
         raise TargetError(
-            f"a region is a mask 'H W' or one for each of {len(shown)} images; got shape {tuple(where.shape)}"
+            f"a region is a mask {axes!r} or one for each of {len(shown)} images; "
+            f"got shape {tuple(where.shape)}"
         )
     if mask.shape[1:] != shown.shape[1:]:
         mask = nn.functional.interpolate(mask[:, None], size=shown.shape[1:], mode="area")[:, 0]

@@ -4,7 +4,7 @@
     one number                     one logit, or one probability where a sigmoid made it
     k numbers made by sigmoids     multilabel; also where Hugging Face's problem_type or a Keras graph says so
     problem_type "regression"      regression
-    "b k h w" numbers              segmentation
+    "b k h w", "b k d h w"         segmentation
     boxes, scores and labels       detection
 
 A table of numbers cannot be told from an embedding, nor logits from values: those heads are named.
@@ -137,7 +137,7 @@ def _kind(output: Any) -> Head:
     if is_boxes(output):
         return Detection(by_itself=True)
     picture = inside(output)
-    if isinstance(picture, Tensor) and picture.ndim == 4 and picture[0, 0].numel() > 1:
+    if isinstance(picture, Tensor) and picture.ndim in (4, 5) and picture[0, 0].numel() > 1:
         return Segmentation(by_itself=True)
     return OneOfMany(by_itself=True)
 
