@@ -20,6 +20,8 @@ from heatproof.images import SOURCES
 from heatproof.registry import Registry, explainers, metrics
 from heatproof.run.config import study_from
 from heatproof.run.metrics import read_metrics
+from heatproof.store import Manifest, RunFolder
+from heatproof.types import Score, Unit
 from made_run import make_run
 
 TOOLS = """
@@ -59,6 +61,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("startup") / "run", maps=False).path
 
 
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run over pictures that may have two findings, with lists that are anchored."""
+    config = {"methods": ["gradcam"], "model": {"head": "multilabel", "thresholds": [0.4, 0.6]}}
+    manifest = Manifest.collect(config, models={"epoch01": "abc"}, classes=("mass", "node"))
+    folder = RunFolder.create(tmp_path_factory.mktemp("startup") / "findings", manifest)
+    rows = []
+    for i in range(40):
+        for c in (0, 1):
+            there = c if i % (c + 2) == 0 else None
+            chance = (0.2 if there is None else 0.7) + i / 200
+            rows.append(Score("net", "epoch01", f"{i}.png", there, c, "", "probability", chance, ""))
+    for metric, value in (("cscore", 0.5), ("cscore_n", 12), ("cscore_degenerate", 0)):
+        name = f"{metric}(tau='adaptive', anchor='epoch01')"
+        of = (None, 0, 1)
+        rows += [Score("net", "epoch01", "", c, c, "gradcam", name, value, "") for c in of]
+    folder.write_unit(Unit("epoch01", (0, 40), ("gradcam",), ("cscore",)), rows)
+    return folder.path
+
+
 def test_the_help_of_every_command_needs_no_torch() -> None:
     script = """
 told = [asked(["--help"]), *(asked([*path, "--help"]) for path in paths(main, click.Context(main)))]
@@ -68,7 +90,9 @@ print(len(told))
     assert int(alone(script)) > 20
 
 
-def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(run: Path, tmp_path: Path) -> None:
+def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(
+    run: Path, findings: Path, tmp_path: Path
+) -> None:
     (tmp_path / "bad.toml").write_text("methods = [")
     (tmp_path / "typo.toml").write_text("modell = 1")
     missing, bad, typo = (str(tmp_path / name) for name in ("nothing", "bad.toml", "typo.toml"))
@@ -83,6 +107,10 @@ def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(run: Path, tmp_
         ["export", str(run), "--csv", str(tmp_path / "a.csv"), "--parquet", str(tmp_path / "a.parquet")],
         ["export", str(run), "--latex", str(tmp_path / "a.tex")],
         ["gate", str(run), "--rule", "insertion.gradcam >= 0.3", "--min-usable", "0"],
+        ["gate", str(run), "--rule", "cscore >= 0.3", "--rule", "auc >= 0.9", "--min-usable", "0"],
+        *(["gate", str(one), "--rule", "no-alarms", "--min-usable", "0"] for one in (run, findings)),
+        *(["verdict", str(one)] for one in (run, findings)),
+        ["verdict", str(run), "--checkpoint", "epoch01", "--tests"],
         ["verify", str(run)],
     ]
     wrong = [
@@ -183,9 +211,12 @@ def test_a_plug_in_is_listed_too(tmp_path: Path) -> None:
         ["--help"],
         ["run", "--help"],
         ["study", "cscore", "--help"],
+        ["study", "qr", "--help"],
         ["list", "methods"],
         ["sql", "RUN", "from scores limit 1"],
         ["gate", "RUN", "--rule", "insertion.gradcam >= 0.3", "--min-usable", "0"],
+        ["gate", "RUN", "--rule", "no-alarms", "--min-usable", "0"],
+        ["verdict", "RUN"],
         ["run", "nothing.toml"],
     ],
     ids=" ".join,

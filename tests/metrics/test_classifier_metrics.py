@@ -183,4 +183,4 @@ def test_the_paired_error_is_that_of_a_bootstrap_over_images(classes: int) -> No
 
 
 def test_a_class_with_one_image_has_no_error() -> None:
-    assert auc_errors([0, 0, 1], [0.1, 0.2, 0.7]).isnan().tolist() == [False, False, True]
+    assert np.isnan(auc_errors([0, 0, 1], [0.1, 0.2, 0.7])).tolist() == [False, False, True]

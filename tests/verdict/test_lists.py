@@ -10,8 +10,8 @@ import torch
 import heatproof as hp
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.gold import ListRule, gold_list
+from heatproof.run.answers import read_answers
 from heatproof.run.engine import run_study
-from heatproof.run.group import read_answers
 from heatproof.run.metrics import read_metrics
 from heatproof.store import RunFolder
 from heatproof.verdict.trajectory import Trajectory

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SEPARATORS = "|;"
 NOTHING = ("", "nan", "no finding", "no findings")
+THRESHOLD = 0.5  # from which probability on a finding counts as predicted
 YES, NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no", "", "nan")
 
 
@@ -36,6 +37,15 @@ def entry_id(picture: str, finding: str) -> str:
 def finding_name(names: Sequence[str], finding: int) -> str:
     """What entries call a finding: its name, or its number where it has none."""
     return names[finding] if finding < len(names) else str(finding)
+
+
+def finding_limits(thresholds: float | Sequence[float], findings: int) -> tuple[float, ...]:
+    """From which probability on each finding counts: one for all, or one each."""
+    if isinstance(thresholds, float | int):
+        return (float(thresholds),) * findings
+    if len(thresholds) != findings:
+        raise InputError(f"there are {len(thresholds)} thresholds for {findings} labels; give one each")
+    return tuple(map(float, thresholds))
 
 
 def entries(batch: Batch, chosen: Tensor, names: Sequence[str]) -> tuple[Batch, Tensor]:

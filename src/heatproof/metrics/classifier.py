@@ -29,12 +29,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from heatproof.errors import InputError
 from heatproof.metrics.gold import class_labels, class_probabilities, finding_table, is_table, thresholds
-from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.metrics.kit import as_array, same_length
 from heatproof.registry import metric
 from heatproof.types import ArrayLike
 
@@ -82,12 +81,12 @@ def accuracy(
     """
     if is_table(labels):
         truth, said = _said(labels, probs, logits, tau)
-        right = (truth == said).double().mean(0).masked_fill(~truth.any(0), NAN)
+        right = np.where(truth.any(0), (truth == said).sum(0) / max(len(truth), 1), NAN)
         return _macro(right.tolist(), len(truth), "has no image")
     y, scores = _checked(labels, probs, logits)
     if len(y) == 0:
         return ClassifierScore(NAN, 0, reason="there are no images")
-    return ClassifierScore(float((scores.argmax(1) == y).double().mean()), len(y))
+    return ClassifierScore(float((scores.argmax(1) == y).mean()), len(y))
 
 
 @_metric("recall", title="recall", own_class=True)
@@ -101,12 +100,10 @@ def recall(
     """
     if is_table(labels):
         truth, said = _said(labels, probs, logits, tau)
-        return _macro(((truth & said).sum(0) / truth.sum(0)).tolist(), len(truth), "has no image")
+        return _macro(_shares((truth & said).sum(0), truth.sum(0)), len(truth), "has no image")
     y, scores = _checked(labels, probs, logits)
-    k = scores.shape[1]
-    size = torch.bincount(y, minlength=k)
-    hits = torch.bincount(y[scores.argmax(1) == y], minlength=k)
-    return _macro((hits / size).tolist(), len(y), "has no image")
+    size, hits = (np.bincount(own, minlength=scores.shape[1]) for own in (y, y[scores.argmax(1) == y]))
+    return _macro(_shares(hits, size), len(y), "has no image")
 
 
 @_metric(
@@ -126,7 +123,7 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Classif
     why = "has no image to rank or none to rank it against"
     if is_table(labels):
         truth, findings = _findings(labels, probs, logits)
-        columns = zip(findings.unbind(1), truth.unbind(1), strict=True)
+        columns = zip(findings.T, truth.T, strict=True)
         return _macro([_rank_auc(column, own) for column, own in columns], len(truth), why)
     y, scores = _ranked(labels, probs, logits)
     values = [_rank_auc(column, y == c) for c, column in scores.items()]
@@ -134,7 +131,7 @@ def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Classif
     return _macro(values * both, len(y), why)
 
 
-def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> Tensor:
+def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> np.ndarray:
     """ "b": how far each image moves AUC; see the top. NaN where a class with one image has no spread.
 
     >>> first, second = (auc_errors([0, 0, 1, 1], p) for p in ([0.1, 0.4, 0.3, 0.8], [0.1, 0.2, 0.3, 0.8]))
@@ -143,78 +140,98 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     """
     if is_table(labels):
         truth, findings = _findings(labels, probs, logits)
-        both = zip(truth.long().unbind(1), findings.unbind(1), strict=True)
+        both = zip(truth.T, findings.T, strict=True)
         ranked = [auc_errors(own, p, logits=logits) for own, p in both if 0 < own.sum() < len(own)]
-        return torch.stack(ranked).mean(0) if ranked else torch.full((len(truth),), NAN, dtype=torch.float64)
+        return np.mean(ranked, axis=0) if ranked else np.full(len(truth), NAN)
     y, scores = _ranked(labels, probs, logits)
-    moves = torch.zeros(len(y), dtype=torch.float64, device=y.device)
+    moves = np.zeros(len(y))
     columns = {c: column for c, column in scores.items() if 0 < (y == c).sum() < len(y)}
     for c, column in columns.items():
         ranks, own = _ranks(column), y == c
         for side, sign in ((own, 1), (~own, -1)):
             beaten = (ranks[side] - _ranks(column[side])) / (~side).sum()
             moves[side] += sign * beaten / side.sum() / len(columns)
-    size = torch.bincount(y).double()
-    means = torch.zeros_like(size).index_add_(0, y, moves) / size
-    return (moves - means[y]) * (size / (size - 1)).sqrt()[y]
+    size = np.bincount(y).astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):  # classes of no image or of one
+        means = np.bincount(y, weights=moves) / size
+        errors: np.ndarray = (moves - means[y]) * np.sqrt(size / (size - 1))[y]
+    return errors
 
 
-def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[Tensor, dict[int, Tensor]]:
+def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """Labels "b", and by class what its images are ranked by; of two classes, class 1 alone."""
     y, scores = _checked(labels, probs, logits)
     if not logits and (scores >= 1).any():
         # Probabilities that round to 1 are told apart by what is left for the other classes.
-        scores, logits = scores.clamp(min=torch.finfo(scores.dtype).tiny).log(), True
+        scores, logits = np.log(np.maximum(scores, np.finfo(np.float64).tiny)), True
     if scores.shape[1] == 2:
         return y, {1: scores[:, 1] - scores[:, 0] if logits else scores[:, 1]}
-    return y, dict(enumerate((_log_odds(scores) if logits else scores).unbind(1)))
+    return y, dict(enumerate((_log_odds(scores) if logits else scores).T))
 
 
-def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[Tensor, Tensor]:
+def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
     """Labels "b" and scores "b k", of which the highest is the prediction."""
     if not logits:
         scores = class_probabilities(probs)
     else:
-        scores = as_tensor(probs).double()
+        scores = as_array(probs).astype(np.float64)
         scores = scores[:, None] if scores.ndim == 1 else scores
-        if scores.ndim != 2 or scores.shape[1] == 0 or not torch.isfinite(scores).all():
-            shape = tuple(scores.shape)
+        if scores.ndim != 2 or scores.shape[1] == 0 or not np.isfinite(scores).all():
+            shape = scores.shape
             raise InputError(f"logits must be finite and 'b k', or 'b' for one-logit models; got {shape}")
         if scores.shape[1] == 1:
-            scores = torch.cat([-scores / 2, scores / 2], dim=1)
+            scores = np.concatenate([-scores / 2, scores / 2], axis=1)
     same_length(labels=labels, probs=scores)
-    return class_labels(labels, scores.shape[1]).to(scores.device), scores
+    return class_labels(labels, scores.shape[1]), scores
 
 
-def _findings(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[Tensor, Tensor]:
+def _findings(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
     """ "b k" bool and "b k": which findings there are, and what each is ranked by."""
-    scores = as_tensor(probs).double() if logits else class_probabilities(probs)
-    if logits and not torch.isfinite(scores).all():
-        raise InputError(f"logits must be finite and 'b k'; got {tuple(scores.shape)}")
+    scores = as_array(probs).astype(np.float64) if logits else class_probabilities(probs)
+    if logits and not np.isfinite(scores).all():
+        raise InputError(f"logits must be finite and 'b k'; got {scores.shape}")
     same_length(labels=labels, probs=scores)
-    return finding_table(labels, scores.shape[1]).to(scores.device), scores
+    return finding_table(labels, scores.shape[1]), scores
 
 
 def _said(
     labels: ArrayLike, probs: ArrayLike, logits: bool, tau: float | Sequence[float]
-) -> tuple[Tensor, Tensor]:
+) -> tuple[np.ndarray, np.ndarray]:
     """ "b k" bool each: the findings that there are, and those that are predicted."""
     truth, scores = _findings(labels, probs, logits)
-    p = scores.sigmoid() if logits else scores
+    p = (1 + np.tanh(scores / 2)) / 2 if logits else scores
     return truth, p >= thresholds(truth, p, tau)
 
 
-def _log_odds(z: Tensor) -> Tensor:
+def _log_odds(z: np.ndarray) -> np.ndarray:
     """log p(c) / (1 - p(c)) of a softmax: orders images as p(c) does, without the ties of a saturated p."""
-    log_p = z.log_softmax(1)
-    log_rest = torch.log1p(-log_p.exp())
+    shifted = z - z.max(1, keepdims=True)
+    log_p = shifted - _log_sum(shifted)
+    with np.errstate(divide="ignore"):  # p = 1 to the last digit
+        log_rest = np.log1p(-np.exp(log_p))
     # The likeliest class may have p = 1 to the last digit: what the others hold is summed on its own.
-    top = z.argmax(1, keepdim=True)
-    rest = log_p.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
-    return log_p - log_rest.scatter(1, top, rest)
+    top, rest = (np.arange(len(z)), z.argmax(1)), log_p.copy()
+    rest[top] = -np.inf
+    log_rest[top] = _log_sum(rest)[:, 0]
+    odds: np.ndarray = log_p - log_rest
+    return odds
 
 
-def _rank_auc(scores: Tensor, positive: Tensor) -> float:
+def _log_sum(z: np.ndarray) -> np.ndarray:
+    """ "b 1": log of the sum of exp z."""
+    largest = z.max(1, keepdims=True)
+    found: np.ndarray = largest + np.log(np.exp(z - largest).sum(1, keepdims=True))
+    return found
+
+
+def _shares(hits: np.ndarray, of: np.ndarray) -> list[float]:
+    """NaN of nothing; in single precision, as rows have always had them."""
+    with np.errstate(invalid="ignore"):
+        shares: list[float] = (hits.astype(np.float32) / of.astype(np.float32)).tolist()
+    return shares
+
+
+def _rank_auc(scores: np.ndarray, positive: np.ndarray) -> float:
     n, hits = len(scores), int(positive.sum())
     if hits in (0, n):
         return NAN
@@ -222,11 +239,10 @@ def _rank_auc(scores: Tensor, positive: Tensor) -> float:
     return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * (n - hits)))
 
 
-def _ranks(scores: Tensor) -> Tensor:
+def _ranks(scores: np.ndarray) -> np.ndarray:
     """Ranks from 1, ties at their mean."""
-    _, where, counts = torch.unique(scores, return_inverse=True, return_counts=True)
-    ranks: Tensor = (counts.cumsum(0) - (counts - 1) / 2).double()[where]
-    return ranks
+    _, where, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[where]
 
 
 def _macro(values: list[float], n: int, why: str) -> ClassifierScore:

@@ -28,10 +28,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.lazy import torch
 from heatproof.metrics.gold import (
     Tau,
     Weights,
@@ -40,6 +39,7 @@ from heatproof.metrics.gold import (
     class_probabilities,
     confidence_weights,
     gold_list,
+    gold_mask,
     thresholds,
 )
 from heatproof.metrics.kit import as_tensor, pixel_maps, same_length, sized_maps
@@ -57,6 +57,8 @@ from heatproof.show import plain_table
 from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from heatproof.metrics.scene import Group
 
 NAN = float("nan")
@@ -170,10 +172,7 @@ def cscore(
     1.0
     """
     rows = _rows(maps, alpha)
-    p = as_tensor(confidence).double()
-    same_length(maps=rows, confidence=p)
-    if p.ndim != 1 or not ((p >= 0) & (p <= 1)).all():
-        raise InputError("confidence must be 'b' probabilities in [0, 1], one per map")
+    p = _confidence(confidence, rows)
     return _score(rows, p, exact_up_to, half_width, resamples, (seed,))[0]
 
 
@@ -182,6 +181,9 @@ def _in_a_run(function: Callable[..., CScores], group: Group, options: Mapping[s
     given = dict(options)
     if group.every is not None:  # also images without a finding decide from which probability on it is there
         given["tau"] = thresholds(*group.every, given.get("tau", group.limits or 0.5)).tolist()
+        if given.get("weights") == "calibrated":
+            table = confidence_weights(*group.every, "calibrated", given.pop("temperature", None))
+            given["weights"] = table[group.rows, group.labels]
     if name := given.get("anchor"):
         given["anchor"] = gold_list(group.labels, group.at(name), given.get("tau", 0.5))
     return function(group.maps, group.labels, group.probabilities, seed=group.seed, **given)
@@ -209,7 +211,7 @@ def cscore_by_class(
     alpha: float = 2.0,
     *,
     anchor: ArrayLike | None = None,
-    weights: Weights = "confidence",
+    weights: Weights | ArrayLike = "confidence",
     temperature: float | None = None,
     exact_up_to: int = EXACT_UP_TO,
     half_width: float = HALF_WIDTH,
@@ -223,22 +225,26 @@ def cscore_by_class(
             once for each of them.
         labels, probs, tau: what gold lists are made of, see gold_list.
         anchor: a mask "b" or indices instead of the gold lists, such as the gold_list of another checkpoint.
-        weights: what the confidence in an image is: its probability, that after calibration, or 1.
+        weights: what the confidence in an image is: its probability, that after calibration, 1, or these "b".
         temperature: of the calibration, fitted on other images; else on the other half of these, see gold.py.
         alpha, exact_up_to, half_width, resamples, seed: as for cscore.
     """
     rows = _rows(maps, alpha)
-    p = class_probabilities(probs).to(rows.values.device)
+    p = class_probabilities(probs)
     same_length(maps=rows, labels=labels, probs=p)
-    y = class_labels(labels, p.shape[1]).to(p.device)
-    gold = gold_list(y, p, tau) if anchor is None else anchored(anchor, len(y)).to(p.device)
-    confidence = confidence_weights(y, p, weights, temperature)
-    used = thresholds(y, p, tau) if anchor is None else torch.full((p.shape[1],), NAN)
+    y = class_labels(labels, p.shape[1])
+    gold = gold_mask(y, p, tau) if anchor is None else anchored(anchor, len(y))
+    if isinstance(weights, str):
+        confidence = confidence_weights(y, p, weights, temperature)  # type: ignore[arg-type]  # refuses others
+    else:
+        confidence = _confidence(weights, rows)
+    confidence = confidence.to(rows.values.device)
+    used = thresholds(y, p, tau) if anchor is None else np.full(p.shape[1], NAN)
 
     classes: dict[int, CScore] = {}
     replicates: dict[int, np.ndarray] = {}
     for c in range(p.shape[1]):
-        chosen = torch.nonzero(gold & (y == c))[:, 0]
+        chosen = torch.from_numpy(np.flatnonzero(gold & (y == c))).to(rows.values.device)
         part = replace(rows, values=rows.values[chosen])
         classes[c], replicates[c] = _score(
             part, confidence[chosen], exact_up_to, half_width, resamples, (seed, c)
@@ -268,6 +274,14 @@ def _rows(maps: Maps | ArrayLike, alpha: float) -> _EmphasisedRows:
     if not (alpha > 0 and math.isfinite(alpha)):
         raise InputError(f"alpha must be a positive number; got {alpha}")
     return _EmphasisedRows(*sized_maps(maps), alpha)
+
+
+def _confidence(given: ArrayLike, rows: _EmphasisedRows) -> Tensor:
+    p = as_tensor(given).double()
+    same_length(maps=rows, confidence=p)
+    if p.ndim != 1 or not ((p >= 0) & (p <= 1)).all():
+        raise InputError("confidence must be 'b' probabilities in [0, 1], one per map")
+    return p
 
 
 def _score(

@@ -17,6 +17,9 @@ Beyond the paper, which names both as open:
 - an anchored list: the one of another checkpoint, with today's confidence.
 - several findings per image: y is a table "b k" of 0 and 1, p(c) a sigmoid of its own, and
   G(c) = {i : y_ic = 1 and p_i(c) >= tau_c}, each finding with its own list and, if wished, its own tau_c.
+  Calibrated, each finding is a question of its own with two answers, p(c) and 1 - p(c), and its own
+  temperature, fitted on the images that have it and those that do not: as if its logit were all that the
+  network returns.
 """
 
 from __future__ import annotations
@@ -26,15 +29,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from heatproof.errors import InputError
 from heatproof.lazy import torch
-from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.metrics.kit import as_array, same_length
+from heatproof.registry import call_text
 from heatproof.types import ArrayLike
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
+BELOW_ONE = 1 - 2.0**-24  # the largest single below 1: a probability of 1 is one that was rounded
 FIRST = "first"  # an anchor: the first checkpoint of a run or of a monitored training
 Weights = Literal["confidence", "calibrated", "uniform"]
 Tau = float | Literal["adaptive"] | Sequence[float]  # a sequence: one for each class
@@ -66,8 +73,7 @@ class ListRule:
     @property
     def text(self) -> str:
         """The metric as runs name it."""
-        given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        return f"cscore({given})" if given else "cscore"
+        return call_text("cscore", self.options)
 
 
 def checked_tau(tau: Any) -> Tau:
@@ -83,25 +89,26 @@ def checked_tau(tau: Any) -> Tau:
     return float(tau)
 
 
-def class_probabilities(probs: ArrayLike) -> Tensor:
+def class_probabilities(probs: ArrayLike) -> np.ndarray:
     """ "b k" as given, or "b" or "b 1" (the probability of class 1) as "b 2"; float64, checked."""
-    p = as_tensor(probs).double()
+    p = as_array(probs).astype(np.float64)
     if p.ndim == 1:
         p = p[:, None]
     if p.ndim != 2 or p.shape[1] == 0:
-        raise InputError(f"probabilities must be 'b k', or 'b' for one-logit models; got {tuple(p.shape)}")
+        raise InputError(f"probabilities must be 'b k', or 'b' for one-logit models; got {p.shape}")
     # Asked this way round, NaN does not pass either.
     if not ((p >= 0) & (p <= 1)).all():
         raise InputError("probabilities must lie in [0, 1]; pass softmax or sigmoid outputs, not logits")
-    return torch.cat([1 - p, p], dim=1) if p.shape[1] == 1 else p
+    return np.concatenate([1 - p, p], axis=1) if p.shape[1] == 1 else p
 
 
-def class_labels(labels: ArrayLike, classes: int) -> Tensor:
+def class_labels(labels: ArrayLike, classes: int) -> np.ndarray:
     """ "b" whole numbers in 0 .. classes - 1, checked."""
-    y = as_tensor(labels)
-    if y.ndim != 1 or (y.is_floating_point() and not (y == y.round()).all()):
-        raise InputError(f"labels must be 'b' whole numbers; got {y.dtype} of shape {tuple(y.shape)}")
-    y = y.long()
+    given = as_array(labels)
+    fractions = given.dtype.kind == "f" and not (np.isfinite(given) & (given == np.round(given))).all()
+    if given.ndim != 1 or given.dtype.kind not in "biuf" or fractions:
+        raise InputError(f"labels must be 'b' whole numbers; got {given.dtype} of shape {given.shape}")
+    y = given.astype(np.int64)
     outside = y[(y < 0) | (y >= classes)]
     if len(outside):
         raise InputError(
@@ -113,19 +120,19 @@ def class_labels(labels: ArrayLike, classes: int) -> Tensor:
 
 def is_table(labels: ArrayLike) -> bool:
     """Whether labels are a table with a column per finding, of which an image may have several."""
-    given = as_tensor(labels)
-    return given.ndim == 2 and given.shape[1] > 1
+    shape = np.shape(labels)
+    return len(shape) == 2 and shape[1] > 1
 
 
-def finding_table(labels: ArrayLike, findings: int) -> Tensor:
+def finding_table(labels: ArrayLike, findings: int) -> np.ndarray:
     """ "b k" bool, checked."""
-    table = as_tensor(labels)
+    table = as_array(labels)
     if table.shape[1] != findings or not ((table == 0) | (table == 1)).all():
         raise InputError(
             f"labels of several findings must be 0 or 1 in {findings} columns, one for each column of the "
-            f"probabilities; got {table.dtype} of shape {tuple(table.shape)}"
+            f"probabilities; got {table.dtype} of shape {table.shape}"
         )
-    return table.bool()
+    return table.astype(bool)
 
 
 def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
@@ -140,28 +147,32 @@ def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
     >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
     [True, False, True, False]
     """
+    listed = torch.from_numpy(gold_mask(labels, probs, tau))
+    return listed.to(probs.device) if isinstance(probs, torch.Tensor) else listed
+
+
+def gold_mask(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarray:
+    """As gold_list, without torch."""
     p, y = _checked(labels, probs)
-    if y.ndim == 2:
-        return y & (p >= thresholds(y, p, tau))
-    own = p.gather(1, y[:, None])[:, 0]
-    return own >= thresholds(y, p, tau)[y]
+    limits = thresholds(y, p, tau)
+    return y & (p >= limits) if y.ndim == 2 else p[np.arange(len(y)), y] >= limits[y]
 
 
-def thresholds(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
+def thresholds(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarray:
     """ "k": the threshold each class's gold list is made with."""
     p, y = _checked(labels, probs)
     limit = checked_tau(tau)
     if isinstance(limit, float):
-        return torch.full((p.shape[1],), limit, dtype=p.dtype, device=p.device)
+        return np.full(p.shape[1], limit)
     if not isinstance(limit, str):
         if len(limit) != p.shape[1]:
             raise InputError(f"there are {len(limit)} values of tau for {p.shape[1]} classes; give one each")
-        return torch.tensor(limit, dtype=p.dtype, device=p.device)
-    size = y.sum(0) if y.ndim == 2 else torch.bincount(y, minlength=p.shape[1])
+        return np.array(limit)
     if len(y) == 0:
-        return torch.ones(p.shape[1], dtype=p.dtype, device=p.device)
-    ranked = p.sort(dim=0, descending=True).values
-    return ranked.gather(0, (size - 1).clamp(min=0)[None])[0]
+        return np.ones(p.shape[1])
+    size = y.sum(0) if y.ndim == 2 else np.bincount(y, minlength=p.shape[1])
+    last: np.ndarray = np.sort(p, axis=0)[::-1][np.maximum(size - 1, 0), np.arange(p.shape[1])]
+    return last
 
 
 def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
@@ -183,26 +194,31 @@ def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
 
 def calibrate(probs: ArrayLike, t: float) -> Tensor:
     """ "b k": probabilities at temperature t."""
-    p = class_probabilities(probs).clamp(min=torch.finfo(torch.float32).tiny)
+    p = torch.from_numpy(class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
     return (p.log() / t).softmax(1)
 
 
 def confidence_weights(
     labels: ArrayLike, probs: ArrayLike, kind: Weights = "confidence", t: float | None = None
 ) -> Tensor:
-    """ "b": what the confidence in each image counts.
+    """ "b": what the confidence in each image counts; "b k" where labels are a table, for each finding.
 
     Args:
         labels, probs: as for gold_list.
         kind: the probability of the own class, that after calibration, or 1.
         t: a temperature fitted on other images; None: each half of these gets that of the other.
     """
+    if is_table(labels):
+        chances, truth = _checked(labels, probs)
+        sure = np.minimum(chances, BELOW_ONE) if kind == "calibrated" else chances
+        columns = zip(truth.T, sure.T, strict=True)
+        return torch.stack([confidence_weights(has, chance, kind, t) for has, chance in columns], 1)
     p, y = _of_one_class(labels, probs)
     ListRule(weights=kind)  # refuses other words
     if t is not None and not 0 < t < math.inf:
         raise InputError(f"a temperature is a positive number; got {t}")
     if kind == "uniform":
-        return torch.ones(len(y), dtype=p.dtype, device=p.device)
+        return torch.ones(len(y), dtype=p.dtype)
     own = p.gather(1, y[:, None])[:, 0]
     if kind == "confidence":
         return own
@@ -217,36 +233,36 @@ def confidence_weights(
 
 def _second_fold(y: Tensor, own: Tensor) -> Tensor:
     """ "b" bool: every other image of each class, in the order of its confidence, not of the list."""
-    second = torch.zeros(len(y), dtype=torch.bool, device=y.device)
+    second = torch.zeros(len(y), dtype=torch.bool)
     for c in y.unique():
         members = torch.nonzero(y == c)[:, 0]
         second[members[own[members].argsort(stable=True)][1::2]] = True
     return second
 
 
-def anchored(anchor: ArrayLike, n: int) -> Tensor:
+def anchored(anchor: ArrayLike, n: int) -> np.ndarray:
     """ "b" bool: a list given as a mask or as indices, checked."""
-    chosen = as_tensor(anchor)
-    if chosen.dtype == torch.bool:
+    chosen = as_array(anchor)
+    if chosen.dtype == bool:
         same_length(labels=range(n), anchor=chosen)
         return chosen
-    if chosen.is_floating_point() and chosen.numel():
+    if chosen.dtype.kind == "f" and chosen.size:
         raise InputError("anchor must be a boolean mask or image indices")
-    chosen = chosen.long()
+    chosen = chosen.astype(np.int64)
     if chosen.ndim != 1 or ((chosen < 0) | (chosen >= n)).any():
         raise InputError(f"anchor must hold image indices from 0 to {n - 1}, or be a mask of {n} entries")
-    return torch.zeros(n, dtype=torch.bool, device=chosen.device).index_fill_(0, chosen, True)
+    listed = np.zeros(n, dtype=bool)
+    listed[chosen] = True
+    return listed
 
 
-def _checked(labels: ArrayLike, probs: ArrayLike) -> tuple[Tensor, Tensor]:
+def _checked(labels: ArrayLike, probs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     p = class_probabilities(probs)
     same_length(labels=labels, probs=p)
-    if is_table(labels):
-        return p, finding_table(labels, p.shape[1]).to(p.device)
-    return p, class_labels(labels, p.shape[1]).to(p.device)
+    return p, (finding_table if is_table(labels) else class_labels)(labels, p.shape[1])
 
 
 def _of_one_class(labels: ArrayLike, probs: ArrayLike) -> tuple[Tensor, Tensor]:
     p = class_probabilities(probs)
     same_length(labels=labels, probs=p)
-    return p, class_labels(labels, p.shape[1]).to(p.device)
+    return torch.from_numpy(p), torch.from_numpy(class_labels(labels, p.shape[1]))

@@ -72,11 +72,17 @@ def as_tensor(values: ArrayLike) -> Tensor:
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(np.asarray(values))
 
 
+def as_array(values: ArrayLike) -> np.ndarray:
+    """A tensor, array or nested list as an array, without torch where no tensor is given."""
+    if hasattr(values, "detach"):
+        given = values.detach().cpu()
+        values = (given.double() if given.is_floating_point() else given).numpy()
+    return np.asarray(values)
+
+
 def as_numbers(values: ArrayLike) -> np.ndarray:
     """ "n" float64: numbers of any shape, one after the other."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    return np.asarray(values, dtype=np.float64).reshape(-1)
+    return as_array(values).astype(np.float64).reshape(-1)
 
 
 def raw_maps(maps: Maps | ArrayLike) -> Tensor:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+
+from heatproof.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EXACT_UP_TO = 2000  # maps; beyond, pairs are sampled. 2,000 maps of 224x224 are 2 million pairs
 HALF_WIDTH = 0.005  # what the sampled mode aims at
@@ -37,10 +39,9 @@ class Rows(Protocol):
     def __getitem__(self, index: Tensor) -> Tensor: ...
 
 
-@torch.no_grad()
 def soft_iou_matrix(pixels: Tensor, block: int | None = None) -> Tensor:
     """ "n p" -> "n n" float64. Memory: the maps, one block of them, and n * n scores."""
-    n = len(pixels)
+    pixels, n = pixels.detach(), len(pixels)
     mass = pixels.sum(1, dtype=torch.float64)
     i, j = torch.triu_indices(n, n, 1, device=pixels.device)
     matrix = torch.diag((mass > 0).double())
@@ -59,14 +60,14 @@ def _l1_pairs(pixels: Tensor, block: int | None) -> Tensor:
     if not pixels.is_cpu:
         distance = torch.zeros(pairs, dtype=torch.float64, device=pixels.device)
         for start in range(0, p, block or GPU_BLOCK):
-            distance += F.pdist(pixels[:, start : start + (block or GPU_BLOCK)], p=1)
+            distance += torch.nn.functional.pdist(pixels[:, start : start + (block or GPU_BLOCK)], p=1)
         return distance
     # Copy and sum in NumPy: torch would gather all its threads for each, and where cores are shared with
     # other work it is this gathering, not the arithmetic, that takes the time.
     rows, total = pixels.numpy(), np.zeros(pairs)
     for start in range(0, p, block or CPU_BLOCK):
         part = np.ascontiguousarray(rows[:, start : start + (block or CPU_BLOCK)])
-        total += F.pdist(torch.from_numpy(part), p=1).numpy()
+        total += torch.nn.functional.pdist(torch.from_numpy(part), p=1).numpy()
     return torch.from_numpy(total)
 
 
@@ -115,7 +116,6 @@ def sampled_mean(
     return Sampled(float(scores.mean()), float(max(error, 3 / pairs)), pairs)
 
 
-@torch.no_grad()
 def _draw(rows: Rows, weights: np.ndarray, pairs: int, rng: np.random.Generator) -> np.ndarray:
     n = len(rows)
     first = rng.choice(n, size=pairs, p=weights)
@@ -124,6 +124,6 @@ def _draw(rows: Rows, weights: np.ndarray, pairs: int, rng: np.random.Generator)
     drawn = torch.from_numpy(np.stack([first, second]))
     scores = []
     for part in drawn.split(PAIRS_AT_ONCE, dim=1):
-        a, b = rows[part.flatten()].chunk(2)
+        a, b = rows[part.flatten()].detach().chunk(2)
         scores.append(soft_iou_rows(a, b))
     return torch.cat(scores).cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -71,3 +71,4 @@ class Group:
     # Without maps `labels` is that table; with them, each is a map of one finding of an image, and its label.
     limits: tuple[float, ...] | None = None
     every: tuple[Tensor, Tensor] | None = None
+    rows: Sequence[int] = ()  # of each map, the image of `every` that it is of

@@ -31,7 +31,7 @@ from heatproof.errors import InputError
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScore, CScores
-from heatproof.metrics.gold import ListRule, thresholds
+from heatproof.metrics.gold import ListRule, confidence_weights, thresholds
 from heatproof.models import Model, probabilities
 from heatproof.models.heads import Multilabel
 from heatproof.models.model import untouched
@@ -76,10 +76,12 @@ def measure(
     probs, tau = found.probabilities, rule.tau
     own, chances = labels, probs
     limits: dict[str, Any] = {}
+    weights: Any = rule.weights
     if found.several:
         rows, own = labels.nonzero().unbind(1)
         tau = thresholds(labels, probs, rule.tau).tolist()
         chances, listed, limits = probs[rows], None if listed is None else listed[rows, own], {"tau": tau}
+        weights = confidence_weights(labels, probs, rule.weights)[rows, own]
     scores, degenerate, unusable = {}, {}, {}
     for method, maps in found.maps.items():
         good = torch.isfinite(maps.values).flatten(1).all(1)
@@ -89,7 +91,8 @@ def measure(
         scores[method] = _no_scores(probs.shape[1])
         if usable.any():
             scores[method] = cscore_by_class(
-                kept, own[usable], chances[usable], tau=tau, weights=rule.weights, seed=seed,
+                kept, own[usable], chances[usable], tau=tau, seed=seed,
+                weights=weights[usable] if found.several else weights,
                 anchor=None if listed is None else listed[usable],
             )  # fmt: skip
         degenerate[method] = float(kept.degenerate.double().mean())

@@ -24,8 +24,9 @@ from heatproof.metrics.scene import Scene
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured, undisturbed
-from heatproof.run.findings import answer_rows, stored_limits
-from heatproof.run.group import cells, read_answers
+from heatproof.run.answers import read_answers, stored_limits
+from heatproof.run.findings import answer_rows
+from heatproof.run.group import cells
 from heatproof.run.measure import only_finite
 from heatproof.run.metrics import read_metrics
 from heatproof.run.plan import Task, make_plan

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
+from heatproof.images.findings import THRESHOLD
 from heatproof.models.heads import Multilabel
-from heatproof.models.heads.classes import THRESHOLD
 from heatproof.types import Batch, Score
 
 if TYPE_CHECKING:
@@ -27,16 +27,10 @@ if TYPE_CHECKING:
     from heatproof.models import Model
     from heatproof.run.metrics import MetricRequest
     from heatproof.run.score import RowMaker
-    from heatproof.store import Manifest
 
 NONE_ABOVE = "no finding reaches its threshold"
 NONE_PREDICTED = -1.0
 Thresholds = float | Sequence[float] | Mapping[str, float] | None
-
-
-def stored_limits(manifest: Manifest, findings: int) -> tuple[float, ...]:
-    """From which probability on each finding counts as predicted."""
-    return head_of(manifest.config.get("model", {}).get("thresholds")).limits(findings)
 
 
 def head_of(thresholds: float | Sequence[float] | None) -> Multilabel:
@@ -103,9 +97,7 @@ def check_metrics(requests: Sequence[MetricRequest], targets: str | None) -> Non
         options: dict[str, Any] = dict(request.options)
         why = ""
         if request.entry.across and "labels" not in request.entry.needs:
-            why = "compares pictures whose one predicted class stays or changes; leave it out"
-        elif options.get("weights") == "calibrated":
-            why = "calibrates a softmax, not sigmoids; leave weights out"
+            why = "explains the one class that is predicted, and a finding that is not has none; leave it out"
         elif options.get("anchor") and options.get("tau") == "adaptive":
             why = "cannot have both an anchor and an adaptive tau; leave one out"
         elif request.entry.name == "cscore" and targets == "predicted" and "tau" in options:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import HeatproofError, InputError, UnknownNameError
-from heatproof.images.findings import entry_id, finding_name
 from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
@@ -36,7 +35,7 @@ from heatproof.metrics.scene import Gallery, Group
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.metrics.stats import mean_interval
-from heatproof.run.findings import stored_limits
+from heatproof.run.answers import StoredAnswers, anchor_answers, read_answers
 from heatproof.run.foreign import READ, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import Task, anchor_of
@@ -50,29 +49,6 @@ NO_MAP = "no map of this method could be stored"
 NO_PAIR = "no image has a map at both checkpoints"
 PART = 256  # images compared at a time, so that memory does not grow with the run
 Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
-
-
-@dataclass(frozen=True)
-class StoredAnswers:
-    """What the classifier said about the images that could be used, in the source's order."""
-
-    ids: tuple[str, ...]
-    labels: Tensor  # "b"; "b k" bool where images may have several findings
-    probabilities: Tensor  # "b k"; zero where a class's probability was not kept
-    complete: bool  # every class's was
-    findings: tuple[str, ...] = ()  # their names, where images may have several
-    limits: tuple[float, ...] | None = None  # and from which probability on each counts
-
-    @cached_property
-    def places(self) -> dict[str, int]:
-        """What maps are called, in the source's order, and the image that each is of."""
-        if self.limits is None:
-            return {name: i for i, name in enumerate(self.ids)}
-        return {
-            valid_unicode(entry_id(name, finding)): i
-            for i, name in enumerate(self.ids)
-            for finding in self.findings
-        }
 
 
 def group_rows(
@@ -133,52 +109,12 @@ def _by_class_across(
             rows.append(of.about(method, None, request.text, math.nan, NO_PAIR))
             continue
         both = [maps.read(one, method, shared).to(device) for one in (checkpoint, last)]
-        labels = (
-            answers.labels[[known[name] for name in shared]] if answers.limits is None else both[1].explained
-        )
-        found = request.entry.function(*both, labels.cpu(), **dict(request.options))
+        labels = both[1].explained.cpu()
+        if answers.limits is None:
+            labels = torch.from_numpy(answers.labels[[known[name] for name in shared]])
+        found = request.entry.function(*both, labels, **dict(request.options))
         rows += [of.about(method, *cell) for cell in cells(request, found)]
     return rows
-
-
-def read_answers(
-    folder: RunFolder, checkpoint: str, ids: Sequence[str] | None = None, model: str | None = None
-) -> StoredAnswers:
-    """`ids` are all images as the store writes them, in the source's order; where None, by name."""
-    rows = folder.scores().columns(
-        "select image, coalesce(label, -1) as label, explained, value from scores "
-        "where checkpoint = ? and model = coalesce(?, model) and metric = 'probability' and not isnan(value)",
-        [valid_unicode(checkpoint), model],
-    )
-    seen = set(rows["image"])
-    known = tuple(sorted(seen) if ids is None else (name for name in ids if name in seen))
-    place = {name: i for i, name in enumerate(known)}
-    at = torch.tensor([place[name] for name in rows["image"]], dtype=torch.int64)
-    classes, labels = (torch.as_tensor(rows[name].astype("int64")) for name in ("explained", "label"))
-    count = int(classes.max()) + 1 if len(classes) else 0
-    table = torch.zeros(len(known), max(2, count), dtype=torch.float64)
-    table[at, classes] = torch.as_tensor(rows["value"].astype("float64"))
-    complete = len(classes) == table.numel()
-    if folder.manifest.several:
-        truth = torch.zeros(table.shape, dtype=torch.bool)
-        truth[at, classes] = labels == classes
-        names = tuple(finding_name(folder.manifest.classes, c) for c in range(table.shape[1]))
-        limits = stored_limits(folder.manifest, table.shape[1])
-        return StoredAnswers(known, truth, table, complete, names, limits)
-    own = torch.full((len(known),), -1, dtype=torch.int64)
-    own[at] = labels
-    return StoredAnswers(known, own, table, complete)
-
-
-def anchor_answers(
-    folder: RunFolder, checkpoint: str, ids: Sequence[str], model: str | None = None
-) -> Tensor:
-    """ "b k": what was said about these images there; zeros where one could not be used."""
-    found = read_answers(folder, checkpoint, ids, model)
-    place = {name: i for i, name in enumerate(ids)}
-    probabilities = torch.zeros(len(ids), found.probabilities.shape[1], dtype=found.probabilities.dtype)
-    probabilities[[place[name] for name in found.ids]] = found.probabilities
-    return probabilities
 
 
 @dataclass(frozen=True)
@@ -213,18 +149,19 @@ class _Stored:
         several = answers.limits is not None
         if several and maps is not None:  # of findings that are there
             rows = [answers.places[name] for name in maps.ids]
-            maps = maps.take(answers.labels[rows, maps.explained.cpu()])
+            maps = maps.take(torch.from_numpy(answers.labels[rows, maps.explained.cpu().numpy()]))
         chosen = (
             [answers.places[name] for name in maps.ids] if maps is not None else list(range(len(answers.ids)))
         )
-        labels, probabilities = answers.labels[chosen], answers.probabilities[chosen]
+        told = torch.from_numpy(answers.labels), torch.from_numpy(answers.probabilities)
+        labels, probabilities = (one[chosen] for one in told)
         if several and maps is not None:
             labels = maps.explained.cpu()
         if entry.call:
             there = None if maps is None else maps.to(self.device)
-            every = (answers.labels, answers.probabilities) if several else None
             at, seed = partial(self._at, chosen), self.task.unit.seed
-            group = Group(there, labels, probabilities, seed, at, answers.limits, every)
+            every = told if several else None
+            group = Group(there, labels, probabilities, seed, at, answers.limits, every, chosen)
             return entry.call(entry.function, group, options)
         offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
         return entry.function(**{name: offered[name] for name in entry.needs}, **options)
@@ -232,7 +169,7 @@ class _Stored:
     def _at(self, rows: Sequence[int], anchor: str) -> Tensor:
         """What the network said about these images at another checkpoint."""
         checkpoint = anchor_of(anchor, list(self.folder.manifest.models))
-        return anchor_answers(self.folder, checkpoint, self.answers.ids)[list(rows)]
+        return torch.from_numpy(anchor_answers(self.folder, checkpoint, self.answers.ids)[list(rows)])
 
     def _shown(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """Of all methods at once; what cannot be measured on these pictures is NaN, with the reason."""

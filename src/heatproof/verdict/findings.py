@@ -44,7 +44,7 @@ def no_skill(folder: RunFolder, model: str, checkpoint: str, fewest: int) -> Ite
     import math
 
     from heatproof.metrics.classifier import auc, auc_errors
-    from heatproof.run.group import read_answers
+    from heatproof.run.answers import read_answers
 
     answers = read_answers(folder, checkpoint, model=model)
     if answers.limits is None or len(answers.ids) < fewest:

@@ -15,17 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.registry import parse_call
 from heatproof.verdict.epochs import read_gradients
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from heatproof.metrics.consistency import CScore, CScores
     from heatproof.store import RunFolder
     from heatproof.train.recipe import GradientNorm
+    from heatproof.types import ArrayLike
 
 NAN = float("nan")
 ABSENT = -1  # the class of images without a finding, where each is judged by itself
@@ -87,7 +88,7 @@ class CheckpointState:
         scores: Mapping[str, CScores],
         tau: Any = 0.5,
         ids: Sequence[str] | None = None,
-        listed: Tensor | None = None,
+        listed: ArrayLike | None = None,
     ) -> CheckpointState:
         """From labels "b", probabilities "b k" and what cscore_by_class gave for each method.
 
@@ -96,14 +97,14 @@ class CheckpointState:
         "b k"), is the list in force where it is anchored.
         """
         from heatproof.metrics.classifier import accuracy, auc
-        from heatproof.metrics.gold import gold_list, is_table, thresholds
-        from heatproof.metrics.kit import as_tensor
+        from heatproof.metrics.gold import gold_mask, is_table, thresholds
+        from heatproof.metrics.kit import as_array
 
-        y = as_tensor(labels).long()
+        y, probs = as_array(labels).astype(np.int64), as_array(probs)
         several = is_table(y)
         methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
-        gold = gold_list(y, probs, tau) if listed is None else listed
+        gold = gold_mask(y, probs, tau) if listed is None else as_array(listed)
         right = accuracy(y, probs, tau=thresholds(y, probs, tau).tolist()) if several else accuracy(y, probs)
         return CheckpointState(
             name, epoch, auc(y, probs).value, right.value, _lists(y, gold), methods, _moves(names, y, probs),
@@ -126,42 +127,6 @@ class Trajectory:
 
     def class_name(self, c: int) -> str:
         return self.class_names[c] if c < len(self.class_names) else f"class {c}"
-
-    @staticmethod
-    def from_tables(
-        names: Sequence[str],
-        epochs: Sequence[int | None],
-        aucs: Sequence[float],
-        accuracies: Sequence[float],
-        totals: Mapping[int, int],
-        gold: Mapping[int, Sequence[int]],
-        values: Mapping[str, Mapping[int, Sequence[float]]],
-        overall: Mapping[str, Sequence[float]] | None = None,
-        class_names: Sequence[str] = (),
-    ) -> Trajectory:
-        """From numbers on a page: one column per checkpoint, values[method][class] and gold[class] its rows.
-
-        `overall` by method, where it is printed; else it follows from the classes. Intervals and shares of
-        empty maps, which pages do not print, stay unknown (NaN).
-        """
-        columns = {"names": names, "epochs": epochs, "aucs": aucs, "accuracies": accuracies}
-        columns |= {f"gold[{c}]": row for c, row in gold.items()}
-        columns |= {f"overall[{m!r}]": row for m, row in (overall or {}).items()}
-        columns |= {f"values[{m!r}][{c}]": row for m, rows in values.items() for c, row in rows.items()}
-        for what, column in columns.items():
-            if len(column) != len(names):
-                raise InputError(f"{what} has {len(column)} entries, but there are {len(names)} checkpoints")
-        checkpoints = []
-        for k, name in enumerate(names):
-            states = {c: ClassState(total, int(gold[c][k])) for c, total in totals.items()}
-            methods = {
-                method: _printed(
-                    {c: row[k] for c, row in rows.items()}, states, overall[method][k] if overall else None
-                )
-                for method, rows in values.items()
-            }
-            checkpoints.append(CheckpointState(name, epochs[k], aucs[k], accuracies[k], states, methods))
-        return Trajectory(tuple(checkpoints), tuple(class_names))
 
     @staticmethod
     def from_run(folder: RunFolder, model: str | None = None) -> Trajectory:
@@ -208,18 +173,6 @@ def class_names(folder: RunFolder) -> tuple[str, ...]:
     return tuple(folder.manifest.classes) or tuple(options.get("class_names") or ())
 
 
-def _printed(
-    values: Mapping[int, float], states: Mapping[int, ClassState], overall: float | None
-) -> MethodState:
-    from heatproof.metrics.consistency import CScore, global_cscore
-
-    scores = {c: CScore(value, states[c].gold, NAN) for c, value in values.items()}
-    sizes = [score.n for score in scores.values()]
-    if overall is None:
-        overall = global_cscore([score.value for score in scores.values()], sizes)
-    return MethodState(CScore(overall, sum(sizes), NAN), scores)
-
-
 def _cscore_name(folder: RunFolder, model: str) -> str:
     """How the rows name the C-Score: with the options of the study, plain where there are several."""
     query = "select distinct metric from scores where model = ? and metric ~ 'cscore(\\(.*\\))?' order by 1"
@@ -233,8 +186,8 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     """One checkpoint's rows; None where it has no C-Score yet."""
     from heatproof.metrics.classifier import accuracy, auc
     from heatproof.metrics.consistency import CScore
-    from heatproof.metrics.gold import gold_list
-    from heatproof.run.group import anchor_answers, read_answers
+    from heatproof.metrics.gold import gold_mask
+    from heatproof.run.answers import anchor_answers, read_answers
     from heatproof.run.plan import anchor_of
     from heatproof.run.weights import epoch_of
 
@@ -264,7 +217,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
     answers = read_answers(folder, checkpoint, model=model)
     several = answers.limits is not None
-    known = [several or label >= 0 for label in answers.labels.tolist()]
+    known = np.full(len(answers.ids), True) if several else answers.labels >= 0
     ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
     y, probs = answers.labels[known], answers.probabilities[known]
     ranked = answers.complete and len(y) > 0
@@ -276,7 +229,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     if anchor := lists.get("anchor"):
         listed = anchor_answers(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
     tau = lists.get("tau", answers.limits or 0.5)
-    gold = gold_list(y, listed, tau)
+    gold = gold_mask(y, listed, tau)
     counted = _accuracy(folder, model, checkpoint)
     right = counted if answers.limits is None else accuracy(y, probs, tau=answers.limits).value
     return CheckpointState(
@@ -285,7 +238,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     )  # fmt: skip
 
 
-def _lists(y: Tensor, gold: Tensor) -> dict[int, ClassState]:
+def _lists(y: np.ndarray, gold: np.ndarray) -> dict[int, ClassState]:
     """Images and gold lists by class."""
     if y.ndim == 2:
         sizes = zip(y.sum(0).tolist(), gold.sum(0).tolist(), strict=True)
@@ -293,21 +246,21 @@ def _lists(y: Tensor, gold: Tensor) -> dict[int, ClassState]:
     return {c: ClassState(int((y == c).sum()), int(gold[y == c].sum())) for c in sorted(set(y.tolist()))}
 
 
-def _moves(ids: Sequence[str], y: Tensor, probs: Any) -> dict[str, float]:
+def _moves(ids: Sequence[str], y: np.ndarray, probs: np.ndarray) -> dict[str, float]:
     from heatproof.metrics.classifier import auc_errors
 
     return dict(zip(ids, auc_errors(y, probs).tolist(), strict=True))
 
 
-def _findings(ids: Sequence[str], y: Tensor, probs: Any, tau: Any) -> dict[int, FindingState]:
+def _findings(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, FindingState]:
     """Each finding that occurs, as if it were the only one."""
     from heatproof.metrics.classifier import auc
     from heatproof.metrics.gold import thresholds
 
     values, limits = auc(y, probs).classes, thresholds(y, probs, tau)
     found = {}
-    for c in (y.sum(0) > 0).nonzero().flatten().tolist():
-        own, p = y[:, c].long(), probs[:, c]
+    for c in np.flatnonzero(y.any(0)).tolist():
+        own, p = y[:, c], probs[:, c]
         absent = ClassState(int((own == 0).sum()), int(((own == 0) & (p < limits[c])).sum()))
         found[c] = FindingState(values[c], absent, _moves(ids, own, p) if absent.total else {})
     return found

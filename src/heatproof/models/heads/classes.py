@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
+from heatproof.images.findings import THRESHOLD, finding_limits
 from heatproof.models.function import is_function
 from heatproof.models.heads.base import Head
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 ROUNDING = 1e-4
 LINEAR = ("linear", "conv2d", "matmul", "addmm", "mm", "bmm", "einsum")
-THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,7 @@ class Multilabel(Head):
 
     def limits(self, labels: int) -> tuple[float, ...]:
         """Thresholds as probabilities, one for each label."""
-        if isinstance(self.thresholds, float | int):
-            return (float(self.thresholds),) * labels
-        if len(self.thresholds) != labels:
-            raise InputError(
-                f"there are {len(self.thresholds)} thresholds for {labels} labels; give one each"
-            )
-        return self.thresholds
+        return finding_limits(self.thresholds, labels)
 
     def positive(self, logits: Tensor) -> Tensor:
         """ "b k" bool: the prediction, labels whose probability is at least their threshold."""

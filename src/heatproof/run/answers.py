@@ -1,0 +1,86 @@
+"""What the network said about the images of a run, from its rows: no torch, for commands that only read.
+
+Classes are numbers from 0; a picture without a label has -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from heatproof.disk import valid_unicode
+from heatproof.images.findings import THRESHOLD, entry_id, finding_limits, finding_name
+
+if TYPE_CHECKING:
+    from heatproof.store import Manifest, RunFolder
+
+
+@dataclass(frozen=True)
+class StoredAnswers:
+    """What the classifier said about the images that could be used, in the source's order."""
+
+    ids: tuple[str, ...]
+    labels: np.ndarray  # "b"; "b k" bool where images may have several findings
+    probabilities: np.ndarray  # "b k"; zero where a class's probability was not kept
+    complete: bool  # every class's was
+    findings: tuple[str, ...] = ()  # their names, where images may have several
+    limits: tuple[float, ...] | None = None  # and from which probability on each counts
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """What maps are called, in the source's order, and the image that each is of."""
+        if self.limits is None:
+            return {name: i for i, name in enumerate(self.ids)}
+        return {
+            valid_unicode(entry_id(name, finding)): i
+            for i, name in enumerate(self.ids)
+            for finding in self.findings
+        }
+
+
+def read_answers(
+    folder: RunFolder, checkpoint: str, ids: Sequence[str] | None = None, model: str | None = None
+) -> StoredAnswers:
+    """`ids` are all images as the store writes them, in the source's order; where None, by name."""
+    rows = folder.scores().columns(
+        "select image, coalesce(label, -1) as label, explained, value from scores "
+        "where checkpoint = ? and model = coalesce(?, model) and metric = 'probability' and not isnan(value)",
+        [valid_unicode(checkpoint), model],
+    )
+    seen = set(rows["image"])
+    known = tuple(sorted(seen) if ids is None else (name for name in ids if name in seen))
+    place = {name: i for i, name in enumerate(known)}
+    at = np.array([place[name] for name in rows["image"]], dtype=np.int64)
+    classes, labels = (rows[name].astype(np.int64) for name in ("explained", "label"))
+    table = np.zeros((len(known), max(2, classes.max(initial=-1) + 1)))
+    table[at, classes] = rows["value"].astype(np.float64)
+    complete = len(classes) == table.size
+    if folder.manifest.several:
+        truth = np.zeros(table.shape, dtype=bool)
+        truth[at, classes] = labels == classes
+        names = tuple(finding_name(folder.manifest.classes, c) for c in range(table.shape[1]))
+        return StoredAnswers(known, truth, table, complete, names, stored_limits(folder.manifest, len(names)))
+    own = np.full(len(known), -1)
+    own[at] = labels
+    return StoredAnswers(known, own, table, complete)
+
+
+def anchor_answers(
+    folder: RunFolder, checkpoint: str, ids: Sequence[str], model: str | None = None
+) -> np.ndarray:
+    """ "b k": what was said about these images there; zeros where one could not be used."""
+    found = read_answers(folder, checkpoint, ids, model)
+    place = {name: i for i, name in enumerate(ids)}
+    probabilities = np.zeros((len(ids), found.probabilities.shape[1]))
+    probabilities[[place[name] for name in found.ids]] = found.probabilities
+    return probabilities
+
+
+def stored_limits(manifest: Manifest, findings: int) -> tuple[float, ...]:
+    """From which probability on each finding counts as predicted."""
+    told = manifest.config.get("model", {}).get("thresholds")
+    return finding_limits(THRESHOLD if told is None else told, findings)
