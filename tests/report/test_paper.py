@@ -12,16 +12,17 @@ from click.testing import CliRunner
 
 from heatproof.cli.report import report_command
 from heatproof.errors import StoreError
-from heatproof.report import paper
+from heatproof.report import paper, pdf_letters
 from heatproof.report.page import ReportPage, read_report
 from heatproof.report.paper import paper_html, paper_pictures, write_paper
 from heatproof.report.paper_blocks import PaperBlocks
 from heatproof.report.paper_layout import plain_pdf
-from heatproof.report.plain_pdf import WIDTHS, Document, encoded, width, wrapped
+from heatproof.report.pdf_letters import runs, wide_letters
+from heatproof.report.plain_pdf import WIDTHS, Document, width, wrapped
 from heatproof.store import RunFolder
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
-from made_run import CLASSES, make_run
+from made_run import make_run
 
 needs_pdftotext = pytest.mark.skipif(
     shutil.which("pdftotext") is None, reason="pdftotext is not there: apt-get install poppler-utils"
@@ -156,8 +157,36 @@ def test_lines_fit_and_lose_nothing() -> None:
     lines = wrapped(words, 8, 60)
     assert all(width(line, 8) <= 60 for line in lines)
     assert "".join(lines).replace(" ", "") == words.replace(" ", "")
-    assert encoded(CLASSES[0]) == b'cat <b>"bold"</b> ?'
+    assert runs("") == [] and runs("−1 ✓ ü")[0] == (False, "-1 + ü")
     assert Document("t").file().startswith(b"%PDF-1.4")
+
+
+NAMES = "Łódź, ňőşțřů, кошка, γάτα, שלום, αβγ"
+
+
+@needs_pdftotext
+def test_letters_of_other_countries_are_printed_and_can_be_searched(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
+    (tmp_path / "a.pdf").write_bytes(plain_pdf(f"<title>t</title><p>{NAMES}</p><pre>дом (a\\b)</pre>"))
+    text = text_of(tmp_path / "a.pdf")
+    assert all(name in text for name in NAMES.split(", ")), text
+    assert "дом (a\\b)" in text and "could not be printed" not in text
+    assert (tmp_path / "a.pdf").stat().st_size < 60_000
+    (tmp_path / "b.pdf").write_bytes(plain_pdf("<title>t</title><p>猫 a? b?</p><p>猫</p>"))
+    assert text_of(tmp_path / "b.pdf").count("could not be printed") == 1
+    assert width("кошка", 10) == pytest.approx(10 * sum(wide_letters()[c].ems for c in "кошка"))
+
+
+@needs_pdftotext
+def test_without_that_font_accents_are_left_off_and_what_is_lost_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pdf_letters, "wide_letters", dict)
+    (tmp_path / "a.pdf").write_bytes(plain_pdf(f"<title>t</title><p>{NAMES}</p>"))
+    text = text_of(tmp_path / "a.pdf")
+    assert "Lódz, nostru, ?????" in text and "could not be printed" in text
+    (tmp_path / "a.pdf").write_bytes(plain_pdf("<title>t</title><p>Łódź ü? — ✓</p>"))
+    assert "could not be printed" not in text_of(tmp_path / "a.pdf")
 
 
 def test_paper_needs_a_folder(data: RunData, tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ LEADING = 1.32  # from line to line, in sizes
 CELL, PAD = 6.3, 3.0  # size of a table's letters, and the space around them
 CHART, PICTURE, GAP, TITLE = 248.0, 78.0, 8.0, 7.0  # a chart's width, a picture's height, between, letters
 SMALLER = 0.6  # how far pictures may shrink to stand in one row
+UNPRINTED = (
+    'Some letters could not be printed and stand here as "?". With Chromium they are; with matplotlib '
+    "(heatproof's extra plots), those of its font DejaVu Sans are."
+)
 GREY: Colour = (0.78, 0.78, 0.78)
 COLOURS: dict[str, Colour] = {
     "one": (0.0, 0.45, 0.7), "two": (0.72, 0.29, 0.0), "three": (0.0, 0.47, 0.35), "four": (0.64, 0.29, 0.51),
@@ -36,6 +40,8 @@ def plain_pdf(page: str) -> bytes:
     layout = Typesetter(Document(read.title.strip()))
     for kind, lot in _lots(_captioned(read.found)):
         layout.place(kind, lot)
+    if any(sheet.lost for sheet in layout.document.sheets):
+        layout.place("p", [PaperBlock("p", UNPRINTED)])
     return layout.document.file()
 
 

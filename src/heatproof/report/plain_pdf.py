@@ -1,18 +1,19 @@
 """A PDF file by hand: A4 pages of text, lines and JPEG pictures, with a number on each page.
 
-Text is in the three fonts that every reader has (Helvetica, its bold, Courier), so nothing is embedded and
-letters beyond Western Europe are written as "?". That is the price of needing no library and no browser.
+Text is in the three fonts that every reader has (Helvetica, its bold, Courier); letters beyond Western Europe
+come from elsewhere where that is installed (pdf_letters.py). So it needs no library and no browser.
 """
 
 from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from PIL import Image
+
+from heatproof.report.pdf_letters import WIDE, embed, is_lost, runs, stream, wide_letters
 
 WIDTH, HEIGHT = 595.0, 842.0  # points: A4
 MARGIN, FOOT = 40.0, 30.0
@@ -27,32 +28,22 @@ WIDTHS = (
     556, 333, 556, 556, 500, 556, 556, 278, 556, 556, 222, 222, 500, 222, 833, 556, 556, 556, 556, 333, 500,
     278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584,
 )  # fmt: skip
-PLAINER = str.maketrans(
-    {
-        "✓": "+", "✕": "x", "✗": "x", "★": "*", "↑": "(up)", "↓": "(down)", "−": "-", "▲": "^",
-        "≥": ">=", "≤": "<=", "∞": "inf", "\u202f": " ", "\u00a0": " ", "→": "->", "′": "'",
-    }
-)  # fmt: skip
 Colour = tuple[float, float, float]
 BLACK: Colour = (0.0, 0.0, 0.0)
 
 
-def encoded(text: str) -> bytes:
-    """As the fonts' encoding has it.
-
-    >>> encoded("−1 ✓ ü שלום")
-    b'-1 + \\xfc ????'
-    """
-    return text.translate(PLAINER).encode("cp1252", errors="replace")
-
-
 def width(text: str, size: float, font: str = "plain") -> float:
-    """Points that a line takes; letters beyond ASCII count as a digit does."""
-    letters = encoded(text)
+    """Points that a line takes; of the readers' fonts, letters beyond ASCII count as a digit does."""
+    return sum(_ems(run, WIDE if wide else font) for wide, run in runs(text)) * size
+
+
+def _ems(run: str, font: str) -> float:
+    if font == WIDE:
+        return sum(wide_letters()[letter].ems for letter in run)
     if font == "code":
-        return COURIER * size * len(letters)
-    ems = sum(WIDTHS[c - 32] if 32 <= c < 127 else 556 for c in letters) / 1000
-    return ems * size * (BOLDER if font == "bold" else 1)
+        return COURIER * len(run)
+    ems = sum(WIDTHS[ord(c) - 32] if 32 <= ord(c) < 127 else 556 for c in run) / 1000
+    return ems * (BOLDER if font == "bold" else 1)
 
 
 def wrapped(text: str, size: float, room: float, font: str = "plain") -> list[str]:
@@ -77,14 +68,25 @@ class Leaf:
 
     drawn: list[bytes] = field(default_factory=list)
     pictures: dict[str, int] = field(default_factory=dict)  # name -> object
+    wide: set[str] = field(default_factory=set)  # letters of the embedded font
+    lost: bool = False  # whether a letter was not printed
 
     def text(
         self, x: float, y: float, line: str, size: float, font: str = "plain", colour: Colour = BLACK
     ) -> None:
-        escaped = encoded(line).replace(b"\\", rb"\\").replace(b"(", rb"\(").replace(b")", rb"\)")
-        place = f"{x:.1f} {HEIGHT - y:.1f} Td ".encode()
-        look = f"{_rgb(colour)} rg BT /{font} {size:g} Tf ".encode()
-        self.drawn.append(look + place + b"(" + escaped + b") Tj ET")
+        said = [f"{_rgb(colour)} rg BT {x:.1f} {HEIGHT - y:.1f} Td".encode()]
+        for wide, run in runs(line):
+            if wide:
+                glyphs = "".join(f"{wide_letters()[letter].glyph:04x}" for letter in run)
+                said.append(f"/{WIDE} {size:g} Tf <{glyphs}> Tj".encode())
+                self.wide |= set(run)
+            else:
+                letters = (
+                    run.encode("cp1252").replace(b"\\", rb"\\").replace(b"(", rb"\(").replace(b")", rb"\)")
+                )
+                said.append(f"/{font} {size:g} Tf (".encode() + letters + b") Tj")
+        self.drawn.append(b" ".join([*said, b"ET"]))
+        self.lost = self.lost or is_lost(line)
 
     def line(
         self, points: list[tuple[float, float]], colour: Colour = BLACK, thick: float = 0.6, dash: str = ""
@@ -135,7 +137,7 @@ class Document:
                 "Height": f"{picture.height}", "ColorSpace": "/DeviceRGB", "BitsPerComponent": "8",
                 "Filter": "/DCTDecode",
             }  # fmt: skip
-            self._kept[content] = self.add(_stream(out.getvalue(), facts))
+            self._kept[content] = self.add(stream(out.getvalue(), facts))
         return self._kept[content]
 
     def new_leaf(self) -> Leaf:
@@ -145,12 +147,14 @@ class Document:
     def file(self) -> bytes:
         """The PDF, every page with its number."""
         pages = []
+        if wide := sorted({letter for sheet in self.sheets for letter in sheet.wide}):
+            self.fonts[WIDE] = embed(wide, self.add)
         fonts = " ".join(f"/{name} {thing} 0 R" for name, thing in self.fonts.items())
         for number, sheet in enumerate(self.sheets, 1):
             sheet.text(MARGIN, HEIGHT - FOOT + 8, "heatproof report", 7.5)
             told = f"page {number} of {len(self.sheets)}"
             sheet.text(WIDTH - MARGIN - width(told, 7.5), HEIGHT - FOOT + 8, told, 7.5)
-            content = self.add(_stream(zlib.compress(b"\n".join(sheet.drawn)), {"Filter": "/FlateDecode"}))
+            content = self.add(stream(zlib.compress(b"\n".join(sheet.drawn)), {"Filter": "/FlateDecode"}))
             shown = " ".join(f"/{name} {thing} 0 R" for name, thing in sheet.pictures.items())
             resources = f"<< /Font << {fonts} >> /XObject << {shown} >> >>"
             page = f"<< /Type /Page /Parent 2 0 R /Contents {content} 0 R /Resources {resources} >>"
@@ -174,11 +178,6 @@ def _written(things: list[bytes]) -> bytes:
     out += b"".join(f"{place:010d} 00000 n \n".encode() for place in places)
     facts = f"<< /Size {len(things) + 1} /Root 1 0 R /Info 3 0 R >>"
     return bytes(out) + f"trailer\n{facts}\nstartxref\n{start}\n%%EOF\n".encode()
-
-
-def _stream(content: bytes, facts: Mapping[str, str]) -> bytes:
-    told = " ".join(f"/{key} {value}" for key, value in {**facts, "Length": str(len(content))}.items())
-    return f"<< {told} >>\nstream\n".encode() + content + b"\nendstream"
 
 
 def _rgb(colour: Colour) -> str:
