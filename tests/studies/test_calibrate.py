@@ -35,6 +35,7 @@ from heatproof.studies.calibrate.thresholds import (
     Share,
     by_other_shadows,
     calibrate,
+    made_by,
     rates,
     read_members,
     separation,
@@ -89,7 +90,10 @@ def test_pairs_measured_since_choose_nothing_and_are_counted_apart() -> None:
     found = calibrate(since, first)
     assert found.rule == calibrate(first).rule and found.clean == [OTHER, SINCE]
     assert found.rates(OTHER).miss.share == 0 and found.rates(SINCE).miss.share > 0.9
-    made = found.as_json("a command", {})
+    made = found.as_json({})
+    assert made["made_by"] == (
+        "heatproof calibrate --data DATA --methods gradcam,layercam,poor --only-voting --earlier EARLIER"
+    )
     assert made["rates"]["networks"] == 2 * (2 + 3) and made["population"]["pairs"] == 7
     assert made["rates"]["miss"]["n"] == sum(made["rates_by_lot"][lot]["miss"]["n"] for lot in found.clean)
     assert {row["lot"] for row in found.rows()} == {CHOSE, OTHER, SINCE}
@@ -254,6 +258,9 @@ def test_the_published_rates_follow_from_the_published_rows() -> None:
     ):  # fmt: skip
         assert known[kind]["n"] == len(lot)
         assert known[kind]["share"] == pytest.approx(sum(row["answer"] == said for row in lot) / len(lot))
+    named = list(dict.fromkeys(row["method"] for row in rows if row["control"] == "False"))
+    kinds, tests = calibration()["population"], list(calibration()["tests"])
+    assert calibration()["made_by"] == made_by(kinds["data"], kinds["network"], named, tests, since=False)
     page = (RESULTS / "calibration.md").read_text()
     shown = [
         "{share:.1%} ({low:.1%} to {high:.1%}, n = {n})".format(**known[k])

@@ -100,7 +100,7 @@ def calibrate_command(
             measure_members(wanted, workers, done, bar.now)
     before = thresholds.read_members(earlier) if earlier else []
     found = thresholds.calibrate(thresholds.read_members(out, fewest=1 if before else 4), before)
-    _write(out, found, _made_by(data, quick, earlier))
+    _write(out, found)
     _show(found)
     console.print(f"written to {out / 'rates.json'} and judged.csv", soft_wrap=True)
     return None
@@ -115,12 +115,7 @@ def _looks(out: Path, pairs: int) -> None:
     console.print(f"written to {path}", soft_wrap=True)
 
 
-def _made_by(data: Path | None, quick: bool, earlier: Path | None) -> str:
-    said = f"heatproof calibrate{' --quick' * quick}{' --data DATA' * (data is not None)}"
-    return f"{said}{' --earlier EARLIER' * (earlier is not None)}"
-
-
-def _write(out: Path, found: Calibration, made_by: str) -> None:
+def _write(out: Path, found: Calibration) -> None:
     from heatproof.disk import write_whole
     from heatproof.verdict.follow import calibration
 
@@ -129,7 +124,7 @@ def _write(out: Path, found: Calibration, made_by: str) -> None:
     writer = csv.DictWriter(table, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    content = found.as_json(made_by, calibration()["network"])
+    content = found.as_json(calibration()["network"])
     write_whole({
         out / "rates.json": json.dumps(content, indent=1) + "\n",
         out / "judged.csv": table.getvalue(),

@@ -31,7 +31,8 @@ from scipy.stats import beta
 
 from heatproof.errors import InputError
 from heatproof.metrics.stats import wins
-from heatproof.studies.calibrate.collect import CONTROLS
+from heatproof.studies.calibrate.collect import CONTROLS, METHODS
+from heatproof.studies.calibrate.population import GENERATED, SIDES
 from heatproof.verdict.follow import KINDS, FollowRule, answers
 
 INFORMATIVE, YES, NO = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3), (0.0, 0.1, 0.2), (0.0, 0.05, 0.1)
@@ -108,14 +109,16 @@ class Calibration:
                 for row in judged_rows(member, self.rule):
                     yield {"lot": lot, **row}
 
-    def as_json(self, made_by: str, network: Mapping[str, Any]) -> dict[str, Any]:
+    def as_json(self, network: Mapping[str, Any]) -> dict[str, Any]:
         """The content of rates.json."""
         kinds = {
             key: sorted({m["member"][key] for m in self.measured}) for key in ("data", "network", "token")
         }
         tests = {test: {"auc": round(auc, 4)} for test, (auc, *_) in separation(self.measured).items()}
+        named = dict.fromkeys(m for one in self.measured for m in one["tests"]["A"] if m not in CONTROLS)
+        command = made_by(kinds["data"], kinds["network"], list(named), list(tests), SINCE in self.lots)
         return {
-            "schema": 1, "made_by": made_by, "rule": asdict(self.rule), "shadow": self.shadow,
+            "schema": 1, "made_by": command, "rule": asdict(self.rule), "shadow": self.shadow,
             "candidates": {
                 name: {"rule": asdict(rule), "rates": asdict(found)}
                 for name, (rule, found) in self.candidates.items()
@@ -127,6 +130,20 @@ class Calibration:
             },
             "population": {"pairs": len(self.measured), **kinds}, "tests": tests, "network": dict(network),
         }  # fmt: skip
+
+
+def made_by(
+    data: Sequence[str], networks: Sequence[str], methods: Sequence[str], tests: Sequence[str], since: bool
+) -> str:
+    """The command that measures such pairs, read from what was measured: they may come from many machines."""
+    options = {
+        "--quick": {*networks} <= {*SIDES},
+        "--data DATA": not {*data} <= {*GENERATED},
+        f"--methods {','.join(methods)}": {*methods} != {*METHODS},
+        "--only-voting": {*tests} <= {f"specificity_{kind}" for kind in KINDS},
+        "--earlier EARLIER": since,
+    }
+    return " ".join(["heatproof calibrate", *(option for option, given in options.items() if given)])
 
 
 def read_members(folder: Path, fewest: int = 4) -> list[Member]:
