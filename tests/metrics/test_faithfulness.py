@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import InputError, TargetError
+from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.curves import (
     adaptive_plan,
@@ -28,10 +29,10 @@ from heatproof.metrics.curves import (
     next_points,
     straight_lines,
 )
-from heatproof.metrics.faithfulness import baseline_images, insertion_deletion
+from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
-from heatproof.models.model import Model
+from heatproof.models.model import Model, memory_format
 from heatproof.registry import metrics
 
 SETTINGS = settings(max_examples=30, deadline=None)
@@ -472,3 +473,17 @@ def test_undefined_drops_are_left_out_and_counted() -> None:
     assert "fewer than three" in occlusion_correlation([0.1, 0.2], [1.0, math.nan]).reason
     with pytest.raises(InputError, match="they must match"):
         occlusion_correlation([0.1, 0.2], [1.0])
+
+
+@pytest.mark.parametrize("size", [(6, 8), (4, 6, 8)])
+def test_mixed_inputs_are_picked_pixel_by_pixel_to_the_bit_and_lie_as_networks_read_them(
+    size: tuple[int, ...],
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, others = torch.randn(2, 3, 3, *size, generator=generator)
+    rows = torch.tensor([2, 0, 0, 1, 2])
+    shown = torch.rand(5, *size, generator=generator) < 0.5
+    for lying in (images, images.contiguous(memory_format=memory_format(images))):
+        made = mixed(shown, lying, others, rows)
+        assert torch.equal(made, torch.where(shown[:, None], images[rows], others[rows]))
+        assert made.is_contiguous(memory_format=memory_format(images))

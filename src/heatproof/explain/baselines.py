@@ -52,3 +52,22 @@ def baseline_images(
             f"have {images.shape[1]}; give the model its own Preprocess or use {other!r}"
         )
     return model.preprocess.normalise(torch.zeros_like(images))
+
+
+def mixed(shown: Tensor, images: Tensor, others: Tensor, rows: Tensor) -> Tensor:
+    """ "n c H W": input j is image rows[j] where shown[j], "H W" bool, and what stands in for it elsewhere.
+
+    On a CPU each goes straight to where a network reads it. To pick both pictures for every input first and
+    to choose between them takes more than twice as long; lerp is exact at 0 and 1, and faster than where.
+    """
+    if not images.is_cpu:
+        return torch.where(shown[:, None], images[rows], others[rows])
+    from heatproof.models.model import memory_format
+
+    made = torch.empty(
+        (len(rows), *images.shape[1:]), dtype=images.dtype, memory_format=memory_format(images)
+    )
+    share = shown.contiguous().view(torch.uint8).to(images.dtype)  # from bool it takes ten times as long
+    for one, row, part in zip(made, rows.tolist(), share, strict=True):
+        one.copy_(torch.lerp(others[row], images[row], part))
+    return made

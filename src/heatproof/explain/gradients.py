@@ -18,6 +18,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.baselines import STARTS, baseline_images
+from heatproof.models.model import memory_format
 from heatproof.registry import Card, explainer
 from heatproof.types import Signed, Trace, per_map
 
@@ -39,6 +40,11 @@ def working_images(trace: Trace) -> Tensor:
     return trace.images.double() if trace.model.dtype == torch.float64 else trace.images.float()
 
 
+def as_read(images: Tensor) -> Tensor:
+    """In the memory format of a network's inputs and gradients: what is made of both needs no other."""
+    return images.contiguous(memory_format=memory_format(images))
+
+
 def check_counts(method: str, **options: int) -> None:
     for name, value in options.items():
         if not isinstance(value, int) or value < 1:
@@ -55,7 +61,7 @@ def sum_of_gradients(
     is point touched[which[j]] of image rows[j]. Points vary slowest: a batch shares what a point needs.
     """
     count = len(trace.images)
-    total = weights = torch.zeros_like(working_images(trace))
+    total = weights = torch.zeros_like(as_read(working_images(trace)))
 
     def make(start: int, stop: int) -> tuple[Tensor, Tensor]:
         nonlocal weights
@@ -66,10 +72,11 @@ def sum_of_gradients(
 
     def done(gradients: Tensor, _logits: Tensor, start: int, stop: int) -> None:
         jobs = torch.arange(start, stop, device=total.device)
-        total.index_add_(0, jobs % count, gradients**power * weights)
+        strength = gradients if power == 1 else gradients**power
+        total.index_add_(0, jobs % count, strength * weights)
 
     trace.queue.input_gradients(count * points, make, done)
-    return total
+    return total.contiguous()
 
 
 @explainer(
@@ -112,12 +119,12 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     same for every image, so that neither batch size nor order matters.
     """
     check_counts("smoothgrad", samples=samples)
-    images = working_images(trace)
+    images = as_read(working_images(trace))
     low, high = images.flatten(1).aminmax(dim=1)
     deviation = per_map(noise * (high - low), images)
 
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        drawn = torch.stack([normal_noise(trace, s) for s in touched])
+        drawn = as_read(torch.stack([normal_noise(trace, s) for s in touched]))
         return images[rows] + deviation[rows] * drawn[which], images.new_tensor(1 / samples)
 
     return over_channels(sum_of_gradients(trace, samples, visit, power=2 if squared else 1))
@@ -145,7 +152,7 @@ def integrated_gradients(
     images = working_images(trace)
     start = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
     nodes, weights = (per_map(images.new_tensor(v), images) for v in quadrature(rule, steps))
-    way = images - start
+    start, way = as_read(start), as_read(images - start)
 
     def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         points = which + touched.start

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.baselines import STARTS, baseline_images
+from heatproof.explain.baselines import STARTS, baseline_images, mixed
 from heatproof.explain.gradients import working_images
 from heatproof.explain.segments import paint, segments_of
 from heatproof.registry import PERTURBING, explainer
@@ -74,8 +74,8 @@ def kernel_shap(
     def switched(start: int, stop: int) -> Tensor:
         jobs = torch.arange(start, stop, device=images.device)
         which = jobs // count
-        on = rows[which, jobs % count].gather(1, spots[which]).view(-1, 1, *trace.image_size)
-        return torch.where(on, images[which], off[which])
+        on = rows[which, jobs % count].gather(1, spots[which]).view(-1, *trace.image_size)
+        return mixed(on, images, off, which)
 
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
         return trace.model.measured(

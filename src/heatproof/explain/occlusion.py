@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.baselines import STARTS, baseline_images
+from heatproof.explain.baselines import STARTS, baseline_images, mixed
 from heatproof.explain.gradients import working_images
 from heatproof.registry import PERTURBING, explainer
 from heatproof.types import Trace, per_map
@@ -54,7 +54,7 @@ def occlusion(trace: Trace, *, window: float = 0.15, stride: float = 0.075, base
         under = steps[0].new_ones(1, dtype=torch.bool)
         for side, step in zip(sides, steps, strict=True):
             under = under[..., None] & side[step].view(len(jobs), *[1] * (under.ndim - 1), -1)
-        return torch.where(under[:, None], hidden[which], images[which])
+        return mixed(under, hidden, images, which)
 
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
         return trace.model.measured(

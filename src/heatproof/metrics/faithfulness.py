@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
-from heatproof.explain.baselines import baseline_images
+from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.metrics.curves import (
     Faithfulness,
     Plan,
@@ -154,10 +154,11 @@ class _Curves:
     ) -> None:
         self.model, self.steps, self.count = model, steps, len(images)
         self.size = size_of(images)
-        # In the memory format the model reads, so that variants come out in it.
+        # On a GPU in the memory format the model reads, so that variants come out in it.
+        layout = memory_format(images) if images.is_cuda else torch.contiguous_format
         self.images, self.baselines = (
-            pictures.contiguous(memory_format=memory_format(images))
-            for pictures in (at_least_float(images), _baselines(model, images, baseline, seed))
+            at_least_float(pictures).contiguous(memory_format=layout)
+            for pictures in (images, _baselines(model, images, baseline, seed))
         )
         self.methods = tuple(methods)
         values = [raw_maps(one).detach().to(images.device) for one in methods.values()]
@@ -220,8 +221,7 @@ class _Curves:
             kind, which = _divmod(curve, len(self.changes))
             changed = self.changes[which] <= per_map(step, self.changes)
             shown = changed == per_map(kind == INSERTION, changed)
-            rows = which % self.count
-            return torch.where(shown[:, None], self.images[rows], self.baselines[rows])
+            return mixed(shown, self.images, self.baselines, which % self.count)
 
         def read(logits: Tensor, start: int, stop: int) -> Tensor:
             if first and start == 0:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain.baselines import baseline_images
+from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import Cause, Passes, PerImage, align
 from heatproof.models.asked import asked
@@ -79,7 +79,7 @@ def part_occlusion(
         rows, part = jobs % count, jobs // count - 1  # -1: the whole image
         covered = hidden[part.clamp(min=0), rows]
         covered = covered & per_map(part >= 0, covered)
-        return torch.where(covered[:, None], filled[rows], whole[rows])
+        return mixed(covered, filled, whole, rows)
 
     with untouched(model.module):
         queue = Queue(model, size, **passes)

@@ -1,6 +1,8 @@
 """How many inputs a pass takes: as many as a network likes best, on its device, at this image size.
 
-Past a point a larger batch is no faster, and on a CPU it leaves the cache and is slower. Where a job is so
+Past a point a larger batch is no faster, and on a CPU it is slower: what a layer returns then takes tens of
+megabytes, which the C library asks the system for at every layer, page by page, and gives back (a third of
+the time of SqueezeNet or MobileNetV2 with 32 inputs, hardly any with 8). Where a job is so
 long that a trial costs no more than a fiftieth of it, a few batches of each size are timed, in turns, once
 for a Model and an image size; a shorter job takes the usual size. Rows hardly notice: each image is computed
 by itself, and only its last bits may depend on how many are computed together. A Model may also be told its
@@ -21,8 +23,8 @@ from heatproof.models.model import Model, untouched
 from heatproof.types import size_of
 
 PIXELS = 224 * 224
-CPU_SIZES, CUDA_SIZES = (16, 32, 64), (128, 256, 512)  # at 224x224; the middle one where nothing is timed
-MOST = 4  # times the usual batch, for small images
+CPU_USUAL, CUDA_USUAL = 8, 256  # at 224x224; half and twice as many are tried beside it
+CPU_MOST, CUDA_MOST = 128, 1024  # of small images
 SHARE = 0.02  # of a job, that a trial may cost
 ROUNDS = 2
 FASTER = 0.95  # of the usual size's time, for another to be taken
@@ -62,8 +64,8 @@ def told_batch(model: Model, image_size: tuple[int, ...]) -> int | None:
 
 def usual_batch(device: torch.device, image_size: tuple[int, ...]) -> int:
     """A batch that suits most networks at this image size; the queue shrinks it where memory is short."""
-    full = (CUDA_SIZES if device.type == "cuda" else CPU_SIZES)[1]
-    return max(1, min(MOST * full, full * PIXELS // math.prod(image_size)))
+    usual, most = (CUDA_USUAL, CUDA_MOST) if device.type == "cuda" else (CPU_USUAL, CPU_MOST)
+    return max(1, min(most, usual * PIXELS // math.prod(image_size)))
 
 
 def trial_sizes(device: torch.device, image_size: tuple[int, ...]) -> tuple[int, ...]:

@@ -100,7 +100,9 @@ class Model:
         return torch.float32 if tensor is None or not tensor.is_floating_point() else tensor.dtype
 
     def _any_tensor(self) -> Tensor | None:
-        return next(self.module.parameters(), next(self.module.buffers(), None))
+        # Not as the default of one next(), for which all buffers would be looked for every time.
+        weight = next(self.module.parameters(), None)
+        return next(self.module.buffers(), None) if weight is None else weight
 
     def forward(self, images: Tensor) -> Tensor:
         """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
