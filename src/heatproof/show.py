@@ -38,6 +38,7 @@ COLOUR_MAPS = {
 MOST_SHOWN = 8  # pictures in one piece of HTML
 SIDE = 160  # pixels of the longer side of each
 GAP = 2  # pixels between the planes of a volume
+AXES = ("depth", "height", "width")  # of a volume, where nothing says more
 
 
 def colours(values: Any, cmap: str = "inferno") -> np.ndarray:
@@ -95,6 +96,15 @@ def hottest(heat: Any) -> tuple[int, ...]:
     heat = np.asarray(heat.detach().cpu() if hasattr(heat, "detach") else heat)
     others = ((1, 2), (0, 2), (0, 1))
     return tuple(int(heat.sum(axis=axes).argmax()) for axes in others)
+
+
+def plane_words(at: Sequence[int], axes: Sequence[str] = AXES) -> str:
+    """Which planes are shown, each by the axis that it stands across.
+
+    >>> plane_words((5, 9, 7))
+    'planes: depth 5, height 9, width 7'
+    """
+    return f"planes: {', '.join(f'{axis} {place}' for axis, place in zip(axes, at, strict=True))}"
 
 
 def sections(volume: Any, at: Sequence[int]) -> np.ndarray:

@@ -116,6 +116,28 @@ def test_explain_goes_on_after_a_broken_image(folder: Path) -> None:
     assert (folder / "heatmaps" / "a.panel.png").exists() and "1 of 3 images" in result.output
 
 
+def test_explain_leaves_out_a_picture_that_the_network_does_not_answer(folder: Path) -> None:
+    (folder / "net.py").write_text(
+        FACTORY.replace("def tiny", "def sure")
+        + """
+class Unsure(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = sure()
+    def forward(self, x):
+        dark = x.amax((1, 2, 3)) < 0
+        return self.net(x) + torch.where(dark, torch.nan, 0.0)[:, None]
+def tiny():
+    return Unsure()
+"""
+    )
+    Image.new("RGB", (120, 160)).save(folder / "dark.png")
+    result = explain("dark.png", "a.png", "-m", "gradcam")
+    assert result.exit_code == 1 and "nan%" not in result.output
+    assert "not explained: dark: the network's output" in result.output and "1 of 2 images" in result.output
+    assert [path.name for path in (folder / "heatmaps").glob("*.panel.png")] == ["a.panel.png"]
+
+
 def test_explain_takes_the_target_by_name_synonym_or_number(folder: Path) -> None:
     outputs = [
         explain("a.png", "-m", "gradcam", "--classes", "names.txt", "-t", target, "--top", "1").output

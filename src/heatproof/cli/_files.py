@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError
 
@@ -73,3 +73,18 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {path}: {error.strerror}") from error
+
+
+def read_names(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read class names from {path}: {error}") from error
+
+
+def numbers(text: str) -> Any:
+    """Numbers with commas between them; of anything else, the text."""
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,12 +13,12 @@ import click
 from PIL import Image
 
 from heatproof.cli._console import PATH, Steps, console, errors, new_table, steps
-from heatproof.cli._files import file_part, find_images, make_folder, save, unique_names
+from heatproof.cli._files import file_part, find_images, make_folder, numbers, read_names, save, unique_names
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, LITE
 from heatproof.registry import split_calls
-from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, sections
+from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
 from heatproof.studies.settings import HEAD
 
 if TYPE_CHECKING:
@@ -35,10 +36,11 @@ class Explained:
     """One image with everything its pictures and its rows in the table show."""
 
     name: str  # of its files, unique in the run
-    seen: Image.Image  # what the model sees, in 8 bits
     chances: dict[int, float]  # by class: its probability, or its value where the head has none
     target: int
+    seen: Image.Image  # what the model sees, in 8 bits
     heat: dict[str, Tensor]  # method -> "H W" in [0, 1]
+    about: str = "what the model sees"
 
 
 @click.command("explain")
@@ -73,6 +75,7 @@ class Explained:
     "--window",
     help="Of scans, what becomes 0 to 1: centre and width, such as 40,400, or range for their own.",
 )
+@click.option("--spacing", help="Of scans, what a voxel becomes: three lengths in mm, such as 1,1,1.")
 @click.option("--seed", type=int, default=0, help="For methods that draw random numbers.")
 @click.pass_context
 def explain_command(
@@ -89,6 +92,7 @@ def explain_command(
     batch_size: int | None,
     bits: int | None,
     window: str | None,
+    spacing: str | None,
     seed: int,
     **choice: Any,
 ) -> None:
@@ -113,7 +117,7 @@ def explain_command(
       heatproof explain torchvision:resnet50 scan.png --checkpoint best.pt --classes names.txt
       heatproof explain monai:DenseNet121 ct.nii.gz --checkpoint best.pt --window 40,400
 
-    An image that cannot be read is reported and the others go on; the exit code is then 1.
+    An image that cannot be read or answered is reported and the others go on; the exit code is then 1.
     """
     paths = find_images(images)
     if not any(path.exists() for path in paths):
@@ -122,8 +126,9 @@ def explain_command(
 
     read_methods(methods)  # a misspelt name should not wait for the model
     loaded = open_model(model, **choice)
-    if window is not None:
-        loaded = replace(loaded, preprocess=replace(loaded.preprocess, window=read_window(window)))
+    given = {"window": window, "spacing": spacing}
+    if scans := {name: numbers(text) for name, text in given.items() if text}:
+        loaded = replace(loaded, preprocess=replace(loaded.preprocess, **scans))
     if not any(path.name.lower().endswith(ARRAYS) for path in paths):
         loaded.check_channels()
     options = {
@@ -148,8 +153,7 @@ def explain_command(
         console.print(prediction_table(loaded, explained, top))
         console.print(f"the network's output: {loaded.head_meaning}", soft_wrap=True)
         console.print(f"{len(explained)} of {len(named)} images explained; written to {out}:", soft_wrap=True)
-        for path in written:
-            console.print(f"  {path}", soft_wrap=True)
+        console.print("\n".join(f"  {path}" for path in written), soft_wrap=True)
     if len(explained) < len(named):
         ctx.exit(1)
 
@@ -161,23 +165,22 @@ def explain_some(
     options: dict[str, Any],
     progress: Steps,
 ) -> list[Explained]:
-    """Those of the images that can be read."""
+    """Those of the images that can be read, and that the network answers."""
     from heatproof.explain.api import explain
     from heatproof.images.arrays import open_seen
     from heatproof.images.preprocess import to_tensor
 
     seen: dict[str, Image.Image | None] = {}
+    seeing = model.preprocess
     ready: list[Tensor] = []
     for name, path in named:
         try:
-            opened = open_seen(path, bits, volume=len(model.preprocess.size) > 2)
-            crop = model.preprocess.crop(opened) if isinstance(opened, Image.Image) else None
-            fresh = model.preprocess(opened) if crop is None else model.preprocess.normalise(to_tensor(crop))
-            ready.append(fresh)
+            opened = open_seen(path, bits, volume=len(seeing.size) > 2)
+            crop = seeing.crop(opened) if isinstance(opened, Image.Image) else None
+            ready.append(seeing(opened) if crop is None else seeing.normalise(to_tensor(crop)))
             seen[name] = crop
         except InputError as error:
-            errors.print(f"not explained: {error}", style="red", soft_wrap=True)
-            progress.done(None)
+            _left_out(str(error), progress)
     if not seen:
         return []
     images = torch.stack(ready)
@@ -192,9 +195,17 @@ def explain_some(
     heat = {method: of_method.upsample().cpu() for method, of_method in maps.items()}
     found = []
     for i, (name, crop) in enumerate(seen.items()):
-        picture, laid = _shown(model, images[i], crop, {m: values[i] for m, values in heat.items()})
-        found.append(Explained(name, picture, chances[i], targets[i], laid))
+        own = {method: values[i] for method, values in heat.items()}
+        if not all(map(math.isfinite, [*map(float, map(torch.sum, own.values())), *chances[i].values()])):
+            _left_out(f"{name}: the network's output, or a map of it, has NaN or infinite values", progress)
+            continue
+        found.append(Explained(name, chances[i], targets[i], *_shown(model, images[i], crop, own)))
     return found
+
+
+def _left_out(why: str, progress: Steps) -> None:
+    errors.print(f"not explained: {why}", style="red", soft_wrap=True)
+    progress.done(None)
 
 
 def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]]:
@@ -216,23 +227,13 @@ def said(model: Model, number: float) -> str:
     return f"{number:.1%}" if model.read.chance else f"{number:.4g}"
 
 
-def read_window(text: str) -> tuple[float, ...] | str:
-    """A centre and a width with a comma between them, or a word; what it may be, the preprocessing says."""
-    try:
-        return tuple(float(number) for number in text.split(","))
-    except ValueError:
-        return text
-
-
-def _shown(
-    model: Model, image: Tensor, crop: Image.Image | None, heat: dict[str, Tensor]
-) -> tuple[Image.Image, dict[str, Tensor]]:
-    """A picture and maps over it; of a volume the planes with most heat."""
+def _shown(model: Model, image: Tensor, crop: Image.Image | None, heat: dict[str, Tensor]) -> tuple[Any, ...]:
+    """A picture and maps over it; of a volume the planes with most heat, and which they are."""
     if image.ndim == 3:
         return crop or Image.fromarray(pixels(image[None], model.preprocess)[0]), heat
     at = hottest(sum(heat.values()))
     flat = {method: torch.from_numpy(sections(values, at)) for method, values in heat.items()}
-    return Image.fromarray(pixels(image[None], model.preprocess, [at])[0]), flat
+    return Image.fromarray(pixels(image[None], model.preprocess, [at])[0]), flat, plane_words(at)
 
 
 def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
@@ -244,7 +245,7 @@ def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> li
     told = explains(
         one.target, None, guess, lambda c: f"{class_name(model, c)}, {said(model, one.chances[c])}"
     )
-    tiles = [Tile(one.seen, "original", "what the model sees")]
+    tiles = [Tile(one.seen, "original", one.about)]
     files = []
     for method, heat in one.heat.items():
         picture = overlay(one.seen, heat, cmap, alpha)
@@ -310,13 +311,6 @@ def open_model(
             f"{reason}; name weights you have with --checkpoint FILE, or use --random-weights to see the "
             "methods run on an untrained network"
         ) from error
-
-
-def read_names(path: Path) -> list[str]:
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read class names from {path}: {error}") from error
 
 
 def class_name(model: Model, number: int) -> str:

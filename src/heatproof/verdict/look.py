@@ -56,9 +56,8 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
     labels = np.array([-1 if label is None else label for label in data.images.labels])
     by_class = {c: above[known & (labels == c)] for c in sorted(set(labels[known].tolist()) - {-1})}
     heard = set(labels[known & ~silent].tolist())
-    answers = dict.fromkeys(by_class, "undecided") | _answers(
-        {c: by_class[c] for c in by_class if c in heard}
-    )
+    answers: dict[int, Answer] = dict.fromkeys(by_class, "undecided")
+    answers |= _answers({c: own for c, own in by_class.items() if c in heard})
     counting = above[known & ~silent]
     whole = _test(of, counting, _answers({"": counting})[""])
     lie: Answer = "no" if "no" in answers.values() else whole.answer
