@@ -2,8 +2,9 @@
 
     python docs/results_pages.py       after a study or `heatproof bench --csv` was run again
 
-Then says what else the pages should say, or say and is not so: sentences are for people to write. What a
-page may say is in tests/project/claims, and tests/project/test_results_pages.py holds it.
+So it does with sentences between marks. Then it says what else the pages should say, or say and is not so:
+other sentences are for people to write. What a page may say is in tests/project/claims, and
+tests/project/test_results_pages.py holds it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/project"))
 
-from test_results_pages import PAGES, missing, uncovered  # noqa: E402
+from test_results_pages import PAGES, block, missing, uncovered  # noqa: E402
 
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 LINK = re.compile(r"\[([^]]*)\]\(([^)]*)\)")
@@ -41,8 +42,10 @@ def rewritten(text: str, tables: list[list[list[str]] | None]) -> str:
 def main() -> None:
     for page in PAGES:
         path = ROOT / page.name
-        path.write_text(rewritten(path.read_text(encoding="utf-8"), page.tables), encoding="utf-8")
-        text = path.read_text(encoding="utf-8")
+        text = rewritten(path.read_text(encoding="utf-8"), page.tables)
+        for name, sentences in page.blocks.items():
+            text = block(name).sub(lambda found, said=sentences: found[1] + said + found[3], text)
+        path.write_text(text, encoding="utf-8")
         for line in [
             *missing(page, text),
             *(f"nothing accounts for: {words}" for words in uncovered(page, text)),

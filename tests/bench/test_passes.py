@@ -18,7 +18,7 @@ from heatproof.registry import explainers
 def test_the_audit_needs_at_most_half_of_the_inputs_it_needed() -> None:
     found: dict[str, dict[str, int]] = {"before": {}, "after": {}}
     for row in passes.audit_rows():
-        found[str(row["when"])][str(row["part"])] = int(str(row["inputs"]))
+        found[str(row["when"])][str(row["what"])] = int(str(row["inputs"]))
     before, after = found["before"], found["after"]
     assert before.keys() == after.keys() and {"maps", "insertion", "randomisation", "fragility"} <= set(after)
     assert sum(after.values()) <= sum(before.values()) / 2

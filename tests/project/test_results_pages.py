@@ -28,6 +28,12 @@ NAME = re.compile(r"[A-Za-z][A-Za-z-]*[/-]?\d+")  # ResNet-50, ViT-Ti/16, H200, 
 YEAR = re.compile(r"\b(19|20)\d\d\b")
 
 
+def block(name: str) -> re.Pattern[str]:
+    """What stands between the marks of that name: the second group."""
+    begin = rf"<!-- {re.escape(name)}: made by docs/results_pages\.py -->\n?"
+    return re.compile(rf"({begin})(.*?)(\n?<!-- end -->)", re.DOTALL)
+
+
 def readable(text: str) -> str:
     """The page without its code, its pictures, where its links lead, and its emphasis; one line."""
     text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -84,6 +90,13 @@ def test_tables_show_what_the_files_hold(page: Page) -> None:
     for made, found in zip(page.tables, shown, strict=True):
         if made is not None:
             assert found == made
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.blocks], ids=lambda page: page.name)
+def test_sentences_between_marks_are_those_of_the_files(page: Page) -> None:
+    text = (ROOT / page.name).read_text(encoding="utf-8")
+    for name, sentences in page.blocks.items():
+        assert [found[2] for found in block(name).finditer(text)] == [sentences], name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -261,7 +261,7 @@ def audit_rows() -> Iterator[Cells]:
             ):  # comes with insertion
                 part = text
                 measure([f"{text}({options[text]})" if text in options else text], scene)
-        yield from ({"part": name, "when": when, "inputs": n} for name, n in counts.items())
+        yield from ({"what": name, "when": when, "inputs": n} for name, n in counts.items())
 
 
 def _smooth(size: tuple[int, int]) -> Tensor:

@@ -1,7 +1,9 @@
 """What README.md and docs/results/*.md may say, made from the CSV files of docs/results.
 
 One file for each page. To add a table or a sentence, read its file with `rows` and write the cells or the
-sentence as the page shows them; `says` also takes whether it is so, for what the words compare.
+sentence as the page shows them; `says` also takes whether it is so, for what the words compare. What `writes`
+makes is not typed on the page at all: docs/results_pages.py puts it between `<!-- name: made by ... -->` and
+`<!-- end -->`.
 test_results_pages.py looks for all of it on the page, and for numbers on the page that nothing here made.
 """
 
@@ -31,9 +33,15 @@ class Page:
         self.tables: list[Rows | None] = []  # in the page's order; None: nothing in it was measured
         self.findings: list[tuple[str, bool]] = []
         self.settings: list[str] = []  # what was chosen, not measured; headings that claim nothing
+        self.blocks: dict[str, str] = {}  # what docs/results_pages.py writes between the marks of that name
 
     def says(self, sentence: str, holds: bool = True) -> None:
         self.findings.append((sentence, holds))
+
+    def writes(self, name: str, text: str) -> None:
+        """Sentences that are made from the files whichever way they come out."""
+        self.blocks[name] = text
+        self.says(text)
 
     def states(self, *settings: str) -> None:
         self.settings += settings

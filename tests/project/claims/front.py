@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from claims import FLOORS, WORDS, Page, Rows, column, percent, ranked, rows
-from claims.speed import CPU, GPU, measured
+from claims.speed import measured_row
 from heatproof.cli.listing import cost
 from heatproof.registry import explainers
 
@@ -18,7 +18,9 @@ def front() -> Page:
     lime, rise = (cost(explainers.get(name)).removesuffix(" inputs") for name in ("lime", "rise"))
     page.says(f"| lime, rise | {lime} and {rise} inputs |")
     page.tables += [None, four_questions(page), None, None, None]
-    page.says(*speed())
+    sentence, holds = speed()
+    page.writes("speed", sentence)
+    page.says(sentence, holds)
     page.states(
         "Can this heatmap be trusted?",
         "Python 3.11 or newer",
@@ -90,8 +92,8 @@ def pointing() -> Finding:
 
 
 def speed() -> Finding:
-    gpu = measured(GPU)["seven CAMs per image, resnet50, batch 256, fp32 bare forward"]
-    cpu = measured(CPU)["seven CAMs together, resnet50, batch 16 grad-cam, the same seven"]
+    gpu = measured_row("h200-explain", "seven CAMs per image, resnet50, batch 256, fp32", "bare forward")
+    cpu = measured_row("cpu-explain", "seven CAMs together, resnet50, batch 16", "grad-cam, the same seven")
     sentence = (
         f"seven CAMs of a ResNet-50 cost {float(gpu['ratio']):.2f} bare forward passes on an NVIDIA H200, "
         f"and on two CPU threads they are {float(cpu['ratio']):.0f} times faster than those of grad-cam"

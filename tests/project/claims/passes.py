@@ -1,4 +1,4 @@
-"""docs/results/passes.md: what `python -m heatproof.bench.passes` measured."""
+"""docs/results/passes.md: what `heatproof bench --section passes` measured."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def same_side(rows: list[Row]) -> tuple[int, int]:
 
 
 def audit() -> tuple[Rows, int, int]:
-    counts = {(row["part"], row["when"]): int(row["inputs"]) for row in lines("audit")}
+    counts = {(row["what"], row["when"]): int(row["inputs"]) for row in lines("audit")}
     parts = dict.fromkeys(part for part, _ in counts)
     table = [[part, *(f"{counts[part, when]:,}" for when in ("before", "after"))] for part in parts]
     sums = [sum(counts[part, when] for part in parts) for when in ("before", "after")]
