@@ -210,6 +210,14 @@ def test_the_first_example_works_in_an_empty_folder(tmp_path: Path, monkeypatch:
     assert [line for line in shown if line not in printed] == []
 
 
+def test_the_readme_lists_every_command_once() -> None:
+    text = (ROOT / "README.md").read_text().partition("\n## Commands\n")[2].partition("\n## ")[0]
+    rows = [
+        set(re.findall(r"`heatproof ([a-z]+)", row.split("|")[1])) for row in re.findall(r"^\|.*", text, re.M)
+    ]
+    assert sorted(name for row in rows for name in row) == sorted(main.list_commands(click.Context(main)))
+
+
 @pytest.mark.parametrize(
     "line", ["nothing", "list nothing", "gate RUN --rul x=1 --nothing", "explain --lay x --no"]
 )
