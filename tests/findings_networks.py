@@ -19,6 +19,7 @@ from torch import nn
 NAMES = ("square", "cross", "dot")
 SIZE, MARK = 48, 9
 MEAN, STD = 0.35, 0.15
+CALIBRATED = "cscore(weights='calibrated')"
 CODE = """
 import torch
 from torch import nn
@@ -145,7 +146,7 @@ def study(folder: Path, name: str | None = None, weights: str = "weights.pt", **
         options = {"class_names": ["absent", name]}
     return {
         "methods": ["gradcam", "random"],
-        "metrics": ["localise", "specificity", "cscore", "auc", "recall", "accuracy"],
+        "metrics": ["localise", "specificity", "cscore", CALIBRATED, "auc", "recall", "accuracy"],
         "run": {"batch_size": 32, "threads": 1, "targets": "label"},
         "model": {**spec, "checkpoints": str(folder / weights), **model},
         "images": {"kind": "csv", "path": str(folder / f"{name or 'all'}.csv"), "options": options},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,13 +40,15 @@ def held_out() -> tuple[torch.Tensor, torch.Tensor]:
     return made.ready(pictures), torch.from_numpy(truth)
 
 
-def test_numbers_by_finding_are_those_of_each_alone(network: nn.Module) -> None:
+@pytest.mark.parametrize("weights", ["confidence", "calibrated"])
+def test_numbers_by_finding_are_those_of_each_alone(network: nn.Module, weights: Any) -> None:
     images, truth = held_out()
-    options = {"layer": "body.5", "batch_size": COUNT}
+    options: Any = {"layer": "body.5", "batch_size": COUNT, "weights": weights}
     report = Monitor(images, truth.float(), ["gradcam"], class_names=made.NAMES, **options).step(network, 1)
     assert report is not None and report.measured is not None and not report.problem
     for c, name in enumerate(made.NAMES):
-        alone = Monitor(images, truth[:, c].long(), ["gradcam"], layer="network.body.5", batch_size=COUNT)
+        own_layer = options | {"layer": "network.body.5"}
+        alone = Monitor(images, truth[:, c].long(), ["gradcam"], **own_layer)
         other = alone.step(OneLogit(network, c), 1)
         assert other is not None and other.measured is not None
         assert report.measured.auc.classes[c] == other.auc
@@ -110,7 +113,5 @@ def test_labels_and_heads_that_do_not_agree_are_one_sentence(network: nn.Module)
     several = Monitor(images, truth, ["gradcam"])
     with pytest.raises(InputError, match="labels are a table of several findings, but the model's head"):
         several.check(load_model(network, head="softmax"))
-    with pytest.raises(InputError, match="is for one class per image"):
-        Monitor(images, truth, ["gradcam"], weights="calibrated")
     with pytest.raises(InputError, match="a table of 0 and 1"):
         Monitor(images, truth.long() * 2, ["gradcam"])

@@ -104,6 +104,23 @@ def test_c_score_auc_and_recall_of_a_finding_are_those_it_has_alone(
     ]
 
 
+@pytest.mark.parametrize("name", made.NAMES)
+def test_calibrated_weights_of_a_finding_are_those_it_has_alone(
+    together: RunFolder, alone: dict[str, RunFolder], name: str
+) -> None:
+    """Its sigmoid gets a temperature of its own, fitted on the pictures with it and without it."""
+
+    def found(folder: RunFolder, label: int, metric: str) -> list[float]:
+        named = metric.replace("'", "''")
+        asked = f"image = '' and metric = '{named}' and label = {label} and method <> ''"
+        return [row["value"] for row in rows(folder, asked)]
+
+    c = made.NAMES.index(name)
+    ours, theirs = found(together, c, made.CALIBRATED), found(alone[name], 1, made.CALIBRATED)
+    assert ours == pytest.approx(theirs, abs=1e-6) and len(ours) == 2
+    assert ours != pytest.approx(found(together, c, "cscore"), abs=1e-6), "it changes something"
+
+
 def test_the_verdict_by_finding_is_that_of_each_alone(
     together: RunFolder, alone: dict[str, RunFolder]
 ) -> None:
@@ -256,6 +273,9 @@ def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> Non
     study["model"] |= {"thresholds": {"dott": 0.3}}
     with pytest.raises(InputError, match="dott"):
         run_study(study, folder / "refused")
-    study = small(folder) | {"metrics": ["cscore(weights='calibrated')"]}
-    with pytest.raises(InputError, match="calibrates a softmax, not sigmoids"):
+    study = small(folder) | {"metrics": ["cose"]}
+    study["run"] |= {"targets": "predicted"}
+    torch.save(torch.load(folder / "weights.pt", weights_only=True), folder / "other.pt")
+    study["model"]["checkpoints"] = [str(folder / "weights.pt"), str(folder / "other.pt")]
+    with pytest.raises(InputError, match="cose explains the one class that is predicted"):
         run_study(study, folder / "refused")

@@ -16,7 +16,7 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.images import batches
-from heatproof.report.gallery import gallery, unpack
+from heatproof.report.gallery import axes_of, gallery, unpack
 from heatproof.run.engine import prepare
 from heatproof.show import sections
 from heatproof.store import RunFolder
@@ -120,6 +120,7 @@ def test_the_report_shows_the_planes_with_most_heat(run: RunFolder) -> None:
     record = next(one for one in shown["images"] if one["picture"])
     planes = run.pictures().planes(record["id"])
     assert planes is not None and len(planes) == 3
+    assert record["planes"] == "planes: sagittal x {}, coronal y {}, axial z {}".format(*planes)
     picture = Image.open(io.BytesIO(base64.b64decode(record["picture"].split(",")[1])))
     depth, height, width = SIZE
     assert picture.size == (width + 2 + width + 2 + height, max(depth, height))
@@ -136,8 +137,17 @@ def test_the_report_shows_the_planes_with_most_heat(run: RunFolder) -> None:
 
 
 def test_a_page_is_made(run: RunFolder, study: Path) -> None:
-    page = hp.open_run(run.path).report(study.parent / "report.html")
-    assert "gradcam" in Path(page).read_text()
+    page = Path(hp.open_run(run.path).report(study.parent / "report.html")).read_text()
+    above, gallery_text = page.split('id="pictures"')
+    assert "gradcam" in page and above.count("<br>planes: sagittal x ") == 6  # one for each picture
+    assert all("three planes of each" in part for part in (above, gallery_text))
+
+
+def test_axes_are_called_as_the_source_calls_them() -> None:
+    assert axes_of({"kind": "nifti", "options": {"order": "zyx"}}) == ["axial z", "coronal y", "sagittal x"]
+    assert axes_of({"kind": "nifti", "options": {"canonical": False}}) == ["x", "y", "z"]
+    assert axes_of({"kind": "dicom-series"}) == ["z", "y", "x"]
+    assert axes_of({"kind": "npz"}) == axes_of({}) == ("depth", "height", "width")
 
 
 @pytest.mark.parametrize(
@@ -228,6 +238,7 @@ def test_five_channels_of_sixteen_bits_to_the_end(tmp_path: Path) -> None:
         "select value from scores where metric like 'insertion(%' and not isnan(value)"
     )
     assert len(rows) >= 4
+    assert {one["planes"] for one in gallery(read_run(folder))["images"]} == {""}
     (shown,) = [folder.pictures().read("a/0.npy")]
     assert shown is not None
     wanted = np.load(tmp_path / "set" / "a" / "0.npy").mean(2) / 257

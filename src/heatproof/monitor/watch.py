@@ -124,8 +124,6 @@ class Monitor:
             images, labels, preprocess=preprocess, class_names=class_names, limit=limit, seed=seed,
             batch_size=batch_size,
         )  # fmt: skip
-        if self._all.several and weights == "calibrated":
-            raise InputError("weights='calibrated' is for one class per image; use 'confidence' or 'uniform'")
         self._rows = list(range(len(self._all)))
         self._expected = len(self._all.classes) if class_names is not None else None
         for failure in self._all.failures:

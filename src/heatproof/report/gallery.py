@@ -15,6 +15,7 @@ import base64
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from heatproof.errors import StoreError
+from heatproof.images.kinds import SOURCES, source_options
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
 from heatproof.run.instead import of_prediction
-from heatproof.show import COLOUR_MAPS, middle, sections
+from heatproof.show import AXES, COLOUR_MAPS, middle, plane_words, sections
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 from heatproof.verdict.data import RunData
@@ -40,6 +43,7 @@ CIVIDIS = (
     "eed649 fee838"
 )
 JET = "000080 0000ff 0080ff 00ffff 80ff80 ffff00 ff8000 ff0000 800000"
+ACROSS = {"x": "sagittal", "y": "coronal", "z": "axial"}
 GROUPS = {"best": "Best", "worst": "Worst", "disputed": "Most disputed"}
 
 
@@ -117,6 +121,7 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
         "right": images.right[place],
         "explains": data.class_name(explained),
         "which": which_class(explained, images.labels[place], images.predicted[place]),
+        "planes": planes_shown(data, images.ids[place]),
         "scores": {
             metric: [
                 None if (column := images.scores.get((metric, m))) is None else json_number(column[place])
@@ -125,6 +130,24 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
             for metric in dict.fromkeys(metric for metric, _ in images.scores)
         },
     }
+
+
+def planes_shown(data: RunData, name: str) -> str:
+    """Which planes of a volume its picture shows, in words; '' of a picture."""
+    with suppress(StoreError):  # of one that is damaged, `verify` tells
+        at = data.folder.pictures().planes(name)
+        return plane_words(at, axes_of(data.manifest.config.get("images", {}))) if at else ""
+    return ""
+
+
+def axes_of(images: Mapping[str, Any]) -> Sequence[str]:
+    """What a run's table of images calls the axes of its volumes."""
+    kind = images.get("kind")
+    options = (source_options(kind) if kind in SOURCES else {}) | images.get("options", {})
+    if not (order := options.get("order")):
+        return AXES
+    turned = options.get("canonical")  # to where these names are true
+    return [f"{ACROSS[axis]} {axis}" if turned else axis for axis in order]
 
 
 def choose(data: RunData, dispute: np.ndarray, most: int) -> dict[str, list[int]]:

@@ -173,7 +173,8 @@ def render(
     title, script = "Pictures", asset("page.js")
     if pictures and pictures["images"]:
         counts = {"shown": len(pictures["images"]), "total": len(data.images.ids)}
-        section = Section("pictures", title, {"headline": data.headline, **counts})
+        planes = pictures["images"][0]["planes"]
+        section = Section("pictures", title, {"headline": data.headline, "planes": planes, **counts})
     else:
         why = "no picture was asked for" if pictures is None else "the run has no image"
         section = Section("pictures", title, missing=why)

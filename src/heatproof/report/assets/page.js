@@ -141,6 +141,7 @@ const heatproof = (() => {
         line.append(said);
       }
     }
+    if (image.planes) line.append(make("br"), image.planes); // of a volume, those that the picture shows
     return line;
   };
 
