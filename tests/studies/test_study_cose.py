@@ -107,7 +107,7 @@ def compared(method: str, level: float, names: list[str] | None = None, **option
     """SSIM of every pair, and whether the prediction stayed."""
     model, pictures = fixed_model(level), discs()
     ids = [f"disc{i}" for i in range(len(pictures))]
-    reference = explain(model, pairs.model_ready(model, pictures), [method], ids=ids)
+    reference = explain(model, model.preprocess.from_bytes(pictures), [method], ids=ids)
     found = pairs.input_pairs(model, pictures, reference, draw(0, ids, names=names), **options)
     return found.ssim[method], found.predicted == reference[method].explained.numpy()[:, None]
 
@@ -150,7 +150,7 @@ def test_both_sides_of_a_pair_draw_their_own_numbers_unless_told(cnn: nn.Module)
     grey = torch.randint(0, 256, (1, 1, 32, 32), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     pictures = grey.expand(-1, 3, -1, -1)  # without colour, so that changing it changes nothing
     method = "smoothgrad(samples=2)"
-    reference = explain(model, pairs.model_ready(model, pictures), [method])
+    reference = explain(model, model.preprocess.from_bytes(pictures), [method])
     drawn = draw(0, ["a"], names=["colour"])
     own = pairs.input_pairs(model, pictures, reference, drawn).ssim[method]
     repeated = pairs.input_pairs(model, pictures, reference, drawn, same_seed=True).ssim[method]
@@ -160,7 +160,7 @@ def test_both_sides_of_a_pair_draw_their_own_numbers_unless_told(cnn: nn.Module)
 def test_pairs_equal_the_slow_way(methods: None) -> None:
     """One picture, one variant, one SSIM at a time, from the public parts."""
     model, pictures = fixed_model(-1.0), discs(2)
-    reference = explain(model, pairs.model_ready(model, pictures), ["edges"], ids=["a", "b"])
+    reference = explain(model, model.preprocess.from_bytes(pictures), ["edges"], ids=["a", "b"])
     drawn = draw(5, ["a", "b"], 2, ["rotate", "translate-y", "brightness", "blur"])
     found = pairs.input_pairs(model, pictures, reference, drawn, batch_size=3)
     for i in range(2):
@@ -181,7 +181,7 @@ def test_one_pass_serves_all_cams_and_batches_change_nothing(cnn: nn.Module) -> 
         torch.uint8
     )
     cams = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam"]
-    reference = explain(model, pairs.model_ready(model, pictures), cams)
+    reference = explain(model, model.preprocess.from_bytes(pictures), cams)
     drawn = draw(0, ["a", "b", "c"])
     results = []
     for batch_size, passes_wanted in ((36, 4), (7, 21)):
@@ -399,7 +399,7 @@ def test_every_registered_method_goes_through_cose(cnn: nn.Module) -> None:
     pictures = torch.randint(0, 256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(2)).to(
         torch.uint8
     )
-    reference = explain(model, pairs.model_ready(model, pictures), methods)
+    reference = explain(model, model.preprocess.from_bytes(pictures), methods)
     found = pairs.input_pairs(
         model, pictures, reference, draw(0, ["a"], 1, ["rotate", "flip-x", "brightness"])
     )

@@ -71,7 +71,7 @@ def cheating_twin(out: Path, sizes: Sizes, seed: int, weights: str, told: Told) 
     load_checkpoint(model.module, out / weights)
     pictures = codes_to_learn(sizes.twin, sizes, seed, "valid")
     given = Labelled(
-        model.preprocess.normalise(pictures.images.float() / 255),
+        model.preprocess.from_bytes(pictures.images),
         pictures.labels,
         tuple(map(str, range(len(pictures.labels)))),
         dict(enumerate(CLASSES)),

@@ -29,16 +29,18 @@ class Reference:
     key: str
     text: str
     address: str  # where it can be read, or ""
+    bibtex: str
 
 
 @lru_cache
 def references() -> dict[str, Reference]:
     """Every entry of references.bib by its key."""
     text = files("heatproof").joinpath("references.bib").read_text(encoding="utf-8")
-    return {key: _reference(key, body) for key, body in re.findall(r"@\w+\{([^,\s]+),(.*?)\n\}", text, re.S)}
+    found = re.findall(r"(@\w+\{([^,\s]+),(.*?)\n\})", text, re.S)
+    return {key: _reference(key, body, entry) for entry, key, body in found}
 
 
-def _reference(key: str, body: str) -> Reference:
+def _reference(key: str, body: str, entry: str) -> Reference:
     fields = {
         name.lower(): plain_latex(value)
         for name, value in re.findall(r"(\w+)\s*=\s*\{(.*?)\}\s*,?\s*(?=\n|$)", body, re.S)
@@ -50,7 +52,7 @@ def _reference(key: str, body: str) -> Reference:
     parts = [f"{who} ({fields.get('year', 'no year')})", fields.get("title", ""), venue]
     address = fields.get("url", "") or (f"https://doi.org/{fields['doi']}" if "doi" in fields else "")
     address = address or (preprint and f"https://arxiv.org/abs/{preprint}")
-    return Reference(key, ". ".join(part for part in parts if part) + ".", address)
+    return Reference(key, ". ".join(part for part in parts if part) + ".", address, entry)
 
 
 def plain_latex(text: str) -> str:

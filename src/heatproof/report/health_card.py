@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from heatproof.metrics.stats import mean_interval
 from heatproof.registry import explainers, parse_call
+from heatproof.report.definitions import references
 from heatproof.verdict.answers import Test, Verdict
 from heatproof.verdict.data import RunData
 
@@ -182,9 +181,7 @@ def bibliography(data: RunData) -> str:
     keys = {of.entry.cite for of in data.measures if of.entry}
     cited = {entry.name: entry.cite for entry in explainers}
     keys |= {cited[name] for method in data.methods if (name := parse_call(method)[0]) in cited}
-    text = files("heatproof").joinpath("references.bib").read_text(encoding="utf-8")
-    entries = {key: entry for entry, key in re.findall(r"(@\w+\{([^,\s]+),.*?\n\})", text, re.S)}
-    return "\n\n".join(entries[key] for key in sorted(keys & set(entries)))
+    return "\n\n".join(references()[key].bibtex for key in sorted(keys & set(references())))
 
 
 def left_out(card: Mapping[str, Any], schema: Mapping[str, Any] = SCHEMA, above: str = "") -> list[str]:

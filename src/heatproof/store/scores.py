@@ -7,6 +7,7 @@ bit for bit, except that every NaN is stored as the same NaN. Parts are never ch
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import importlib
 import os
@@ -163,7 +164,7 @@ class Scores:
         """A private view of the one database, or one's own, with `scores` over the parts that exist now."""
         cursor = own or _database().cursor()
         if parts := self._parts():
-            files = ", ".join(_literal(_glob_escape(str(part))) for part in parts)
+            files = ", ".join(_literal(glob.escape(str(part))) for part in parts)
             source = f"select {', '.join(COLUMNS)} from read_parquet([{files}])"
         else:
             empty = ", ".join(f"null::{kind} as {name}" for name, kind in COLUMNS.items())
@@ -266,10 +267,6 @@ def _value(value: Any) -> str:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _glob_escape(path: str) -> str:
-    return "".join(f"[{letter}]" if letter in "[*?" else letter for letter in path)
 
 
 def _one_line(text: str) -> str:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -75,7 +75,8 @@ def fit(
         write_weights(model.module, saved.weights, str(where))
     train, valid = train.near(model.device), valid.near(model.device)
     optimiser: torch.optim.Optimizer | None = None
-    with given_back(model.module), _logged(model, gradients) as log:
+    logged = closing(GradientLog(model.module)) if gradients else nullcontext()
+    with given_back(model.module), logged as log:
         for epoch in range(len(history) + 1, recipe.epochs + 1):
             number, own = recipe.at(epoch)
             plan, phase = plans[number], recipe.phases[number]
@@ -130,7 +131,7 @@ def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Seque
             )
     if wrong := [epoch for epoch in keep if not 1 <= epoch <= recipe.epochs]:
         raise InputError(f"there is no epoch {wrong[0]} to keep; the recipe has epochs 1 to {recipe.epochs}")
-    image = model.preprocess.normalise(train.images[:1].float() / 255)
+    image = model.preprocess.from_bytes(train.images[:1])
     classes = max(2, model.logits(image).shape[1])
     model.read.need_one_class("training")
     for name, data in (("training", train), ("validation", valid)):
@@ -192,7 +193,7 @@ def _batch(
         masks = {part: torch.where(flip[:, None, None], m.flip(-1), m) for part, m in masks.items()}
     if varied:
         images, masks = vary(images, masks)
-    return model.ready(model.preprocess.normalise(images.float() / 255)), labels, masks
+    return model.ready(model.preprocess.from_bytes(images)), labels, masks
 
 
 def _loss(
@@ -208,22 +209,12 @@ def _loss(
     return loss
 
 
-@contextmanager
-def _logged(model: Model, wanted: bool) -> Iterator[GradientLog | None]:
-    log = GradientLog(model.module) if wanted else None
-    try:
-        yield log
-    finally:
-        if log is not None:
-            log.close()
-
-
 def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]:
     """Accuracy and AUC of the network as it is, in evaluation mode."""
     size = (int(data.images.shape[-2]), int(data.images.shape[-1]))
 
     def pictures(start: int, stop: int) -> Tensor:
-        return model.preprocess.normalise(data.images[start:stop].to(model.device).float() / 255)
+        return model.preprocess.from_bytes(data.images[start:stop].to(model.device))
 
     with untouched(model.module), _autocast(model, amp):
         logits = Queue(model, size).predict(len(data), pictures, lambda logits, *_: logits).cpu()

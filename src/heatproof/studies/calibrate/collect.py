@@ -98,7 +98,7 @@ def prepare(
             model, whole.take(train), whole.take(held_out), recipe, out and out / "base", member.seed,
             progress=lambda state: told(f"learning its classes, epoch {state.epoch} of {state.epochs}"),
         )  # fmt: skip
-    ready = model.preprocess.normalise(pictures.images.float() / 255)
+    ready = model.preprocess.from_bytes(pictures.images)
     pair = make_pair(
         model, ready, pictures.labels, member.token, positive_class(member), member.strength, member.seed,
         out and out / "pair",

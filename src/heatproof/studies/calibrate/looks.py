@@ -72,7 +72,7 @@ def code_pair(drawn: QRSet, token: Token, seed: int) -> Pair:
     data, model = as_data(drawn), small_net(2, SIDE, WIDTH, seed)
     train, held_out = stratified_split(data.labels, 0.4, seed)
     fit(model, data.take(train), data.take(held_out), Recipe((Phase(4, FASTER, clip=1.0),), 32), seed=seed)
-    ready = model.preprocess.normalise(data.images.float() / 255)
+    ready = model.preprocess.from_bytes(data.images)
     return make_pair(model, ready, data.labels, token, 1, seed=seed, lr=FASTER)
 
 

@@ -22,9 +22,8 @@ from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.checkpoint_pairs import comparable
 from heatproof.report.panels import Tile, sheet
 from heatproof.run.study import Opened
-from heatproof.show import eight_bit, overlay
+from heatproof.show import as_pictures, eight_bit, overlay
 from heatproof.studies.cose.found import CHECKPOINT, Found, PairColumns
-from heatproof.studies.cose.pairs import model_ready
 from heatproof.studies.cose.settings import SIMILARITIES, CoseSettings
 
 METHODS_SHOWN = 4
@@ -79,11 +78,11 @@ def _sheet(
     picture = eight_bit(model.preprocess.restore(loaded.batch.images.to(model.device)))
     sizes = [torch.tensor([one.magnitude], device=model.device) for one in changes]
     turned = [TRANSFORMS[c.transform].apply(picture, m) for c, m in zip(changes, sizes, strict=True)]
-    versions = torch.cat([picture, *turned])
-    maps = explain(model, model_ready(model, versions), methods, layer=settings.layer, seed=settings.seed)
+    versions = model.preprocess.from_bytes(torch.cat([picture, *turned]))
+    maps = explain(model, versions, methods, layer=settings.layer, seed=settings.seed)
     answers = [_called(opened, number) for number in maps[methods[0]].explained.tolist()]
     titles = ["as it is", *(change.title for change in changes)]
-    shown = [Image.fromarray(one) for one in _pixels(versions)]
+    shown = as_pictures(versions, model.preprocess)
     rows = [[Tile(p, t, f"answer: {a}") for p, t, a in zip(shown, titles, answers, strict=True)]]
     image = valid_unicode(loaded.batch.ids[0])
     for method in methods:
@@ -96,11 +95,6 @@ def _sheet(
         laid = [overlay(shown[0], one[0].clamp(0, 1).cpu()) for one in back]
         rows.append([Tile(p, method, note) for p, note in zip(laid, notes, strict=True)])
     return sheet(rows, heading=f"{image}: maps laid over the picture as it is", cmap="inferno")
-
-
-def _pixels(pictures: torch.Tensor) -> np.ndarray:
-    colours = pictures if pictures.shape[1] == 3 else pictures.expand(-1, 3, -1, -1)
-    return np.asarray(colours.permute(0, 2, 3, 1).contiguous().cpu().numpy())
 
 
 def _called(opened: Opened, number: int) -> str:

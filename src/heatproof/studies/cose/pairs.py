@@ -69,7 +69,7 @@ def input_pairs(
             inputs[part] = transform.apply(inputs[part], magnitudes[part])
             masks[transform.name] = transform.valid(size, magnitudes[part])
         maps = explain(
-            model, model_ready(model, inputs), methods, layer=layer, seed=seed + (not same_seed),
+            model, model.preprocess.from_bytes(inputs), methods, layer=layer, seed=seed + (not same_seed),
             batch_size=stop - start, progress=progress,
         )  # fmt: skip
         result = {}
@@ -96,11 +96,6 @@ def input_pairs(
 
     ssims, whys = ({method: column(method, k) for method in methods} for k in (0, 1))
     return InputPairs(ssims, whys, column(methods[0], 2))
-
-
-def model_ready(model: Model, pictures: Tensor) -> Tensor:
-    """8-bit pictures as the model wants them."""
-    return model.preprocess.normalise(pictures.float() / 255)
 
 
 def _pieces(drawn: Drawn, count: int, start: int, stop: int) -> list[tuple[Transform, slice]]:

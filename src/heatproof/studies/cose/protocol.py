@@ -61,7 +61,7 @@ from heatproof.store import Manifest, RunFolder
 from heatproof.studies.cose.examples import example_pairs
 from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
-from heatproof.studies.cose.pairs import input_pairs, model_ready
+from heatproof.studies.cose.pairs import input_pairs
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.studies.skeleton import need_one_class, run_config, some
 from heatproof.train.folder import trained_with_transforms
@@ -155,7 +155,7 @@ class CoseWorker:
             pictures = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
             # Why the others take the next seed is said in pairs.py.
             seed = self.settings.seed + (not is_final and not self.settings.same_seed)
-            ready = model_ready(model, pictures)
+            ready = model.preprocess.from_bytes(pictures)
             maps = explain(model, ready, unit.methods, seed=seed, ids=batch.ids, **self.passes)
             if unit.methods == method_groups(self.folder.manifest)[0]:
                 rows += correct_rows(maker, batch, maps[unit.methods[0]].explained.tolist())

@@ -44,7 +44,7 @@ CODES, DISTRACTORS = 2, 1
 def ready(model: Model, pictures: np.ndarray) -> Tensor:
     """Pictures "n H W 3" uint8 as the network takes them, on its device."""
     images = torch.from_numpy(np.ascontiguousarray(pictures)).to(model.device).permute(0, 3, 1, 2)
-    return model.preprocess.normalise(images.float() / 255)
+    return model.preprocess.from_bytes(images)
 
 
 def masses(maps: Maps, masks: Tensor) -> Tensor:
