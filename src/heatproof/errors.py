@@ -78,10 +78,10 @@ def visible(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """So many things, one or several.
 
-    >>> counted(1, "picture"), counted(1200, "picture")
-    ('1 picture', '1,200 pictures')
+    >>> counted(1, "picture"), counted(1200, "picture"), counted(2, "class")
+    ('1 picture', '1,200 pictures', '2 classes')
     """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:

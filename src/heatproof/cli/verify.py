@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from heatproof.cli._console import console, new_table
+from heatproof.errors import counted
 
 if TYPE_CHECKING:
     from heatproof.store import RunFolder
@@ -41,7 +42,8 @@ def verify_command(ctx: click.Context, run: Path, repair: bool, upgrade: bool) -
     findings = verify.inspect(path)
     if findings:
         table = new_table(
-            f"{len(findings)} findings in {path}" + f"; the first {SHOWN}" * (len(findings) > SHOWN)
+            f"{counted(len(findings), 'finding')} in {path}"
+            + f"; the first {SHOWN}" * (len(findings) > SHOWN)
         )
         table.add_column("file", overflow="fold")
         table.add_column("problem", overflow="fold")
@@ -50,8 +52,8 @@ def verify_command(ctx: click.Context, run: Path, repair: bool, upgrade: bool) -
         console.print(table)
     if findings and repair:
         units = verify.repair(path, findings)
-        console.print(f"{len(units)} units were dropped; to make them again, give the study to heatproof run "
-                      f"--out {path}", soft_wrap=True)  # fmt: skip
+        dropped = f"dropped {counted(len(units), 'unit')}"
+        console.print(f"{dropped}; made again by heatproof run STUDY --out {path}", soft_wrap=True)
     elif findings:
         console.print(f"to drop them: heatproof verify {path} --repair", soft_wrap=True)
     else:

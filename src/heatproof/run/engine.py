@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.disk import valid_unicode
-from heatproof.errors import InputError, ModelError, did_you_mean
+from heatproof.errors import InputError, ModelError, counted, did_you_mean
 from heatproof.models.batches import measured_batch
 from heatproof.models.load import best_device
 from heatproof.models.model import Model
@@ -94,7 +94,7 @@ def prepare(
         say(warning)
     by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime
     if begun is None and len(opened.source) >= MANY and not by_mtime:
-        say(f"reading {len(opened.source):,} pictures to know them by their contents")
+        say(f"reading {counted(len(opened.source), 'picture')} to know them by their contents")
     opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
         opened.config,
@@ -226,7 +226,7 @@ def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
 def mend(folder: RunFolder, own: set[str], say: Say) -> None:
     """Units that are not whole are made again; damaged parts are refused before work starts."""
     if lost := own & (set(folder.ledger.all()) - folder.done()):
-        say(f"{len(lost)} units are not whole and are made again")
+        say(f"{counted(len(lost), 'unit')} not whole, made again")
         folder.drop(lost)
     folder.checked_parts()
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from heatproof.errors import InputError, StoreError
+from heatproof.errors import InputError, StoreError, counted
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
 from heatproof.models.model import untouched
 from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.engine import Prepared
-from heatproof.run.plan import ANSWERS, PER_MAP, Task, make_plan
+from heatproof.run.plan import ANSWERS, PER_MAP, RunPlan, Task, make_plan
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import spell
 from heatproof.run.provenance import FREE, filled, growing
@@ -48,7 +48,8 @@ def estimate(
     plan = make_plan(manifest, len(source), prepared.pictures)
     pending = [task for block in plan.shard(*shard) for task in block.tasks if task.unit.hash not in done]
     groups = [task for task in plan.groups if task.unit.hash not in done]
-    yield "images", f"{len(source)} ({study.images.kind}), {len(source.classes) or 'no'} classes"
+    classes = counted(len(source.classes), "class") if source.classes else "no classes"
+    yield "images", f"{len(source):,} ({study.images.kind}), {classes}"
     yield "checkpoints", ", ".join(plan.checkpoints())
     yield "methods", ", ".join(study.methods)
     yield "metrics", ", ".join(request.text for request in prepared.opened.metrics) or "none"
@@ -56,8 +57,11 @@ def estimate(
     yield "network's output", prepared.opened.head
     yield "run folder", str(prepared.path)
     finished = sum(unit.hash in done for unit in plan.units)
-    yield "units", f"{len(plan.units)} of up to {study.run.batch_size} images, {finished} done"
-    yield "to do", f"{len(pending)} units in this shard, then {len(groups)} about whole checkpoints"
+    yield "units", f"{_units(plan, study.run.batch_size)}; {finished} done"
+    yield (
+        "to do",
+        f"{counted(len(pending), 'unit')} in this shard, then {len(groups)} about whole checkpoints",
+    )
     if pending:
         yield from _timed(Worker(prepared.opened, RunFolder(prepared.path, manifest)), pending, say)
 
@@ -70,7 +74,13 @@ def outline(opened: Opened) -> Iterator[tuple[str, str]]:
     yield "checkpoints", f"{len(checkpoints)}: {', '.join(checkpoints)}"
     yield "methods", ", ".join(opened.study.methods)
     yield "metrics", ", ".join(opened.study.metrics)
-    yield "units", f"{len(plan.units):,} of up to {opened.study.run.batch_size} images"
+    yield "units", _units(plan, opened.study.run.batch_size)
+
+
+def _units(plan: RunPlan, batch_size: int) -> str:
+    groups = len(plan.groups)
+    told = f"{len(plan.units) - groups:,} of up to {counted(batch_size, 'image')}"
+    return f"{told}, {groups} about whole checkpoints" if groups else told
 
 
 def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
@@ -101,7 +111,8 @@ def _timed(worker: Worker, pending: Sequence[Task], say: Say) -> Iterator[tuple[
         basis.append(trials.basis)
     yield "forward passes", f"about {inputs:,.0f} inputs through the network"
     yield "estimated time", f"about {spell(seconds)}, metrics over whole checkpoints not counted"
-    yield "timed on", f"{worker.opened.device}, {worker.opened.threads} threads: {'; '.join(basis)}"
+    threads = counted(worker.opened.threads, "thread")
+    yield "timed on", f"{worker.opened.device}, {threads}: {'; '.join(basis)}"
 
 
 class Trial(NamedTuple):
@@ -191,10 +202,11 @@ class Trials:
         )
         each = _at(some, len(self.indices)) * (1 / len(self.indices))
         pictures = some[-1][0]
-        self.basis = f"{pictures} picture{'s' * (pictures > 1)}"
+        self.basis = counted(pictures, "picture")
         if not cheap:
             each += whole + base * -1
-            self.basis += f", and 1 with {reached:.1%} or more of its repeated passes"
+            passes_of_it = "all" if reached == 1 else f"{reached:.1%} or more"
+            self.basis += f", and 1 with {passes_of_it} of its repeated passes"
         return each + Trial(self.decoding, 0)
 
     def _one(self, few: Counts, function: Function, count: int) -> Trial:
@@ -209,8 +221,8 @@ class Trials:
         with fixed_threads(self.opened.threads):
             self.worker.compute(replace(self.task, unit=cut), loaded)
         found = Trial(time.perf_counter() - began, self.inputs)
-        pictures = f"{images} picture{'s' * (images > 1)}"
-        self.say(f"timed {pictures}, {found.inputs:,} inputs through the network: {found.seconds:.1f} s")
+        passed = f"{counted(images, 'picture')}, {counted(self.inputs, 'input')} through the network"
+        self.say(f"timed {passed}: {found.seconds:.1f} s")
         return found
 
     def _load(self, indices: Sequence[int], workers: int | None) -> Loaded:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from heatproof.errors import counted
+
 SECONDS_TO_FIRST_LINE = 2.0
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -145,7 +147,7 @@ class Progress:
             self._bar.close()
             self._bar = None
         if self.images:
-            self.say(f"{self.images} images in {spell(self.seconds)}, {self.rate:.1f} images/s")
+            self.say(f"{counted(self.images, 'image')} in {spell(self.seconds)}, {self.rate:.1f} images/s")
 
     @property
     def seconds(self) -> float:

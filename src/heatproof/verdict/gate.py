@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from heatproof.errors import InputError, UnknownNameError, did_you_mean
+from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
 from heatproof.explain.floors import is_floor
 from heatproof.registry import explainers, key_of, metrics
 from heatproof.run.weights import epoch_of
@@ -281,7 +281,7 @@ class _Run:
         return int(rows[0]["n"])
 
     def _too_few(self, n: int) -> str:
-        return f"{n} images are fewer than {self.min_n}"
+        return f"{counted(n, 'image')} {'is' if n == 1 else 'are'} fewer than {self.min_n}"
 
     def _places(self, model: str, wanted: str) -> list[str]:
         every = self.checkpoints[model]
