@@ -100,6 +100,11 @@ class Preprocess:
     def channels(self) -> int:
         return len(self.mean)
 
+    @property
+    def blank(self) -> Tensor:
+        """One picture of zeros, model-ready."""
+        return torch.zeros(1, self.channels, *self.size)
+
     def fitted(self, picture: Seen) -> Preprocess:
         """For this volume: with the resize that gives its voxels the spacing, where one is asked for."""
         if self.spacing is None:

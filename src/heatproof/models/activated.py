@@ -54,7 +54,7 @@ def default_layer(model: Model, images: Tensor | None = None) -> str | None:
         return guess
     if "activated" not in model.found:
         if images is None:
-            images = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+            images = model.preprocess.blank
         try:
             model.found["activated"] = _step_behind(model, images[:1], guess)
         except (RuntimeError, ValueError, AssertionError):  # not the size it takes; the pass itself says so

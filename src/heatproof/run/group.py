@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from heatproof.disk import valid_unicode
-from heatproof.errors import HeatproofError, InputError, UnknownNameError
+from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
@@ -196,7 +196,7 @@ class _Stored:
         if not pairs:
             yield names[0], (None, request.text, math.nan, "a single method agrees with nobody")
             return
-        stored = [self._stored(name) for name in names]
+        stored = [set(self._stored(name)) for name in names]
         shared = [name for name in self.answers.places if all(name in one for one in stored)]
         if not shared:
             for a, b in pairs:
@@ -213,15 +213,13 @@ class _Stored:
 
     def _read(self, method: str) -> Maps | None:
         """All stored maps of a method, in the source's order."""
-        stored = self._stored(method)
-        ids = [name for name in self.answers.places if name in stored]
+        ids = self._stored(method)
         return self.maps.read(self.task.unit.checkpoint, method, ids) if ids else None
 
-    def _stored(self, method: str) -> set[str]:
-        try:
-            return set(self.maps.ids(self.task.unit.checkpoint, method))
-        except UnknownNameError:
-            return set()
+    def _stored(self, method: str) -> list[str]:
+        names = list(self.answers.places)
+        known = self.maps.known(self.task.unit.checkpoint, method, names)
+        return [name for name, there in zip(names, known, strict=True) if there]
 
 
 def cells(request: MetricRequest, found: Any) -> Iterator[Cell]:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
@@ -168,8 +166,7 @@ def check_study(opened: Opened) -> dict[str, str]:
     with _at("methods"):
         refuse_methods(study.methods, model, source, opened.several, opened.targets)
         if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
-            blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
-            explain(model, blank, picky, layer=study.model.layer)
+            explain(model, model.preprocess.blank, picky, layer=study.model.layer)
     for request in opened.metrics:
         if request.every_class and count > ALL_CLASSES_UP_TO:
             raise InputError(
@@ -181,9 +178,8 @@ def check_study(opened: Opened) -> dict[str, str]:
 
 def check_classes(opened: Opened, model: Model) -> int:
     """How many classes the model has; where labels are used, the pictures' classes must be among them."""
-    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
     with _at("model"):
-        count = max(2, model.logits(blank).shape[1])
+        count = max(2, model.logits(model.preprocess.blank).shape[1])
         opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
         opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
     source, options = opened.source, opened.study.images.options

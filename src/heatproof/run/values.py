@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from heatproof.models.asked import asked
 from heatproof.models.heads import Head, chosen_head
 from heatproof.models.heads.dense import Dense
 from heatproof.models.model import Model
@@ -43,11 +42,6 @@ def told_head(table: ModelTable, thresholds: float | list[float] | None, folder:
     """The head that a study names, with its settings; None where it is found by itself."""
     vectors = None if table.references is None else folder / table.references
     return chosen_head(table.head, thresholds, tolerance=table.tolerance, references=vectors)
-
-
-def bound_to(model: Model, images: Tensor, targets: Tensor | None) -> Model:
-    """The Model that a whole block is judged by: bound to its regions or boxes, where it has some."""
-    return asked(model, images, targets)[0]
 
 
 def told_by(model: Model, logits: Tensor, explained: Tensor) -> Told | None:

@@ -22,6 +22,7 @@ from heatproof.images.findings import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
 from heatproof.models import Model
+from heatproof.models.asked import asked
 from heatproof.models.queue import all_logits, how_it_runs
 from heatproof.run.behind import Ahead, Behind
 from heatproof.run.findings import answer_rows, said
@@ -32,7 +33,7 @@ from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, as_stored
 from heatproof.run.study import Opened
-from heatproof.run.values import Told, bound_to, told_by, value_rows
+from heatproof.run.values import Told, told_by, value_rows
 from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import StopRequested
@@ -158,15 +159,16 @@ class Worker:
     def _explained(self, task: Task, known: Computed, batch: Batch, targets: Tensor | None) -> Computed:
         """With maps of this batch and what metrics say about them."""
         unit, layer = task.unit, self.opened.study.model.layer
-        model = bound_to(self.opened.model(unit.checkpoint), batch.images, targets)
+        # Bound to the regions or boxes of this batch, where it has some.
+        model, _ = asked(self.opened.model(unit.checkpoint), batch.images, targets)
         new: dict[str, Maps] = {}
         others: dict[str, Maps] = {}
         logits = torch.empty(0)
         if task.kind == "explain":
             new, logits = self._explain(model, batch, unit, targets)
             if self.opened.study.run.both_classes and known.entries is None and targets is not None:
-                asked = said_instead(model, batch, unit, targets, logits)
-                others = self._explain(model, *asked)[0] if asked else {}
+                instead = said_instead(model, batch, unit, targets, logits)
+                others = self._explain(model, *instead)[0] if instead else {}
             maps = {name: as_stored(made) for name, made in new.items()}
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}

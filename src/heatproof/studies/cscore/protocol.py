@@ -23,8 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure, Source, open_source
@@ -298,9 +296,8 @@ def sweep_depths(
 
 def depths(model: Model, layer: str | None) -> tuple[str, ...]:
     """Layers from early to late: the last one at every size of the picture inside the network."""
-    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size, device=model.device)
     main = layer or default_layer(model)
     try:
-        return searched_scales(model, blank, main, DEPTHS_SWEPT)
+        return searched_scales(model, model.preprocess.blank, main, DEPTHS_SWEPT)
     except InputError:
         return known_scales(model) or ()

@@ -21,8 +21,6 @@ from itertools import groupby, islice, starmap
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.explain.floors import is_floor
@@ -95,8 +93,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
 
 def known_pictures(settings: LocaliseSettings, model: Model) -> Sifted:
     """The pictures, their classes numbered as the model does; a sentence where they are not the model's."""
-    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
-    count, names = max(2, model.logits(blank).shape[1]), settings.class_names
+    count, names = max(2, model.logits(model.preprocess.blank).shape[1]), settings.class_names
     model.read.need_one_class("a localisation study")
     if names and len(names) != count:
         raise InputError(f"class_names lists {len(names)} names, but {model.name} has {count} classes")

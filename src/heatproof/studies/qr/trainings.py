@@ -167,7 +167,7 @@ def check_network(settings: QrSettings) -> None:
     """Refuse a network that cannot be trained as the study asks, before anything is made."""
     model = build(settings, settings.out, settings.seed, len(CLASSES))
     need_one_class(model, "a QR study")
-    blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size, device=model.device)
+    blank = model.preprocess.blank
     cam_layer(model, blank, settings.layer)
     for recipe in recipes(settings).values():
         for phase in recipe.phases:
@@ -218,7 +218,7 @@ def learn(
 
 def trained_shares(model: Model, data: Data) -> dict[str, float]:
     """By depth: the share of the parameters that are trained."""
-    image = model.preprocess.normalise(data.images[:1].float() / 255).to(model.device)
+    image = model.preprocess.from_bytes(data.images[:1]).to(model.device)
     sizes = {name: p.numel() for name, p in model.module.named_parameters()}
     chosen = {depth: trained_parts(model, image, depth).parameters for depth in DEPTHS}
     return {d: sum(sizes[name] for name in names) / sum(sizes.values()) for d, names in chosen.items()}
