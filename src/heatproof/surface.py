@@ -241,7 +241,8 @@ def audit(
             dataset of pairs.
         labels: the class of each picture in memory.
         checkpoint: weight files of a network that is named; several for a whole training.
-        minutes: about how long it may take; methods, metrics and pictures are chosen by it.
+        minutes: about how long it may take, earlier calls counted; methods, metrics and pictures are chosen
+            by it, and more minutes go on with the same folder.
         methods: names, instead of those it would choose.
         layer: where CAMs look, by name; found by itself where None.
         seed: everything follows from it.
@@ -269,4 +270,7 @@ def audit(
     plan = plan_audit(settings, network, partial(held_pictures, images, labels, network, Path(out)), say)
     for line in plan.told():
         say(line)
-    return Run(run_audit(settings, plan, network=network).folder)
+    outcome = run_audit(settings, plan, network=network)
+    if outcome.plan.more:
+        say(outcome.plan.more)
+    return Run(outcome.folder)

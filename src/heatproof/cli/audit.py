@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from heatproof.cli._console import console, errors, new_table, stopped
+from heatproof.cli._console import console, errors, new_table, say, stopped
 from heatproof.cli._study import PlacedCommand
 from heatproof.errors import HeatproofError
-from heatproof.run.progress import Progress, spell
+from heatproof.run.progress import Bar, Progress, spell
 from heatproof.studies.audit.settings import AuditSettings
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ OPEN = click.Option(
     default=None,
     help="Open the page in a browser at the end; by default where there is a screen.",
 )
+ABOUT_TRIALS = 25  # that are timed where a network takes every method
 SO_FAR = """
     select method, metric, avg(value) filter (not isnan(value)) as mean,
            count(*) filter (not isnan(value)) as n
@@ -43,7 +45,8 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     CSV file that lists pictures; with boxes or masks it is also asked whether the network looks where it
     should. Methods, floors and tests are chosen by what the network and the pictures allow and by how long a
     pass takes on this machine; what was chosen, what was left out, and why, is said before the work starts.
-    The verdict needs at least 30 pictures to decide.
+    It is computed step by step, and after each the rest is chosen anew by what the step took. The same line
+    with more --minutes goes on from there. The verdict needs at least 30 pictures to decide.
 
     \b
     Written to the folder --out, which can be left at any moment and taken up by the same command:
@@ -62,15 +65,15 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     """
     from heatproof.images.guess import guess_source
 
+    began = time.perf_counter()
     settings = AuditSettings(**given)
     guess_source(settings.images)  # before torch is imported, which takes its time
     from heatproof.studies.audit.protocol import plan_audit, run_audit
 
-    with console.status("choosing what to compute"):
-        plan = plan_audit(settings, say=_say)
+    plan = plan_audit(settings, say=say, trying=TimingBar(), began=began)
     console.print(_choices(plan))
     for note in plan.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     outcome = run_audit(settings, plan, LiveTable(console, settings.out / "run"))
     if outcome.result.broken:
         from heatproof.cli.run import broken_table
@@ -78,21 +81,19 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
         errors.print(broken_table(outcome.result.broken))
     if outcome.verdict is None or outcome.page is None:
         stopped(ctx)
-    _say("")
-    console.print(outcome.verdict.headline, style="bold", soft_wrap=True)
+    say("")
+    say(outcome.verdict.headline, style="bold")
     for line in (outcome.verdict.sentence, *(f"note: {note}" for note in outcome.verdict.notes)):
-        _say(line)
-    _say(f"\nto repeat or extend it: heatproof run {plan.study}\n")
-    console.print(plan.study.read_text("utf-8"), style="dim", soft_wrap=True)
+        say(line)
+    if outcome.plan.more:
+        say(f"note: {outcome.plan.more}")
+    say(f"\nto repeat or extend it: heatproof run {plan.study}\n")
+    say(plan.study.read_text("utf-8"), style="dim")
     page = outcome.page.resolve().as_uri()
     opened = webbrowser.open(page) if (_has_screen() if show is None else show) else False
-    _say(f"{'opened' if opened else 'open'} the page: {page}")
+    say(f"{'opened' if opened else 'open'} the page: {page}")
     if outcome.result.broken or outcome.result.unanswered:
         ctx.exit(1)
-
-
-def _say(text: str) -> None:
-    console.print(text, soft_wrap=True)
 
 
 def _has_screen() -> bool:
@@ -112,6 +113,24 @@ def _choices(plan: AuditPlan) -> Table:
         for i, (why, names) in enumerate(plan.reasons(taken).items()):
             table.add_row("" if i else word, ", ".join(names), why)
     return table
+
+
+class TimingBar:
+    """What is timed at the moment, from the first trial until somebody says ""."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._what, self._count = "", 0
+
+    def __call__(self, what: str) -> None:
+        self._what, self._count = what, self._count + 1
+        if what and self._bar is None:
+            self._bar = Bar(console, "timing", ABOUT_TRIALS, lambda: f"timing {self._what}")
+        if self._bar is not None and what:
+            self._bar.move(min(self._count, ABOUT_TRIALS), what)
+        elif self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 class LiveTable(Progress):

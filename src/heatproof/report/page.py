@@ -15,6 +15,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +25,7 @@ from markupsafe import Markup, escape
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
+from heatproof.registry import split_calls
 from heatproof.report.album import album_section
 from heatproof.report.definitions import definitions
 from heatproof.report.front import FrontPictures, front_pictures
@@ -32,6 +34,8 @@ from heatproof.report.pieces import Grid, Section, fill, named
 from heatproof.report.scoretable import scores
 from heatproof.report.sections import agreement, classes, curves, made, trajectories
 from heatproof.report.steps import Step, next_steps
+from heatproof.store import RunFolder
+from heatproof.store.ledger import known_record, write_record
 from heatproof.verdict import follow, look
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import LOOKS, WORDS, Verdict
@@ -39,6 +43,7 @@ from heatproof.verdict.data import RunData
 from heatproof.verdict.judge import judge
 from heatproof.verdict.kept_album import read_album
 
+LEFT_OUT = "left_out.json"
 AFTER_THE_PICTURES = (scores, trajectories, classes, curves, agreement, made, definitions)
 
 
@@ -140,8 +145,25 @@ def read_report(
 
 def limits(data: RunData, verdict: Verdict) -> Section:
     """What a reader must not take from the page."""
-    content = {"images": len(data.images.ids), "measured": verdict.measured}
+    content = {"images": len(data.images.ids), "measured": verdict.measured, "left_out": left_out(data)}
     return Section("limits", "What this does not tell", content)
+
+
+def note_left_out(folder: RunFolder, reasons: Mapping[str, str]) -> None:
+    """What an audit did not compute, each with its reason; kept for the page."""
+    write_record(folder.path / LEFT_OUT, {"reasons": dict(reasons)})
+
+
+def left_out(data: RunData) -> dict[str, list[str]]:
+    """By reason, what an audit left out and nobody added since."""
+    known = {*data.manifest.config.get("methods", ()), *data.manifest.config.get("metrics", ())}
+    found: dict[str, list[str]] = {}
+    with suppress(StoreError):  # of a record that is damaged, `verify` tells
+        record = known_record(data.folder.path / LEFT_OUT) or {"reasons": {}}
+        for what, why in record["reasons"].items():
+            if not known.issuperset(split_calls(what)):
+                found.setdefault(why, []).append(what)
+    return found
 
 
 def write_page(

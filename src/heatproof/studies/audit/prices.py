@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -32,12 +32,20 @@ class Prices:
     each lot of metrics its passes for every method.
     """
 
-    def __init__(self, opened: Opened, wanted: Sequence[str], vote: Lot, seconds: float = math.inf) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        wanted: Sequence[str],
+        vote: Lot,
+        seconds: float = math.inf,
+        trying: Callable[[str], object] = lambda what: None,
+    ) -> None:
         """wanted: of these, the first that the network takes is the one that metrics are timed with.
 
-        seconds: of the whole audit, of which trials take a small share.
+        seconds: of the whole audit, of which trials take a small share. trying: told what is timed next.
         """
         self.opened, self.vote, self.patience = opened, vote, min(CHEAP, SHARE * seconds)
+        self.trying = trying
         self.worker = Worker(opened, RunFolder(Path(), Manifest(opened.config)))
         self._methods: dict[str, float] = {}
         self._lots: dict[Lot, float] = {}
@@ -81,6 +89,7 @@ class Prices:
         return self._trials(method, lot).per_image(warm=lot == self.vote).seconds
 
     def _trials(self, method: str, lot: Lot) -> Trials:
+        self.trying(", ".join(lot) or method)
         checkpoint, count = self.opened.checkpoints[-1].name, min(PICTURES, len(self.opened.source))
         unit = Unit(checkpoint, (0, count), (method,), (*PER_MAP, *lot), self.opened.study.run.seed)
         return Trials(self.worker, Task(unit, "explain"), lambda text: None, self.patience)

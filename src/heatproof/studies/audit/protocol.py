@@ -8,35 +8,28 @@ OUT/report.html     the page
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from heatproof.disk import write_whole
-from heatproof.errors import InputError, ModelError
+from heatproof.errors import InputError
 from heatproof.images.guess import guess_source
-from heatproof.models.function import is_function
 from heatproof.models.model import Model
 from heatproof.report.page import write_page
-from heatproof.run.config import read_study, toml
+from heatproof.run.config import read_study
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell
-from heatproof.run.study import Opened
 from heatproof.store import RunFolder
-from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Ladder, Selection, in_minutes
+from heatproof.studies.audit.ascent import KEPT, Ascent, Kept, read_kept
+from heatproof.studies.audit.choose import Choice, in_minutes
 from heatproof.studies.audit.held import HeldPictures
-from heatproof.studies.audit.looked import look
-from heatproof.studies.audit.prices import Prices
-from heatproof.studies.audit.settings import AuditSettings, study_tables
+from heatproof.studies.audit.settings import AuditSettings
 from heatproof.studies.skeleton import study_file
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import keep
 
-KEPT = "audit.json"
 Say = Callable[[str], object]
 
 
@@ -49,6 +42,8 @@ class AuditPlan:
     seconds: float
     notes: tuple[str, ...] = ()
     begun: bool = False  # whether an earlier call chose it
+    more: str = ""  # what was left out for want of time, and how to have it
+    ascent: Ascent | None = None  # who goes on choosing while it runs
 
     def reasons(self, taken: bool) -> dict[str, list[str]]:
         """What was chosen, or left out, by why."""
@@ -70,7 +65,7 @@ class AuditPlan:
 class AuditOutcome:
     """What an audit left behind. page and verdict: None where it was stopped before its end."""
 
-    plan: AuditPlan
+    plan: AuditPlan  # with what was chosen in the end
     result: Result
     page: Path | None = None
     verdict: Verdict | None = None
@@ -85,109 +80,53 @@ def plan_audit(
     network: Model | None = None,
     pictures: Callable[[], HeldPictures] | None = None,
     say: Say = lambda text: None,
+    trying: Say = lambda what: None,
+    began: float | None = None,
 ) -> AuditPlan:
-    """The study that answers most in the time there is, written to OUT; or the one that lies there.
+    """The study that answers most in the time there is, its first step written to OUT; or what lies there.
 
-    network, pictures: those that Python holds.
+    network, pictures: those that Python holds. trying: told what is timed, "" at the end. began: when the
+    clock started, by time.perf_counter(); now where None.
     """
-    began, out, study = time.perf_counter(), settings.out, study_file(settings.out)
-    if settings.minutes <= 0:
+    out, study = settings.out, study_file(settings.out)
+    if not 0 < settings.minutes < math.inf:
         raise InputError(f"minutes must be above 0, got {settings.minutes:g}")
-    begun = (out / KEPT).exists()
-    if not begun and (study.exists() or (out / "run.json").exists()):
+    kept = read_kept(settings) if (out / KEPT).exists() else None
+    if kept is None and (study.exists() or (out / "run.json").exists()):
         raise InputError(f"{out} holds another run; name a new folder with --out")
     found = pictures() if pictures else HeldPictures(guess_source(settings.images), {})
-    if begun:
-        return _begun(settings)
-    say(f"looking at {settings.model} and {found.source.path}: {found.source.seen}")
-    looked = look(settings, study_tables(settings, found.source, Path.cwd(), found.preprocess), network)
-    opened = looked.opened
-    if is_function(opened.model(opened.checkpoints[-1].name).module):
-        raise ModelError(
-            f"{settings.model} is only a function: it has no weights to redraw, on which an audit "
-            "rests; run a study of occlusion, rise or lime with insertion and deletion instead"
-        )
-    say(f"timing passes on {opened.device}, to choose what fits into {in_minutes(settings.minutes)}")
-    ladder = Ladder(
-        opened=opened,
-        prices=Prices(opened, settings.methods[:1] or FIRST, VOTE, 60 * settings.minutes),
-        classes=looked.classes,
-        left=lambda: 60 * settings.minutes - (time.perf_counter() - began),
-        minutes=settings.minutes,
-        most=min(settings.limit or MANY, MANY),
-        labels=looked.labels,
-    )
-    chosen = ladder.climb(settings.methods)
-    tables = study_tables(settings, found.source, out.resolve(), found.preprocess)
-    if looked.head:
-        tables["model"]["head"] = looked.head
-    plan = AuditPlan(study, chosen.choices, chosen.seconds, looked.notes)
-    kept = {"asked": settings.asked(), "choices": plan.choices, "seconds": plan.seconds, "notes": plan.notes}
-    write_whole({
-        study: _with_comments(_config(tables, chosen, opened), plan, settings),
-        out / KEPT: json.dumps(kept, indent=1, ensure_ascii=False) + "\n",
-    })  # fmt: skip
-    return plan
+    if kept is None:
+        ascent = Ascent(settings, found, network, say, trying, Kept(settings.minutes), began)
+        last = ascent.begin()
+        return AuditPlan(study, last.choices, ascent.ladder.seconds(last), ascent.kept.notes, ascent=ascent)
+    read_study(study)
+    more = settings.minutes > kept.minutes
+    if more:
+        say(f"going on with an audit of {in_minutes(kept.minutes)}, of which {spell(kept.spent)} were used")
+    kept = replace(kept, ended=kept.ended and not more)
+    ascent = Ascent(settings, found, network, say, trying, kept, began)
+    going = None if kept.ended else ascent
+    return AuditPlan(study, kept.choices, math.nan, kept.notes, True, kept.more, going)
 
 
 def run_audit(
     settings: AuditSettings, plan: AuditPlan, progress: Progress | None = None, network: Model | None = None
 ) -> AuditOutcome:
-    """Do what was planned, or go on with it; then the verdict and the page."""
-    result = run_study(plan.study, settings.out / "run", progress=progress, network=network)
-    if result.done < result.units:
-        return AuditOutcome(plan, result)
-    data, page = read_run(result.folder), settings.out / "report.html"
-    verdict = write_page(data, page)
-    keep(data, verdict)
-    return AuditOutcome(plan, result, page, verdict)
-
-
-def _begun(settings: AuditSettings) -> AuditPlan:
-    """The plan that an earlier call of the same audit made."""
-    path = settings.out / KEPT
+    """Do what was planned, or go on with it, step by step; then the verdict and the page."""
+    ascent, out = plan.ascent, settings.out / "run"
     try:
-        kept = json.loads(path.read_text("utf-8"))
-        before, asked = kept["asked"], settings.asked()
-        choices = tuple(Choice(*one) for one in kept["choices"])
-        seconds, notes = float(kept["seconds"]), tuple(kept["notes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read {path}: {error}; name a new folder with --out") from error
-    if other := [key for key in asked if before.get(key) != asked[key]]:
-        key = other[0]
-        raise InputError(
-            f"{settings.out} holds an audit with {key} = {before.get(key)}, not {asked[key]}; name a new "
-            f"folder with --out, or extend this one: heatproof run {study_file(settings.out)}"
-        )
-    read_study(study_file(settings.out))
-    return AuditPlan(study_file(settings.out), choices, seconds, notes, begun=True)
-
-
-def _config(tables: Mapping[str, Any], chosen: Selection, opened: Opened) -> dict[str, Any]:
-    images = {**tables["images"]}
-    if chosen.pictures < len(opened.source):
-        images["limit"] = chosen.pictures
-    run = {**tables["run"], "targets": opened.targets}
-    rest = {name: table for name, table in tables.items() if name not in ("run", "images")}
-    return {
-        "methods": list(chosen.methods),
-        "metrics": chosen.all_metrics,
-        "run": run,
-        **rest,
-        "images": images,
-    }
-
-
-def _with_comments(config: Mapping[str, Any], plan: AuditPlan, settings: AuditSettings) -> str:
-    """The study as TOML, with what was left out and why."""
-    left = [f"#   {', '.join(names)}: {why}" for why, names in plan.reasons(False).items()]
-    expected = f"about {spell(plan.seconds)} were expected"
-    head = [
-        f"# Chosen by heatproof audit for {in_minutes(settings.minutes)}; {expected}.",
-        "# Add methods or metrics at the end of their lists, then: heatproof run this file.",
-    ]
-    if settings.held:
-        head.append("# The network came from Python: to run this file, name it as FILE.py:FUNCTION.")
-    if left:
-        head += ["# Left out:", *left]
-    return "\n".join(head) + "\n\n" + toml(config)
+        result = run_study(plan.study, out, progress=progress, network=network)
+        while ascent and not ascent.kept.ended and result.done == result.units:
+            chosen = ascent.after(result)
+            plan = replace(plan, choices=chosen.choices, more=ascent.kept.more)
+            if not ascent.kept.ended:
+                result = run_study(plan.study, out, progress=progress, network=network)
+        if result.done < result.units:
+            return AuditOutcome(plan, result)
+        data, page = read_run(result.folder), settings.out / "report.html"
+        verdict = write_page(data, page)
+        keep(data, verdict)
+    finally:
+        if ascent:
+            ascent.keep()
+    return AuditOutcome(plan, result, page, verdict)

@@ -88,7 +88,7 @@ def starter(
         if head
         else 'head = "multilabel"  # where the network returns logits'
         if source.several
-        else '# head = "regression"     what its output is, where that is not found by itself; see docs/heads.md',
+        else '# head = "regression"     its output, where that is not found by itself; see docs/heads.md',
         "",
         "[images]",
         f"kind = {json.dumps(found.kind)}",
