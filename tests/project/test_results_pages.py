@@ -20,7 +20,7 @@ from claims.localise import localise
 from claims.passes import passes
 from claims.precision import precision
 from claims.qr import qr
-from claims.speed import speed
+from claims.speed import limits, speed
 
 PAGES = [front(), calibration(), cose(), cscore(), localise(), passes(), qr(), speed(), precision()]
 
@@ -122,6 +122,13 @@ def test_a_wrong_number_and_an_unchecked_one_are_noticed() -> None:
     assert missing(page, good.replace("0.13", "0.14"))[0] == "the page does not say: it fell to 0.13"
     assert len(uncovered(page, good.replace("0.13", "0.14"))) == 2
     assert uncovered(page, good + "**All is well.** Nobody checked.\n") == ["All is well."]
+
+
+def test_sentences_about_limits_come_out_both_ways() -> None:
+    rows = [{"what": name, "ratio": ratio, "limit": "<= 2"} for name, ratio in (("a", "1"), ("b", "1.5"))]
+    assert limits(rows) == "Both limits are kept."
+    rows[1]["ratio"] = "3"
+    assert limits(rows) == "1 of 2 limits is missed: b (3, limit 2)."
 
 
 def test_files_of_measurements_can_be_read() -> None:

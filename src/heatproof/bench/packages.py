@@ -32,7 +32,7 @@ from heatproof.models.model import Model
 
 PACKAGES = {  # by module
     "pytorch_grad_cam": "grad-cam", "captum": "captum", "lime": "lime", "torchcam": "torchcam",
-    "quantus": "quantus",
+    "quantus": "Quantus",
 }  # fmt: skip
 TORCHCAM = {"gradcam": "GradCAM", "gradcam++": "GradCAMpp", "layercam": "LayerCAM", "xgradcam": "XGradCAM"}
 SAME_PASSES = "both are bound by the same passes"
@@ -79,16 +79,15 @@ def parts(asked: Asked) -> Iterator[Part]:
             totals[0], totals[1] = totals[0] + ms["ours"], totals[1] + ms["theirs"]
         return [speed(part.what, ms["ours"], part.other, ms["theirs"], note=f"times faster{part.note}")]
 
-    def together() -> list[Row]:
-        what, other = (
-            f"all parts together, {model.name}, {amount.images} images",
-            "grad-cam, captum, lime, Quantus",
-        )
-        return [speed(what, totals[0], other, totals[1], note="times faster")]
+    here = [part for part in work.parts() if find_spec(part.module)]
+    names = dict.fromkeys(PACKAGES[part.module] for part in here if part.counted and part.module in PACKAGES)
 
-    for part in work.parts():
-        if find_spec(part.module):
-            yield Part(part.name, partial(beside, part), asked.device)
+    def together() -> list[Row]:
+        what = f"all parts together, {model.name}, {amount.images} images"
+        return [speed(what, totals[0], ", ".join(names), totals[1], note="times faster")]
+
+    for part in here:
+        yield Part(part.name, partial(beside, part), asked.device)
     yield Part("all", together, asked.device)
 
 
