@@ -17,6 +17,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from operator import is_
 from typing import Any
 
@@ -52,7 +53,7 @@ class Replay:
     def _record(self, function: Function, given: Sequence[Tensor], pool: Any) -> None:
         with _normal_tensors():
             self.room = [one.detach().clone() for one in given]
-            current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            current, side = torch.cuda.current_stream(), _side_stream(self.device)
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 function(*self.room)  # libraries set up their work space outside the recording
@@ -60,7 +61,7 @@ class Replay:
                     function(*self.room)
             current.wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, pool, side, capture_error_mode="thread_local"):
                 self.made = function(*self.room)
 
     def __call__(self, given: Sequence[Tensor]) -> Any:
@@ -69,6 +70,12 @@ class Replay:
                 room[: len(one)].copy_(one, non_blocking=True)
             self.graph.replay()
         return self.made
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: cuBLAS keeps a work space for every stream that it ever saw."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
