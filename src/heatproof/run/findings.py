@@ -33,12 +33,6 @@ NONE_PREDICTED = -1.0
 Thresholds = float | Sequence[float] | Mapping[str, float] | None
 
 
-def head_of(thresholds: float | Sequence[float] | None) -> Multilabel:
-    if thresholds is None:
-        return Multilabel()
-    return Multilabel(thresholds=thresholds if isinstance(thresholds, int | float) else tuple(thresholds))
-
-
 def named_thresholds(given: Thresholds, names: Sequence[str]) -> float | list[float] | None:
     """Thresholds that a study gives by name, in the order of the names; those not named are the usual one."""
     if not isinstance(given, Mapping):
