@@ -6,7 +6,7 @@ READY := .venv/.ready
 SITE := .venv/.site
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile --editable
 # pip compiles every file with one core; this takes all of them, and leaves out what nobody here imports.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' .venv/lib
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' .venv/lib src
 
 .PHONY: help venv browser demo test bench docs clean
 

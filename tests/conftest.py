@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from torch import nn
 
 DATA = Path(__file__).parent / "data"
+SOURCE = Path(__file__).parents[1] / "src"
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -23,6 +25,21 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 os.environ.pop("COLUMNS", None)  # of the terminal that tests are started from; tables are as in a pipe
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in its background so
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Doctests:
+    """Those of the package: only the files that have some are imported to look for them."""
+
+    @staticmethod
+    def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> DoctestModule | None:
+        ours = file_path.suffix == ".py" and file_path.is_relative_to(SOURCE)
+        if ours and ">>> " in file_path.read_text(encoding="utf-8"):
+            return DoctestModule.from_parent(parent, path=file_path)
+        return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Doctests(), "doctests of the package")
 
 
 @pytest.fixture(autouse=True)

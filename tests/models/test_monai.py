@@ -11,11 +11,15 @@ import heatproof as hp
 from heatproof.errors import ModelError, TargetError, UnknownNameError
 from heatproof.models.asked import asked
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of what it imports
-    pytest.importorskip("monai.networks.nets", reason="install heatproof[monai]")
-
 SMALL = {"init_features": 4, "growth_rate": 4, "block_config": (1, 1)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def monai() -> None:
+    """Imported when a test of this file begins: it takes seconds, also where other files are tested."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it imports
+        pytest.importorskip("monai.networks.nets", reason="install heatproof[monai]")
 
 
 @pytest.mark.parametrize("dims", [2, 3])

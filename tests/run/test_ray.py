@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from heatproof.run.engine import run_study
 from tiny_study import NETWORK, fingerprint, make_study, start
 
-pytest.importorskip("ray", reason="Ray is an extra")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an extra")
 
 # The first Ray worker that gets to the network dies in the middle of its unit, as if killed for memory.
 DEADLY = """
