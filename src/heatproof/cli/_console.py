@@ -43,6 +43,11 @@ console = _console()
 errors = _console(stderr=True)
 
 
+def say(text: object, style: str | None = None) -> None:
+    """A line, which the terminal may fold."""
+    console.print(text, style=style, soft_wrap=True)
+
+
 def stopped(ctx: click.Context) -> NoReturn:
     """Say how to go on, where the command can, and leave."""
     root = ctx.find_root()
@@ -89,7 +94,7 @@ class Steps:
         self.bar.move(self.finished)
         if what is not None and not console.is_terminal:
             seconds = time.perf_counter() - self.started
-            console.print(f"[{self.finished}/{self.total}] {what} ({seconds:.1f} s)", soft_wrap=True)
+            say(f"[{self.finished}/{self.total}] {what} ({seconds:.1f} s)")
 
 
 @contextmanager

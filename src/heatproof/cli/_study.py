@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 import click
 from click.core import ParameterSource
 
-from heatproof.cli._console import console, new_table
+from heatproof.cli._console import new_table, say
 from heatproof.errors import InputError, did_you_mean
 from heatproof.studies.settings import KEY, Option, Settings
 
@@ -100,7 +100,7 @@ class StudyCommand(click.Command):
         files = weights if isinstance(weights, list) else str(weights)
         table = ModelTable(str(content.get("model", "")), files, allow_pickle=pickles)
         if runs := foreign_code(table):
-            console.print(f"this study {runs}", soft_wrap=True)
+            say(f"this study {runs}")
 
 
 class PlacedCommand(StudyCommand):
@@ -186,7 +186,7 @@ def arguments(settings: type, said: Mapping[str, Any]) -> dict[str, Any]:
 
 def tell(ctx: click.Context, page: Path, failed: object, before: str = "") -> None:
     """Say where the page is; the exit code says whether something failed."""
-    console.print(f"{before}the page: {page}", soft_wrap=True)
+    say(f"{before}the page: {page}")
     if failed:
         ctx.exit(1)
 

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from heatproof import __version__
 from heatproof.bench.sections import SECTIONS, Asked
-from heatproof.cli._console import PATH, console, errors, new_table
+from heatproof.cli._console import PATH, console, errors, new_table, say
 from heatproof.cli._files import make_folder
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.lazy import torch
@@ -135,7 +135,7 @@ def run_section(
     try:
         section = importlib.import_module(f"heatproof.bench.{name}")
         for part in section.parts(asked):
-            console.print(f"{time.perf_counter() - began:7.1f} s  {name}: {part.name}", soft_wrap=True)
+            say(f"{time.perf_counter() - began:7.1f} s  {name}: {part.name}")
             with console.status("measuring"):
                 rows = part.measure()
             found.append((part, rows))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import PATH, console, errors, new_table, steps
+from heatproof.cli._console import PATH, console, errors, new_table, say, steps
 
 if TYPE_CHECKING:
     from heatproof.studies.calibrate.thresholds import Calibration
@@ -94,7 +94,7 @@ def calibrate_command(
 
             def done(text: str) -> None:
                 if console.is_terminal:
-                    console.print(text, soft_wrap=True)
+                    say(text)
                 bar.done(text)
 
             measure_members(wanted, workers, done, bar.now)
@@ -102,7 +102,7 @@ def calibrate_command(
     found = thresholds.calibrate(thresholds.read_members(out, fewest=1 if before else 4), before)
     _write(out, found)
     _show(found)
-    console.print(f"written to {out / 'rates.json'} and judged.csv", soft_wrap=True)
+    say(f"written to {out / 'rates.json'} and judged.csv")
     return None
 
 
@@ -112,7 +112,7 @@ def _looks(out: Path, pairs: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with steps("pairs", pairs) as bar:
         path = measure_looks(out, pairs, bar.done, bar.now)
-    console.print(f"written to {path}", soft_wrap=True)
+    say(f"written to {path}")
 
 
 def _write(out: Path, found: Calibration) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from heatproof.cli._console import PATH, console, new_table
+from heatproof.cli._console import PATH, console, new_table, say
 
 
 @click.command("compare")
@@ -57,5 +57,5 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
             changes.add_row(f"{d.of.short} {d.of.arrow}", d.method, *ends, *values)
         console.print(changes)
     for one in found.moved[:3]:
-        console.print(f"maps moved most: {one.image} (alike {one.alike:.2f})", soft_wrap=True)
-    console.print(f"the page: {found.report(out)}", soft_wrap=True)
+        say(f"maps moved most: {one.image} (alike {one.alike:.2f})")
+    say(f"the page: {found.report(out)}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import console, errors, steps
+from heatproof.cli._console import console, errors, say, steps
 from heatproof.cli._study import PlacedCommand, shown, tell
 from heatproof.studies.contrast.settings import ContrastSettings
 
@@ -67,7 +67,7 @@ def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
     for failure in outcome.found.failures[:10]:
         errors.print(f"not used: {failure.id}: {failure.reason}", soft_wrap=True)
     for point in outcome.found.points:
-        console.print(f"{point.strength:.0%}: {point.planting.sentence}", soft_wrap=True)
+        say(f"{point.strength:.0%}: {point.planting.sentence}")
     if outcome.table.rows:
         console.print(shown(outcome.table))
     tell(ctx, outcome.page, failed=not outcome.table.rows)

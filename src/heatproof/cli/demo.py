@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import PATH, console, steps
+from heatproof.cli._console import PATH, console, say, steps
 
 if TYPE_CHECKING:
     from heatproof.demo import Audit
@@ -33,7 +33,7 @@ def demo_command(out: Path, quick: bool, seed: int) -> None:
 
     started = time.perf_counter()
     sizes = demo.QUICK if quick else demo.FULL
-    found = demo.run(out, sizes, seed, steps, console, lambda text: console.print(text, soft_wrap=True))
+    found = demo.run(out, sizes, seed, steps, console, say)
     show(found, time.perf_counter() - started)
 
 
@@ -41,9 +41,6 @@ def show(found: Audit, seconds: float) -> None:
     """The verdict, what to do, the cheating twin, both trainings, and where the page is."""
     from heatproof.demo.story import advice, first_alarms, told_apart
     from heatproof.verdict.answers import LOOKS
-
-    def say(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, soft_wrap=True)
 
     say(f"\n{found.verdict.headline}", "bold")
     say(found.verdict.sentence)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from PIL import Image
 
-from heatproof.cli._console import PATH, Steps, console, errors, new_table, steps
+from heatproof.cli._console import PATH, Steps, console, errors, new_table, say, steps
 from heatproof.cli._files import file_part, find_images, make_folder, numbers, read_names, save, unique_names
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.lazy import torch
@@ -151,9 +151,9 @@ def explain_command(
                 progress.done(one.name)
     if explained:
         console.print(prediction_table(loaded, explained, top))
-        console.print(f"the network's output: {loaded.head_meaning}", soft_wrap=True)
-        console.print(f"{len(explained)} of {len(named)} images explained; written to {out}:", soft_wrap=True)
-        console.print("\n".join(f"  {path}" for path in written), soft_wrap=True)
+        say(f"the network's output: {loaded.head_meaning}")
+        say(f"{len(explained)} of {len(named)} images explained; written to {out}:")
+        say("\n".join(f"  {path}" for path in written))
     if len(explained) < len(named):
         ctx.exit(1)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from heatproof.cli._console import console
+from heatproof.cli._console import say
 from heatproof.errors import InputError
 
 
@@ -31,4 +31,4 @@ def export_command(run: Path, csv: Path | None, parquet: Path | None, latex: Pat
     scores = RunFolder.open(run).scores()
     for form, path in wanted.items():
         scores.export(path, form)
-        console.print(f"wrote {path}", soft_wrap=True)
+        say(f"wrote {path}")

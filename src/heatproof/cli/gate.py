@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import click
 
-from heatproof.cli._console import console, new_table
+from heatproof.cli._console import console, new_table, say
 from heatproof.errors import HeatproofError
 from heatproof.verdict.rules import MIN_N, MIN_USABLE
 
@@ -111,7 +111,7 @@ def _print(verdicts: Sequence[RuleResult], run: Path) -> None:
         if len(lines) > SHOWN:
             table.add_row("", "", "", "", f"and {len(lines) - SHOWN} more", "")
     console.print(table)
-    console.print(f"{held} of {len(verdicts)} rules hold for {run}", soft_wrap=True)
+    say(f"{held} of {len(verdicts)} rules hold for {run}")
 
 
 def junit_xml(verdicts: Sequence[RuleResult], name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from heatproof.cli._console import PATH, console
+from heatproof.cli._console import PATH, say
 from heatproof.studies.settings import HEAD
 
 
@@ -32,6 +32,6 @@ def init_command(folder: Path, out: Path, model: str, checkpoint: str, head: str
 
     path, seen = write_starter(folder, out, model, checkpoint, head)
     for line in seen:
-        console.print(line, soft_wrap=True)
+        say(line)
     todo = "" if model else "fill in the lines marked <-, then "
-    console.print(f"wrote {path}; {todo}heatproof run {path} --dry-run", soft_wrap=True)
+    say(f"wrote {path}; {todo}heatproof run {path} --dry-run")

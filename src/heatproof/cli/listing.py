@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import click
 
-from heatproof.cli._console import console, new_table
+from heatproof.cli._console import console, new_table, say
 from heatproof.errors import InputError
 from heatproof.explain.providers import Provider, all_providers
 from heatproof.lazy import torch
@@ -73,7 +73,7 @@ def provider_row(one: Provider) -> tuple[str, str, str]:
 
 def show_pages(pages: Iterable[str]) -> None:
     for text in pages:
-        console.print(text, soft_wrap=True)
+        say(text)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -184,11 +184,11 @@ def list_layers(model: str, image_size: int | None) -> None:
     from heatproof.models.model import untouched
 
     loaded = load_model(model)
-    size = (image_size, image_size) if image_size else loaded.preprocess.size
+    size = (image_size,) * len(loaded.preprocess.size) if image_size else loaded.preprocess.size
     blank = torch.zeros(1, loaded.preprocess.channels, *size)
     with untouched(loaded.module):
         default = capture(loaded, blank, needs=frozenset({"activations"})).layer
-    table = new_table(f"layers of {loaded.name} for {size[0]}x{size[1]} images")
+    table = new_table(f"layers of {loaded.name} for {'x'.join(map(str, size))} images")
     table.add_column("layer", overflow="fold")
     table.add_column("grid", justify="right")
     table.add_column("channels", justify="right")

@@ -10,7 +10,7 @@ import click
 import numpy as np
 from PIL import Image
 
-from heatproof.cli._console import PATH, Steps, console, steps
+from heatproof.cli._console import PATH, Steps, console, say, steps
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.codes import QRSet, check_folder, make_codes, write_codes
 from heatproof.images.distort import DISTORTIONS, distort
@@ -94,7 +94,7 @@ def make_command(
     what = f", {distortion} {strength:g}" if distortion else ""
     console.print(f"{positives} codes ({symbol}) and {negatives} negatives, {size}x{size}, seed {seed}{what}")
     for name, path in (("manifest", manifest), ("a look at them", out / PREVIEW)):
-        console.print(f"{name}: {path}", soft_wrap=True)
+        say(f"{name}: {path}")
     study = STUDY.format(path=manifest.as_posix())
     console.print("a study that scores maps on their parts:", study, soft_wrap=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from heatproof.cli._console import console
+from heatproof.cli._console import say
 
 BESIDE = "-"  # the file's usual name, in the run's folder
 
@@ -90,7 +90,7 @@ def report_command(
         told.append(f"wrote {' and '.join(map(str, files))}")
         told.append(f"left to you in the card: {', '.join(left_out(health_card(data, verdict)))}")
     for line in filter(None, told):
-        console.print(line, soft_wrap=True, highlight=False)
+        say(line)
 
 
 def _taken(pdf: str | None, card: str | None) -> tuple[Path, str | None, str | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from heatproof.cli._console import console, errors, new_table, stopped
+from heatproof.cli._console import console, errors, new_table, say, stopped
 from heatproof.errors import counted
 
 BROKEN_SHOWN = 10
@@ -86,9 +86,6 @@ def run_command(
     from heatproof.run.weights import foreign_code
     from heatproof.verdict.judge import conclude
 
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True)
-
     def show(rows: Iterable[tuple[str, str]]) -> None:
         table = new_table(f"plan of {study}; nothing was written")
         table.add_column("what", no_wrap=True)
@@ -125,14 +122,14 @@ def run_command(
         errors.print(
             f"{counted(unanswered, 'picture')} got no answer: the network's output is NaN", soft_wrap=True
         )
-    console.print(f"{result.done} of {result.units} units are done in {folder}", soft_wrap=True)
+    say(f"{result.done} of {result.units} units are done in {folder}")
     if result.stopped:
         stopped(ctx)
     if result.done < result.units:
-        console.print("the rest belongs to other shards; the last one adds the group metrics", soft_wrap=True)
+        say("the rest belongs to other shards; the last one adds the group metrics")
     else:
-        console.print(f"{conclude(result.folder).headline}: heatproof verdict {folder}", soft_wrap=True)
-        console.print(f"look at it: heatproof report {folder}", soft_wrap=True)
+        say(f"{conclude(result.folder).headline}: heatproof verdict {folder}")
+        say(f"look at it: heatproof report {folder}")
     if result.broken or unanswered:
         ctx.exit(1)
 

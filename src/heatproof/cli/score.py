@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from heatproof.cli._console import console, errors, new_table, stopped
+from heatproof.cli._console import console, errors, new_table, say, stopped
 from heatproof.cli._study import PlacedCommand
 from heatproof.run.progress import Progress
 from heatproof.studies.score.settings import ScoreSettings
@@ -49,9 +49,9 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
     from heatproof.studies.audit.protocol import run_audit
     from heatproof.studies.score.protocol import FLOORS, means, plan_score
 
-    plan = plan_score(settings, _say)
+    plan = plan_score(settings, say)
     for note in plan.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     outcome = run_audit(settings.audit, plan, Progress(console))
     if outcome.result.broken:
         from heatproof.cli.run import broken_table
@@ -61,15 +61,11 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
         stopped(ctx)
     shown = (settings.method, FLOORS[0])
     _show(plan, shown, means(outcome.folder, shown))
-    console.print(outcome.verdict.headline, style="bold", soft_wrap=True)
-    _say(outcome.verdict.sentence)
-    _say(f"the page: {outcome.page}; to repeat or extend it: heatproof run {plan.study}")
+    say(outcome.verdict.headline, style="bold")
+    say(outcome.verdict.sentence)
+    say(f"the page: {outcome.page}; to repeat or extend it: heatproof run {plan.study}")
     if outcome.result.broken or outcome.result.unanswered:
         ctx.exit(1)
-
-
-def _say(text: str) -> None:
-    console.print(text, soft_wrap=True)
 
 
 def _show(plan: AuditPlan, methods: tuple[str, ...], found: dict[str, dict[str, tuple[float, int]]]) -> None:

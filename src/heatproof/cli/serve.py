@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from heatproof.cli._console import console
+from heatproof.cli._console import say
 
 
 @click.command("serve")
@@ -39,19 +39,19 @@ def serve_command(run: Path, port: int, host: str, token: bool, open_page: bool)
     from heatproof.report.serve import Server  # needs duckdb and msgspec
 
     with Server(run, host, port, token) as server:
-        console.print(f"{server.live.path} is shown at {server.address}", soft_wrap=True)
+        say(f"{server.live.path} is shown at {server.address}")
         if not server.live.state()["units"]:
-            console.print("it has no finished unit yet; the page fills as the run goes on", soft_wrap=True)
+            say("it has no finished unit yet; the page fills as the run goes on")
         if server.token:
-            console.print("whoever has this address can look; keep it to yourself", soft_wrap=True)
-        console.print("Ctrl-C ends it", soft_wrap=True)
+            say("whoever has this address can look; keep it to yourself")
+        say("Ctrl-C ends it")
         threading.Thread(target=server.live.warm, daemon=True).start()
         if open_page and _has_screen():
             threading.Thread(target=webbrowser.open, args=[server.address], daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            console.print("\nended", soft_wrap=True)
+            say("\nended")
 
 
 def _has_screen() -> bool:

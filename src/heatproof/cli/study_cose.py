@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import console, errors, new_table
+from heatproof.cli._console import console, errors, new_table, say
 from heatproof.cli._study import StudyCommand, tell
 from heatproof.cli.run import broken_table
 from heatproof.run.progress import Progress
@@ -58,7 +58,7 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
         table.add_row(method, f"{score.consistency:.3f}", f"{score.sensitivity:.3f}", f"{score.value:.2f}")
     console.print(table)
     for reason in dict.fromkeys(s.reason for s in result.found.scores.values() if s.reason):
-        console.print(f"not defined: {reason}", soft_wrap=True)
+        say(f"not defined: {reason}")
     if result.failed:
         errors.print(broken_table([{"image": f.id, "reason": f.reason} for f in result.failed]))
     tell(ctx, result.page, failed=result.failed or result.skipped)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import console, new_table
+from heatproof.cli._console import console, new_table, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,9 +70,9 @@ def verdict_command(
     if as_json:
         click.echo(verdict.json())
         return
-    console.print(verdict.headline, style="bold", soft_wrap=True)
+    say(verdict.headline, style="bold")
     for line in (verdict.sentence, *(f"note: {note}" for note in verdict.notes)):
-        console.print(line, soft_wrap=True)
+        say(line)
     table = new_table(f"at {verdict.checkpoint}")
     for name in ("", "answer", "why"):
         table.add_column(name, overflow="fold")
@@ -86,7 +86,7 @@ def verdict_command(
         console.print(_information(verdict))
     alarms = [f"alarm at {alarm['checkpoint']}: {alarm['sentence']}" for alarm in verdict.alarms]
     for line in filter(None, (*alarms, verdict.measured, kept)):
-        console.print(line, soft_wrap=True)
+        say(line)
 
 
 def _information(verdict: Verdict) -> Table:

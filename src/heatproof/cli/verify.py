@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heatproof.cli._console import console, new_table
+from heatproof.cli._console import console, new_table, say
 from heatproof.errors import counted
 
 if TYPE_CHECKING:
@@ -53,15 +53,15 @@ def verify_command(ctx: click.Context, run: Path, repair: bool, upgrade: bool) -
     if findings and repair:
         units = verify.repair(path, findings)
         dropped = f"dropped {counted(len(units), 'unit')}"
-        console.print(f"{dropped}; made again by heatproof run STUDY --out {path}", soft_wrap=True)
+        say(f"{dropped}; made again by heatproof run STUDY --out {path}")
     elif findings:
-        console.print(f"to drop them: heatproof verify {path} --repair", soft_wrap=True)
+        say(f"to drop them: heatproof verify {path} --repair")
     else:
         folder = RunFolder.open(path)
         sealed = "every file is what was written" if folder.manifest.format > 1 else (
             "made by heatproof 0.1, without checksums; --upgrade adds them"
         )  # fmt: skip
-        console.print(f"{sealed}; {folder.status().sentence}", soft_wrap=True)
+        say(f"{sealed}; {folder.status().sentence}")
     if findings:
         ctx.exit(1)
 
@@ -79,4 +79,4 @@ def _upgrade(folder: RunFolder) -> None:
     plan = make_plan(folder.manifest, row["n"])
     folder = upgrade(folder, plan.units)
     folder.plan([unit.hash for unit in plan.units], row["n"], plan.checkpoints())
-    console.print(f"{len(folder.done())} units of {folder.path} have checksums now", soft_wrap=True)
+    say(f"{len(folder.done())} units of {folder.path} have checksums now")
