@@ -254,6 +254,8 @@ def test_a_monitor_shows_the_middle_planes(tmp_path: Path) -> None:
     report = hp.monitor.Monitor(volumes, labels, methods=["gradcam"], out=tmp_path / "watched").step(net, 1)
     assert report.n == 4
     assert report.pictures.shape[:3] == report.heat["gradcam"].shape == (2, 10, 8 + 2 + 8 + 2 + 10)
+    (said,) = {one["planes"] for one in gallery(read_run(RunFolder.open(tmp_path / "watched")))["images"]}
+    assert said == "planes: depth 3, height 5, width 4"
 
 
 def test_methods_of_a_run_over_volumes_are_compared(run: RunFolder) -> None:

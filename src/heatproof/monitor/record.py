@@ -32,10 +32,11 @@ from heatproof.run.metrics import read_metrics
 from heatproof.run.plan import Task, make_plan
 from heatproof.run.score import RowMaker
 from heatproof.run.weights import Checkpoint, weights_hash
+from heatproof.show import Sheet, middle
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.manifest import SEVERAL
 from heatproof.train.recipe import GradientNorm
-from heatproof.types import Batch, Score
+from heatproof.types import Batch, Score, size_of
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.epochs import write_gradients
 from heatproof.verdict.judge import MONITOR, conclude
@@ -169,7 +170,10 @@ class Recorder:
         scene = Scene(model, batch, maps, targets, self.layer, seed=self.seed)
         with undisturbed(model):
             scores += maker.scores(task.unit.metrics, scene)
-        shown = dict(zip(batch.ids, part.pixels[rows_of.numpy()], strict=True))
+        pictures: Any = part.pixels[rows_of.numpy()]
+        if part.images.ndim > 4:  # volumes, with what is shown of them
+            pictures = [Sheet(one, middle(size_of(part.images))) for one in pictures]
+        shown = dict(zip(batch.ids, pictures, strict=True))
         folder.write_unit(task.unit, scores, {name: only_finite(one) for name, one in maps.items()}, shown)
 
     def _answers(self, maker: RowMaker, part: HeldOut, logits: Tensor) -> Iterator[Score]:
