@@ -28,6 +28,14 @@ else:
     torch = _Torch("torch")
 
 
+@cache
+def entry_points() -> Any:
+    """Those of every package that is installed; looking for them takes time."""
+    from importlib import metadata
+
+    return metadata.entry_points()
+
+
 class _Room(ModuleType):
     """A package that looks its names up when they are first used, where its type hints come from."""
 

@@ -19,13 +19,11 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
 from heatproof.facts import Facts, entry_of, facts_of, read_facts
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
+from heatproof.lazy import entry_points
 
 
 @dataclass(frozen=True)
@@ -188,15 +186,19 @@ class Registry(Generic[EntryT]):
         self._lent[entry.name] = entry
 
     def get(self, name: str) -> EntryT:
+        if (found := self.find(name)) is None:
+            raise UnknownNameError(self.kind, name, self._entries)
+        return found
+
+    def find(self, name: str) -> EntryT | None:
+        """As get; None where nobody registered it."""
         if self.providers and ":" in name and name not in self._lent:
             self._lent[name] = importlib.import_module(self.providers).provided(name)
         if name in self._lent:
             return self._lent[name]
         self._load()
-        try:
-            return self._entries[self._keys[key_of(name)]]
-        except KeyError:
-            raise UnknownNameError(self.kind, name, self._entries) from None
+        owner = self._keys.get(key_of(name))
+        return None if owner is None else self._entries[owner]
 
     def names(self) -> list[str]:
         self._load()
@@ -217,20 +219,14 @@ class Registry(Generic[EntryT]):
         """Know every entry: its facts at least, and its function where torch is imported anyway."""
         if self._imported or (self._complete and "torch" not in sys.modules):
             return
-        from importlib.metadata import entry_points
-
-        plugins = entry_points(group=self.group)
+        plugins = entry_points().select(group=self.group)
         if "torch" in sys.modules or plugins or not self.tell():
-            self._import(plugins)
+            self._imported = True
+            for module in self._files():  # whose decorators register what is in them
+                importlib.import_module(module)
+            for plugin in plugins:
+                plugin.load()
         self._complete = True
-
-    def _import(self, plugins: EntryPoints) -> None:
-        """Every file of the package and every plug-in, whose decorators register what is in them."""
-        self._imported = True
-        for module in self._files():
-            importlib.import_module(module)
-        for plugin in plugins:
-            plugin.load()
 
     def _files(self) -> list[str]:
         package = importlib.import_module(self.package)

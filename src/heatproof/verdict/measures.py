@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from heatproof.errors import InputError, UnknownNameError
+from heatproof.errors import InputError
 from heatproof.registry import Metric, metrics, parse_call, unregistered
 
 FAMILIES = (  # in the order of the table; those of plug-ins follow
@@ -94,12 +94,8 @@ def measure(name: str) -> Measure:
 def _entry(base: str) -> Metric | None:
     """The registered metric of this name, or the one it is a part of."""
     parts = base.split("_")
-    for end in range(len(parts), 0, -1):
-        try:
-            return metrics.get("_".join(parts[:end]))
-        except UnknownNameError:
-            continue
-    return None
+    found = (metrics.find("_".join(parts[:end])) for end in range(len(parts), 0, -1))
+    return next(filter(None, found), None)
 
 
 def stands_beside(name: str) -> bool:
