@@ -153,21 +153,32 @@ def test_pictures_of_classes_the_model_does_not_have_are_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("names", "classes", "extra", "run"),
+    ("names", "extra"),
     [
-        (("Cat", "DOG"), 2, "", ""),
-        (("cat, Felis catus", "hound, dog"), 2, "", ""),
-        (None, 2, "", ""),
-        (("Katze", "Hund"), 2, '[images.options]\nclass_names = ["cat", "dog"]', ""),
-        (("tench", "goldfish"), 2, "", 'targets = "predicted"'),
+        (("Cat", "DOG"), ""),
+        (("cat, Felis catus", "hound, dog"), ""),
+        (None, ""),
+        (("Katze", "Hund"), '[images.options]\nclass_names = ["cat", "dog"]'),
     ],
 )
-def test_classes_that_are_the_model_s_or_not_used_are_taken(
-    names: tuple[str, ...] | None, classes: int, extra: str, run: str, tmp_path: Path
+def test_classes_that_are_the_model_s_are_taken(
+    names: tuple[str, ...] | None, extra: str, tmp_path: Path
 ) -> None:
-    opened = study(tmp_path, names, classes, extra=extra, run=run, metrics=() if run else ("accuracy",))
+    opened = study(tmp_path, names, extra=extra)
     check_study(opened)
     assert opened.source.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(("names", "classes"), [(("tench", "goldfish"), 2), (None, 5), (None, 1)])
+def test_labels_that_are_not_the_model_s_are_put_aside_where_nothing_reads_them(
+    names: tuple[str, ...] | None, classes: int, tmp_path: Path
+) -> None:
+    predicted = 'targets = "predicted"'
+    opened = study(tmp_path, names, classes, run=predicted, metrics=("insertion(steps=2)",))
+    check_study(opened)
+    labelled = names is None and classes == 1  # one logit answers for two classes
+    assert opened.source.classes == (("cat", "dog") if labelled else ())
+    assert {s.label for s in opened.source.samples} == ({0, 1} if labelled else {None})
 
 
 def test_studies_refuse_other_classes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

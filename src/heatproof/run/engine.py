@@ -22,6 +22,7 @@ from heatproof.models.model import Model
 from heatproof.models.precision import usual_precision
 from heatproof.models.queue import is_out_of_memory
 from heatproof.run.foreign import map_names, method_hashes
+from heatproof.run.labels import ASIDE
 from heatproof.run.plan import RunPlan, make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
 from heatproof.run.profile import Profiler
@@ -164,6 +165,10 @@ def run_study(
     opened.tell(opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass"))
     plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
     progress.say(f"the network's output: {opened.head}")
+    if opened.renamed == ASIDE:
+        progress.say(
+            "labels are put aside: they are not the network's classes, so it is neither right nor wrong"
+        )
     gone = outgrown(folder, plan, prepared.pictures)
     folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), gone)
     stopped = False

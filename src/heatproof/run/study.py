@@ -17,13 +17,13 @@ from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelE
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
 from heatproof.models import Model
-from heatproof.models.classes import model_classes
 from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
 from heatproof.models.random_weights import keep_twin
 from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
 from heatproof.run.findings import check_findings, check_metrics, named_thresholds
 from heatproof.run.foreign import lend_methods, map_names, refuse_methods, refuse_metrics
+from heatproof.run.labels import Renamed, as_the_model_s, renumbered
 from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
 from heatproof.run.provenance import Origin
 from heatproof.run.values import explains_labels, refuse_for_head, told_head
@@ -50,7 +50,7 @@ class Opened:
     by_label: bool = True  # whether labels can be explained: not of values or similarities
     classes: bool = True  # whether the network names classes, which labels are compared with
     thresholds: float | list[float] | None = None  # and from which probability on each counts
-    renamed: tuple[dict[int, int], tuple[str, ...]] | None = None  # the pictures' classes as the model's
+    renamed: Renamed | None = None  # the pictures' classes as the model's
     origin: Origin | None = None  # of the pictures, once checked
     network: Model | None = field(default=None, repr=False)  # where Python holds it; the study only names it
     _source: Source | None = field(default=None, repr=False)
@@ -94,7 +94,7 @@ class Opened:
     def source(self) -> Source:
         if self._source is None:
             source = _open_images(self.study.images, self.folder)
-            self._source = source if self.renamed is None else _renumbered(source, *self.renamed)
+            self._source = source if self.renamed is None else renumbered(source, *self.renamed)
         return self._source
 
     @property
@@ -182,41 +182,20 @@ def check_classes(opened: Opened, model: Model) -> int:
         count = max(2, model.logits(model.preprocess.blank).shape[1])
         opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
         opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
-    source, options = opened.source, opened.study.images.options
+    source = opened.source
     with _at("images"):
         check_findings(source, opened.several, opened.head)
     if opened.several:
         check_metrics(opened.metrics, opened.targets)
     if not source.labelled or not opened.classes:
         return count
+    read = [r for r in opened.metrics if "labels" in r.entry.needs and (r.group or not r.entry.call)]
+    unused = opened.targets != "label" and not read
+    vouched = "class_names" in opened.study.images.options and len(source.classes) == count
     with _at("images"):
-        _check_labels(source, count, model.name)
-        vouched = "class_names" in options and len(source.classes) == count
-        reads = any("labels" in r.entry.needs for r in opened.metrics)
-        if not vouched and (reads or opened.targets == "label"):
-            used = {c for s in source.samples for c in s.stated}
-            names = dict(enumerate(source.classes))
-            numbers = model_classes(names, used, model.classes, count, model.name)
-            if model.classes is not None and any(k != number for k, number in numbers.items()):
-                opened.renamed, opened._source = (numbers, model.classes), None
+        if renamed := as_the_model_s(source, model, count, vouched, unused):
+            opened.renamed, opened._source = renamed, None
     return count
-
-
-def _renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]) -> Source:
-    """The same pictures with the model's class numbers and names."""
-    samples = (s if s.label is None else replace(s, label=numbers[s.label]) for s in source.samples)
-    if source.several:
-        renamed = {source.classes[k]: classes[number] for k, number in numbers.items()}
-        samples = (
-            replace(
-                s,
-                findings=tuple(sorted(numbers[f] for f in s.stated)),
-                box_findings=tuple(tuple(numbers[f] for f in of) for of in s.box_findings),
-                masks={renamed.get(part, part): mask for part, mask in s.masks.items()},
-            )
-            for s in source.samples
-        )
-    return replace(source, samples=tuple(samples), classes=classes)
 
 
 def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
@@ -322,16 +301,6 @@ def check_truth(requests: list[MetricRequest], source: Source, targets: str | No
             )
     if targets == "label" and not source.labelled:
         raise InputError("run.targets is 'label', but the images have no labels; set it to 'predicted'")
-
-
-def _check_labels(source: Source, count: int, name: str) -> None:
-    outside = next(((s, c) for s in source.samples for c in s.stated if c >= count), None)
-    if outside is not None:
-        sample, label = outside
-        raise InputError(
-            f"{sample.id} has label {label} ({source.classes[label]}), but {name} has the "
-            f"classes 0 to {count - 1}; order them with images.options.class_names or set model.num_classes"
-        )
 
 
 @contextmanager
