@@ -162,7 +162,7 @@ def frozen(module: nn.Module) -> nn.Module:
         (lambda m, x, y: (m, x, y.float()), "one class number per picture"),
         (lambda m, x, y: (m, x, y[:-1]), "they must match"),
         (lambda m, x, y: (m, x * torch.nan, y), "NaN"),
-        (lambda m, x, y: (m.module[:6], x, y), "which has no classes, which the contrast test needs"),
+        (lambda m, x, y: (m.module[:6], x, y), "the contrast test needs a network that names one class"),
         (lambda m, x, y: (Quiet(), x, y), "no weights to train"),
         (lambda m, x, y: (frozen(m.module), x, y), "is TorchScript"),
         (

@@ -107,7 +107,7 @@ def test_a_monitor_and_the_contrast_test_need_classes(caplog: pytest.LogCaptureF
     labels = torch.arange(40) % 2
     hp.monitor.Monitor(shown, labels, ["gradient"]).step(model, 1)  # a training goes on
     assert "head is 'regression', which has no classes" in caplog.text
-    with pytest.raises(InputError, match="head is 'regression', which has no classes"):
+    with pytest.raises(InputError, match="the contrast test needs a network that names one class"):
         hp.contrast(model, shown, labels)
 
 

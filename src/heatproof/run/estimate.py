@@ -14,8 +14,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-import torch
-
 from heatproof.errors import InputError, StoreError, counted
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
@@ -258,7 +256,7 @@ class Trials:
     def channels(self) -> int:
         """Of the layer, which is what all of them means."""
         model = self.opened.model(self.task.unit.checkpoint)
-        blank = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
+        needs, layer = frozenset({"activations"}), self.opened.study.model.layer
         with untouched(model.module):
-            found = capture(model, blank, None, frozenset({"activations"}), self.opened.study.model.layer)
+            found = capture(model, model.preprocess.blank, None, needs, layer)
         return int(found.activation.shape[1])

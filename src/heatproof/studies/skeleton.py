@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.stats import rankdata
 
 from heatproof.disk import write_whole
@@ -32,7 +31,7 @@ def local_spec(spec: str) -> str:
 
 def need_one_class(model: Model, who: str) -> None:
     """Refuse a network that does not name one class for each picture; a blank one shows it."""
-    model.logits(torch.zeros(1, model.preprocess.channels, *model.preprocess.size))
+    model.logits(model.preprocess.blank)
     model.read.need_one_class(who)
 
 
