@@ -43,11 +43,12 @@ $(READY): pyproject.toml | $(BIN)/python
 demo: $(LIGHT)
 	@$(BIN)/heatproof demo --out demo
 
+# In the order of their names: files with few tests, which take longest, would come last and leave a core idle.
 test: $(READY) browser
 	@$(BIN)/ruff format --check --quiet src tests docs/*.py examples
 	@$(BIN)/ruff check --quiet --output-format concise src tests docs/*.py examples
 	@$(BIN)/mypy --no-error-summary
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(READY)
 	@$(BIN)/heatproof bench
