@@ -43,7 +43,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
             if name == "stop":
                 raise KeyboardInterrupt
             taken = float(asked.pictures or 1)
-            found = [Row(f"{name}, {asked.pictures} pictures", taken, "bare", 1.0, taken)]
+            found = [Row(f"{name}, {asked.pictures} pictures", taken, "bare", 1.0, -taken)]
             yield Part(name, lambda found=found: found, asked.device)  # type: ignore[misc]
 
     module = ModuleType(FAKE)
@@ -73,6 +73,7 @@ def test_a_file_keeps_its_rows_but_for_parts_that_are_measured_again(
     rows = rows_of(table)
     assert [row["part"] for row in rows] == ["a", "b", "c"]
     assert [row["what"] for row in rows] == ["a, None pictures", "b, 2 pictures", "c, None pictures"]
+    assert [row["ratio"] for row in rows] == ["-1.0", "-2.0", "-1.0"]
     assert rows[1]["command"] == "heatproof bench --section fake --network a,b --pictures 2"
     assert {row["machine"] for row in rows} == {machine("cpu")}
     assert {(row["section"], row["device"], row["heatproof"]) for row in rows} == {
@@ -81,6 +82,9 @@ def test_a_file_keeps_its_rows_but_for_parts_that_are_measured_again(
     fake("--network", "a", "--quick", "--csv", str(table))
     assert [(row["part"], row["quick"]) for row in rows_of(table)][-1] == ("a", "True")
     assert len(rows_of(table)) == 4, "a rougher number does not replace a better one"
+    fake("--network", "a", "--pictures", "9", "--csv", str(table))
+    assert [row["what"][0] for row in rows_of(table)] == ["a", "b", "c"], "a better one replaces both"
+    assert rows_of(table)[0]["what"] == "a, 9 pictures"
 
 
 def test_what_was_measured_before_a_stop_is_kept_and_shown(

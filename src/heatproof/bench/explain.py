@@ -33,7 +33,7 @@ def parts(asked: Asked) -> Iterator[Part]:
     quick, device = asked.quick, asked.device
     torch.manual_seed(0)
     model = network("resnet18" if quick else "resnet50", device)
-    yield Part("seven CAMs", partial(_cams, model, 4 if quick else 16, device, 2 if quick else 3), device)
+    yield Part("seven CAMs", partial(_cams, model, 2 if quick else 16, device, 2 if quick else 3), device)
     samples = QUICK_SAMPLES if quick else SAMPLES
     yield Part("methods of many passes", partial(_perturbing, model, device, 2, samples), device)
     for name in PER_IMAGE if asked.gpu else ():

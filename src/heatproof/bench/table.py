@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 
+from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.store.scores import csv_cell
 
-SAME = ("section", "part", "device", "quick")  # rows alike in these are of one measurement
+SAME = ("section", "part", "device")  # rows alike in these are of one measurement
 Cells = Mapping[str, object]
 
 
@@ -27,30 +29,26 @@ class MeasuredRows:
                 self.files[path] = list(csv.DictReader(file))
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
-        if any(column not in row for row in self.files[path] for column in SAME):
+        if any(column not in row for row in self.files[path] for column in (*SAME, "quick")):
             raise InputError(f"{path} is no table of heatproof bench; name another file")
 
     def put(self, path: Path, rows: Sequence[Cells]) -> None:
-        """Rows of one part, where its old ones stood, else at the end."""
+        """Rows of one part, where its old ones stood, else at the end; quick ones replace quick ones only."""
         if path not in self.files:
             self.open(path)
-        kept, keys = self.files[path], {key(row) for row in rows}
-        first = next((i for i, row in enumerate(kept) if key(row) in keys), len(kept))
-        kept[:] = [
-            *kept[:first],
-            *rows,
-            *(row for row in kept[first:] if key(row) not in keys),
-        ]
+        again = {(*key(row), quick) for row in rows for quick in {"True", str(row["quick"])}}
+        kept = self.files[path]
+        old = [(*key(row), str(row["quick"])) in again for row in kept]
+        first = old.index(True) if any(old) else len(kept)
+        stays = [row for row, gone in zip(kept, old, strict=True) if not gone]
+        new = [{name: csv_cell(cell) for name, cell in row.items()} for row in rows]
+        kept[:] = [*stays[:first], *new, *stays[first:]]
+        text = StringIO()
         columns = dict.fromkeys(name for row in kept for name in row)
-        beside = path.with_name(f".{path.name}")
-        try:
-            with beside.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, list(columns), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows({name: csv_cell(cell) for name, cell in row.items()} for row in kept)
-            beside.replace(path)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from error
+        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept)
+        write_whole({path: text.getvalue()})
 
 
 def key(row: Cells) -> tuple[str, ...]:
