@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from heatproof.errors import InputError
+from heatproof.explain.floors import is_floor
 from heatproof.images.transforms import STEPS, TRANSFORMS
 from heatproof.metrics.stability import Cose, Pearson, cose, cose_split, harmonic, ssim_to_final
 from heatproof.metrics.stats import Interval, percentile_interval, resample
@@ -101,6 +103,12 @@ class Found:
     def scores(self) -> dict[str, Cose]:
         """COSE of each method over all its pairs."""
         return {m: self.of(m).cose() for m in self.methods}
+
+    @cached_property
+    def ranked(self) -> dict[str, Cose]:
+        """The methods that have a COSE, floors left out, the best first."""
+        known = {m: s for m, s in self.scores.items() if not is_floor(m) and not math.isnan(s.value)}
+        return dict(sorted(known.items(), key=lambda one: -one[1].value))
 
     @cached_property
     def by_equation(self) -> dict[str, Cose]:

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import MissingExtraError
-from heatproof.explain.floors import is_floor
 from heatproof.images import Failure
 from heatproof.metrics.stability import Cose
 from heatproof.report.book import Book
@@ -207,8 +206,7 @@ def _opening(found: Found, draws: int) -> str:
 
 
 def _conclusion(found: Found) -> str:
-    ranked = {m: s for m, s in found.scores.items() if not is_floor(m) and not math.isnan(s.value)}
-    order = sorted(ranked, key=lambda m: -ranked[m].value)
+    ranked, order = found.ranked, list(found.ranked)
     if not order:
         reasons = dict.fromkeys(s.reason for s in found.scores.values() if s.reason)
         return f"No method has a COSE: {'; '.join(reasons) or 'no method was ranked'}."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from heatproof.explain.floors import is_floor
 from heatproof.metrics.stability import overall
 from heatproof.registry import explainers, parse_call
 from heatproof.report.tables import Cell, Column, Table
@@ -35,7 +34,7 @@ def first_table(studies: Sequence[Found]) -> Table:
         *(Column(f"published: {name}", ".2f") for name in PUBLISHED),
         Column("published: best in", ".1%"),
     )
-    winners = [best_method(study) for study in studies]
+    winners = [next(iter(study.ranked), None) for study in studies]
     rows: list[tuple[Cell, ...]] = []
     for method in methods:
         ours = [study.scores[method].value if method in study.scores else math.nan for study in studies]
@@ -60,12 +59,6 @@ def _stands_for(method: str, methods: Sequence[str]) -> bool:
     """Whether this call is the one the paper's column stands beside: the plain one, else the only one."""
     name, options = parse_call(method)
     return not options or name not in methods
-
-
-def best_method(study: Found) -> str | None:
-    """The one with the highest COSE, floors aside."""
-    ranked = {m: s.value for m, s in study.scores.items() if not is_floor(m) and not math.isnan(s.value)}
-    return max(ranked, key=lambda m: ranked[m], default=None)
 
 
 def group_table(studies: Sequence[Found]) -> Table | None:
