@@ -1,4 +1,4 @@
-"""What each of the two processes of test_monitor_distributed.py runs: distributed_training.py KIND OUT.
+"""What each of the two processes of test_monitor_distributed.py runs: distributed_training.py OUT.
 
 Every process writes what happened to it to OUT/RANK.json. After each step of a monitor all processes add up a
 number, as training adds up gradients: one that stopped alone leaves the other waiting until time is up.
@@ -12,6 +12,7 @@ import os
 import sys
 import warnings
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,8 @@ class Wide(nn.Module):
 
 
 def plain(_: Path) -> dict[str, Any]:
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
     seen: list[int] = []
-    found = {
+    found: dict[str, Any] = {
         "stop": trained(monitor()),
         "warn": trained(monitor(stop_on=())),
         "every": trained(monitor(stop_on=(), every=2)),
@@ -94,7 +94,6 @@ def plain(_: Path) -> dict[str, Any]:
         "cannot be measured": trained(monitor(layer="nowhere"), checked=False),
         "check": trained(monitor(stop_on=(), layer=None), Wide()),
     }
-    distributed.destroy_process_group()
     return {**found, "seen": seen}
 
 
@@ -162,6 +161,12 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")  # the libraries' advice
     torch.set_num_threads(1)
     logging.getLogger("heatproof.monitor").addHandler(Heard())
-    kind, place = sys.argv[1], Path(sys.argv[2])
-    found = {"plain": plain, "lightning": lightning, "huggingface": huggingface}[kind](place / "run")
+    place = Path(sys.argv[1])
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))  # the libraries take it up
+    found = {
+        kind.__name__: kind(place / kind.__name__)
+        for kind, package in ((plain, "torch"), (lightning, "lightning"), (huggingface, "accelerate"))
+        if find_spec(package)
+    }
     (place / f"{RANK}.json").write_text(json.dumps(found))
+    distributed.destroy_process_group()

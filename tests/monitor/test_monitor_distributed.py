@@ -14,13 +14,16 @@ import pytest
 import torch
 
 WORKER = Path(__file__).parent / "distributed_training.py"
-SECONDS = 150  # a machine that is busy with other tests is slow to start two processes
+SECONDS = 300  # a machine that is busy with other tests is slow to start two processes
+Both = tuple[dict[str, Any], dict[str, Any]]
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 
 
-def two(kind: str, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What both processes wrote."""
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """What both processes wrote; two do everything, as each takes seconds to import what it needs."""
+    out = tmp_path_factory.mktemp("distributed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -28,7 +31,7 @@ def two(kind: str, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
-    command = [sys.executable, str(WORKER), kind, str(out)]
+    command = [sys.executable, str(WORKER), str(out)]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     processes = [
         subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}, **pipes)
@@ -45,8 +48,8 @@ def two(kind: str, out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    return two("plain", tmp_path_factory.mktemp("plain"))
+def plain(both: Both) -> Both:
+    return both[0]["plain"], both[1]["plain"]
 
 
 def test_both_stop_after_the_same_epoch_with_the_same_words(plain: Any) -> None:
@@ -93,7 +96,7 @@ def test_a_check_that_fails_in_one_process_fails_in_both(plain: Any) -> None:
 
 
 @pytest.mark.parametrize("library, package", [("lightning", "lightning"), ("huggingface", "accelerate")])
-def test_callbacks_stop_both(tmp_path: Path, library: str, package: str) -> None:
+def test_callbacks_stop_both(both: Both, library: str, package: str) -> None:
     pytest.importorskip(package)
-    first, second = two(library, tmp_path)
+    first, second = (found[library] for found in both)
     assert first == second == {"stop": 1, "warn": 3}
