@@ -30,6 +30,7 @@ TIMM = [
     "nf_resnet50", "cspdarknet53", "mobilevit_xxs", "repvgg_a0", "convnext_atto", "vit_tiny_patch16_224",
     "twins_pcpvt_small", "mixer_s32_224", "convit_tiny",
 ]  # fmt: skip
+ONE_SIZE = ("vit_tiny_patch16_224", "mixer_s32_224", "convit_tiny", "twins_pcpvt_small")
 KERAS = ["ResNet50V2", "MobileNetV2", "DenseNet121"]
 # Families whose default changed with this rule, and where it is now.
 CHANGED = {
@@ -87,14 +88,14 @@ def check(name: str, model: Model, size: int) -> None:
 
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_torchvision(name: str) -> None:
-    options = {"init_weights": False} if name in ("inception_v3", "googlenet") else {}
+    options = {"init_weights": False} if name in ("inception_v3", "googlenet", "vgg11", "vgg11_bn") else {}
     module = torchvision.models.get_model(name, weights=None, **options)
     check(f"torchvision:{name}", as_model(module), 128 if name != "maxvit_t" else 224)
 
 
 @pytest.mark.parametrize("name", TIMM)
 def test_timm(name: str) -> None:
-    check(f"timm:{name}", as_model(timm.create_model(name)), 224)
+    check(f"timm:{name}", as_model(timm.create_model(name)), 224 if name in ONE_SIZE else 128)
 
 
 @pytest.mark.parametrize("name", KERAS)
@@ -108,7 +109,7 @@ def test_hugging_face(name: str) -> None:
     config = getattr(transformers, f"{name}Config")(**options)
     module = transformers.AutoModelForImageClassification.from_config(config)
     model = as_model(module)
-    check(f"hf:{name}", model, 224)
+    check(f"hf:{name}", model, 128)
     if name == "Bit":
         assert default_layer(model) == "bit.norm"
 

@@ -121,7 +121,7 @@ def picture(width: int = 300, height: int = 260) -> Image.Image:
     return Image.fromarray((ramp * np.array([1.0, 0.7, 0.4])).astype(np.uint8))
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "resnet50", "inception_v3", "vit_b_16"])
+@pytest.mark.parametrize("name", ["squeezenet1_1", "resnet50", "inception_v3", "efficientnet_b0"])
 def test_torchvision_preprocessing_is_the_weights_own(name: str) -> None:
     import torchvision
 
