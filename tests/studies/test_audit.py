@@ -237,8 +237,15 @@ def test_an_audit_that_was_stopped_goes_on_to_the_same_rows(folder: Path) -> Non
 
 def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ascent, "Prices", Fixed)  # 1.4 s and more for each method and picture
-    monkeypatch.setattr(choose, "CORE", ("layercam", "hirescam"))
-    monkeypatch.setattr(choose, "MORE", ())
+    few = {
+        "CORE": ("layercam",),
+        "MORE": (),
+        "DEAR": (),
+        "FLOORS": ("edges",),
+        "CURVES": ("deletion(steps=4)",),
+    }
+    for name, value in few.items():
+        monkeypatch.setattr(choose, name, value)
     monkeypatch.setattr(Ladder, "took", lambda self, step, seconds: setattr(self, "held", step))
 
     def spent(self: Ascent) -> float:  # a machine on which all takes a third longer than expected
@@ -257,8 +264,14 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
     long = settings("grown", methods=(), limit=None, minutes=60.0)
     second = run_audit(long, plan_audit(long))
     after = read_study("grown/study.toml")
-    assert after.images.limit == 36 and {"layercam", "hirescam", "edges"} < {*after.methods}
-    assert after.methods[:2] == before.methods and "insertion(steps=20)" in after.metrics
+    assert after.images.limit == 36 and {*after.methods} == {
+        "gradcam",
+        "random",
+        "layercam",
+        "edges",
+        "gradient",
+    }
+    assert after.methods[:2] == before.methods and "deletion(steps=4)" in after.metrics
     now = Counter(
         row["unit"] for row in second.folder.scores().sql("select unit from scores where image <> ''")
     )
@@ -269,8 +282,8 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
     assert {row["n"] for row in every} == {36} and second.folder.status().state == "complete"
     cscores = second.folder.scores().sql("select 1 from scores where metric = 'cscore_n' and label is null")
     assert len(cscores) == len(after.methods)  # those over 32 pictures are gone
-    less = run_audit(short, plan_audit(short))
-    assert less.plan.begun and less.plan.ascent is None and read_study("grown/study.toml") == after
+    less = plan_audit(short)
+    assert less.begun and less.ascent is None and read_study("grown/study.toml") == after
 
 
 def test_several_checkpoints_are_a_training(folder: Path) -> None:
@@ -282,8 +295,10 @@ def test_several_checkpoints_are_a_training(folder: Path) -> None:
     assert [row["checkpoint"] for row in rows] == ["epoch01", "epoch02"]
 
 
-def test_a_transformer_gets_methods_for_transformers(folder: Path) -> None:
+def test_a_transformer_gets_methods_for_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("timm")
+    monkeypatch.setattr(choose, "MORE", ("lrp",))
+    monkeypatch.setattr(choose, "DEAR", ("gradient",))
     (folder / "vit.py").write_text(TRANSFORMER)
     asked = AuditSettings(model="vit.py:make", images=Path("pictures"), minutes=3.0, limit=16)
     plan = plan_audit(asked)
@@ -300,6 +315,8 @@ def test_labels_that_are_not_the_networks_are_left_aside(folder: Path) -> None:
     assert "labels are not used, predictions are explained" in plan.notes[0]
     assert read_study(plan.study).run.targets == "predicted"
     assert not {"accuracy", "cscore"} & set(read_study(plan.study).metrics)
+    assert "the network has other classes than the pictures" in {choice.why for choice in plan.choices}
+    check_study(open_study(plan.study))  # with insertion, which reads no labels
 
 
 def test_several_findings_are_seen_in_the_list_and_told_to_the_network(folder: Path) -> None:

@@ -33,6 +33,8 @@ class Possible:
         source = self.opened.source
         try:
             requests = read_metrics([text])
+            if not self.labels and any("labels" in one.entry.needs and one.group for one in requests):
+                return "the network has other classes than the pictures"
             check_truth(requests, source, self.opened.targets)
         except HeatproofError as error:
             return _short(str(error))
@@ -48,8 +50,6 @@ class Possible:
             return "it needs the network's weights or gradients, and this one is a function"
         if entry.across and len(self.opened.checkpoints) < 2:
             return "it compares checkpoints, and there is one"
-        if "labels" in entry.needs and request.group and not self.labels:
-            return "the network has other classes than the pictures"
         if entry.name == "auc" and len(used) == 1:
             return "all pictures are of one class"
         if request.every_class and self.classes > ALL_CLASSES_UP_TO:
