@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import heatproof as hp
-from conftest import small_cnn
+from conftest import needs_cuda, small_cnn
 from heatproof.errors import InputError, StoreError
 from heatproof.models.precision import computing, usual_precision
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
-from tiny_study import make_study
+from tiny_study import fingerprint, make_study
 
 CPU = torch.device("cpu")
 
@@ -78,3 +78,14 @@ def test_a_run_keeps_its_precision_and_its_batch(tmp_path: Path) -> None:
     # How many inputs a pass takes may change: no row depends on it but for its last bits.
     result = run_study(make_study(tmp_path, run="inputs_per_pass = 3"), tmp_path / "usual")
     assert result.done == result.units and result.computed == 0
+
+
+@needs_cuda
+def test_on_a_gpu_a_study_has_the_same_bits_each_time(tmp_path: Path) -> None:
+    methods = ["gradcam", "gradient", "integrated-gradients(steps=8)", "lime(samples=32)"]
+    metrics = ["insertion(steps=4)", "randomisation(depths=2)", "fragility(draws=1)"]
+    study = make_study(tmp_path, methods=methods, metrics=metrics, extra="", run='precision = "fp32"')
+    study.write_text(study.read_text().replace('device = "cpu"', 'device = "cuda"'))
+    for name in ("first", "again"):
+        run_study(study, tmp_path / name)
+    assert fingerprint(tmp_path / "first") == fingerprint(tmp_path / "again")

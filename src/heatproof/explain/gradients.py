@@ -71,9 +71,11 @@ def sum_of_gradients(
         return inputs, trace.targets[jobs % count]
 
     def done(gradients: Tensor, _logits: Tensor, start: int, stop: int) -> None:
-        jobs = torch.arange(start, stop, device=total.device)
-        strength = gradients if power == 1 else gradients**power
-        total.index_add_(0, jobs % count, strength * weights)
+        strength = (gradients if power == 1 else gradients**power) * weights
+        # Point by point, not by index_add_: a GPU would add them in another order each time.
+        for first in range(start - start % count, stop, count):
+            own = slice(max(first, start), min(first + count, stop))
+            total[own.start - first : own.stop - first] += strength[own.start - start : own.stop - start]
 
     trace.queue.input_gradients(count * points, make, done)
     return total.contiguous()

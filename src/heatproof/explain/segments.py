@@ -131,11 +131,12 @@ def segment_means(values: Tensor, segments: Tensor) -> Tensor:
     """ "b c s": the mean of "b c H W" in every segment; 0 in numbers an image does not use."""
     spots = segments.flatten(1)
     size = int(spots.max()) + 1
-    sums = values.new_zeros(*values.shape[:2], size)
-    sums.scatter_add_(2, spots[:, None].expand(-1, values.shape[1], -1), values.flatten(2))
-    areas = values.new_zeros(len(values), 1, size)
-    areas.scatter_add_(2, spots[:, None], values.new_ones(len(values), 1, spots.shape[1]))
-    return sums / areas.clamp(min=1)
+    exact = values.double() if values.is_cuda else values  # a GPU adds in any order: here it leaves no trace
+    sums = exact.new_zeros(*values.shape[:2], size)
+    sums.scatter_add_(2, spots[:, None].expand(-1, values.shape[1], -1), exact.flatten(2))
+    areas = exact.new_zeros(len(values), 1, size)
+    areas.scatter_add_(2, spots[:, None], exact.new_ones(len(values), 1, spots.shape[1]))
+    return (sums / areas.clamp(min=1)).to(values.dtype)
 
 
 def paint(weights: Tensor, segments: Tensor) -> Tensor:

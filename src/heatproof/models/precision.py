@@ -5,6 +5,7 @@
     bf16   convolutions and matrix products in bfloat16 (torch.autocast), sums in float32
     None   as the network and torch are set
 
+Where one is named, as in every run, a GPU's convolutions are those that give the same bits each time.
 A network whose weights are bfloat16 or float64 already keeps them. Maps are float32 in any case.
 """
 
@@ -41,9 +42,10 @@ def computing(precision: str | None, device: torch.device) -> Iterator[None]:
             yield
             return
         products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = products.allow_tf32, convolutions.allow_tf32
+        before = products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic
         try:
             products.allow_tf32 = convolutions.allow_tf32 = precision != "fp32"
+            convolutions.deterministic = True
             yield
         finally:
-            products.allow_tf32, convolutions.allow_tf32 = before
+            products.allow_tf32, convolutions.allow_tf32, convolutions.deterministic = before
