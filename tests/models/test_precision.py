@@ -52,6 +52,7 @@ def test_torchs_settings_come_back(precision: str | None) -> None:
         return (
             torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled(),
             torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32,
+            torch.backends.cudnn.deterministic,
         )  # fmt: skip
 
     before = settings()
@@ -84,7 +85,7 @@ def test_a_run_keeps_its_precision_and_its_batch(tmp_path: Path) -> None:
 def test_on_a_gpu_a_study_has_the_same_bits_each_time(tmp_path: Path) -> None:
     methods = ["gradcam", "gradient", "integrated-gradients(steps=8)", "lime(samples=32)"]
     metrics = ["insertion(steps=4)", "randomisation(depths=2)", "fragility(draws=1)"]
-    study = make_study(tmp_path, methods=methods, metrics=metrics, extra="", run='precision = "fp32"')
+    study = make_study(tmp_path, methods=methods, metrics=metrics, run='precision = "fp32"')
     study.write_text(study.read_text().replace('device = "cpu"', 'device = "cuda"'))
     for name in ("first", "again"):
         run_study(study, tmp_path / name)
