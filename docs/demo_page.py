@@ -3,6 +3,7 @@
     heatproof demo --seed 0 --out SEED0            the same for seeds 1 and 2
     python docs/demo_page.py SEED0 SEED1 SEED2     rewrites the marked parts of demo.md, and the pictures
     python docs/demo_page.py SEED0                 all but the table of seeds
+    python docs/demo_page.py picture SEED0         only report-picture.png
 
 The pictures are of the first folder's report, in a browser and on paper. They need playwright, chromium and
 poppler's pdftoppm.
@@ -129,10 +130,27 @@ def photograph(report: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
                     )
                     page.wait_for_timeout(500)
                     save(page.screenshot(), path)
-                page.goto(f"{report.resolve().as_uri()}#show=all&answer=wrong")
-                page.locator("#gallery .frame").first.click()
-                page.wait_for_timeout(800)
-                save(page.locator("dialog").screenshot(), PICTURE)
+        browser.close()
+
+
+def photograph_picture(report: Path, width: int = WIDTH) -> None:
+    """The first wrong answer of a report, opened: its maps, down to the table of scores."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": HEIGHT})
+        page.goto(f"{report.resolve().as_uri()}#show=all&answer=wrong")
+        page.locator("#gallery .frame").first.click()
+        page.wait_for_timeout(800)
+        long = page.locator("dialog").evaluate("dialog => dialog.scrollHeight")
+        page.set_viewport_size({"width": width, "height": int(long / 0.9) + 80})  # it leaves a margin
+        page.mouse.move(0, 0)
+        page.evaluate("document.activeElement.blur()")
+        page.wait_for_timeout(800)
+        dialog, scores = (page.locator(what).first.bounding_box() for what in ("dialog", "dialog .wide"))
+        assert dialog and scores
+        save(page.screenshot(clip={**dialog, "height": scores["y"] - dialog["y"]}), PICTURE)
         browser.close()
 
 
@@ -162,6 +180,8 @@ def small(picture: Image.Image, path: Path) -> None:
 
 
 def main(folders: list[str]) -> None:
+    if folders[0] == "picture":
+        return photograph_picture(Path(folders[1], "report.html"))
     audits = {seed: run(Path(folder), FULL, seed) for seed, folder in enumerate(folders)}
     text = PAGE.read_text(encoding="utf-8")
     parts = {"printed": printed(audits[0]), "methods": method_table(audits[0])}
@@ -171,6 +191,7 @@ def main(folders: list[str]) -> None:
         text = put(text, mark, content)
     PAGE.write_text(text, encoding="utf-8")
     photograph(audits[0].report)
+    photograph_picture(audits[0].report)
     photograph_paper(audits[0])
 
 
