@@ -27,6 +27,8 @@ def test_the_audit_needs_at_most_half_of_the_inputs_it_needed() -> None:
     assert before["maps"] == after["maps"] == 1 + 50 + 1000
     assert (before["randomisation"], after["randomisation"]) == (11 * 1051, 11 * (1 + 13 + 375))
     assert (before["fragility"], after["fragility"]) == (4 * 1051, 4 * (1 + 13 + 375))
+    # Maps of the network as it is are those that randomisation made.
+    assert (before["input_shift"], after["input_shift"]) == (2 * 1051, 1 + 13 + 375)
     assert (before["insertion"], after["insertion"]) == (2 + 12 * 2 * 99, 2 + 12 * 64)
 
 

@@ -115,6 +115,23 @@ def test_one_shared_pass_per_depth_and_the_model_stays(images: Tensor) -> None:
     assert not net._forward_hooks and all(weight.requires_grad for weight in net.parameters())
 
 
+def test_a_check_need_not_make_the_maps_that_another_made_of_the_network_as_it_is(images: Tensor) -> None:
+    net, methods = small_cnn(seed=5), ["gradcam", "smoothgrad(samples=4)"]
+    known: dict[Any, Any] = {}
+    shown: dict[str, Any] = {"model": net, "images": images}
+    for targets in (torch.zeros(len(images)).long(), torch.ones(len(images)).long()):
+        with counting(net) as passes:
+            alone = input_shift(methods, targets, **shown)
+        needed = sum(passes.batches)
+        parameter_randomisation(methods, targets, depths=1, known=known, **shown)
+        with counting(net) as passes:
+            found = input_shift(methods, targets, known=known, **shown)
+        assert sum(passes.batches) == needed - 5 * len(images)  # a shared pass and four samples
+        for method in methods:
+            assert torch.equal(found[method]["ssim"], alone[method]["ssim"])
+    assert len(known) == 2
+
+
 def test_the_seed_decides(cnn: nn.Sequential, images: Tensor) -> None:
     first, again, other = (
         parameter_randomisation("gradcam", model=cnn, images=images, depths=1, seed=seed)

@@ -260,7 +260,9 @@ def audit_rows() -> Iterator[Cells]:
                 entry.level == "image" and "model" in entry.needs and text != "deletion"
             ):  # comes with insertion
                 part = text
-                measure([f"{text}({options[text]})" if text in options else text], scene)
+                alone = when == "before" and text in full  # no check knew then what another had made
+                shown = replace(scene, kept={}) if alone else scene
+                measure([f"{text}({options[text]})" if text in options else text], shown)
         yield from ({"what": name, "when": when, "inputs": n} for name, n in counts.items())
 
 

@@ -53,6 +53,7 @@ NEVER_DEFINED = "the similarity is not defined at any depth"
 NOT_UNDONE = "no bias of the first layer undoes the shift: the logits differ"
 CHANGED = "the noise changed the prediction or left no map to compare, in every draw"
 TOLERANCE = 1e-3  # of the largest logit; rounding alone stays far below
+Known = dict[Any, dict[str, Maps]]  # maps of the network as it is, by what was asked for
 
 
 class Depth(NamedTuple):
@@ -91,6 +92,7 @@ def parameter_randomisation(
     budget: str = "enough",
     layer: Layers = None,
     seed: int = 0,
+    known: Known | None = None,
     **passes: Unpack[Passes],
 ) -> Cascade:
     """Similarity of maps to the original's as modules become random from the head down.
@@ -105,6 +107,7 @@ def parameter_randomisation(
             "full": as often as ever.
         layer: where CAMs look, as for hp.explain.
         seed: of the weights, and of methods that draw.
+        known: maps of the network as it is that another check made of these images; what is made is put in.
         passes: batch_size and progress, as for hp.explain.
     """
     if depths is not None and (not isinstance(depths, int) or depths < 1):
@@ -113,9 +116,9 @@ def parameter_randomisation(
         )
     model = as_model(model)
     pictures = model.check_images(images)
-    made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
     model, targets = asked(model, pictures, targets)
-    before = made(model, pictures, targets)
+    before = made.once(model, pictures, targets, known)
     explained = next(iter(before.values())).explained
     twin = twin_of(model, pictures)
     names, random = twin.names, twin.random(seed)
@@ -129,19 +132,27 @@ def parameter_randomisation(
     return Cascade(tuple(found))
 
 
-def _maker(methods: Methods, budget: str, **options: Any) -> Callable[..., dict[str, Maps]]:
+class _Maker:
     """Explains a model's pictures by all methods, under the names that they were given."""
-    if budget not in ("enough", "full"):
-        raise InputError(f"budget must be 'enough' or 'full', got {budget!r}")
-    texts = with_enough(methods)
-    if budget == "full":
-        texts = {text: text for text in texts}
 
-    def made(model: Model, pictures: Tensor, targets: ArrayLike | None) -> dict[str, Maps]:
-        found = explain(model, pictures, list(texts.values()), targets, **options)
-        return {text: found[fewer] for text, fewer in texts.items()}
+    def __init__(self, methods: Methods, budget: str, **options: Any) -> None:
+        if budget not in ("enough", "full"):
+            raise InputError(f"budget must be 'enough' or 'full', got {budget!r}")
+        enough = with_enough(methods)
+        self.texts, self.options = enough if budget == "enough" else {text: text for text in enough}, options
 
-    return made
+    def __call__(self, model: Model, pictures: Tensor, targets: Any) -> dict[str, Maps]:
+        found = explain(model, pictures, list(self.texts.values()), targets, **self.options)
+        return {text: found[fewer] for text, fewer in self.texts.items()}
+
+    def once(self, model: Model, pictures: Tensor, targets: Any, known: Known | None) -> dict[str, Maps]:
+        """The same for the network as it is, of which the next check need not make them again."""
+        if known is None or not isinstance(targets, Tensor) or not targets.is_cpu:
+            return self(model, pictures, targets)
+        key = *self.texts.items(), *targets.tolist(), self.options["seed"]
+        if key not in known:
+            known[key] = self(model, pictures, targets)
+        return known[key]
 
 
 def _stops(count: int, depths: int | None) -> list[int]:
@@ -162,6 +173,7 @@ def input_shift(
     budget: str = "enough",
     layer: Layers = None,
     seed: int = 0,
+    known: Known | None = None,
     **passes: Unpack[Passes],
 ) -> dict[str, PerImage]:
     """Similarity of maps before and after a constant shift that the first layer takes back; 1 is right.
@@ -169,16 +181,16 @@ def input_shift(
     Args:
         methods, targets, model, images: as for parameter_randomisation.
         shift: added to every value of the model-ready images.
-        budget, layer, seed, passes: as for parameter_randomisation.
+        budget, layer, seed, known, passes: as for parameter_randomisation.
 
     Returns:
         ssim and spearman, each "b", by method.
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
     model, targets = asked(model, pictures, targets)
-    before = made(model, pictures, targets)
+    before = made.once(model, pictures, targets, known)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
     logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
     gap = (logits[0] - logits[1]).abs().amax(1)
@@ -237,7 +249,7 @@ def fragility(
         raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    made = _maker(methods, budget, layer=layer, seed=seed, **passes)
+    made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
     model, targets = asked(model, pictures, None)
     reach = _picture_range(model, pictures)
 
@@ -293,6 +305,7 @@ def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any
     named: dict[str, Any] = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer}
     if function is not fragility:  # which explains the predicted class
         named["targets"] = scene.classes
+        named["known"] = scene.kept.setdefault("maps of the network as it is", {})
     found = function(list(scene.maps), **named, **scene.passes, **options)
     return found.mean() if isinstance(found, Cascade) else found
 
