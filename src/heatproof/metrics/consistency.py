@@ -211,7 +211,7 @@ def cscore_by_class(
     alpha: float = 2.0,
     *,
     anchor: ArrayLike | None = None,
-    weights: Weights | ArrayLike = "confidence",
+    weights: Weights | Tensor = "confidence",
     temperature: float | None = None,
     exact_up_to: int = EXACT_UP_TO,
     half_width: float = HALF_WIDTH,
@@ -234,11 +234,8 @@ def cscore_by_class(
     same_length(maps=rows, labels=labels, probs=p)
     y = class_labels(labels, p.shape[1])
     gold = gold_mask(y, p, tau) if anchor is None else anchored(anchor, len(y))
-    if isinstance(weights, str):
-        confidence = confidence_weights(y, p, weights, temperature)  # type: ignore[arg-type]  # refuses others
-    else:
-        confidence = _confidence(weights, rows)
-    confidence = confidence.to(rows.values.device)
+    given = confidence_weights(y, p, weights, temperature) if isinstance(weights, str) else weights
+    confidence = _confidence(given, rows).to(rows.values.device)
     used = thresholds(y, p, tau) if anchor is None else np.full(p.shape[1], NAN)
 
     classes: dict[int, CScore] = {}
