@@ -35,6 +35,7 @@ METRICS = (
     "insertion(steps=10)", "deletion(steps=10)", "randomisation(depths=2)", "fragility(draws=1)",
     "input_shift", "cscore", "method_agreement", "accuracy",
 )  # fmt: skip
+QUICK_METHODS, QUICK_METRICS = ("gradcam", "gradient"), ("insertion(steps=10)", "method_agreement")
 REFERENCE = "fp32"
 Cells = Mapping[str, object]
 
@@ -46,13 +47,13 @@ def parts(asked: Asked) -> Iterator[Part]:
             "the section precision needs a trained network: "
             "name a folder with cifar10/resnet20.safetensors and cifar10/cifar10.npz by --data"
         )
-    data, images = asked.data, asked.pictures or (4 if asked.quick else 20)
+    data, images = asked.data.resolve(), asked.pictures or (2 if asked.quick else 20)
     with tempfile.TemporaryDirectory() as place:
         runs = {}
 
         def run(precision: str) -> RunFolder:
             if precision not in runs:
-                done = run_study(study(data, precision, images, asked.device), Path(place) / precision)
+                done = run_study(study(data, precision, images, asked), Path(place) / precision)
                 if done.stopped:
                     raise KeyboardInterrupt
                 runs[precision] = done.folder
@@ -72,11 +73,11 @@ def resnet20() -> Model:
     return Model(CifarResNet(3).eval(), "resnet20", Preprocess((32, 32), 32))
 
 
-def study(data: Path, precision: str, images: int, device: str = "cpu") -> dict[str, Any]:
+def study(data: Path, precision: str, images: int, asked: Asked) -> dict[str, Any]:
     return {
-        "methods": list(METHODS),
-        "metrics": list(METRICS),
-        "run": {"precision": precision, "device": device, "targets": "predicted", "pictures": False},
+        "methods": list(QUICK_METHODS if asked.quick else METHODS),
+        "metrics": list(QUICK_METRICS if asked.quick else METRICS),
+        "run": {"precision": precision, "device": asked.device, "targets": "predicted", "pictures": False},
         "model": {
             "spec": f"{__file__}:resnet20",
             "name": "resnet20",
