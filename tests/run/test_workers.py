@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from tiny_study import fingerprint, make_study, start
 
@@ -27,6 +28,6 @@ def test_units_do_not_wait_for_those_of_another_worker(tmp_path: Path) -> None:
     finally:
         slow.send_signal(signal.SIGKILL)
         slow.communicate()
-    start(study, out).communicate(timeout=120)
-    start(study, tmp_path / "alone").communicate(timeout=120)
+    run_study(study, out)
+    run_study(study, tmp_path / "alone")
     assert fingerprint(out) == fingerprint(tmp_path / "alone")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from PIL import Image
 
 from heatproof.cli import main
@@ -165,21 +162,21 @@ def test_weights_that_exist_need_no_training(finished: Path, tmp_path: Path) -> 
     assert "48 pictures:" in outcome.page.read_text()
 
 
-def heatproof(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "heatproof", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+def heatproof(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
-def test_new_weights_are_compared_with_a_reference(finished: Path, tmp_path: Path) -> None:
+def test_new_weights_are_compared_with_a_reference(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     weights = finished / "out" / "training"
     new = ["--checkpoints", weights / "epoch04.safetensors", "--out", tmp_path / "same"]
-    same = heatproof("study", "cscore", "--reference", finished / "out", *new, folder=tmp_path)
-    assert same.returncode == 0, same.stderr
+    same = heatproof("study", "cscore", "--reference", finished / "out", *new)
+    assert same.exit_code == 0, same.stderr
     assert "no worse" in same.stdout
-    refused = heatproof("study", "cscore", "--reference", finished / "out", folder=tmp_path)
-    assert refused.returncode == 2 and "name it with --checkpoints FILE" in refused.stderr
+    refused = heatproof("study", "cscore", "--reference", finished / "out")
+    assert refused.exit_code == 2 and "name it with --checkpoints FILE" in refused.stderr
 
 
 def test_other_pictures_than_the_reference_had_are_refused_before_any_work(
