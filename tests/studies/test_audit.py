@@ -240,7 +240,7 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
     few = {
         "CORE": ("layercam",),
         "MORE": (),
-        "DEAR": (),
+        "DEAR": ("gradient",),
         "FLOORS": ("edges",),
         "CURVES": ("deletion(steps=4)",),
     }
