@@ -32,6 +32,7 @@ from heatproof.show import AXES, COLOUR_MAPS, middle, plane_words, sections
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 from heatproof.verdict.data import RunData
+from heatproof.verdict.look import over_methods
 
 MOST = 48
 MOST_COMPARED = 2000
@@ -170,10 +171,8 @@ def merits(data: RunData, methods: Sequence[str] = ()) -> np.ndarray:
     known = [data.images.scores[name, m] for m in methods or data.real if (name, m) in data.images.scores]
     if data.headline is None or not known:
         return np.full(len(data.images.ids), np.nan)
-    sign, table = -1.0 if data.headline.higher_is_better is False else 1.0, np.stack(known)
-    defined = np.isfinite(table)
-    counts, total = defined.sum(0), np.where(defined, table, 0).sum(0)
-    return np.where(counts > 0, sign * total / np.maximum(counts, 1), np.nan)
+    sign = -1.0 if data.headline.higher_is_better is False else 1.0
+    return sign * over_methods(np.stack(known))
 
 
 def disagreement(data: RunData) -> np.ndarray:

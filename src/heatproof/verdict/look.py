@@ -51,7 +51,7 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
         why = f"Where the network looks was not judged: {of.short} needs `random` among the methods"
         return NetworkAnswer("undecided", note=why)
     methods = tuple(m for m in following or data.real if m in columns)
-    above = _mean(np.stack([columns[m] for m in methods])) - chance
+    above = over_methods(np.stack([columns[m] for m in methods])) - chance
     known, silent = np.isfinite(above), np.array([c in untold for c in data.images.explained], bool)
     labels = np.array([-1 if label is None else label for label in data.images.labels])
     by_class = {c: above[known & (labels == c)] for c in sorted(set(labels[known].tolist()) - {-1})}
@@ -76,8 +76,8 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
     return NetworkAnswer(lie if following else "undecided", lie, classes, methods, whole, context, note)
 
 
-def _mean(columns: np.ndarray) -> np.ndarray:
-    """ "m n" -> "n": over the methods that are defined; NaN where none is."""
+def over_methods(columns: np.ndarray) -> np.ndarray:
+    """ "m n" -> "n": the mean over the methods that are defined; NaN where none is."""
     known = np.isfinite(columns)
     total = np.where(known, columns, 0).sum(0)
     return np.where(known.any(0), total / np.maximum(known.sum(0), 1), np.nan)
