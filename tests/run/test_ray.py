@@ -55,33 +55,6 @@ def test_ray_gives_the_rows_and_maps_of_the_local_engine_though_a_worker_dies(tm
     assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "local")
 
 
-GROWN = """
-import sys
-from pathlib import Path
-import ray
-from heatproof.run.engine import run_study
-sys.path.insert(0, {tests!r})
-from tiny_study import write_study
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-folder = Path(sys.argv[1])
-run_study(folder / "study.toml", folder / "ray", engine="ray")
-write_study(folder, checkpoints=["epochs/epoch01.pt", "epochs/epoch02.pt"])
-result = run_study(folder / "study.toml", folder / "ray", engine="ray")
-print(result.done, "of", result.units)
-"""
-
-
-def test_workers_of_a_cluster_that_stays_take_up_a_grown_study(tmp_path: Path) -> None:
-    make_study(tmp_path, images=6, checkpoints=["epochs/epoch01.pt"])
-    code = GROWN.format(tests=str(Path(__file__).parents[1]))
-    told = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=170
-    )
-    assert told.returncode == 0, told.stderr
-    run_study(tmp_path / "study.toml", tmp_path / "local")
-    assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "local")
-
-
 # A pass in a Ray worker waits until there is a pass in another one: alone, it would wait for ever.
 MEETING = """
 
@@ -104,26 +77,47 @@ def meeting():
     model.module.append(Meeting())
     return model
 """
-TWO_WORKERS = """
+# One cluster of two workers, which takes seconds to start, for two studies; one of them grows.
+STAYS = """
 import sys
 from pathlib import Path
 import ray
 from heatproof.run.engine import run_study
+sys.path.insert(0, {tests!r})
+from tiny_study import write_study
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-folder = Path(sys.argv[1])
-result = run_study(folder / "study.toml", folder / "ray", engine="ray")
-print(result.done, "of", result.units)
+meeting, growing = map(Path, sys.argv[1:])
+for folder in (meeting, growing):
+    run_study(folder / "study.toml", folder / "ray", engine="ray")
+write_study(growing, checkpoints=["epochs/epoch01.pt", "epochs/epoch02.pt"])
+run_study(growing / "study.toml", growing / "ray", engine="ray")
 """
 
 
-def test_units_of_two_workers_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    study = make_study(tmp_path, images=8, checkpoints=["epochs/epoch01.pt"])
-    (tmp_path / "net.py").write_text(NETWORK + MEETING)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of the study whose workers meet and of the one that grows, both finished."""
+    meeting, growing = (tmp_path_factory.mktemp(name) for name in ("meeting", "growing"))
+    study = make_study(meeting, images=8, checkpoints=["epochs/epoch01.pt"])
+    (meeting / "net.py").write_text(NETWORK + MEETING)
     study.write_text(study.read_text().replace("net.py:tiny", "net.py:meeting"))
-    (tmp_path / "room").mkdir()
-    command = [sys.executable, "-c", TWO_WORKERS, str(tmp_path)]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    (meeting / "room").mkdir()
+    make_study(growing, images=6, checkpoints=["epochs/epoch01.pt"])
+    code = STAYS.format(tests=str(Path(__file__).parents[1]))
+    command = [sys.executable, "-c", code, str(meeting), str(growing)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert told.returncode == 0, told.stderr
-    assert len(list((tmp_path / "room").iterdir())) == 2
-    run_study(study, tmp_path / "local")
-    assert fingerprint(tmp_path / "ray") == fingerprint(tmp_path / "local")
+    return meeting, growing
+
+
+def test_units_of_two_workers_do_not_wait_for_each_other(cluster: tuple[Path, Path]) -> None:
+    folder, _ = cluster
+    assert len(list((folder / "room").iterdir())) == 2
+    run_study(folder / "study.toml", folder / "local")
+    assert fingerprint(folder / "ray") == fingerprint(folder / "local")
+
+
+def test_workers_of_a_cluster_that_stays_take_up_a_grown_study(cluster: tuple[Path, Path]) -> None:
+    _, folder = cluster
+    run_study(folder / "study.toml", folder / "local")
+    assert fingerprint(folder / "ray") == fingerprint(folder / "local")
