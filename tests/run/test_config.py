@@ -127,6 +127,15 @@ def test_a_checkpoint_that_does_not_fit_or_is_broken_is_refused(folder: Path) ->
         (folder / "epochs" / "broken.pt").unlink()
 
 
+def test_a_network_of_another_size_is_refused_with_what_would_help(folder: Path) -> None:
+    (folder / "flat.py").write_text(
+        "from torch import nn\ndef net():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2 * 6 * 6, 2))\n"
+    )
+    said = refused(folder, checkpoints=[], replace=[("net.py:tiny", "flat.py:net")])
+    assert "flat.py:net cannot take images of shape" in said and "preprocess.size in a study" in said
+
+
 def test_a_label_the_model_does_not_have_is_refused(folder: Path) -> None:
     names = 'options.class_names = ["fish", "owl", "cat", "dog"]'
     assert "cat/000.png has label 2 (cat), but net.py:tiny has the classes 0 to 1" in refused(

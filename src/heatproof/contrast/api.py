@@ -30,6 +30,7 @@ from heatproof.explain.api import read_methods
 from heatproof.images import Failure, batches, open_source
 from heatproof.images.source import class_numbers
 from heatproof.metrics.kit import as_tensor
+from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.classes import model_classes
 from heatproof.models.model import Model, as_model
 from heatproof.show import pixels, plain_table, text
@@ -187,7 +188,8 @@ def labelled(
     model.check_channels()
     lots = list(batches(source, model.preprocess, 64))
     images, classes = (torch.cat(part) for part in zip(*((b.images, b.labels) for b, _ in lots), strict=True))
-    count = max(2, model.logits(images[:1]).shape[1])
+    with refusal_in_a_sentence(model, images[:1]):
+        count = max(2, model.logits(images[:1]).shape[1])
     named, used = dict(enumerate(source.classes)), set(classes.tolist())
     numbers = model_classes(named, used, model.classes, count, model.name)
     return Labelled(

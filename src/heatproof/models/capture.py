@@ -9,8 +9,8 @@ On a GPU a pass that comes again is recorded as a CUDA graph (graphs.py), hooks,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -190,17 +190,9 @@ class SharedPass(NamedTuple):
             if self.of_input:
                 inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
             runs, fused = model.found.get("runs", {}), self.fusion() if self.fusion else nullcontext()
-            with tap(model.module, self.names, self.of_layers, runs) as taken, fused:
-                try:
-                    logits = model.forward(inputs)
-                except HeatproofError:
-                    raise
-                except (ValueError, AssertionError) as error:
-                    raise _failed(model, inputs, error) from error
-                except RuntimeError as error:
-                    if "size" in str(error) or "shape" in str(error) or "channels" in str(error):
-                        raise _wrong_size(model, inputs, error) from error
-                    raise
+            refused = refusal_in_a_sentence(model, inputs)
+            with tap(model.module, self.names, self.of_layers, runs) as taken, fused, refused:
+                logits = model.forward(inputs)
             for name in self.names:
                 if name not in taken.outputs:
                     raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
@@ -253,6 +245,21 @@ def _gradients(scores: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor
     return dict(zip(wanted, found, strict=True))
 
 
+@contextmanager
+def refusal_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
+    """A forward that gives up on images, for their size or for reasons of its own."""
+    try:
+        yield
+    except HeatproofError:
+        raise
+    except (ValueError, AssertionError) as error:
+        raise _failed(model, images, error) from error
+    except RuntimeError as error:
+        if "size" in str(error) or "shape" in str(error) or "channels" in str(error):
+            raise _wrong_size(model, images, error) from error
+        raise
+
+
 def _failed(model: Model, images: Tensor, error: Exception) -> HeatproofError:
     """Whether a forward that gave up did so for the images' size: one of the right size tells."""
     own = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
@@ -271,8 +278,10 @@ def _failed(model: Model, images: Tensor, error: Exception) -> HeatproofError:
 
 
 def _wrong_size(model: Model, images: Tensor, error: Exception) -> InputError:
-    own = "x".join(map(str, (model.preprocess.channels, *model.preprocess.size)))
+    own = (model.preprocess.channels, *model.preprocess.size)
+    told = f"its own preprocessing makes {'x'.join(map(str, own))}"
+    if own == tuple(images.shape[1:]):
+        told = "say what it takes: preprocess.size in a study, or image_size = (height, width) on the network"
     return InputError(
-        f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); "
-        f"its own preprocessing makes {own}"
+        f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); {told}"
     )

@@ -17,6 +17,7 @@ from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelE
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
 from heatproof.models import Model
+from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
 from heatproof.models.random_weights import keep_twin
@@ -179,7 +180,8 @@ def check_study(opened: Opened) -> dict[str, str]:
 def check_classes(opened: Opened, model: Model) -> int:
     """How many classes the model has; where labels are used, the pictures' classes must be among them."""
     with _at("model"):
-        count = max(2, model.logits(model.preprocess.blank).shape[1])
+        with refusal_in_a_sentence(model, model.preprocess.blank):
+            count = max(2, model.logits(model.preprocess.blank).shape[1])
         opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
         opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
     source = opened.source
