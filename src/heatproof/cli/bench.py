@@ -69,9 +69,9 @@ def bench_command(
     names = chosen(section)
     asked = Asked(quick, device, pictures, words(network), words(precision), data)
     refuse_what_nobody_takes(names, asked)
-    measured = open_table(table, names)
     if asked.gpu and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; leave out --device")
+    measured = open_table(table, names)
     console.print(machine(device))
     began, command = time.perf_counter(), command_line(section, asked)
     for name in names:
