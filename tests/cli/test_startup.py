@@ -45,6 +45,14 @@ def asked(arguments):
         sys.exit(f"{arguments} ends with {result.exit_code}: {result.output}")
     return result.exit_code, result.output
 """
+STUDY = """
+methods = ["gradcam"]
+metrics = ["insertion"]
+images = {{kind = "folder", path = "{}"}}
+[model]
+spec = "{}"
+{}
+"""
 CPU_SECONDS = 1.0  # about 0.2 are measured on an idle machine; with torch it would be 2 or more
 
 
@@ -95,6 +103,10 @@ def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(
 ) -> None:
     (tmp_path / "bad.toml").write_text("methods = [")
     (tmp_path / "typo.toml").write_text("modell = 1")
+    lost = [tmp_path / f"{name}.toml" for name in ("pictures", "weights", "network")]
+    lost[0].write_text(STUDY.format("nothing", "lite0", ""))
+    lost[1].write_text(STUDY.format(".", "lite0", 'checkpoints = "nothing.pt"'))
+    lost[2].write_text(STUDY.format(".", "nothing.py:net", ""))
     missing, bad, typo = (str(tmp_path / name) for name in ("nothing", "bad.toml", "typo.toml"))
     fine = [
         ["--version"],
@@ -126,7 +138,13 @@ def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(
         ["study", "cscore", f"{missing}.toml"],
         ["explain", "lite0", missing],
         ["explain", "lite0"],
+        ["explain", "lite0", "example:cat", "--checkpoint", missing],
+        ["explain", f"{missing}.py:net", "example:cat"],
+        ["list", "layers", f"{missing}.py:net"],
+        *(["run", str(study)] for study in lost),
+        ["report", str(run), "--checkpoint", "nothing"],
         ["audit", "lite0", missing],
+        ["audit", "lite0", str(tmp_path), "--checkpoint", missing],
         ["init", missing],
         ["compare", missing, str(run)],
         ["compare", str(run)],

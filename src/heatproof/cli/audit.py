@@ -64,10 +64,12 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     The exit code is 1 where pictures could not be used, 130 where it was stopped.
     """
     from heatproof.images.guess import guess_source
+    from heatproof.run.files import check_network
 
     began = time.perf_counter()
     settings = AuditSettings(**given)
     guess_source(settings.images)  # before torch is imported, which takes its time
+    check_network(settings.model, settings.checkpoint)
     from heatproof.studies.audit.protocol import plan_audit, run_audit
 
     plan = plan_audit(settings, say=say, trying=TimingBar(), began=began)

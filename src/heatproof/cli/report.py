@@ -66,13 +66,14 @@ def report_command(
         run, pdf, card = _taken(pdf, card)
     from heatproof.store import RunFolder
 
-    folder = RunFolder.open(run)  # before torch is imported, which takes its time
-    from heatproof.report.page import write_page
+    folder = RunFolder.open(run)
     from heatproof.verdict.data import read_run  # needs duckdb and msgspec
+
+    data = read_run(folder, model, checkpoint)  # before torch is imported, which takes its time
+    from heatproof.report.page import write_page
     from heatproof.verdict.judge import keep
 
     path = out or folder.path / "report.html"
-    data = read_run(folder, model, checkpoint)
     verdict = write_page(data, path, most=gallery, jet=jet)
     told = [str(verdict), folder.status().sentence, keep(data, verdict), f"wrote {path}"]
     if pdf is not None:

@@ -7,21 +7,21 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from heatproof.errors import CheckpointError, HeatproofError, InputError, ModelError
+from heatproof.errors import CheckpointError, InputError
 from heatproof.explain.api import explain, read_methods
-from heatproof.images import SOURCES, Preprocess, Source, open_source, source_options
+from heatproof.images import Preprocess, Source
 from heatproof.models import Model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
 from heatproof.models.random_weights import keep_twin
-from heatproof.run.config import ImagesTable, Study, as_config, read_study, study_from
+from heatproof.run.config import Study, as_config, read_study, study_from
+from heatproof.run.files import at, check_images, open_images
 from heatproof.run.findings import check_findings, check_metrics, named_thresholds
 from heatproof.run.foreign import lend_methods, map_names, refuse_methods, refuse_metrics
 from heatproof.run.labels import Renamed, as_the_model_s, renumbered
@@ -94,7 +94,7 @@ class Opened:
     @property
     def source(self) -> Source:
         if self._source is None:
-            source = _open_images(self.study.images, self.folder)
+            source = open_images(self.study.images, self.folder)
             self._source = source if self.renamed is None else renumbered(source, *self.renamed)
         return self._source
 
@@ -136,8 +136,8 @@ def open_study(given: str | Path | Mapping[str, Any], network: Model | None = No
     study = study_from(given) if isinstance(given, Mapping) else read_study(given)
     path = Path("study") if isinstance(given, Mapping) else Path(given)
     opened = Opened(study, path.resolve().parent, network=network)
-    for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", _check_images)):
-        with _at(f"{path}: {key}"):
+    for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", check_images)):
+        with at(f"{path}: {key}"):
             check(getattr(study, key))
     return opened
 
@@ -145,10 +145,10 @@ def open_study(given: str | Path | Mapping[str, Any], network: Model | None = No
 def check_study(opened: Opened) -> dict[str, str]:
     """Refuse what cannot work; the hash of each checkpoint's weights."""
     study = opened.study
-    with _at("images"):
+    with at("images"):
         source = opened.source
     check_truth(opened.metrics, source, study.run.targets)
-    with _at("model"):
+    with at("model"):
         checkpoints = opened.checkpoints
         for checkpoint in checkpoints:
             model = opened.model(checkpoint.name)
@@ -157,14 +157,14 @@ def check_study(opened: Opened) -> dict[str, str]:
         raise InputError(
             f"metrics: {compared[0]} compares checkpoints, but there is one; add model.checkpoints"
         )
-    with _at("model.layer"):
+    with at("model.layer"):
         for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
             find_module(model.module, layer)
     count = check_classes(opened, model)
-    with _at("metrics"):
+    with at("metrics"):
         refuse_metrics(opened.metrics, model)
         refuse_for_head(opened.metrics, model.read)
-    with _at("methods"):
+    with at("methods"):
         refuse_methods(study.methods, model, source, opened.several, opened.targets)
         if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
             explain(model, model.preprocess.blank, picky, layer=study.model.layer)
@@ -179,13 +179,13 @@ def check_study(opened: Opened) -> dict[str, str]:
 
 def check_classes(opened: Opened, model: Model) -> int:
     """How many classes the model has; where labels are used, the pictures' classes must be among them."""
-    with _at("model"):
+    with at("model"):
         with refusal_in_a_sentence(model, model.preprocess.blank):
             count = max(2, model.logits(model.preprocess.blank).shape[1])
         opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
         opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
     source = opened.source
-    with _at("images"):
+    with at("images"):
         check_findings(source, opened.several, opened.head)
     if opened.several:
         check_metrics(opened.metrics, opened.targets)
@@ -194,7 +194,7 @@ def check_classes(opened: Opened, model: Model) -> int:
     read = [r for r in opened.metrics if "labels" in r.entry.needs and (r.group or not r.entry.call)]
     unused = opened.targets != "label" and not read
     vouched = "class_names" in opened.study.images.options and len(source.classes) == count
-    with _at("images"):
+    with at("images"):
         if renamed := as_the_model_s(source, model, count, vouched, unused):
             opened.renamed, opened._source = renamed, None
     return count
@@ -209,7 +209,7 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
         model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
         inputs_per_pass=opened.inputs_per_pass,
     )  # fmt: skip
-    with _at("model.head"):
+    with at("model.head"):
         names = model.classes or opened.source.classes if study.model.thresholds is not None else ()
         opened.thresholds = named_thresholds(study.model.thresholds, names)
         if head := told_head(study.model, opened.thresholds, opened.folder):
@@ -236,33 +236,6 @@ def _preprocess(own: Preprocess, study: Study) -> Preprocess:
     if len(merged.mean) != len(merged.std) or not merged.mean:
         raise InputError("preprocess.mean and preprocess.std need one number each for every channel")
     return merged
-
-
-def _open_images(table: ImagesTable, folder: Path) -> Source:
-    path: Any = folder / Path(table.path).expanduser()
-    if table.kind == "hf" and not path.exists():
-        path = table.path  # the name of a dataset
-    options = dict(table.options)
-    if isinstance(options.get("root"), str):
-        options["root"] = folder / options["root"]
-    return open_source(
-        table.kind, path, limit=table.limit, classes=table.classes, single_object=table.single_object,
-        box_share=table.box_share, stratified=table.stratified, growing=table.growing,
-        seed=table.seed, **options,
-    )  # fmt: skip
-
-
-def _check_images(table: ImagesTable) -> None:
-    known = source_options(table.kind)
-    if table.kind == "memory":
-        kinds = ", ".join(kind for kind in SOURCES if kind != "memory")
-        raise InputError(f"kind 'memory' is for Python; use one of {kinds}")
-    for name in table.options:
-        if name in ImagesTable.__struct_fields__:
-            raise InputError(f"{name} belongs under [images], not under [images.options]")
-        if name not in known:
-            offered = [option for option in known if option not in ImagesTable.__struct_fields__]
-            raise InputError(f"options.{name}: a {table.kind} source takes {', '.join(offered) or 'none'}")
 
 
 def _check_methods(methods: list[str]) -> None:
@@ -303,13 +276,3 @@ def check_truth(requests: list[MetricRequest], source: Source, targets: str | No
             )
     if targets == "label" and not source.labelled:
         raise InputError("run.targets is 'label', but the images have no labels; set it to 'predicted'")
-
-
-@contextmanager
-def _at(place: str) -> Iterator[None]:
-    """Put the key in front of what is wrong with it."""
-    try:
-        yield
-    except HeatproofError as error:
-        kind = ModelError if isinstance(error, ModelError) else InputError
-        raise kind(str(error) if str(error).startswith(place) else f"{place}: {error}") from error

@@ -14,7 +14,6 @@ model.options.trust_remote_code = true   the Python files beside the weights of 
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import random
 import re
@@ -29,6 +28,7 @@ from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, placed_spec
 from heatproof.registry import parse_call
 from heatproof.run.config import ModelTable, Study
+from heatproof.run.files import at, checkpoint_files, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,17 +51,11 @@ class Checkpoint:
 def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
     """The untrained network first, then files in the order given, those of a pattern by epoch."""
     table = study.model
-    files: list[Path] = []
-    for text in _listed(table.checkpoints):
-        path = folder / Path(text).expanduser()
-        if path.exists() or not glob.has_magic(text):
-            matches = [path]
-        else:
-            matches = sorted(map(Path, glob.glob(str(path), recursive=True)), key=_by_epoch)
-        if not matches or not matches[0].exists():
-            raise InputError(f"model.checkpoints: there is no file {text!r} in {folder}")
-        files += matches
-    files = list(dict.fromkeys(files))
+    with at("model.checkpoints"):
+        matches = [
+            sorted(checkpoint_files(text, folder), key=_by_epoch) for text in listed(table.checkpoints)
+        ]
+    files = list(dict.fromkeys(file for some in matches for file in some))
     found = [Checkpoint(RANDOM)] * table.random_init + [Checkpoint(PRETRAINED)] * table.pretrained
     stems = [file.stem for file in files]
     for file in files:
@@ -86,7 +80,7 @@ def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
     path = table.spec.rpartition(":")[0]
     files = [parse_call(text)[0].rpartition(":")[0] for text in methods]
     inside = table.allow_pickle and table.spec.endswith(KERAS_FILES)
-    pickled = _listed(table.checkpoints) if table.allow_pickle else []
+    pickled = listed(table.checkpoints) if table.allow_pickle else []
     remote = table.options.get("trust_remote_code")
     phrases = [
         *(f"runs {file}" for file in dict.fromkeys([path, *files]) if file.endswith(".py")),
@@ -95,10 +89,6 @@ def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
         f"runs the code that {table.spec} brings" if remote else "",
     ]
     return " and ".join(filter(None, phrases))
-
-
-def _listed(checkpoints: str | list[str]) -> list[str]:
-    return [checkpoints] if isinstance(checkpoints, str) else checkpoints
 
 
 def epoch_of(name: str) -> int | None:
