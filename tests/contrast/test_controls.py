@@ -1,4 +1,4 @@
-"""What does not follow the network is never said to show the token, Grad-CAM always is: on twenty pairs."""
+"""What does not follow the network is never said to show the token, Grad-CAM always is: on twelve pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heatproof.contrast.score import inside_token
 from heatproof.studies.calibrate.collect import CONTROLS, all_maps
 
 EXACT = ("random", "edges", "centre", "untrained network", "untrained gradient")  # the same under A and B
-SEEDS = range(20)
+SEEDS = range(12)
 
 
 def scores_of(seed: int) -> dict[str, ContrastScore] | None:
@@ -32,7 +32,7 @@ def scores_of(seed: int) -> dict[str, ContrastScore] | None:
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, ContrastScore]]:
     made = [scores for seed in SEEDS if (scores := scores_of(seed))]
-    assert len(made) >= 15  # of most pairs the flips say that they are as planted
+    assert len(made) >= 9  # of most pairs the flips say that they are as planted
     return made
 
 
