@@ -101,7 +101,7 @@ def is_stored(method: str) -> bool:
 
 def begin_ahead(methods: Methods, model: Model, images: Tensor, seed: int = 0) -> None:
     """Begin what threads can do for these methods before the network has time: cut the pictures."""
-    for call in read_methods(methods, again=True):
+    for call in read_methods(methods):
         cut_ahead(model, images, call.entry.options | call.options, seed)
 
 
