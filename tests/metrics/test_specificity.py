@@ -242,6 +242,28 @@ def test_the_baseline_is_the_one_that_takes_the_class_away_best() -> None:
     assert len(chosen) > 1
 
 
+class Standardises(nn.Module):
+    """Divides each picture by its own contrast, so that one colour everywhere is 0 / 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = sure_cnn()
+
+    def forward(self, x: Tensor) -> Tensor:
+        sides = (1, 2, 3)
+        found: Tensor = self.net((x - x.mean(sides, keepdim=True)) / x.std(sides, keepdim=True))
+        return found
+
+
+def test_a_network_that_standardises_its_input_is_judged_by_baselines_that_it_answers(images: Tensor) -> None:
+    model = hp.load_model(Standardises().eval())
+    flat = torch.full_like(images[:1], 0.3)
+    assert model.logits(flat).isnan().all()
+    grey = images.mean(1, keepdim=True).expand(-1, 3, -1, -1)  # one mean for all channels
+    painted, fall = painted_over(model, grey, model.logits(grey).argmax(1))
+    assert fall.isfinite().all() and model.logits(painted).isfinite().all()
+
+
 def test_where_nothing_takes_the_class_away_nothing_is_decided(images: Tensor) -> None:
     deaf = small_cnn().eval()
     with torch.no_grad():

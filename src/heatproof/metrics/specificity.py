@@ -190,8 +190,9 @@ def painted_over(
             lambda logits, start, stop: model.measured(logits, classes[start:stop]),
         )  # fmt: skip
     odds = (found.clamp(SURE, 1 - SURE).logit() if model.read.chance else found).view(len(tried), -1)
-    best = odds[1:].argmin(0)
-    return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - odds[1:].amin(0)
+    # Of a picture without contrast a network that standardises its input says NaN: that takes nothing away.
+    least, best = odds[1:].nan_to_num(torch.inf).min(0)
+    return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - least
 
 
 def _log_area(curves: Tensor) -> Tensor:
