@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from heatproof.bench import precision
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.errors import InputError
 
 KEYS = {"maps": "method", "rows": "metric"}
@@ -28,7 +28,9 @@ def test_a_study_is_compared_with_itself_in_another_precision(
     monkeypatch.setattr(precision, "QUICK_METRICS", ("method_agreement",))
     monkeypatch.chdir(tmp_path)
 
-    tables = {part.table: part.measure() for part in precision.parts(Asked(quick=True, data=Path("data")))}
+    tables = {
+        part.table: part.measure() for part in precision.parts(BenchAsked(quick=True, data=Path("data")))
+    }
     maps, rows = ({str(row[key]): row for row in tables[name]} for name, key in KEYS.items())  # type: ignore[index]
     assert set(maps) == {"gradcam", "gradient"} and {row["images"] for row in maps.values()} == {2}
     assert 0.5 < float(str(maps["gradient"]["spearman_median"])) < 1, "half the digits were there"
@@ -39,4 +41,4 @@ def test_a_study_is_compared_with_itself_in_another_precision(
 
 def test_it_says_what_it_needs() -> None:
     with pytest.raises(InputError, match="--data"):
-        next(precision.parts(Asked()))
+        next(precision.parts(BenchAsked()))

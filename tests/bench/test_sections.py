@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from heatproof import __version__
 from heatproof.bench import audit, explain, packages, startup, steady
 from heatproof.bench.common import Part, Row
-from heatproof.bench.sections import SECTIONS, Asked, Section
+from heatproof.bench.sections import SECTIONS, BenchAsked, BenchSection
 from heatproof.cli import bench as command
 from heatproof.cli import main
 from heatproof.cli.bench import machine
@@ -38,7 +38,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """A section that measures at once: a part for each network, whose time is the number of pictures."""
 
-    def parts(asked: Asked) -> Iterator[Part]:
+    def parts(asked: BenchAsked) -> Iterator[Part]:
         for name in asked.network:
             if name == "stop":
                 raise KeyboardInterrupt
@@ -50,7 +50,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     module.parts = parts  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, FAKE, module)
     monkeypatch.setattr(
-        command, "SECTIONS", SECTIONS | {"fake": Section("a test", "", "", ("network", "pictures"))}
+        command, "SECTIONS", SECTIONS | {"fake": BenchSection("a test", "", "", ("network", "pictures"))}
     )
     yield lambda *words: bench("--section", "fake", *words)
 
@@ -112,16 +112,16 @@ def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> N
 
 
 def test_an_audit_has_a_part_for_each_network_and_precision() -> None:
-    asked = Asked(device="cuda", network=("resnet50", "vgg11"), pictures=10)
+    asked = BenchAsked(device="cuda", network=("resnet50", "vgg11"), pictures=10)
     assert [part.name for part in audit.parts(asked)] == ["resnet50, bf16", "resnet50, fp32", "vgg11, fp32"]
-    both = Asked(network=("resnet18",), precision=("bf16", "fp32"))
+    both = BenchAsked(network=("resnet18",), precision=("bf16", "fp32"))
     assert [part.name for part in audit.parts(both)] == ["resnet18, bf16", "resnet18, fp32"]
 
 
 def test_packages_are_measured_part_by_part_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "side_by_side", lambda *_: {"ours": 2.0, "theirs": 10.0})
     monkeypatch.setattr(packages, "find_spec", lambda name: name != "lime")
-    *parts, last = [part.measure()[0] for part in packages.parts(Asked(quick=True))]
+    *parts, last = [part.measure()[0] for part in packages.parts(BenchAsked(quick=True))]
     assert len(parts) == 7 and {row.ratio for row in (*parts, last)} == {5.0}  # type: ignore[union-attr]
     assert isinstance(last, Row) and last.other == "grad-cam, captum, Quantus"
     assert last.ours_ms == 6 * 2.0, "torchcam's are among grad-cam's"
@@ -129,13 +129,13 @@ def test_packages_are_measured_part_by_part_and_together(monkeypatch: pytest.Mon
 
 def test_on_a_gpu_a_part_for_each_network_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "network", lambda name, device: small_net())
-    names = [part.name for part in explain.parts(Asked(device="cuda"))]
+    names = [part.name for part in explain.parts(BenchAsked(device="cuda"))]
     each = [f"per image, {net}, {p}" for net in ("resnet50", "convnext_base") for p in ("fp32", "bf16")]
     assert names == ["seven CAMs", "methods of many passes", *each]
 
 
 def test_rows_and_memory_stay_as_they_are() -> None:
-    rows = next(steady.parts(Asked(quick=True))).measure()[0]
+    rows = next(steady.parts(BenchAsked(quick=True))).measure()[0]
     assert isinstance(rows, Row) and rows.ratio <= 1e-5 and int(re.findall(r"(\d+) rows", rows.note)[0]) > 20
     (memory,) = steady.flat_memory(small_net(), 20, 1, "cpu")
     assert memory.other_ms > 50 and 0.5 < memory.ratio < 1.5

@@ -21,7 +21,7 @@ import torch
 
 from heatproof.bench.busy import watching
 from heatproof.bench.common import CAMS, Part, Row, cost, write_study
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.errors import HeatproofError, UnknownNameError, need
 from heatproof.models import load_model
 from heatproof.models.model import Model
@@ -53,7 +53,7 @@ class Extent(NamedTuple):
     small: bool
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     """A run for each network and precision: by default 200 pictures on a GPU, and a few on a CPU."""
     if asked.gpu and not asked.quick:
         count = asked.pictures or 200

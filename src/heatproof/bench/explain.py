@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from heatproof.bench.common import CAMS, GRAD_CAM, Part, Row, cost, network, side_by_side, speed
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.models.model import Model, untouched
@@ -28,7 +28,7 @@ PER_IMAGE = ("resnet50", "convnext_base")
 LIMITS = {"fp32": {32: "<= 1.35", 256: "<= 1.08"}, "bf16": {32: "<= 1.35", 256: "<= 1.12"}}
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     """On a GPU also milliseconds per image over batch sizes and precisions."""
     quick, device = asked.quick, asked.device
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from heatproof.bench.common import RECORDED, Part, Row, cost, network, side_by_side
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.metrics.curves import Faithfulness
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.models.batches import usual_batch
@@ -21,7 +21,7 @@ FEW_STEPS = 20  # enough to see how the cost grows
 GROWTH = "<= 2.2"
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     """ResNet-50, or ResNet-18 when quick."""
     device = asked.device
     torch.manual_seed(0)

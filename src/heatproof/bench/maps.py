@@ -16,7 +16,7 @@ from skimage.metrics import structural_similarity
 
 from heatproof.bench import pairs
 from heatproof.bench.common import Part, Row, cam_like, cost, side_by_side, speed
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.images.symbols.qr import part_masks
 from heatproof.metrics.localisation import localise, localise_curve
 from heatproof.metrics.on_parts import structure
@@ -27,7 +27,7 @@ SIZE = 224
 GROWTH = "<= 2.5"
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     """C-Score on the device, the others on the CPU; `quick` takes a quarter of the maps."""
     yield from pairs.parts(asked)
     quick = asked.quick

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from heatproof.bench.common import CAMS, GRAD_CAM, RECORDED, Part, Row, network, side_by_side, speed
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.metrics.agreement import method_agreement
@@ -60,7 +60,7 @@ def missing() -> str:
     return f"not compared with {', '.join(absent)}; install: pip install --no-deps {' '.join(absent)}"
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     """A row for each part that another package can do, and one for all of them together."""
     torch.manual_seed(0)
     if asked.gpu and not asked.quick:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from heatproof.bench.common import Part, Row, cam_like, cost, side_by_side
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.metrics.consistency import cscore, cscore_by_class
 from heatproof.metrics.map_pairs import soft_iou_matrix
 from heatproof.types import Maps
@@ -22,7 +22,7 @@ from heatproof.types import Maps
 SIZE = 224
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     """Under a minute; under ten seconds where `quick`, with fewer maps in the growth rows."""
     ways = {"beside a loop": _against_loop, "growth": _growth, "sampled": _sampled}
     for said, rows in ways.items():

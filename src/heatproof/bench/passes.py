@@ -30,7 +30,7 @@ from torch import Tensor
 
 from heatproof.bench.audit import FULL, standard_metrics
 from heatproof.bench.common import Part, rounded
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.errors import UnknownNameError, need
 from heatproof.explain import explain
 from heatproof.images.preprocess import Preprocess
@@ -67,7 +67,7 @@ CURVED = ("gradcam", "layercam", "gradient", "random", "edges")
 Cells = Mapping[str, object]
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     yield Part("audit", partial(_listed, audit_rows), table="audit")
     for subject in subjects(asked):
         name = subject.model.name
@@ -81,7 +81,7 @@ def parts(asked: Asked) -> Iterator[Part]:
                 yield Part(f"maps, {name}, {picture}, {method}", made, table="maps")
 
 
-def subjects(asked: Asked) -> Iterator[Subject]:
+def subjects(asked: BenchAsked) -> Iterator[Subject]:
     """Those of the folder; of all of them, those that are named."""
     found: dict[str, Callable[[], Subject]] = {"lite0": partial(photographs, "lite0", names=PHOTOGRAPHS[:1])}
     if (data := asked.data) is not None:

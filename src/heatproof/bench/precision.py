@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Any
 
 from heatproof.bench.common import Part, rounded
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.errors import InputError
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.agreement import map_similarity
@@ -40,7 +40,7 @@ REFERENCE = "fp32"
 Cells = Mapping[str, object]
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     """Both runs are in the first part, their rows in the second."""
     if asked.data is None or not (asked.data / "cifar10").is_dir():
         raise InputError(
@@ -73,7 +73,7 @@ def resnet20() -> Model:
     return Model(CifarResNet(3).eval(), "resnet20", Preprocess((32, 32), 32))
 
 
-def study(data: Path, precision: str, images: int, asked: Asked) -> dict[str, Any]:
+def study(data: Path, precision: str, images: int, asked: BenchAsked) -> dict[str, Any]:
     return {
         "methods": list(QUICK_METHODS if asked.quick else METHODS),
         "metrics": list(QUICK_METRICS if asked.quick else METRICS),

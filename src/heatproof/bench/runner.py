@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from heatproof.bench.common import Part, Row, cost, side_by_side, write_pictures
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.explain import explain
 from heatproof.images import Source, batches, open_source
 from heatproof.models import Model, load_model
@@ -28,7 +28,7 @@ BATCH = 16
 LIMIT = "<= 1.15"
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     """Three CAMs of ResNet-50 (ResNet-18 when quick), decoded from JPEG files on both sides."""
     network, n = ("resnet18", 32) if asked.quick else ("resnet50", 96)
     yield Part("a run and a loop", partial(rows, network, n, asked.device), asked.device)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Section:
+class BenchSection:
     """What the help says of a section; its measurements are in the file of its name."""
 
     what: str
@@ -19,27 +19,27 @@ class Section:
 
 
 SECTIONS = {
-    "audit": Section(
+    "audit": BenchSection(
         "the standard audit beside the bare passes it needs", "1 s a picture, 4 with fp32", "minutes",
         ("network", "precision", "pictures"),
     ),
-    "packages": Section(
+    "packages": BenchSection(
         "its parts beside grad-cam, captum, lime, torchcam and Quantus", "3 minutes", "minutes",
         ("pictures",),
     ),
-    "explain": Section("methods beside bare passes and other packages", "100 s", "5 minutes"),
-    "faithfulness": Section("insertion and deletion beside bare passes", "10 s", "minutes"),
-    "maps": Section("C-Score, SSIM and localisation of maps; how they grow", "30 s", "2 minutes"),
-    "runner": Section("what a run adds to decoding and explaining", "1 minute", "minutes"),
-    "steady": Section(
+    "explain": BenchSection("methods beside bare passes and other packages", "100 s", "5 minutes"),
+    "faithfulness": BenchSection("insertion and deletion beside bare passes", "10 s", "minutes"),
+    "maps": BenchSection("C-Score, SSIM and localisation of maps; how they grow", "30 s", "2 minutes"),
+    "runner": BenchSection("what a run adds to decoding and explaining", "1 minute", "minutes"),
+    "steady": BenchSection(
         "what must not change: rows with inputs per pass, memory with images", "1 minute", "10 minutes"
     ),
-    "startup": Section("commands that compute nothing, from start to end", "30 s", "30 s"),
-    "passes": Section(
+    "startup": BenchSection("commands that compute nothing, from start to end", "30 s", "30 s"),
+    "passes": BenchSection(
         "how close shorter forms of methods come to longer ones", "-", "hours", ("data", "network"),
         False, True,
     ),
-    "precision": Section(
+    "precision": BenchSection(
         "what bf16 changes in maps and rows", "-", "20 minutes", ("data", "precision", "pictures"),
         False, True,
     ),
@@ -47,7 +47,7 @@ SECTIONS = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchAsked:
     """What the command line asks of every section."""
 
     quick: bool = False

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from heatproof.bench.common import Part, Row, write_study
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.bench.steady import SMALL
 from heatproof.run.engine import run_study
 
@@ -28,7 +28,7 @@ HELD = (
 OTHERS = ("verdict RUN", "report RUN --out OUT")
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     turns = 2 if asked.quick else 7
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

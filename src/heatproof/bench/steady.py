@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from heatproof.bench.common import Part, Row, network, write_study
-from heatproof.bench.sections import Asked
+from heatproof.bench.sections import BenchAsked
 from heatproof.explain import explain
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.models.model import Model
@@ -33,7 +33,7 @@ WAYS: Ways = ((64, 1), (16, 1), (256, 1), (64, 2))
 QUICK_WAYS: Ways = ((256, 1), (16, 2))
 
 
-def parts(asked: Asked) -> Iterator[Part]:
+def parts(asked: BenchAsked) -> Iterator[Part]:
     device = asked.device
     spec, pictures = (SMALL, 2) if asked.quick else (LARGE, 12)
     ways = QUICK_WAYS if asked.quick else WAYS

@@ -18,7 +18,7 @@ import click
 from rich.table import Table
 
 from heatproof import __version__
-from heatproof.bench.sections import SECTIONS, Asked
+from heatproof.bench.sections import SECTIONS, BenchAsked
 from heatproof.cli._console import PATH, console, errors, new_table, say
 from heatproof.cli._files import make_folder
 from heatproof.errors import InputError, UnknownNameError
@@ -67,7 +67,7 @@ def bench_command(
       heatproof bench --section precision --data DATA --csv docs/results/precision
     """
     names = chosen(section)
-    asked = Asked(quick, device, pictures, words(network), words(precision), data)
+    asked = BenchAsked(quick, device, pictures, words(network), words(precision), data)
     refuse_what_nobody_takes(names, asked)
     if asked.gpu and not torch.cuda.is_available():
         raise InputError("there is no CUDA device here; leave out --device")
@@ -89,7 +89,7 @@ def words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()
 
 
-def refuse_what_nobody_takes(names: Sequence[str], asked: Asked) -> None:
+def refuse_what_nobody_takes(names: Sequence[str], asked: BenchAsked) -> None:
     from heatproof.models.precision import check_precision
 
     for option in ("network", "precision", "pictures", "data"):
@@ -115,7 +115,7 @@ def open_table(table: Path | None, names: Sequence[str]) -> MeasuredRows:
     return measured
 
 
-def command_line(section: Sequence[str], asked: Asked) -> str:
+def command_line(section: Sequence[str], asked: BenchAsked) -> str:
     """What to type for the same measurement, without the places of files."""
     given = [word for name in section for word in ("--section", name)]
     given += ["--quick"] if asked.quick else []
@@ -128,7 +128,7 @@ def command_line(section: Sequence[str], asked: Asked) -> str:
 
 
 def run_section(
-    name: str, asked: Asked, command: str, began: float, measured: MeasuredRows, table: Path | None
+    name: str, asked: BenchAsked, command: str, began: float, measured: MeasuredRows, table: Path | None
 ) -> None:
     """Part by part; the rows of each are kept before the next one begins."""
     found: list[tuple[Part, Sequence[Row] | Sequence[Cells]]] = []

@@ -73,7 +73,7 @@ def reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
                 weight.copy_(weight.mean() + spread * torch.randn(weight.shape))
 
 
-class Twin:
+class RandomTwin:
     """A copy of a network that takes on its weights, or random ones, module by module and in place."""
 
     def __init__(self, model: Model, images: Tensor) -> None:
@@ -118,11 +118,11 @@ def keep_twin(model: Model) -> None:
     model.found["twin"] = None
 
 
-def twin_of(model: Model, images: Tensor) -> Twin:
+def twin_of(model: Model, images: Tensor) -> RandomTwin:
     """A twin with the network's own weights; the same one each time where the network keeps it."""
-    twin: Twin | None = model.found.get("twin")
+    twin: RandomTwin | None = model.found.get("twin")
     if twin is None:
-        twin = Twin(model, images)
+        twin = RandomTwin(model, images)
         if "twin" in model.found:
             model.found["twin"] = twin
     else:
