@@ -82,6 +82,19 @@ def test_eigen_maps_equal_numpy_s_svd(channels: int, height: int, width: int) ->
     assert (ours.flatten(1).amax(1) >= -ours.flatten(1).amin(1)).all()
 
 
+@pytest.mark.parametrize(("second", "squarings"), [(0.3, 6), (0.9, 10), (0.9999, 18)])
+def test_squaring_ends_when_one_direction_is_left(second: float, squarings: int) -> None:
+    """After k squarings the second eigenvalue is second ** (2 ** (k + 1)) of the first."""
+    rng = np.random.default_rng(0)
+    left, _ = np.linalg.qr(rng.normal(size=(20, 20)))
+    features = torch.from_numpy((left[:, :2] * [1, second] @ rng.permutation(np.eye(30))[:2]).T[None])
+    with FlopCounterMode(display=False) as counter:
+        (vector,), (value,) = leading_direction(features.view(1, 30, 4, 5), centred=False)
+    assert np.abs(np.abs(vector.flatten().numpy()) - np.abs(left[:, 0])).max() < 1e-8
+    assert value.item() == pytest.approx(1.0)
+    assert counter.get_total_flops() < 2 * 20**2 * 30 + 2 * 20**3 * (squarings + 1)
+
+
 @pytest.mark.parametrize("method", [eigencam, eigengradcam])
 def test_eigen_maps_of_an_early_layer_cost_little(method: Any) -> None:
     features = torch.rand(1, 16, 20, 20)

@@ -487,3 +487,7 @@ def test_mixed_inputs_are_picked_pixel_by_pixel_to_the_bit_and_lie_as_networks_r
         made = mixed(shown, lying, others, rows)
         assert torch.equal(made, torch.where(shown[:, None], images[rows], others[rows]))
         assert made.is_contiguous(memory_format=memory_format(images))
+    segments = torch.randint(0, 4, (3, *size), generator=generator)
+    on = torch.rand(5, 4, generator=generator) < 0.5
+    shown = torch.stack([on[j][segments[row]] for j, row in enumerate(rows)])
+    assert torch.equal(mixed(on, images, others, rows, segments), mixed(shown, images, others, rows))

@@ -69,13 +69,12 @@ def kernel_shap(
     drawn = [draw_sets(size, samples, trace.seed) for size in sizes]
     rows, weights = _padded([one for one, _ in drawn]), _padded([weight[:, None] for _, weight in drawn])
     rows, weights = rows.to(images.device).bool(), weights[..., 0].to(images.device)
-    spots, count = cut.flatten(1), rows.shape[1]
+    count = rows.shape[1]
 
     def switched(start: int, stop: int) -> Tensor:
         jobs = torch.arange(start, stop, device=images.device)
         which = jobs // count
-        on = rows[which, jobs % count].gather(1, spots[which]).view(-1, *trace.image_size)
-        return mixed(on, images, off, which)
+        return mixed(rows[which, jobs % count], images, off, which, cut)
 
     def score(logits: Tensor, start: int, stop: int) -> Tensor:
         return trace.model.measured(

@@ -82,8 +82,8 @@ def lime(
     images = trace.images.float()
     cut = segments_of(trace.model, images, segments, segment_count, compactness, trace.seed)
     rows = _rows_for(cut, rounds[-1], trace.seed, form)
-    means, spots = segment_means(images, cut), cut.flatten(1)
-    fill = means.gather(2, spots[:, None].expand(-1, images.shape[1], -1)).view_as(images)
+    spots = cut.flatten(1)[:, None].expand(-1, images.shape[1], -1)
+    fill = segment_means(images, cut).gather(2, spots).view_as(images)
 
     def ask(left: Tensor, start: int, stop: int) -> Tensor:
         left, count = left.to(images.device, non_blocking=True), stop - start
@@ -91,8 +91,7 @@ def lime(
         def switched(first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=images.device)
             which = left[jobs // count]
-            on = rows[which, start + jobs % count].gather(1, spots[which]).view(-1, *trace.image_size)
-            return mixed(on, images, fill, which)
+            return mixed(rows[which, start + jobs % count], images, fill, which, cut)
 
         def score(logits: Tensor, first: int, last: int) -> Tensor:
             jobs = torch.arange(first, last, device=logits.device)
