@@ -73,11 +73,13 @@ def run_command(
     on; the exit code is then 1. Ctrl-C finishes the unit in hand and leaves with 130.
     """
     from heatproof.run.config import read_study
-    from heatproof.run.files import check_files
 
     if profile and dry_run:
         raise click.UsageError("--profile tells about a run; leave out --dry-run")
-    check_files(read_study(study), study.resolve().parent)  # before torch is imported, which takes its time
+    read = read_study(study)
+    from heatproof.run.files import check_files
+
+    check_files(read, study.resolve().parent)  # before torch is imported, which takes its time
     from heatproof.run.engine import prepare, run_study  # needs msgspec
     from heatproof.run.estimate import estimate, outline
     from heatproof.run.plan import read_shard
