@@ -119,7 +119,7 @@ def test_an_audit_has_a_part_for_each_network_and_precision() -> None:
 
 
 def test_packages_are_measured_part_by_part_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "side_by_side", lambda *_: {"ours": 2.0, "theirs": 10.0})
+    monkeypatch.setattr(packages, "side_by_side", lambda *_, **__: {"ours": 2.0, "theirs": 10.0})
     monkeypatch.setattr(packages, "find_spec", lambda name: name != "lime")
     *parts, last = [part.measure()[0] for part in packages.parts(BenchAsked(quick=True))]
     assert len(parts) == 7 and {row.ratio for row in (*parts, last)} == {5.0}  # type: ignore[union-attr]
