@@ -49,6 +49,12 @@ def repeatable() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def one_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures as PNG alone, which takes a third of the time; fixtures of a whole module have them all."""
+    monkeypatch.setattr("heatproof.report.figures.FORMATS", ("png",))
+
+
 @pytest.fixture(scope="session")
 def papers() -> dict[str, Any]:
     """The published tables and the hand-computed vectors."""

@@ -141,6 +141,7 @@ def test_pictures_of_one_name_that_differ_are_not_paired() -> None:
 
 
 def test_two_networks_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heatproof.report.figures.FORMATS", ("svg", "png"))
     pictures(tmp_path / "shapes", 8)
     (tmp_path / "nets.py").write_text(
         "from heatproof.train import small_net\n"

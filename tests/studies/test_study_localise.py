@@ -22,7 +22,6 @@ from heatproof.cli import main
 from heatproof.cli.study_localise import localise_command
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.localisation import budget_masks
-from heatproof.report import figures
 from heatproof.report.book import Book
 from heatproof.report.tables import Column, number
 from heatproof.run import engine, worker
@@ -110,12 +109,6 @@ def settings_for(place: Path, out: Path, **changes: Any) -> LocaliseSettings:
 def finished(place: Path) -> Any:
     settings = settings_for(place, place / "out")
     return settings, localise_study(settings)
-
-
-@pytest.fixture
-def one_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures as PNG alone, which takes a third of the time; `finished` has them all."""
-    monkeypatch.setattr(figures, "FORMATS", ("png",))
 
 
 @pytest.fixture(scope="module")

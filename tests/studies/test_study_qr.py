@@ -49,7 +49,9 @@ def study(*arguments: Any) -> Any:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole study from an empty folder, by the command line."""
     out = tmp_path_factory.mktemp("qr") / "out"
-    result = study(*TINY, "--heavy", "smoothgrad(samples=3)", "--out", out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heatproof.report.figures.FORMATS", ("png",))
+        result = study(*TINY, "--heavy", "smoothgrad(samples=3)", "--out", out)
     assert result.exit_code == 0, result.output
     assert "Table 6" in result.output
     return out
