@@ -14,6 +14,8 @@ run asks about is refused. A PNG is grey: 8 or 16 bits, read as 0 to 1.
 from __future__ import annotations
 
 import hashlib
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, counted
 from heatproof.lazy import torch
 from heatproof.registry import Card, Explainer
 
@@ -71,12 +73,14 @@ class MapFiles:
             return [self.path]
         found = {name: next(filter(Path.is_file, self._forms(name)), None) for name in names}
         if lost := [name for name, path in found.items() if path is None]:
+            forms = self._forms(lost[0])[:: 1 if "{id}" in str(self.path) else len(SUFFIXES)]
             raise InputError(
-                f"{len(lost)} of {len(names)} pictures have no map, such as {lost[0]}; "
-                f"looked for {next(iter(self._forms(lost[0])))}"
+                f"{len(lost)} of {counted(len(names), 'picture')} have no map, such as {lost[0]}; "
+                f"looked for {' or '.join(map(os.path.normpath, forms))}"
             )
         paths = [path for path in found.values() if path is not None]
-        if twice := next((path for path in paths if paths.count(path) > 1), None):
+        readers = Counter(paths)
+        if twice := next((path for path in paths if readers[path] > 1), None):
             shared = [name for name, path in found.items() if path == twice]
             raise InputError(
                 f"{shared[0]} and {shared[1]} would both read {twice}; name maps by the whole id"

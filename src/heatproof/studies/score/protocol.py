@@ -55,7 +55,8 @@ def plan_score(settings: ScoreSettings, say: Say = lambda text: None) -> AuditPl
     chosen = [one.what for one in choices if one.taken]
     text = toml({"methods": [settings.method, *FLOORS], "metrics": chosen, **tables})
     study = study_file(settings.out)
-    if study.exists() and study.read_text(encoding="utf-8") != text:
+    begun = (settings.out / "run" / "run.json").exists()  # else a mistake in its maps ended it before work
+    if begun and study.exists() and study.read_text(encoding="utf-8") != text:
         raise InputError(f"{settings.out} holds another study; name a new folder with --out")
     write_whole({study: text})
     return AuditPlan(study, tuple(choices), math.nan, looked.notes)
