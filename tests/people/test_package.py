@@ -151,10 +151,12 @@ def test_the_demo_needs_the_core_alone(light: Path, tmp_path: Path) -> None:
     """The smallest demo there is, through all its stages, from the wheel."""
     code = """
 import sys
+from functools import partial
 from pathlib import Path
 import heatproof
 from heatproof import demo
-from heatproof.demo import Sizes
+from heatproof.demo import Sizes, twin
+twin.contrast = partial(twin.contrast, epochs=2)  # of 40, in which so small a network learns no tag either
 sizes = Sizes(train=8, test=4, pixels=40, width=2, first_epochs=2, second_epochs=1, keep=(1, 2, 3), steps=2,
               lime="lime(samples=8, segment_count=4)", depths=1, twin=20, cose_images=4)
 made = demo.run(Path("demo"), sizes)
