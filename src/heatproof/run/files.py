@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError
-from heatproof.images import SOURCES, open_source, source_options
 from heatproof.models.specs import KERAS_FILES, placed_spec
 from heatproof.run.config import ImagesTable
 
@@ -60,6 +59,8 @@ def listed(checkpoints: str | list[str]) -> list[str]:
 
 def check_images(table: ImagesTable) -> None:
     """Refuse options that pictures of this kind do not have."""
+    from heatproof.images import SOURCES, source_options
+
     known = source_options(table.kind)
     if table.kind == "memory":
         kinds = ", ".join(kind for kind in SOURCES if kind != "memory")
@@ -74,6 +75,8 @@ def check_images(table: ImagesTable) -> None:
 
 def open_images(table: ImagesTable, folder: Path) -> Source:
     """The pictures of a study."""
+    from heatproof.images import open_source
+
     path: Any = folder / Path(table.path).expanduser()
     if table.kind == "hf" and not path.exists():
         path = table.path  # the name of a dataset

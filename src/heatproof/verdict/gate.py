@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
 from heatproof.explain.floors import is_floor
@@ -26,12 +26,12 @@ from heatproof.registry import explainers, key_of, metrics
 from heatproof.run.weights import epoch_of
 from heatproof.store import RunFolder
 from heatproof.verdict.alarms import Alarm, find_alarms
-from heatproof.verdict.answers import Answer
-from heatproof.verdict.data import read_run
-from heatproof.verdict.judge import SEE_NOTES, judge
 from heatproof.verdict.rule_results import RuleResult, RuleValue
 from heatproof.verdict.rules import ALL, FOLLOWS, LAST, MIN_N, MIN_USABLE, Rule, matching, read_rule
 from heatproof.verdict.trajectory import Trajectory, class_names, models, ordered
+
+if TYPE_CHECKING:
+    from heatproof.verdict.answers import Answer
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq,
@@ -188,6 +188,9 @@ class _Run:
         self, rule: Rule, asked: Sequence[str | int], model: str, place: str
     ) -> Iterator[tuple[str, Answer, int, str]]:
         """Of what, the answer, its pictures, and why it is not enough."""
+        from heatproof.verdict.data import read_run  # which rules about numbers do without
+        from heatproof.verdict.judge import SEE_NOTES, judge
+
         try:
             verdict = judge(read_run(self.folder, model, place))
         except InputError as error:  # not computed yet
