@@ -228,7 +228,7 @@ def one_for_two(folder: Path) -> str:
 
 
 WRONG = {
-    lose: r"10 of 10 pictures have no map, such as cat/000.png; looked for .*000.png.npy or .*cat/000.npy or ",
+    lose: r"10 of 10 pictures have no map, such as cat/000.png; looked for .*000.png.npy or .*cat/000.npy or",
     too_few: r"few.npy holds 7 maps, but there are 10 pictures; give one for each",
     too_flat: r"has shape \(16,\); a map has height and width",
     other_shape: r"the map of cat/000.png is 36 x 64, but the network sees 32 x 32, another shape",
