@@ -19,13 +19,13 @@ from heatproof.bench.steady import SMALL
 from heatproof.run.engine import run_study
 
 LIMIT = "<= 0.4"  # seconds
-HELD = (
+COMMANDS = (
     "--help", "run --help", "study qr --help", "list methods", "list metrics",
     "sql RUN 'from scores limit 1'",
     "export RUN --csv OUT", "gate RUN --rule 'insertion.gradcam >= 0'", "run nothing.toml",
     "sql nothing 'from scores'",
 )  # fmt: skip
-OTHERS = ("verdict RUN", "report RUN --out OUT")
+BESIDE = ("verdict RUN",)  # without a limit
 
 
 def parts(asked: BenchAsked) -> Iterator[Part]:
@@ -35,16 +35,13 @@ def parts(asked: BenchAsked) -> Iterator[Part]:
         write_study(folder, SMALL, 4, ["gradcam", "random"], ["insertion(steps=4)"])
         if run_study(folder / "study.toml", folder / "RUN").stopped:
             raise KeyboardInterrupt
-        for words, limit in (*((line, LIMIT) for line in HELD), *((line, "") for line in OTHERS)):
+        for words in (*COMMANDS, *BESIDE):
             command = ["-m", "heatproof", *shlex.split(words)]
-            yield Part(
-                f"heatproof {words}", partial(best, f"heatproof {words}", command, turns, folder, limit)
-            )
-        for package in ("heatproof", "torch"):
-            yield Part(
-                f"import {package}",
-                partial(best, f"import {package}", ["-c", f"import {package}"], turns, folder),
-            )
+            limit = LIMIT if words in COMMANDS else ""
+            what = f"heatproof {words}"
+            yield Part(what, partial(best, what, command, turns, folder, limit))
+        for what in ("import heatproof", "import torch"):
+            yield Part(what, partial(best, what, ["-c", what], turns, folder))
 
 
 def best(what: str, command: Sequence[str], turns: int, folder: Path, limit: str = "") -> list[Row]:
