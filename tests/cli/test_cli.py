@@ -16,7 +16,7 @@ from PIL import Image
 
 from heatproof import __version__
 from heatproof.bench.common import Part, Row
-from heatproof.bench.sections import Asked, Section
+from heatproof.bench.sections import BenchAsked, BenchSection
 from heatproof.cli import bench as bench_command
 from heatproof.cli import main
 from heatproof.cli._files import find_images, unique_names
@@ -260,18 +260,18 @@ def test_list_layers_marks_the_default(folder: Path) -> None:
 def test_bench_prints_rows_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     measured, absent = ModuleType("heatproof.bench.measured"), ModuleType("heatproof.bench.absent")
 
-    def parts(asked: Asked) -> Iterator[Part]:
+    def parts(asked: BenchAsked) -> Iterator[Part]:
         assert asked.quick and asked.device == "cpu"
         yield Part("one", lambda: [Row("fine", 1.0, "bare", 1.0, 1.0, "<= 1.25")])
         yield Part("two", lambda: [Row("slow", 9.0, "bare", 1.0, 9.0, "<= 1.25")])
 
-    def missing(asked: Asked) -> Iterator[Part]:
+    def missing(asked: BenchAsked) -> Iterator[Part]:
         raise MissingExtraError("captum is not installed; run: pip install 'heatproof[references]'")
 
     measured.parts, absent.parts = parts, missing  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, measured.__name__, measured)
     monkeypatch.setitem(sys.modules, absent.__name__, absent)
-    sections = dict.fromkeys(("measured", "absent"), Section("a test", "", ""))
+    sections = dict.fromkeys(("measured", "absent"), BenchSection("a test", "", ""))
     monkeypatch.setattr(bench_command, "SECTIONS", sections)
     result = heatproof("bench", "--quick")
     assert result.exit_code == 0, result.output
