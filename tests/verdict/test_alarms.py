@@ -21,7 +21,7 @@ from heatproof.verdict.alarms import (
     Alarm,
     Thresholds,
     find_alarms,
-    share_bounds,
+    surely_above,
 )
 from heatproof.verdict.auc import auc_error, auc_falls, difference_error
 from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
@@ -397,4 +397,6 @@ def test_exact_bounds_of_a_share() -> None:
 
     for hits, n in ((0, 6), (1, 9), (5, 5), (31, 317)):
         reference = binomtest(hits, n).proportion_ci(0.95, "exact")
-        assert share_bounds(hits, n) == pytest.approx((reference.low, reference.high), abs=1e-12)
+        for share in (0.0, 0.02, 0.05, 0.07, 0.3, 0.4, 0.5, 0.9):
+            assert surely_above(hits, n, share) == (reference.low > share)
+            assert surely_above(n - hits, n, 1 - share) == (reference.high < share)

@@ -125,23 +125,24 @@ def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -
     return [alarm for look in looks for alarm in look.alarms()]
 
 
-def share_bounds(hits: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact interval of a share.
-
-    >>> [round(bound, 3) for bound in share_bounds(0, 317)]
-    [0.0, 0.012]
-    """
-    from scipy.special import betaincinv
-
-    tail = (1 - confidence) / 2
-    low = float(betaincinv(hits, n - hits + 1, tail)) if hits else 0.0
-    high = float(betaincinv(hits + 1, n - hits, 1 - tail)) if hits < n else 1.0
-    return low, high
-
-
 def surely_above(hits: int, n: int, share: float, confidence: float = 0.95) -> bool:
-    """Whether the interval of a share lies above a number, which the share itself then does too."""
-    return hits > share * n and share_bounds(hits, n, confidence)[0] > share
+    """Whether the exact interval of a share lies above a number: so many hits by chance would be too rare.
+
+    By hand, since the import of scipy.special takes as long as a whole gate may take.
+
+    >>> surely_above(60, 100, 0.5), surely_above(61, 100, 0.5)
+    (False, True)
+    """
+    if hits <= share * n or share <= 0:
+        return hits > 0 and share <= 0
+    chance = math.fsum(
+        math.exp(
+            math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+            + k * math.log(share) + (n - k) * math.log1p(-share)
+        )
+        for k in range(hits, n + 1)
+    )  # fmt: skip
+    return chance < (1 - confidence) / 2
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class _Look:
     def _nearly_empty(self, k: int, c: int) -> bool:
         state, t = self.run.checkpoints[k].classes[c], self.thresholds
         short = state.total > 0 and state.gold < max(2, t.near_zero * state.total)
-        return short and share_bounds(state.gold, state.total, t.confidence)[1] < t.most
+        return short and surely_above(state.total - state.gold, state.total, 1 - t.most, t.confidence)
 
     def _had(self, c: int) -> bool:
         """Whether the class had a gold list before."""
