@@ -24,17 +24,17 @@ SECTIONS = {
         ("network", "precision", "pictures"),
     ),
     "packages": BenchSection(
-        "its parts beside grad-cam, captum, lime, torchcam and Quantus", "3 minutes", "minutes",
+        "its parts beside grad-cam, captum, lime, torchcam and Quantus", "2 minutes", "5 minutes",
         ("pictures",),
     ),
-    "explain": BenchSection("methods beside bare passes and other packages", "100 s", "5 minutes"),
+    "explain": BenchSection("methods beside bare passes and other packages", "100 s", "7 minutes"),
     "faithfulness": BenchSection("insertion and deletion beside bare passes", "10 s", "minutes"),
     "maps": BenchSection("C-Score, SSIM and localisation of maps; how they grow", "30 s", "2 minutes"),
     "runner": BenchSection("what a run adds to decoding and explaining", "1 minute", "minutes"),
     "steady": BenchSection(
         "what must not change: rows with inputs per pass, memory with images", "1 minute", "10 minutes"
     ),
-    "startup": BenchSection("commands that compute nothing, from start to end", "30 s", "30 s"),
+    "startup": BenchSection("commands that compute nothing, from start to end", "1 minute", "1 minute"),
     "passes": BenchSection(
         "how close shorter forms of methods come to longer ones", "-", "hours", ("data", "network"),
         False, True,

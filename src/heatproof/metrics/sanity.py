@@ -149,7 +149,7 @@ class _Maker:
         """The same for the network as it is, of which the next check need not make them again."""
         if known is None or not isinstance(targets, Tensor) or not targets.is_cpu:
             return self(model, pictures, targets)
-        key = *self.texts.items(), *targets.tolist(), self.options["seed"]
+        key = *self.texts.items(), *targets.tolist(), self.options["seed"], repr(self.options["layer"])
         if key not in known:
             known[key] = self(model, pictures, targets)
         return known[key]

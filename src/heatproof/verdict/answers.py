@@ -176,10 +176,10 @@ class Verdict:
             if methods:
                 notes = {m.note for m in methods} if answer == "undecided" else {""}
                 why = f" ({notes.pop()})" if len(notes) == 1 and notes != {""} else ""
-                told.append(f"{_names([m.method for m in methods])} {several if methods[1:] else one}{why}")
+                told.append(f"{listed([m.method for m in methods])} {several if methods[1:] else one}{why}")
         told += [self.network.note] * bool(self.network.note)
         if self.network.as_well:
-            names = _names(self.network.as_well)
+            names = listed(self.network.as_well)
             told.append(
                 f"Maps of {names}, which never look at it, lie there as well, so that this says little"
             )
@@ -277,9 +277,9 @@ class Verdict:
         return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{alarms}{table}"
 
 
-def _names(names: list[str], most: int = 5) -> str:
+def listed(names: list[str], most: int = 5) -> str:
     """
-    >>> _names(["a", "b"]), _names(list("abcdef"))
+    >>> listed(["a", "b"]), listed(list("abcdef"))
     ('a and b', 'a, b, c and 3 more')
     """
     if len(names) > most:

@@ -14,7 +14,7 @@ from heatproof.metrics.stats import mean_interval
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
 from heatproof.verdict.alarms import surely_above
-from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict, _names
+from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict, listed
 from heatproof.verdict.data import Cell, RunData, read_run
 from heatproof.verdict.findings import no_skill
 from heatproof.verdict.follow import (
@@ -83,7 +83,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
             told.append(_would_decide(n, bool(notes), sides is None))
         if answer != "undecided" and silent_on:
             whose = "their" if silent_on[1:] else "its"
-            told.append(f"judged without {_names(silent_on)}: on none of {whose} pictures can the test tell")
+            told.append(f"judged without {listed(silent_on)}: on none of {whose} pictures can the test tell")
         if blank >= FEW_BLANK:
             told.append(_blank(data, m, blank, following))
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(told)))

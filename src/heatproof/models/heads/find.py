@@ -77,7 +77,7 @@ class LastStep(TorchFunctionMode):
 def _memory(tensor: Tensor) -> int | None:
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse and other tensors without a storage
+    except RuntimeError:  # sparse and other tensors without a storage
         return None
 
 
