@@ -11,7 +11,6 @@ a tutorial's picture, the page itself is run: its python and its commands, in or
 
 from __future__ import annotations
 
-import ast
 import inspect
 import io
 import re
@@ -56,7 +55,6 @@ from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.trajectory import Trajectory
 
 DOCS = Path(__file__).parent
-CODE = Path(hp.__file__).parent
 FOLDER = DOCS / "metrics" / "pictures"
 CUP_BOX = (32, 0, 182, 182)  # around the cup in the crop the network sees, drawn by hand
 WIDEST = 960  # pixels
@@ -439,17 +437,6 @@ def commands_table() -> str:
     return rows(["command", "what it does"], lines)
 
 
-def files_table(room: str) -> str:
-    """The files of a room, or those beside the rooms, each with the first line of its docstring."""
-    files = (CODE / room).rglob("*.py") if room else CODE.glob("*.py")
-    lines = []
-    for name in sorted(file.relative_to(CODE).as_posix().replace("/__init__.py", "/") for file in files):
-        file = CODE / name / "__init__.py" if name.endswith("/") else CODE / name
-        said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-        lines.append([f"`{name}`", said.partition("\n")[0]])
-    return rows(["file", "what it is"], lines)
-
-
 def tables() -> dict[Path, str]:
     """Pages with their tables as they should be now."""
     made: dict[Path, str] = {}
@@ -458,11 +445,6 @@ def tables() -> dict[Path, str]:
         (DOCS / "methods.md", "conventions", conventions_table),
         (DOCS / "metrics" / "index.md", "metrics", metrics_table),
         (DOCS / "index.md", "commands", commands_table),
-        (DOCS / "architecture.md", "files beside the rooms", partial(files_table, "")),
-        *(
-            (DOCS / "architecture.md", f"files of {file.parent.name}", partial(files_table, file.parent.name))
-            for file in sorted(CODE.glob("*/__init__.py"))
-        ),
     ):
         text = made.get(path) or path.read_text(encoding="utf-8")
         marks = re.compile(rf"(?<=<!-- {name}: made by docs/pictures.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
