@@ -6,14 +6,15 @@ READY := .venv/.ready
 SITE := .venv/.site
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile --editable
 # pip compiles every file with one core; this takes all of them, and leaves out what nobody here imports.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' .venv/lib src
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' .venv/lib src benchmarks research
 
-.PHONY: help venv browser demo test bench docs clean
+.PHONY: help venv browser demo test bench calibrate docs clean
 
 help:
 	@echo "make demo    train a small network twice, audit its heatmaps, write a report (minutes, no data needed)"
 	@echo "make test    format, lint, types, tests"
 	@echo "make bench   measure speed against bare forward passes and other packages"
+	@echo "make calibrate  measure the error rates of the verdict (hours; see python -m research.calibration --help)"
 	@echo "make docs    the documentation as a site that needs no server, in site/"
 	@echo "make venv    only the environment for tests, in .venv"
 	@echo "make clean   remove .venv, caches and what the demo wrote"
@@ -45,13 +46,16 @@ demo: $(LIGHT)
 
 # In the order of their names: files with few tests, which take longest, would come last and leave a core idle.
 test: $(READY) browser
-	@$(BIN)/ruff format --check --quiet src tests docs/*.py examples
-	@$(BIN)/ruff check --quiet --output-format concise src tests docs/*.py examples
+	@$(BIN)/ruff format --check --quiet src tests benchmarks research docs/*.py examples
+	@$(BIN)/ruff check --quiet --output-format concise src tests benchmarks research docs/*.py examples
 	@$(BIN)/mypy --no-error-summary
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(READY)
-	@$(BIN)/heatproof bench
+	@$(BIN)/python -m benchmarks
+
+calibrate: $(READY)
+	@$(BIN)/python -m research.calibration --out calibration
 
 $(SITE): pyproject.toml | $(BIN)/python
 	@echo "filling .venv for the documentation (once)"

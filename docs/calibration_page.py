@@ -19,8 +19,8 @@ from calibration_words import HERE, UNSEEN, rows, sentences
 from matplotlib import pyplot as plt
 
 from heatproof.metrics.stats import wins
-from heatproof.studies.calibrate.thresholds import OTHER, Share
 from heatproof.verdict.follow import calibration
+from research.calibration.thresholds import OTHER, Share
 
 TESTS = ("insertion", "deletion", "untrained_excess", "untrained_entropy", "fragility", "agreement")
 WORDS = {

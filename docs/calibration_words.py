@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from math import isnan
 from pathlib import Path
 
-from heatproof.studies.calibrate.thresholds import CHOSE, OTHER
 from heatproof.verdict.follow import ENOUGH, calibration
+from research.calibration.thresholds import CHOSE, OTHER
 
 HERE = Path(__file__).parent / "results"
 NETWORK = ("data", "network", "token", "strength", "seed", "network_of_pair")

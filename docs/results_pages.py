@@ -1,6 +1,6 @@
 """Rewrites the tables of README.md and docs/results/*.md from the CSV files of docs/results.
 
-    python docs/results_pages.py       after a study or `heatproof bench --csv` was run again
+    python docs/results_pages.py       after a study or `python -m benchmarks --csv` was run again
 
 So it does with sentences between marks. Then it says what else the pages should say, or say and is not so:
 other sentences are for people to write. What a page may say is in tests/project/claims, and

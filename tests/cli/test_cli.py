@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import click
 import numpy as np
@@ -15,12 +12,9 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from heatproof import __version__
-from heatproof.bench.common import Part, Row
-from heatproof.bench.sections import BenchAsked, BenchSection
-from heatproof.cli import bench as bench_command
 from heatproof.cli import main
 from heatproof.cli._files import find_images, unique_names
-from heatproof.errors import InputError, MissingExtraError, ModelError
+from heatproof.errors import InputError, ModelError
 from heatproof.images.preprocess import Preprocess
 from heatproof.registry import explainers, metrics
 from heatproof.run.metrics import read_metrics
@@ -255,29 +249,3 @@ def test_list_layers_marks_the_default(folder: Path) -> None:
     lines = heatproof("list", "layers", "net.py:tiny", "--image-size", "96").output.splitlines()
     (default,) = (line.split() for line in lines if "default:" in line)
     assert default[:4] == ["4", "3x3", "8", "default:"]  # the ReLU behind the last convolution
-
-
-def test_bench_prints_rows_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured, absent = ModuleType("heatproof.bench.measured"), ModuleType("heatproof.bench.absent")
-
-    def parts(asked: BenchAsked) -> Iterator[Part]:
-        assert asked.quick and asked.device == "cpu"
-        yield Part("one", lambda: [Row("fine", 1.0, "bare", 1.0, 1.0, "<= 1.25")])
-        yield Part("two", lambda: [Row("slow", 9.0, "bare", 1.0, 9.0, "<= 1.25")])
-
-    def missing(asked: BenchAsked) -> Iterator[Part]:
-        raise MissingExtraError("captum is not installed; run: pip install 'heatproof[references]'")
-
-    measured.parts, absent.parts = parts, missing  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, measured.__name__, measured)
-    monkeypatch.setitem(sys.modules, absent.__name__, absent)
-    sections = dict.fromkeys(("measured", "absent"), BenchSection("a test", "", ""))
-    monkeypatch.setattr(bench_command, "SECTIONS", sections)
-    result = heatproof("bench", "--quick")
-    assert result.exit_code == 0, result.output
-    lines = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
-    assert lines["fine"][-1] == "ok" and lines["slow"][-1] == "over"
-    began = re.findall(r"^ +[\d.]+ s  (.+)$", result.stdout, re.MULTILINE)
-    assert began == ["measured: one", "measured: two"]
-    assert "pip install 'heatproof[references]'" in result.stderr and "threads" in result.stdout
-    assert heatproof("bench", "-s", "nothing").exit_code == 2

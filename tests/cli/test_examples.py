@@ -30,8 +30,6 @@ from tiny_study import make_study
 ROOT = Path(__file__).parents[2]
 LONG = {  # what is read but not done here, and where it is
     r"demo": "tests/demo",
-    r"bench": "tests/bench",
-    r"calibrate": "tests/studies/test_calibrate.py",
     r"serve": "ends with Ctrl-C only; tests/report",
     r"(study )?contrast": "tests/contrast",
     r"study (cscore|qr|cose|localise)": "tests/studies",
@@ -184,7 +182,7 @@ def test_every_command_has_an_example_of_itself(path: str, command: click.Comman
 
 
 @pytest.mark.parametrize(
-    "line", ["study cose --modle lite0", "study qr --seeds none", "gate", "bench --device"]
+    "line", ["study cose --modle lite0", "study qr --seeds none", "gate", "export --csv"]
 )
 def test_an_example_that_is_wrong_is_noticed(line: str, folder: Path) -> None:
     with pytest.raises(click.UsageError):

@@ -148,7 +148,6 @@ def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(
         ["init", missing],
         ["compare", missing, str(run)],
         ["compare", str(run)],
-        ["bench", "--section", "nothing"],
         ["run", "--nothing"],
         ["verdct"],
     ]

@@ -7,7 +7,7 @@ from discs import TAG, model_ready, network
 
 from heatproof.contrast import ContrastScore, make_pair
 from heatproof.contrast.score import inside_token
-from heatproof.studies.calibrate.collect import CONTROLS, all_maps
+from research.calibration.collect import CONTROLS, all_maps
 
 EXACT = ("random", "edges", "centre", "untrained network", "untrained gradient")  # the same under A and B
 SEEDS = range(12)

@@ -47,14 +47,14 @@ SECTIONS = {
     },
     "Beside that": {
         "qr": "Pictures of codes with exact masks of their parts.",
-        "bench": "How fast heatproof is on this machine, beside other packages.",
-        "calibrate": "How often the verdict itself is wrong.",
     },
 }
 
 
-class Commands(LateGroup):
-    """Shows what heatproof raises on purpose, and Ctrl-C, as one sentence instead of a traceback."""
+class HandledErrors(click.Command):
+    """Prints expected errors and Ctrl-C as one sentence instead of a traceback."""
+
+    program = "heatproof"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[COMMAND_LINE] = shlex.join(args)
@@ -77,6 +77,10 @@ class Commands(LateGroup):
                 errors.print(traceback.format_exc(), soft_wrap=True)
             errors.print(f"error: {sentence}", style="red", soft_wrap=True)
             ctx.exit(2)
+
+
+class Commands(HandledErrors, LateGroup):
+    """The command group `heatproof`."""
 
 
 def _sentence(error: Exception) -> str | None:

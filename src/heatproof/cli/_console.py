@@ -51,8 +51,10 @@ def say(text: object, style: str | None = None) -> None:
 def stopped(ctx: click.Context) -> NoReturn:
     """Say how to go on, where the command can, and leave."""
     root = ctx.find_root()
-    again = f"; what is finished is kept, to resume: heatproof {root.meta[COMMAND_LINE]}"
-    errors.print(f"stopped{again if root.invoked_subcommand in RESUMED else ''}", soft_wrap=True)
+    program = getattr(root.command, "program", "heatproof")
+    again = f"; what is finished is kept, to resume: {program} {root.meta[COMMAND_LINE]}"
+    resumed = root.invoked_subcommand in RESUMED or root.command.name in RESUMED
+    errors.print(f"stopped{again if resumed else ''}", soft_wrap=True)
     ctx.exit(INTERRUPTED)
 
 

@@ -43,6 +43,7 @@ def calibration() -> Page:
         "28 pairs on one H200, 11 small ones on a CPU", "time for 33 of the 108 pairs that the command plans",
         "five of the 33 failed to plant", "14 of them, of which three failed to plant",
         "pictures above 224 pixels", "fewer than 100 pictures. On your own",
-        "an earlier run of 38 pairs of the same population", "heatproof calibrate --out looks --looks 10",
+        "an earlier run of 38 pairs of the same population",
+        "python -m research.calibration --out looks --looks 10",
     )  # fmt: skip
     return page

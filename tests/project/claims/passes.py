@@ -1,4 +1,4 @@
-"""docs/results/passes.md: what `heatproof bench --section passes` measured."""
+"""docs/results/passes.md: what `python -m benchmarks --section passes` measured."""
 
 from __future__ import annotations
 

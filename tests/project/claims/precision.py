@@ -1,4 +1,4 @@
-"""docs/results/precision.md: the tables of `heatproof bench --section precision`."""
+"""docs/results/precision.md: the tables of `python -m benchmarks --section precision`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/results/speed.md: the files of `heatproof bench --csv`, table by table.
+"""docs/results/speed.md: the files of `python -m benchmarks --csv`, table by table.
 
 Every sentence with a number is made here, whichever way the numbers come out; docs/results_pages.py writes
 them between the marks on the page. Around them stands what holds for any numbers.
@@ -9,21 +9,21 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Sequence
 
+from benchmarks.__main__ import within
 from claims import RESULTS, Page, Row, Rows, percent
-from heatproof.cli.bench import within
 
 NETWORKS = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}
 COMMANDS = {  # how each file is made, where its rows do not say it themselves
-    "h200-audit": "heatproof bench --section audit --device cuda",
-    "h200-packages": "heatproof bench --section packages --device cuda",
-    "h200-explain": "heatproof bench --section explain --device cuda",
-    "h200-faithfulness": "heatproof bench --section faithfulness --device cuda",
-    "h200-steady": "heatproof bench --section steady --device cuda",
-    "h200-maps": "heatproof bench --section maps --device cuda",
-    "cpu-audit": "heatproof bench --section audit",
-    "cpu-packages": "heatproof bench --section packages",
-    "cpu-explain": "heatproof bench --section explain",
-    "startup": "heatproof bench --section startup",
+    "h200-audit": "python -m benchmarks --section audit --device cuda",
+    "h200-packages": "python -m benchmarks --section packages --device cuda",
+    "h200-explain": "python -m benchmarks --section explain --device cuda",
+    "h200-faithfulness": "python -m benchmarks --section faithfulness --device cuda",
+    "h200-steady": "python -m benchmarks --section steady --device cuda",
+    "h200-maps": "python -m benchmarks --section maps --device cuda",
+    "cpu-audit": "python -m benchmarks --section audit",
+    "cpu-packages": "python -m benchmarks --section packages",
+    "cpu-explain": "python -m benchmarks --section explain",
+    "startup": "python -m benchmarks --section startup",
 }
 AIM_GPU, AIM_CPU = 50, 10  # times as fast as the other packages together
 

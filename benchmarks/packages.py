@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import CAMS, GRAD_CAM, RECORDED, Part, Row, network, side_by_side, speed
-from heatproof.bench.sections import BenchAsked
+from benchmarks.common import CAMS, GRAD_CAM, RECORDED, Part, Row, network, side_by_side, speed
+from benchmarks.sections import BenchAsked
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.metrics.agreement import method_agreement

@@ -1,4 +1,4 @@
-"""The sections of `heatproof bench`: what each measures, how long it takes, which options are for it."""
+"""The sections of `python -m benchmarks`: what each measures, how long it takes, which options are for it."""
 
 from __future__ import annotations
 

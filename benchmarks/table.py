@@ -1,4 +1,4 @@
-"""The CSV files of `heatproof bench`: a part that is measured again replaces its old rows, others stay."""
+"""The CSV files of the benchmarks: a part that is measured again replaces its old rows, others stay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MeasuredRows:
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
         if any(column not in row for row in self.files[path] for column in (*SAME, "quick")):
-            raise InputError(f"{path} is no table of heatproof bench; name another file")
+            raise InputError(f"{path} is no table of python -m benchmarks; name another file")
 
     def put(self, path: Path, rows: Sequence[Cells]) -> None:
         """Rows of one part, where its old ones stood, else at the end; quick ones replace quick ones only."""

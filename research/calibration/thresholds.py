@@ -31,9 +31,9 @@ from scipy.stats import beta
 
 from heatproof.errors import InputError
 from heatproof.metrics.stats import wins
-from heatproof.studies.calibrate.collect import CONTROLS, METHODS
-from heatproof.studies.calibrate.population import GENERATED, SIDES
 from heatproof.verdict.follow import KINDS, FollowRule, answers
+from research.calibration.collect import CONTROLS, METHODS
+from research.calibration.population import GENERATED, SIDES
 
 INFORMATIVE, YES, NO = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3), (0.0, 0.1, 0.2), (0.0, 0.05, 0.1)
 SUMMARIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -143,7 +143,9 @@ def made_by(
         "--only-voting": {*tests} <= {f"specificity_{kind}" for kind in KINDS},
         "--earlier EARLIER": since,
     }
-    return " ".join(["heatproof calibrate", *(option for option, given in options.items() if given)])
+    return " ".join(
+        ["python -m research.calibration", *(option for option, given in options.items() if given)]
+    )
 
 
 def read_members(folder: Path, fewest: int = 4) -> list[Member]:

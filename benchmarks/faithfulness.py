@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import RECORDED, Part, Row, cost, network, side_by_side
-from heatproof.bench.sections import BenchAsked
+from benchmarks.common import RECORDED, Part, Row, cost, network, side_by_side
+from benchmarks.sections import BenchAsked
 from heatproof.metrics.curves import Faithfulness
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.models.batches import usual_batch

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from benchmarks import passes
+from benchmarks.sections import BenchAsked
 from conftest import small_cnn
-from heatproof.bench import passes
-from heatproof.bench.sections import BenchAsked
 from heatproof.errors import UnknownNameError
 from heatproof.models.model import Model
 from heatproof.registry import explainers

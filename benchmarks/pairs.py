@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from heatproof.bench.common import Part, Row, cam_like, cost, side_by_side
-from heatproof.bench.sections import BenchAsked
+from benchmarks.common import Part, Row, cam_like, cost, side_by_side
+from benchmarks.sections import BenchAsked
 from heatproof.metrics.consistency import cscore, cscore_by_class
 from heatproof.metrics.map_pairs import soft_iou_matrix
 from heatproof.types import Maps

@@ -1,4 +1,4 @@
-"""heatproof calibrate: how often the verdict is wrong, measured on networks with planted evidence."""
+"""python -m research.calibration: measure the verdict's error rates on networks with planted evidence."""
 
 from __future__ import annotations
 
@@ -6,17 +6,29 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, console, errors, new_table, say, steps
+from heatproof.disk import write_whole
+from heatproof.explain.api import read_methods
+from heatproof.models.load import best_device
+from heatproof.verdict.follow import calibration
+from research.calibration import thresholds
+from research.calibration.collect import METHODS
+from research.calibration.looks import measure_looks
+from research.calibration.protocol import Measuring, left_out, measure_members
+from research.calibration.thresholds import Calibration
 
-if TYPE_CHECKING:
-    from heatproof.studies.calibrate.thresholds import Calibration
+
+class ResumableCommand(HandledErrors):
+    """Names the command line that resumes a stopped calibration."""
+
+    program = "python -m research.calibration"
 
 
-@click.command("calibrate")
+@click.command("calibrate", cls=ResumableCommand)
 @click.option("--out", type=PATH, required=True, help="Folder for what is measured.")
 @click.option("--data", type=PATH, help="Folder of real pictures; generated ones only without.")
 @click.option("--device", help="cuda, cpu, ...; the fastest there is where none is named.")
@@ -70,20 +82,14 @@ def calibrate_command(
 
     \b
     Examples:
-      heatproof calibrate --out calibration --quick --at-most 10
-      heatproof calibrate --out calibration --data data --device cuda --workers 8
-      heatproof calibrate --out calibration --quick --repeats 2 --methods gradcam,gradient --only-voting
-      heatproof calibrate --out calibration --only-judge
-      heatproof calibrate --out looks --looks 10
+      python -m research.calibration --out calibration --quick --at-most 10
+      python -m research.calibration --out calibration --data data --device cuda --workers 8
+      python -m research.calibration --out calibration --quick --repeats 2 --methods gradcam --only-voting
+      python -m research.calibration --out calibration --only-judge
+      python -m research.calibration --out looks --looks 10
     """
     if looks is not None:
         return _looks(out, looks)
-    from heatproof.explain.api import read_methods
-    from heatproof.models.load import best_device
-    from heatproof.studies.calibrate import thresholds
-    from heatproof.studies.calibrate.collect import METHODS
-    from heatproof.studies.calibrate.protocol import Measuring, left_out, measure_members
-
     named = tuple(call.text for call in read_methods(methods)) if methods else METHODS
     wanted = Measuring(out, data, best_device(device), named, only_voting, quick, repeats, at_most)
     if not only_judge:
@@ -107,8 +113,6 @@ def calibrate_command(
 
 
 def _looks(out: Path, pairs: int) -> None:
-    from heatproof.studies.calibrate.looks import measure_looks
-
     out.mkdir(parents=True, exist_ok=True)
     with steps("pairs", pairs) as bar:
         path = measure_looks(out, pairs, bar.done, bar.now)
@@ -116,9 +120,6 @@ def _looks(out: Path, pairs: int) -> None:
 
 
 def _write(out: Path, found: Calibration) -> None:
-    from heatproof.disk import write_whole
-    from heatproof.verdict.follow import calibration
-
     rows = [{k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()} for row in found.rows()]
     table = io.StringIO()
     writer = csv.DictWriter(table, rows[0], lineterminator="\n")
@@ -142,3 +143,7 @@ def _show(found: Calibration) -> None:
         shares = [getattr(rates, kind) for rates in every]
         table.add_row(kind.replace("_", " "), *(share.text for share in shares))
     console.print(table)
+
+
+if __name__ == "__main__":
+    calibrate_command(prog_name=ResumableCommand.program)

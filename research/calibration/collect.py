@@ -34,11 +34,11 @@ from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import untrained_copy
 from heatproof.run.score import as_stored
-from heatproof.studies.calibrate.population import Member, make_network, open_pictures, positive_class
 from heatproof.train.data import Data, stratified_split
 from heatproof.train.loop import fit
 from heatproof.train.recipe import Phase, Recipe
 from heatproof.types import Maps
+from research.calibration.population import Member, make_network, open_pictures, positive_class
 
 METHODS = (
     "gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam", "gradient",

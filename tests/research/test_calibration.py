@@ -17,17 +17,20 @@ from scipy.stats import binomtest
 
 import heatproof as hp
 from contrast.discs import TAG, model_ready, network
-from heatproof.cli import main
 from heatproof.contrast import make_pair
 from heatproof.errors import InputError
 from heatproof.images import make_qr
 from heatproof.metrics.specificity import Gains, specificity
 from heatproof.run.score import as_stored
-from heatproof.studies.calibrate.collect import CONTROLS, collect
-from heatproof.studies.calibrate.looks import SIDE, TOKENS, off_the_code
-from heatproof.studies.calibrate.population import Member, members, open_pictures
-from heatproof.studies.calibrate.protocol import ELSEWHERE, Measuring, measure
-from heatproof.studies.calibrate.thresholds import (
+from heatproof.studies.qr.trainings import as_data
+from heatproof.train import small_net
+from heatproof.verdict.follow import calibration
+from research.calibration.__main__ import calibrate_command
+from research.calibration.collect import CONTROLS, collect
+from research.calibration.looks import SIDE, TOKENS, off_the_code
+from research.calibration.population import Member, members, open_pictures
+from research.calibration.protocol import ELSEWHERE, Measuring, measure
+from research.calibration.thresholds import (
     CHOSE,
     OTHER,
     SINCE,
@@ -40,9 +43,6 @@ from heatproof.studies.calibrate.thresholds import (
     read_members,
     separation,
 )
-from heatproof.studies.qr.trainings import as_data
-from heatproof.train import small_net
-from heatproof.verdict.follow import calibration
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -92,7 +92,8 @@ def test_pairs_measured_since_choose_nothing_and_are_counted_apart() -> None:
     assert found.rates(OTHER).miss.share == 0 and found.rates(SINCE).miss.share > 0.9
     made = found.as_json({})
     assert made["made_by"] == (
-        "heatproof calibrate --data DATA --methods gradcam,layercam,poor --only-voting --earlier EARLIER"
+        "python -m research.calibration --data DATA --methods gradcam,layercam,poor "
+        "--only-voting --earlier EARLIER"
     )
     assert made["rates"]["networks"] == 2 * (2 + 3) and made["population"]["pairs"] == 7
     assert made["rates"]["miss"]["n"] == sum(made["rates_by_lot"][lot]["miss"]["n"] for lot in found.clean)
@@ -137,7 +138,7 @@ def test_too_few_pairs_are_refused(tmp_path: Path) -> None:
 
 def test_the_command_judges_what_was_measured(tmp_path: Path) -> None:
     folder = write(tmp_path / "c", *(member(seed) for seed in range(4)))
-    told = CliRunner().invoke(main, ["calibrate", "--out", str(folder), "--only-judge"])
+    told = CliRunner().invoke(calibrate_command, ["--out", str(folder), "--only-judge"])
     assert told.exit_code == 0, told.output
     assert "false alarm" in told.output
     made = json.loads((folder / "rates.json").read_text())
@@ -147,14 +148,14 @@ def test_the_command_judges_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_no_worker_is_refused(tmp_path: Path) -> None:
-    told = CliRunner().invoke(main, ["calibrate", "--out", str(tmp_path), "--workers", "0"])
+    told = CliRunner().invoke(calibrate_command, ["--out", str(tmp_path), "--workers", "0"])
     assert told.exit_code == 2 and "at least 1; got 0" in told.output
 
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from heatproof.studies.calibrate.protocol import sole
+from research.calibration.protocol import sole
 with sole(Path(sys.argv[1])) as mine:
     print(mine, flush=True)
     time.sleep(60)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from heatproof.bench import precision
-from heatproof.bench.sections import BenchAsked
+from benchmarks import precision
+from benchmarks.sections import BenchAsked
 from heatproof.errors import InputError
 
 KEYS = {"maps": "method", "rows": "metric"}

@@ -1,4 +1,4 @@
-"""heatproof bench: run the sections of heatproof.bench and print what they measured."""
+"""python -m benchmarks: run the benchmark sections and print what they measured."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import torch
 from rich.table import Table
 
+from benchmarks.sections import SECTIONS, BenchAsked
+from benchmarks.table import MeasuredRows
 from heatproof import __version__
-from heatproof.bench.sections import SECTIONS, BenchAsked
+from heatproof.cli import HandledErrors
 from heatproof.cli._console import PATH, console, errors, new_table, say
 from heatproof.cli._files import make_folder
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.lazy import torch
+from heatproof.models.precision import check_precision
 
 if TYPE_CHECKING:
-    from heatproof.bench.common import Part, Row
-    from heatproof.bench.table import MeasuredRows
+    from benchmarks.common import Part, Row
 
 Cells = Mapping[str, object]
 
 
-@click.command("bench")
+@click.command("benchmarks", cls=HandledErrors)
 @click.option("--section", "-s", multiple=True, help="Only this one; may be repeated. See above.")
 @click.option("--quick", is_flag=True, help="Smaller and fewer measurements, rougher numbers.")
 @click.option("--device", default="cpu", help="cpu or cuda; cuda uses the device's own timers.")
@@ -61,10 +63,10 @@ def bench_command(
 
     \b
     Examples:
-      heatproof bench --quick
-      heatproof bench --section explain --device cuda --csv speed.csv
-      heatproof bench --section audit --device cuda --network resnet50 --precision bf16 --pictures 60
-      heatproof bench --section precision --data DATA --csv docs/results/precision
+      python -m benchmarks --quick
+      python -m benchmarks --section explain --device cuda --csv speed.csv
+      python -m benchmarks --section audit --device cuda --network resnet50 --precision bf16 --pictures 60
+      python -m benchmarks --section precision --data DATA --csv docs/results/precision
     """
     names = chosen(section)
     asked = BenchAsked(quick, device, pictures, words(network), words(precision), data)
@@ -90,8 +92,6 @@ def words(text: str | None) -> tuple[str, ...]:
 
 
 def refuse_what_nobody_takes(names: Sequence[str], asked: BenchAsked) -> None:
-    from heatproof.models.precision import check_precision
-
     for option in ("network", "precision", "pictures", "data"):
         takers = [name for name, one in SECTIONS.items() if option in one.takes]
         if getattr(asked, option) and not set(takers) & set(names):
@@ -102,8 +102,6 @@ def refuse_what_nobody_takes(names: Sequence[str], asked: BenchAsked) -> None:
 
 def open_table(table: Path | None, names: Sequence[str]) -> MeasuredRows:
     """Before anything is measured: the file can be read and written, and one file is enough."""
-    from heatproof.bench.table import MeasuredRows
-
     measured = MeasuredRows()
     folders = [name for name in names if SECTIONS[name].tables]
     if table and folders and len(names) > 1:
@@ -124,7 +122,7 @@ def command_line(section: Sequence[str], asked: BenchAsked) -> str:
     given += ["--precision", ",".join(asked.precision)] if asked.precision else []
     given += ["--pictures", str(asked.pictures)] if asked.pictures else []
     given += ["--data", "DATA"] if asked.data else []
-    return shlex.join(["heatproof", "bench", *given])
+    return shlex.join(["python", "-m", "benchmarks", *given])
 
 
 def run_section(
@@ -133,7 +131,7 @@ def run_section(
     """Part by part; the rows of each are kept before the next one begins."""
     found: list[tuple[Part, Sequence[Row] | Sequence[Cells]]] = []
     try:
-        section = importlib.import_module(f"heatproof.bench.{name}")
+        section = importlib.import_module(f"benchmarks.{name}")
         for part in section.parts(asked):
             say(f"{time.perf_counter() - began:7.1f} s  {name}: {part.name}")
             with console.status("measuring"):
@@ -236,3 +234,6 @@ def section_lines() -> str:
 
 
 bench_command.help = f"{inspect.cleandoc(bench_command.help or '')}\n\n{section_lines()}"
+
+if __name__ == "__main__":
+    bench_command(prog_name="python -m benchmarks")

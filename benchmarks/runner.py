@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from heatproof.bench.common import Part, Row, cost, side_by_side, write_pictures
-from heatproof.bench.sections import BenchAsked
+from benchmarks.common import Part, Row, cost, side_by_side, write_pictures
+from benchmarks.sections import BenchAsked
 from heatproof.explain import explain
 from heatproof.images import Source, batches, open_source
 from heatproof.models import Model, load_model

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heatproof.bench.common import CAMS, GRAD_CAM, Part, Row, cost, network, side_by_side, speed
-from heatproof.bench.sections import BenchAsked
+from benchmarks.common import CAMS, GRAD_CAM, Part, Row, cost, network, side_by_side, speed
+from benchmarks.sections import BenchAsked
 from heatproof.errors import need
 from heatproof.explain import explain
 from heatproof.models.model import Model, untouched

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from skimage.metrics import structural_similarity
 
-from heatproof.bench import pairs
-from heatproof.bench.common import Part, Row, cam_like, cost, side_by_side, speed
-from heatproof.bench.sections import BenchAsked
+from benchmarks import pairs
+from benchmarks.common import Part, Row, cam_like, cost, side_by_side, speed
+from benchmarks.sections import BenchAsked
 from heatproof.images.symbols.qr import part_masks
 from heatproof.metrics.localisation import localise, localise_curve
 from heatproof.metrics.on_parts import structure

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from heatproof.bench.common import Part, Row, network, write_study
-from heatproof.bench.sections import BenchAsked
+from benchmarks.common import Part, Row, network, write_study
+from benchmarks.sections import BenchAsked
 from heatproof.explain import explain
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.models.model import Model

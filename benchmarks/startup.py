@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from heatproof.bench.common import Part, Row, write_study
-from heatproof.bench.sections import BenchAsked
-from heatproof.bench.steady import SMALL
+from benchmarks.common import Part, Row, write_study
+from benchmarks.sections import BenchAsked
+from benchmarks.steady import SMALL
 from heatproof.run.engine import run_study
 
 LIMIT = "<= 0.4"  # seconds

@@ -24,8 +24,8 @@ import torch
 from heatproof.disk import clear_failure, write_whole
 from heatproof.errors import HeatproofError, InputError
 from heatproof.models.queue import is_out_of_memory
-from heatproof.studies.calibrate.collect import METHODS, collect, prepare
-from heatproof.studies.calibrate.population import GENERATED, Member, by_cost, members
+from research.calibration.collect import METHODS, collect, prepare
+from research.calibration.population import GENERATED, Member, by_cost, members
 
 ELSEWHERE = "another process measures it"
 

@@ -1,6 +1,6 @@
 """What a precision changes: the same study run in fp32 and in another, maps and rows side by side.
 
-    heatproof bench --section precision --data DATA --csv docs/results/precision      needs DATA/cifar10
+    python -m benchmarks --section precision --data DATA --csv docs/results/precision      needs DATA/cifar10
 
 The network is the trained ResNet-20 for CIFAR-10 that DATA holds, with as many test pictures of each class.
 Writes maps.csv (rank correlation of each method's maps, picture by picture) and rows.csv (every metric).
@@ -17,15 +17,15 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from heatproof.bench.common import Part, rounded
-from heatproof.bench.sections import BenchAsked
+from benchmarks.common import Part, rounded
+from benchmarks.sections import BenchAsked
 from heatproof.errors import InputError
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.agreement import map_similarity
 from heatproof.models.model import Model
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
-from heatproof.studies.calibrate.population import CifarResNet
+from research.calibration.population import CifarResNet
 
 METHODS = (
     "gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam", "gradient",

@@ -1,6 +1,6 @@
 """How many passes the answers need: methods and curves, old form and new, beside runs 16 times as long.
 
-    heatproof bench --section passes --data FOLDER --csv docs/results/passes
+    python -m benchmarks --section passes --data FOLDER --csv docs/results/passes
 
 writes maps.csv, reduced.csv, curves.csv and audit.csv. FOLDER holds trained networks and pictures: cifar10
 with resnet20.safetensors and cifar10.npz, and weights/squeezenet1_1.pt. Without it, EfficientNet-Lite0 looks
@@ -28,9 +28,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from heatproof.bench.audit import FULL, standard_metrics
-from heatproof.bench.common import Part, rounded
-from heatproof.bench.sections import BenchAsked
+from benchmarks.audit import FULL, standard_metrics
+from benchmarks.common import Part, rounded
+from benchmarks.sections import BenchAsked
 from heatproof.errors import UnknownNameError, need
 from heatproof.explain import explain
 from heatproof.images.preprocess import Preprocess
@@ -136,7 +136,7 @@ def photographs(spec: str, checkpoint: Path | None = None, names: Sequence[str] 
 
 def cifar(name: str, folder: Path, count: int = 16) -> Subject:
     """The first test pictures of CIFAR-10, and a residual network that knows them."""
-    from heatproof.studies.calibrate.population import CifarResNet
+    from research.calibration.population import CifarResNet
 
     module = CifarResNet({"resnet20": 3, "resnet56": 9}[name])
     module.load_state_dict(need("safetensors.torch", "references").load_file(folder / f"{name}.safetensors"))

@@ -1,4 +1,4 @@
-"""How `heatproof bench` measures: contenders take turns in one process, medians are compared as ratios.
+"""How `python -m benchmarks` measures: contenders take turns in one process, medians are compared as ratios.
 
 A row is ours beside something else. `cost` rows say what we take of the other's time, the less the better;
 `speed` rows how many times as fast we are. Where a ratio is neither, the row says what it is.

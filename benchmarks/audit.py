@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import torch
 
-from heatproof.bench.busy import watching
-from heatproof.bench.common import CAMS, Part, Row, cost, write_study
-from heatproof.bench.sections import BenchAsked
+from benchmarks.busy import watching
+from benchmarks.common import CAMS, Part, Row, cost, write_study
+from benchmarks.sections import BenchAsked
 from heatproof.errors import HeatproofError, UnknownNameError, need
 from heatproof.models import load_model
 from heatproof.models.model import Model

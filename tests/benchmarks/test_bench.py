@@ -1,4 +1,4 @@
-"""What a row of `heatproof bench` means, and that other libraries' contenders are called as those want it."""
+"""What a row of the benchmarks means, and that other libraries' contenders are called as those want it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 from torchvision.models import resnet18
 
+from benchmarks import audit, faithfulness, maps, packages, runner
+from benchmarks import explain as section
+from benchmarks.__main__ import within
+from benchmarks.common import Row, cost, side_by_side, speed
 from conftest import small_cnn
-from heatproof.bench import audit, faithfulness, maps, packages, runner
-from heatproof.bench import explain as section
-from heatproof.bench.common import Row, cost, side_by_side, speed
-from heatproof.cli.bench import within
 from heatproof.images import open_source
 from heatproof.metrics.agreement import method_agreement
 from heatproof.models import load_model

@@ -1,4 +1,4 @@
-"""`heatproof bench` as a command: its sections, its options, and the file that its rows go to."""
+"""`python -m benchmarks` as a command: its sections, its options, and the file that its rows go to."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner, Result
 
+from benchmarks import __main__ as command
+from benchmarks import audit, explain, packages, startup, steady
+from benchmarks.__main__ import bench_command, machine
+from benchmarks.common import Part, Row
+from benchmarks.sections import SECTIONS, BenchAsked, BenchSection
 from heatproof import __version__
-from heatproof.bench import audit, explain, packages, startup, steady
-from heatproof.bench.common import Part, Row
-from heatproof.bench.sections import SECTIONS, BenchAsked, BenchSection
-from heatproof.cli import bench as command
-from heatproof.cli import main
-from heatproof.cli.bench import machine
+from heatproof.errors import MissingExtraError
 from heatproof.train.networks import small_net
 
-FAKE = "heatproof.bench.fake"
+FAKE = "benchmarks.fake"
 
 
 def bench(*words: str) -> Result:
-    return CliRunner().invoke(main, ["bench", *words])
+    return CliRunner().invoke(bench_command, words)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -58,7 +58,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 def test_every_section_has_a_file_and_the_help_says_what_it_costs() -> None:
     told = bench("--help").output
     for name, section in SECTIONS.items():
-        assert callable(importlib.import_module(f"heatproof.bench.{name}").parts)
+        assert callable(importlib.import_module(f"benchmarks.{name}").parts)
         assert re.search(rf"^ +{name} +{re.escape(section.what)}$", told, re.MULTILINE)
     assert command.chosen([]) == [name for name in SECTIONS if name not in ("passes", "precision")]
 
@@ -74,7 +74,7 @@ def test_a_file_keeps_its_rows_but_for_parts_that_are_measured_again(
     assert [row["part"] for row in rows] == ["a", "b", "c"]
     assert [row["what"] for row in rows] == ["a, None pictures", "b, 2 pictures", "c, None pictures"]
     assert [row["ratio"] for row in rows] == ["-1.0", "-2.0", "-1.0"]
-    assert rows[1]["command"] == "heatproof bench --section fake --network a,b --pictures 2"
+    assert rows[1]["command"] == "python -m benchmarks --section fake --network a,b --pictures 2"
     assert {row["machine"] for row in rows} == {machine("cpu")}
     assert {(row["section"], row["device"], row["heatproof"]) for row in rows} == {
         ("fake", "cpu", __version__)
@@ -99,7 +99,7 @@ def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> N
     (tmp_path / "other.csv").write_text("name,value\na,1\n")
     told = {
         ("-s", "maps", "--csv", str(tmp_path)): "cannot write",
-        ("-s", "maps", "--csv", str(tmp_path / "other.csv")): "no table of heatproof bench",
+        ("-s", "maps", "--csv", str(tmp_path / "other.csv")): "no table of python -m benchmarks",
         ("-s", "maps", "--network", "resnet50"): "--network is for audit and passes; add --section audit",
         ("-s", "audit", "--precision", "fp16"): "did you mean 'bf16'",
         ("-s", "passes", "-s", "maps", "--csv", str(tmp_path / "x")): "one --section at a time",
@@ -153,3 +153,29 @@ def test_a_command_is_timed_in_a_process_of_its_own(tmp_path: Path) -> None:
     (row,) = startup.best("nap", ["-c", "import time; time.sleep(0.2)"], 1, tmp_path, "<= 0.4")
     assert row.ours_ms >= 200 and row.other_ms < row.ours_ms and row.ratio == row.ours_ms / 1e3
     assert row.note.endswith("without torch")
+
+
+def test_bench_prints_rows_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, absent = ModuleType("benchmarks.measured"), ModuleType("benchmarks.absent")
+
+    def parts(asked: BenchAsked) -> Iterator[Part]:
+        assert asked.quick and asked.device == "cpu"
+        yield Part("one", lambda: [Row("fine", 1.0, "bare", 1.0, 1.0, "<= 1.25")])
+        yield Part("two", lambda: [Row("slow", 9.0, "bare", 1.0, 9.0, "<= 1.25")])
+
+    def missing(asked: BenchAsked) -> Iterator[Part]:
+        raise MissingExtraError("captum is not installed; run: pip install 'heatproof[references]'")
+
+    measured.parts, absent.parts = parts, missing  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, measured.__name__, measured)
+    monkeypatch.setitem(sys.modules, absent.__name__, absent)
+    sections = dict.fromkeys(("measured", "absent"), BenchSection("a test", "", ""))
+    monkeypatch.setattr(command, "SECTIONS", sections)
+    result = bench("--quick")
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    assert lines["fine"][-1] == "ok" and lines["slow"][-1] == "over"
+    began = re.findall(r"^ +[\d.]+ s  (.+)$", result.stdout, re.MULTILINE)
+    assert began == ["measured: one", "measured: two"]
+    assert "pip install 'heatproof[references]'" in result.stderr and "threads" in result.stdout
+    assert bench("-s", "nothing").exit_code == 2
