@@ -10,7 +10,6 @@ import pytest
 from heatproof.images.codes import QRSet, make_codes
 from heatproof.images.distort import distort
 from heatproof.images.symbols import SYMBOLS, Code
-from heatproof.images.symbols.datamatrix import SIZES, places, regions
 
 pytest.importorskip("segno")
 
@@ -70,34 +69,3 @@ def test_zxing_reads_the_pictures_of_other_symbols(symbol: str) -> None:
     made = make_codes(symbol, 40, 0, 224, seed=0)
     read = [s.code.text in read_by_zxing(p) for p, s in zip(made.pictures, made.spots, strict=True)]
     assert np.mean(read) >= 0.95
-
-
-def test_every_character_of_a_barcode_is_the_standard_one() -> None:
-    kind = SYMBOLS["barcode"]
-    printable = "".join(map(chr, range(32, 127)))  # values 0-94 by set B, 0-99 by set C
-    pairs = "".join(f"{value:02d}" for value in range(100))
-    for text, version in [(printable[i : i + 19], 19) for i in range(0, 95, 19)] + [
-        (pairs[i : i + 40], 20) for i in range(0, 200, 40)
-    ]:
-        code = Code("barcode", text, version, "", kind.encode(text, version, ""))
-        assert read_by_zxing(page(code, scale=2)) == [text]
-
-
-@pytest.mark.parametrize("version", [1, 5, 9, 10, 14])
-def test_a_data_matrix_has_its_whole_error_correction(version: int) -> None:
-    """As many words as can be corrected are spoilt: a single wrong one of ours would then be too many."""
-    kind, size = SYMBOLS["datamatrix"], SIZES[version - 1]
-    code = kind.random(np.random.default_rng(version), version)
-    pieces = regions(size.side)
-    inside = size.side - 2 * pieces
-    part = inside // pieces
-
-    def spoilt(words: int) -> list[str]:
-        modules = code.modules.copy()
-        for word in range(words):
-            for row, column in places(inside)[8 * word : 8 * word + 8]:
-                modules[row + 1 + 2 * (row // part), column + 1 + 2 * (column // part)] ^= True
-        return read_by_zxing(page(code._replace(modules=modules)))
-
-    assert spoilt(size.check // 2) == [code.text]
-    assert spoilt(size.check // 2 + 1) != [code.text]

@@ -73,7 +73,7 @@ def encode(text: str, version: int, level: str = "M", random: Random | None = No
         raise InputError(f"QR codes have the levels {', '.join(LEVELS)}; got {level!r}")
     (version,) = QR.check_versions([version])
     if len(text) > capacity(version, level):
-        raise too_long("QR code", text, version, f"{capacity(version, level)} at level {level}")
+        raise too_long("QR code", text, version, f", which holds {capacity(version, level)} at level {level}")
     mask = None if random is None else int(random.integers(8))
     code = segno.make(
         text, version=version, error=level, mask=mask, mode="alphanumeric", boost_error=False, micro=False
