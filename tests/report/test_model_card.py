@@ -1,18 +1,15 @@
-"""Model cards: read back by huggingface_hub itself, and by the names of CHAI's schema."""
+"""Model cards: read back by huggingface_hub itself."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from heatproof.cli.report import report_command
 from heatproof.errors import StoreError
-from heatproof.report.health_card import SCHEMA, accuracy, bibliography, health_card, left_out
 from heatproof.report.model_card import card_markdown, write_model_card, yaml_lines
 from heatproof.store import RunFolder
 from heatproof.verdict.answers import ClassAnswer, MethodAnswer, NetworkAnswer, Test, Verdict
@@ -74,64 +71,22 @@ def test_names_cannot_break_out_of_the_card(data: RunData, verdict: Verdict) -> 
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {5}
 
 
-def elements(schema: Any, above: str = "") -> set[str]:
-    return {above + name for name in schema} | {
-        path for name, inside in schema.items() if inside for path in elements(inside, f"{above}{name}/")
-    }
-
-
-def paths(card: Any, above: str = "") -> set[str]:
-    if isinstance(card, list):
-        return set().union(*(paths(each, above) for each in card))
-    if not isinstance(card, dict):
-        return set()
-    return {above + name for name in card} | {
-        p for n, own in card.items() for p in paths(own, f"{above}{n}/")
-    }
-
-
-def in_order(card: Any, schema: Any) -> bool:
-    if isinstance(card, list):
-        return all(in_order(each, schema) for each in card)
-    if not isinstance(card, dict):
-        return True
-    names = [name for name in schema if name in card]
-    return list(card) == names and all(in_order(card[name], schema[name]) for name in names)
-
-
-def test_the_health_card_has_elements_of_the_schema_only(data: RunData, verdict: Verdict) -> None:
-    card = health_card(data, verdict)
-    assert paths(card) <= elements(SCHEMA) and in_order(card, SCHEMA), "a sequence of XML has an order"
-    results = card["KeyMetrics"]["SafetyReliability"]["Results"]["MetricResult"]
-    assert json.loads(results[0]["ValueJson"]) == {
-        "kind": "estimate_ci", "estimate": 0.4, "lower": 0.3, "upper": 0.5, "level": 95,
-    }  # fmt: skip
-    assert json.loads(results[1]["ValueJson"]) == {"kind": "estimate", "estimate": 0.00001}
-    assert "hash of the weights abc" in card["ReleaseInfo"]["ReleaseVersion"]
-    missing = left_out(card)
-    assert "BasicInfo/ModelDeveloper" in missing and "KeyMetrics/FairnessEquity" in missing
-    assert not paths(card) & set(missing)
-    assert "@" in bibliography(data) and "petsiuk2018" in bibliography(data)
-    found = accuracy(data)
-    assert found is not None and found.n == 60 and found.low < found.value < found.high
-
-
 def test_a_run_without_votes_has_a_card_too(data: RunData) -> None:
-    card = health_card(data, judge(data))
-    assert "Results" not in card["KeyMetrics"]["SafetyReliability"]
     hub = pytest.importorskip("huggingface_hub", reason=HUB)
     read = hub.ModelCard(card_markdown(data, judge(data))).data.eval_results
     assert [one.metric_value for one in read if one.metric_type == "follows"] == ["undecided"] * 3
 
 
-def test_the_command_writes_both_and_no_foreign_card(run: RunFolder, data: RunData, tmp_path: Path) -> None:
+def test_the_command_writes_its_card_and_no_foreign_card(
+    run: RunFolder, data: RunData, tmp_path: Path
+) -> None:
     args = [str(run.path), "--out", str(tmp_path / "r.html"), "--model-card"]
     for _ in range(2):  # its own card may be written again
         result = CliRunner().invoke(report_command, args, catch_exceptions=False)
-        assert result.exit_code == 0 and "left to you in the card: BasicInfo/ModelDeveloper" in result.output
-    assert "AppliedModelCard" in json.loads((run.path / "model-card.json").read_text())
+        assert result.exit_code == 0
+    assert "model-index" in (run.path / "model-card.md").read_text()
     turned = ["--out", str(tmp_path / "r.html"), "--model-card", str(run.path)]  # the option takes RUN
-    assert "left to you" in CliRunner().invoke(report_command, turned, catch_exceptions=False).output
+    assert "model-card.md" in CliRunner().invoke(report_command, turned, catch_exceptions=False).output
     nobody = CliRunner().invoke(report_command, ["--model-card", "--pdf"])
     assert nobody.exit_code == 2 and "name the folder of a run" in nobody.output
     (tmp_path / "README.md").write_text("# mine")

@@ -36,8 +36,7 @@ BESIDE = "-"  # the file's usual name, in the run's folder
     is_flag=False,
     flag_value=BESIDE,
     metavar="[FILE]",
-    help="Also a section for a Hugging Face model card, with model-index results, and beside it JSON by "
-    "CHAI's Applied Model Card; RUN/model-card.md by default.",
+    help="Also a Hugging Face model card with model-index results; RUN/model-card.md by default.",
 )
 def report_command(
     run: Path | None,
@@ -82,14 +81,10 @@ def report_command(
         paper = folder.path / "report.pdf" if pdf == BESIDE else Path(pdf)
         told.append(f"wrote {paper}, {write_paper(data, verdict, paper)}")
     if card is not None:
-        from heatproof.report.health_card import health_card, left_out
         from heatproof.report.model_card import write_model_card
 
-        files = write_model_card(
-            data, verdict, folder.path / "model-card.md" if card == BESIDE else Path(card)
-        )
-        told.append(f"wrote {' and '.join(map(str, files))}")
-        told.append(f"left to you in the card: {', '.join(left_out(health_card(data, verdict)))}")
+        path = folder.path / "model-card.md" if card == BESIDE else Path(card)
+        told.append(f"wrote {write_model_card(data, verdict, path)}")
     for line in filter(None, told):
         say(line)
 

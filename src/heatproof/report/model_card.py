@@ -1,48 +1,53 @@
-"""What a run found, for a model card: a section for Hugging Face, and beside it CHAI's card as JSON.
-
-NAME.md      Markdown with `model-index` results in its head, as huggingface_hub reads them
-NAME.json    see health_card.py
-"""
+"""The results of a run as a Hugging Face model card: Markdown with `model-index` results in its head."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from heatproof.disk import write_whole
 from heatproof.errors import StoreError
-from heatproof.report.health_card import (
-    LIMITS,
-    CardNumber,
-    accuracy,
-    data_set,
-    estimate,
-    health_card,
-    voting,
-)
+from heatproof.metrics.stats import mean_interval
 from heatproof.report.pieces import TEMPLATES
-from heatproof.verdict.answers import LOOKS, WORDS, Verdict
+from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict
 from heatproof.verdict.data import RunData
 
 MARK = "<!-- heatproof -->"  # a card that heatproof wrote, and may write again
 FORBIDDEN = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")  # in YAML, as themselves
 
+LIMITS = (
+    "A map that follows the network shows what the network uses, not that its answer is right.",
+    "The answers hold for these pictures, this network and these weights; no groups of people were compared.",
+    "Whether maps help people to decide better was not measured.",
+)
 
-def write_model_card(data: RunData, verdict: Verdict, path: str | Path) -> list[Path]:
-    """Both files; a card that somebody else wrote is not overwritten."""
+
+class CardNumber(NamedTuple):
+    """A mean over n pictures with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def bounded(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+def write_model_card(data: RunData, verdict: Verdict, path: str | Path) -> Path:
+    """Write the card; raises StoreError instead of overwriting a card that heatproof did not write."""
     path = Path(path)
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         raise StoreError(f"{path} is a card that heatproof did not write; name another file and copy from it")
     if not path.parent.is_dir():
         raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
-    health = json.dumps({"AppliedModelCard": health_card(data, verdict)}, indent=1, ensure_ascii=False)
-    beside = path.with_suffix(".json")
-    write_whole({path: card_markdown(data, verdict), beside: f"{health}\n"})
-    return [path, beside]
+    write_whole({path: card_markdown(data, verdict)})
+    return path
 
 
 def card_markdown(data: RunData, verdict: Verdict) -> str:
@@ -61,6 +66,30 @@ def card_markdown(data: RunData, verdict: Verdict) -> str:
         "votes": [test.title for test in voting(verdict.methods[0].tests)] if verdict.methods else [],
     }
     return TEMPLATES.get_template("report/templates/model_card.md").render(content)
+
+
+def estimate(test: Test) -> CardNumber:
+    return CardNumber(test.value, test.low, test.high, test.n)
+
+
+def voting(tests: Sequence[Test]) -> list[Test]:
+    """Those that an answer rests on."""
+    return [test for test in tests if test.votes and math.isfinite(test.value)]
+
+
+def accuracy(data: RunData) -> CardNumber | None:
+    """The share of pictures that are classified rightly; None where no class is known, or several may be."""
+    if data.manifest.several:  # those that have a finding alone say nothing about false alarms
+        return None
+    right = [float(one) for one in data.images.right if one is not None]
+    return CardNumber(sum(right) / len(right), *mean_interval(right), len(right)) if right else None
+
+
+def data_set(data: RunData) -> str:
+    """What the pictures are called, without the folders they lie in."""
+    setting = data.manifest.config.get("images", {})
+    path = str(setting.get("path") or "")
+    return path if setting.get("kind") == "hf" else Path(path).name or str(setting.get("kind", "images"))
 
 
 def _result(data: RunData, verdict: Verdict) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def find_symbol(name: str) -> Symbol:
 def too_long(title: str, text: str, version: int, capacity: str = "") -> InputError:
     """The error every encoder raises for a text that does not fit."""
     return InputError(
-        f"{len(text)} characters do not fit into version {version} of the {title}{capacity}; shorten the text "
-        "or take a larger version"
+        f"{len(text)} characters do not fit into version {version} of the {title}{capacity}; shorten the "
+        "text or take a larger version"
     )
 
 
