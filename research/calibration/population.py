@@ -223,7 +223,7 @@ _NETWORKS: dict[str, Callable[[int, Path | None, int], Model]] = {  # cheap ones
 
 
 class CifarResNet(nn.Module):
-    """The residual network for 32-pixel pictures (he2016resnet, section 4.2), 6 n + 2 layers deep."""
+    """The residual network for 32-pixel pictures (He et al. 2016, section 4.2), 6 n + 2 layers deep."""
 
     def __init__(self, n: int) -> None:
         super().__init__()

@@ -16,8 +16,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from heatproof.moved import keep_old_names
-
 if TYPE_CHECKING:
     from heatproof import metrics, monitor
     from heatproof.contrast import contrast
@@ -74,7 +72,6 @@ class _CalledRoom(ModuleType):
         return inspect.signature(self._function)
 
 
-keep_old_names()
 for _name in _CALLED:
     import_module(_name).__class__ = _CalledRoom
 

@@ -24,7 +24,6 @@ The same model says how far an area may be off, so a walk can end before a third
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -190,12 +189,6 @@ class Faithfulness:
                     f"{name}_points": self.points.cpu().float(),
                 }
         return PerImage(found, [Cause(CONSTANT, self.flat.cpu()), *self.causes])
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """One per image: what 0.1 had for scores.reasons("insertion")."""
-        warnings.warn("reasons is now scores.reasons('insertion')", DeprecationWarning, stacklevel=2)
-        return tuple(self.scores.reasons("insertion"))
 
     @property
     def degenerate_fraction(self) -> float:

@@ -55,7 +55,6 @@ from heatproof.metrics.scene import Scene
 from heatproof.models.asked import asked
 from heatproof.models.model import Model, as_model, at_least_float, memory_format, untouched
 from heatproof.models.queue import Queue
-from heatproof.moved import model_first
 from heatproof.registry import metric, metrics
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
 
@@ -89,7 +88,6 @@ def insertion_deletion(
 ) -> dict[Name, Faithfulness]: ...
 
 
-@model_first
 def insertion_deletion(
     maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike],
     targets: ArrayLike | None = None,

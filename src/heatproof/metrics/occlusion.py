@@ -26,14 +26,12 @@ from heatproof.metrics.kit import Cause, Passes, PerImage, align
 from heatproof.models.asked import asked
 from heatproof.models.model import Model, as_model, at_least_float, untouched
 from heatproof.models.queue import Queue
-from heatproof.moved import model_first
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, per_map, size_of
 
 NO_PIXEL = "the mask has no pixel, so nothing is occluded"
 
 
-@model_first
 def part_occlusion(
     masks: ArrayLike | Mapping[str, ArrayLike],
     targets: ArrayLike | None = None,

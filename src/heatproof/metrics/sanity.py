@@ -42,7 +42,6 @@ from heatproof.models.heads.classes import OneOfMany
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, twin_of
-from heatproof.moved import model_first
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map
 
@@ -81,7 +80,6 @@ class Cascade:
         return found
 
 
-@model_first
 def parameter_randomisation(
     methods: Methods = "gradcam",
     targets: ArrayLike | None = None,
@@ -162,7 +160,6 @@ def _stops(count: int, depths: int | None) -> list[int]:
     return sorted({int(stop) for stop in np.linspace(1, count, depths).round()}) if depths > 1 else [count]
 
 
-@model_first
 def input_shift(
     methods: Methods = "gradcam",
     targets: ArrayLike | None = None,
@@ -221,7 +218,6 @@ def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
     return replace(twin, preprocess=replace(kept, mean=mean))
 
 
-@model_first
 def fragility(
     methods: Methods = "gradcam",
     *,

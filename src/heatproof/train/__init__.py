@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from heatproof.lazy import names_are_late
@@ -33,12 +32,3 @@ __all__ = [
 
 
 names_are_late(__name__)
-
-
-def __getattr__(name: str) -> type[TrainProgress]:
-    if name != "Progress":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from heatproof.train.loop import TrainProgress
-
-    warnings.warn("heatproof.train.Progress is called TrainProgress now", DeprecationWarning, stacklevel=2)
-    return TrainProgress
