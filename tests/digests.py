@@ -3,8 +3,9 @@
     pytest --basetemp FOLDER ...; python tests/digests.py FOLDER before.json
     (change the code, run the same tests again)    python tests/digests.py FOLDER after.json before.json
 
-The second call lists what differs. Digests hold for one machine and one number of threads: sums run in another
-order elsewhere. Numbers of folders and workers are dropped from paths: the digests of a path form a multiset.
+The second call lists what differs. Digests hold for one machine and one number of threads, since sums run in
+another order elsewhere. Numbers of folders and workers are dropped from paths; the digests of a path form a
+multiset.
 """
 
 from __future__ import annotations
