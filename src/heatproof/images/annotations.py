@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,9 +109,9 @@ def _mask_faults(source: Source) -> Iterator[str]:
             )
 
 
-def _mask_size(mask: object) -> tuple[int, ...] | None:
+def _mask_size(mask: Any) -> tuple[int, ...] | None:
     if not isinstance(mask, Path):
-        return np.shape(mask)[::-1]  # type: ignore[arg-type]
+        return tuple(np.shape(mask)[::-1])
     try:
         return picture_size(mask)
     except InputError:  # reading it will tell

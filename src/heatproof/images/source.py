@@ -322,7 +322,7 @@ def sample_size(sample: Sample) -> tuple[int, ...] | None:
             return picture_size(sample.content)
         return None
     if isinstance(sample.content, np.ndarray):
-        return sample.content.shape[1::-1]
+        return tuple(sample.content.shape[1::-1])
     return sample.content.size if isinstance(sample.content, Raster) else None
 
 
