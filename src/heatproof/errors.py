@@ -87,11 +87,11 @@ def counted(number: int, noun: str) -> str:
 def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
     """The nearest known names as a half sentence, or all of them where none is near."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=most, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=most)
     if near:
         return f"did you mean {' or '.join(repr(n) for n in near)}?"
     shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-    return f"known: {shown}"
+    return f"known: {shown or 'none'}"
 
 
 def need(package: str, extra: str) -> ModuleType:

@@ -181,6 +181,10 @@ def test_class_names_with_dots_go_in_quotes_and_a_name_beats_a_number(tmp_path: 
         ("any(auc >= 0.5", "expected a closing bracket"),
         ("auc >= 0.5 or else", "expected the end, but 'or else' stands there"),
         ("no-alarms(4)", r"mechanisms such as \(1\)"),
+        ("folows", "did you mean 'follows'"),
+        ("folows gradcam@5", "did you mean 'follows'"),
+        ("looks_there pneumonia", "did you mean 'looks-there'"),
+        ("follows gradcam layercam", "write it like"),
         ("auc@ >= 1", "expected a checkpoint"),
         ("", "expected a metric"),
         (">= 3", "expected a metric"),
@@ -207,6 +211,13 @@ def test_a_rule_that_cannot_be_read_says_where(rule: str, message: str) -> None:
 def test_a_name_that_the_run_does_not_have_is_refused(run: RunFolder, rule: str, message: str) -> None:
     with pytest.raises((InputError, UnknownNameError), match=message):
         check(run, ["auc >= 0", rule])
+
+
+def test_a_class_cannot_be_named_in_a_run_without_labels(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", Manifest.collect({}, models={"epoch1": "a"}))
+    folder.write_unit(Unit("epoch1", (0, 1), (), ("any",)), [row("bl", 0.1, image="a.png", method="gradcam")])
+    with pytest.raises(InputError, match="no class can be named: the images of the run have no labels"):
+        check(folder, ["looks-there pneumonia"])
 
 
 def test_the_trajectory_of_a_run_is_what_its_rows_say(run: RunFolder) -> None:

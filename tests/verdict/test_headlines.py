@@ -22,7 +22,7 @@ from heatproof.registry import explainer, explainers
 from heatproof.run.config import toml
 from heatproof.show import pixels
 from heatproof.types import Trace
-from heatproof.verdict.answers import HEADLINES, UNDECIDED
+from heatproof.verdict.answers import HEADLINES, LOW_ACCURACY, UNDECIDED
 from heatproof.verdict.judge import FILE, UNMOVED
 from verdict.test_verdict import heatproof
 
@@ -145,6 +145,41 @@ def test_each_headline_in_a_run_of_its_own(
         assert all(UNMOVED in text for text in (kept["methods"][0]["note"], " ".join(shown.split()), page))
         (weights_alone, _) = (test for test in kept["methods"][0]["tests"] if test["votes"])
         assert weights_alone["value"] == 0 and weights_alone["answer"] == "no"
+
+
+@pytest.mark.parametrize("kind", ["whole", "all but a column", "mask"])
+def test_annotations_of_the_whole_image_judge_no_position(place: Path, kind: str) -> None:
+    masked = kind == "mask"
+    with (place / "plain.csv").open(newline="") as file:
+        rows = [(row["path"], row["label"]) for row in csv.DictReader(file)]
+    Image.fromarray(np.full((SIDE, SIDE), 255, np.uint8)).save(place / "mask.png")
+    truth = ["mask.png"] if masked else [0, 0, SIDE - (2 if kind == "all but a column" else 1), SIDE - 1]
+    with (place / f"{kind}.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["path", "label", *(["mask_object"] if masked else ["x0", "y0", "x1", "y1"])])
+        table.writerows([*row, *truth] for row in rows)
+    kept, _, _ = told(place, "b", kind, ["gradcam"])
+    assert kept["headline"] == HEADLINES["yes", "undecided"]
+    assert kept["network"]["looks_there"] == kept["network"]["maps_lie"] == "undecided"
+    assert "cannot be judged: annotations cover too much of the image" in kept["sentence"]
+
+
+def test_wrong_labels_stand_in_the_headline(place: Path) -> None:
+    """The same images and network, with three of ten labels changed to the other class."""
+    with (place / "plain.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for i, row in enumerate(rows):
+        if i % 10 < 3:
+            row["label"] = {"green": "blue", "blue": "green"}[row["label"]]
+    with (place / "mislabelled.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    kept, _, page = told(place, "b", "mislabelled", ["gradcam"])
+    assert kept["labels"]["n"] == 2 * EACH and 0.6 < kept["labels"]["accuracy"] < LOW_ACCURACY
+    share = f"only {kept['labels']['accuracy']:.0%} of its answers agree with the labels (n = {2 * EACH})"
+    assert kept["headline"].startswith("Maps follow the network") and share in kept["headline"]
+    assert not page.startswith(" clear")
 
 
 def test_beside_one_that_follows_the_others_are_judged_too(place: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -113,6 +114,58 @@ def test_where_a_floor_lies_there_as_well_the_verdict_says_so(tmp_path: Path) ->
     assert verdict_on(tmp_path / "plain", scores()).network.as_well == []
     away = verdict_on(tmp_path / "away", scores(0.6, HIDDEN))
     assert away.network.as_well == [], "nothing lies there"
+
+
+@pytest.mark.parametrize("share", [1.0, 0.98, 0.93])
+def test_position_is_not_judged_where_annotations_cover_the_image(tmp_path: Path, share: float) -> None:
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        hits = (random.random(100) < (1.0 if method in REAL else share)).astype(float)
+        return hits if metric == "pointing" else scores()(metric, method, random)
+
+    verdict = verdict_on(tmp_path / "run", values)
+    assert verdict.network.looks_there == "undecided" and verdict.headline == HEADLINES["yes", "undecided"]
+    assert {one.looks_there for one in verdict.network.classes} == {"undecided"}
+    why = "Where the network looks cannot be judged: annotations cover too much of the image, `random` hits"
+    assert verdict.network.note.startswith(why)
+
+
+def test_position_is_not_judged_on_a_class_whose_annotations_cover_the_image(tmp_path: Path) -> None:
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        found = scores()(metric, method, random)
+        return np.where(np.arange(100) % 2, found, 1.0) if metric == "pointing" else found
+
+    verdict = verdict_on(tmp_path / "run", values)
+    assert [one.looks_there for one in verdict.network.classes] == ["undecided", "yes"]
+    assert verdict.network.looks_there == "yes" and verdict.level == "clear"
+    why = f"it cannot be judged on {CLASSES[0]}, where annotations cover too much of the image"
+    assert verdict.network.note.endswith(why)
+
+
+def test_a_low_accuracy_stands_in_the_headline(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path / "run", scores(), wrong=0.3)
+    assert verdict.follow == "yes" and verdict.level == "care"
+    assert verdict.headline == (
+        f"{HEADLINES['yes', 'yes']}; but only 70% of its answers agree with the labels (n = 100): the "
+        "network or the labels are wrong there, and maps do not show which"
+    )
+    assert verdict.as_json()["labels"] == {"accuracy": 0.7, "n": 100, "zero_recall": []}
+    fair = verdict_on(tmp_path / "fair", scores(), wrong=0.2)
+    assert fair.headline == HEADLINES["yes", "yes"] and fair.level == "clear"
+    wrong = verdict_on(tmp_path / "wrong", scores(-0.6), ANY, wrong=0.3)
+    assert wrong.headline == HEADLINES["no", "yes"], "what maps do not follow needs no further doubt"
+    assert "only 70% of its answers agree with the labels" in wrong.sentence
+
+
+def test_a_class_with_a_recall_of_0_is_named_and_never_green(tmp_path: Path) -> None:
+    """12 of 100 images are ships, all called cats: 88 % are right, and the mean recall is above chance."""
+    labels = lambda i: 2 if i % 8 == 0 and i < 96 else i % 2  # noqa: E731
+    verdict = verdict_on(
+        tmp_path / "run", scores(), labels=labels, predicted=lambda i: labels(i) % 2,
+        classes=("cat", "dog", "ship"),
+    )  # fmt: skip
+    assert verdict.follow == "yes" and not verdict.notes and verdict.level == "care"
+    assert "; but it answers no image of ship as labelled: the network or" in verdict.headline
+    assert verdict.as_json()["labels"] == {"accuracy": 0.88, "n": 100, "zero_recall": ["ship"]}
 
 
 def test_a_class_on_which_nothing_could_tell_is_named_and_undecided(tmp_path: Path) -> None:
@@ -349,7 +402,8 @@ def test_the_file_has_the_published_form(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and shown.output == kept
     found = json.loads(kept, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert list(found) == [
-        "schema", "headline", "sentence", "checkpoint", "methods", "network", "alarms", "notes", "rates",
+        "schema", "headline", "sentence", "checkpoint", "methods", "network", "labels", "alarms", "notes",
+        "rates",
     ]  # fmt: skip
     assert found["schema"] == 1 and found["headline"] == HEADLINES["yes", "yes"]
     assert [set(one) for one in found["methods"]] == [{"method", "follows", "blank", "note", "tests"}] * 3
@@ -463,6 +517,15 @@ def test_rules_of_the_verdict_refuse_names_and_small_numbers(judged: RunFolder, 
     ):
         found = check(bare, [rule])[1]
         assert not found.holds and found.n == 0 and why in found.reasons[0]
+
+
+def test_rules_and_claims_say_what_is_missing(tmp_path: Path) -> None:
+    bare = make_run(tmp_path / "bare", scores(), metrics=TESTS, maps=False, classes=("cat", "ship"))
+    with pytest.raises(UnknownNameError, match=r"'dog'; known: edges, [^~]*, random, cat, ship$"):
+        check(bare, ["cscore.dog >= 0.5"])
+    claim = judge(read_run(bare)).looks_there("pneumonia")
+    assert not claim
+    assert re.search(r"pneumonia: undecided, because no class was judged .* boxes or masks", repr(claim))
 
 
 # --- names on pages -----------------------------------------------------------------------------------------

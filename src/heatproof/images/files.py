@@ -96,6 +96,12 @@ def picture_size(path: Path) -> Size:
         raise InputError("its size cannot be read") from error
 
 
+def swaps_axes(path: Path) -> bool:
+    """Whether the EXIF orientation of a readable file swaps its width and height."""
+    with Image.open(path, formats=_formats()) as picture:
+        return bool(picture.getexif().get(ORIENTATION, 1) >= 5)
+
+
 def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
     """A picture file's first frame, upright, as "L" or "RGB". bits: the depth of deep greys, else found.
 

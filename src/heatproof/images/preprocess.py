@@ -193,7 +193,7 @@ class Preprocess:
                 kept.append((float(left), float(top), float(right), float(bottom)))
             else:
                 lost.append(
-                    f"the box {_shown(box)} was cropped or shrunk away: it holds no pixel of the "
+                    f"the box {box_text(box)} was cropped or shrunk away: it holds no pixel of the "
                     f"{x.size}x{y.size} crop that the model sees"
                 )
         return Carried(tuple(kept), tuple(lost))
@@ -246,15 +246,16 @@ def check_box(box: Iterable[float]) -> Box:
     """Four finite numbers that do not run backwards."""
     corners = tuple(float(v) for v in box)
     if len(corners) != 4 or not all(map(math.isfinite, corners)):
-        raise InputError(f"a box is four finite numbers x0, y0, x1, y1; got {_shown(corners)}")
+        raise InputError(f"a box is four finite numbers x0, y0, x1, y1; got {box_text(corners)}")
     if corners[0] > corners[2] or corners[1] > corners[3]:
         raise InputError(
-            f"the box {_shown(corners)} runs backwards; write x0, y0, x1, y1, not x, y, width, height"
+            f"the box {box_text(corners)} runs backwards; write x0, y0, x1, y1, not x, y, width, height"
         )
     return corners
 
 
-def _shown(box: Iterable[float]) -> str:
+def box_text(box: Iterable[float]) -> str:
+    """Corners as messages show them."""
     return f"({', '.join(f'{v:g}' for v in box)})"
 
 

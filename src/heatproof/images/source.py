@@ -24,7 +24,7 @@ from PIL import Image
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.files import Size, picture_size, read_image
 from heatproof.images.preprocess import Box, Carried, Preprocess
-from heatproof.images.volumes import Seen, Spacing, uneven
+from heatproof.images.volumes import Raster, Seen, Spacing, uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class Source:
         finding: only those that belong to it. A mask whose part is called like another finding does not.
         """
         sample = self.samples[i] if finding is None else self._about(self.samples[i], finding)
-        if sample.boxes and sample.frame and not _same_shape(sample.frame, picture):
+        if sample.boxes and sample.frame and not same_shape(sample.frame, picture):
             drawn, found = ("x".join(map(str, size)) for size in (sample.frame, picture))
             raise InputError(f"its boxes were drawn on a {drawn} picture, but the file has {found} pixels")
         boxes = preprocess.carry_boxes(sample.boxes, picture, sample.frame)
@@ -308,16 +308,24 @@ def _share_within(source: Source, i: int, low: float, high: float) -> bool:
     sample = source.samples[i]
     if not sample.boxes:
         return False
-    size = sample.frame
-    if size is None and isinstance(sample.content, Path):
-        with suppress(InputError):  # a DICOM file, or a broken one: reading it will tell
-            size = picture_size(sample.content)
     try:
-        found = size or source.read(sample).size
+        found = sample.frame or sample_size(sample) or source.read(sample).size
     except InputError:
         return True
     return low <= covered(sample.boxes, found) <= high
 
 
-def _same_shape(a: Size, b: tuple[int, ...]) -> bool:
+def sample_size(sample: Sample) -> tuple[int, ...] | None:
+    """Width and height of the upright image, without decoding it; None where only decoding can tell."""
+    if isinstance(sample.content, Path):
+        with suppress(InputError):  # a DICOM file, or a broken one
+            return picture_size(sample.content)
+        return None
+    if isinstance(sample.content, np.ndarray):
+        return tuple(sample.content.shape[1::-1])
+    return sample.content.size if isinstance(sample.content, Raster) else None
+
+
+def same_shape(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether two widths and heights have the same aspect ratio, up to rounding."""
     return abs(a[0] * b[1] - a[1] * b[0]) <= SAME_SHAPE * max(a[0] * b[1], a[1] * b[0])

@@ -91,6 +91,8 @@ def prepare(
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
             opened.tell(measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs))
+    if opened.warning:
+        say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):
         say(warning)
     by_mtime = begun.pictures.startswith(BY_MTIME) if begun and begun.pictures else trust_mtime

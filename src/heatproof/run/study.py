@@ -15,6 +15,7 @@ from typing import Any
 from heatproof.errors import CheckpointError, InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Preprocess, Source
+from heatproof.images.annotations import check_annotations
 from heatproof.models import Model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Multilabel
@@ -53,6 +54,7 @@ class Opened:
     thresholds: float | list[float] | None = None  # and from which probability on each counts
     renamed: Renamed | None = None  # the pictures' classes as the model's
     origin: Origin | None = None  # of the pictures, once checked
+    warning: str = ""  # about boxes and masks that do not fit their images, once checked
     network: Model | None = field(default=None, repr=False)  # where Python holds it; the study only names it
     _source: Source | None = field(default=None, repr=False)
     _model: tuple[str, Model] | None = field(default=None, repr=False)
@@ -148,6 +150,9 @@ def check_study(opened: Opened) -> dict[str, str]:
     with at("images"):
         source = opened.source
     check_truth(opened.metrics, source, study.run.targets)
+    if any({"boxes", "masks"} & {*request.entry.needs} for request in opened.metrics):
+        with at("images"):
+            opened.warning = check_annotations(source)
     with at("model"):
         checkpoints = opened.checkpoints
         for checkpoint in checkpoints:

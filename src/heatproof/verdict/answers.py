@@ -36,6 +36,7 @@ SAID: dict[Answer, tuple[str, str]] = {
     "undecided": ("is undecided", "are undecided"),
 }
 WORDS = {"yes": "follows", "no": "does not follow", "undecided": "undecided"}
+LOW_ACCURACY = 0.8  # below it the verdict states the accuracy and is not green
 LOOKS = {"yes": "looks there", "no": "looks elsewhere", "undecided": "undecided"}
 
 
@@ -134,6 +135,24 @@ class NetworkAnswer:
         return [floor for floor, value in self.context.items() if value >= self.test.value]
 
 
+@dataclass(frozen=True)
+class LabelAgreement:
+    """How far the network's answers agree with the labels of the images."""
+
+    accuracy: float = math.nan  # share of the images that are answered as labelled
+    n: int = 0
+    zero_recall: tuple[str, ...] = ()  # classes with enough images, none of which is answered as labelled
+
+    @property
+    def faults(self) -> list[str]:
+        """What speaks against the network or the labels; empty where nothing does."""
+        low = f"only {self.accuracy:.0%} of its answers agree with the labels (n = {self.n})"
+        faults = [low] * (self.accuracy < LOW_ACCURACY)
+        if self.zero_recall:
+            faults.append(f"it answers no image of {listed(list(self.zero_recall))} as labelled")
+        return faults
+
+
 @dataclass(frozen=True, repr=False)
 class Verdict:
     """Both answers for one checkpoint of a run, the alarms over its training, and what was not asked."""
@@ -144,6 +163,7 @@ class Verdict:
     alarms: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
     rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and where they are from
+    labels: LabelAgreement = LabelAgreement()
 
     @property
     def follow(self) -> Answer:
@@ -161,11 +181,17 @@ class Verdict:
         if self.follow == "no":
             return "stop"
         here = any(alarm["checkpoint"] == self.checkpoint for alarm in self.alarms)
-        return "care" if here or self.network.looks_there == "no" else "clear"
+        return "care" if here or self.network.looks_there == "no" or self.labels.faults else "clear"
 
     @property
     def headline(self) -> str:
-        return HEADLINES.get((self.follow, self.network.maps_lie), UNDECIDED)
+        answer = HEADLINES.get((self.follow, self.network.maps_lie), UNDECIDED)
+        if self.follow != "yes" or not self.labels.faults:
+            return answer
+        faults = " and ".join(self.labels.faults)
+        return (
+            f"{answer}; but {faults}: the network or the labels are wrong there, and maps do not show which"
+        )
 
     @property
     def sentence(self) -> str:
@@ -178,6 +204,8 @@ class Verdict:
                 why = f" ({notes.pop()})" if len(notes) == 1 and notes != {""} else ""
                 told.append(f"{listed([m.method for m in methods])} {several if methods[1:] else one}{why}")
         told += [self.network.note] * bool(self.network.note)
+        if self.labels.faults and self.follow != "yes":
+            told.append(f"Of the network, {' and '.join(self.labels.faults)}")
         if self.network.as_well:
             names = listed(self.network.as_well)
             told.append(
@@ -223,6 +251,9 @@ class Verdict:
             why = f" ({self.network.note})" if self.network.note else ""
             return Claim(self.network.looks_there == "yes", said + why)
         classes = {key_of(one.name): one for one in self.network.classes}
+        if not classes:
+            why = self.network.note or "no image has a box or a mask"
+            return Claim(False, f"{name}: undecided, because no class was judged ({why})")
         if key_of(name) not in classes:
             known = [one.name for one in self.network.classes]
             raise UnknownNameError("class with an answer in this verdict:", name, known)
@@ -251,6 +282,7 @@ class Verdict:
         found: dict[str, Any] = without_nan({
             "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence,
             "checkpoint": self.checkpoint, "methods": methods, "network": network,
+            "labels": asdict(self.labels),
             "alarms": list(self.alarms), "notes": list(self.notes), "rates": dict(self.rates),
         })  # fmt: skip
         return found

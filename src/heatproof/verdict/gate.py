@@ -123,7 +123,8 @@ class _Run:
         for part in rule.parts:
             as_methods, as_classes = matching(part, methods, explainers), self._classes(part)
             if not as_methods and not as_classes:
-                known = [*filter(None, methods), *self.classes.values()]
+                pairs = PAIR in part  # else not worth listing
+                known = [*(m for m in methods if m and pairs >= (PAIR in m)), *self.classes.values()]
                 raise UnknownNameError(f"method or class in the rule {rule.text!r}:", part, known)
             taken = chosen_methods if as_methods else chosen_classes
             if (as_methods and as_classes) or taken:
@@ -167,6 +168,11 @@ class _Run:
         about_maps = rule.question == FOLLOWS
         known = methods if about_maps else list(self.classes.values())
         found = matching(rule.parts[0], methods, explainers) if about_maps else self._classes(rule.parts[0])
+        if not found and not known and not about_maps:
+            raise InputError(
+                f"in the rule {rule.text!r}, no class can be named: the images of the run have no labels; "
+                "write looks-there alone"
+            )
         if not found:
             kind = "method" if about_maps else "class"
             raise UnknownNameError(f"{kind} in the rule {rule.text!r}:", rule.parts[0], known)

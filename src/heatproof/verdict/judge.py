@@ -14,7 +14,7 @@ from heatproof.metrics.stats import mean_interval
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
 from heatproof.verdict.alarms import surely_above
-from heatproof.verdict.answers import Answer, MethodAnswer, Test, Verdict, listed
+from heatproof.verdict.answers import Answer, LabelAgreement, MethodAnswer, Test, Verdict, listed
 from heatproof.verdict.data import Cell, RunData, read_run
 from heatproof.verdict.findings import no_skill
 from heatproof.verdict.follow import (
@@ -38,6 +38,7 @@ FILE = "verdict.json"
 CONTRAST = "`heatproof contrast MODEL IMAGES` would decide it"
 SEE_NOTES = "see notes"
 FEW_BLANK, MOSTLY = 0.05, 0.5
+ENOUGH_OF_A_CLASS = 10  # images, for a recall of 0 to be named: the recall is then surely below 26 %
 MONITOR = "monitor"  # the kind of a run folder that a training writes
 UNMOVED = "random weights change nothing about its maps"
 BLANK_WORDS = {
@@ -90,7 +91,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
     network = looks(data, following, _untold(data, values, following))
-    return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates)
+    return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, _label_agreement(data))
 
 
 def keep(data: RunData, verdict: Verdict) -> str:
@@ -224,12 +225,26 @@ def _silent(data: RunData) -> int:
     return len({*unsure} - {row["image"] for row in rows})
 
 
-def _no_skill(data: RunData) -> Iterator[str]:
-    """By recall, so that calling everything the largest class is no skill, however large the class is."""
+def _right_by_class(data: RunData) -> dict[int | None, list[float]]:
+    """By label, 1 for every image that is answered as labelled, else 0."""
     right: dict[int | None, list[float]] = {}
     for label, one in zip(data.images.labels, data.images.right, strict=True):
         if one is not None:
             right.setdefault(label, []).append(float(one))
+    return right
+
+
+def _label_agreement(data: RunData) -> LabelAgreement:
+    right = {} if data.manifest.several else _right_by_class(data)
+    answers = [one for own in right.values() for one in own]
+    never = [c for c, own in right.items() if len(own) >= ENOUGH_OF_A_CLASS and not any(own)]
+    names = tuple(data.class_name(c) for c in sorted(c for c in never if c is not None))
+    return LabelAgreement(float(np.mean(answers)) if answers else math.nan, len(answers), names)
+
+
+def _no_skill(data: RunData) -> Iterator[str]:
+    """By recall, so that calling everything the largest class is no skill, however large the class is."""
+    right = _right_by_class(data)
     n = sum(map(len, right.values()))
     if n < ENOUGH:
         return

@@ -6,7 +6,8 @@ mean over the methods that follow the network.
 
     looks there        the mean is surely above `there`
     looks elsewhere    it is surely below
-    undecided          otherwise, or with fewer than 30 pictures
+    undecided          otherwise, with fewer than 30 pictures, or where the annotations cover so much of the
+                       image that a map that always hits them would not surely be above `there`
 
 "Surely": a one-sided t test over pictures at 5 %, Holm-corrected over the classes. One class that looks
 elsewhere is enough to say so of the network; else all its pictures together decide. Where no method follows,
@@ -28,9 +29,9 @@ from heatproof.errors import counted
 from heatproof.explain.floors import floor_name
 from heatproof.metrics.stats import mean_interval
 from heatproof.registry import metrics
-from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test
+from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test, listed
 from heatproof.verdict.data import RunData
-from heatproof.verdict.follow import ENOUGH, calibration, chance_above, decided, holm
+from heatproof.verdict.follow import ENOUGH, LEVEL, calibration, chance_above, decided, holm
 from heatproof.verdict.measures import Measure
 
 NOT_ASKED = "Whether the network looks where it should was not asked"
@@ -58,8 +59,12 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
     heard = set(labels[known & ~silent].tolist())
     answers: dict[int, Answer] = dict.fromkeys(by_class, "undecided")
     answers |= _answers({c: own for c, own in by_class.items() if c in heard})
+    room = _best(of) - chance
+    covered = [c for c in by_class if _has_no_room(room[known & (labels == c)])]
+    answers |= dict.fromkeys(covered, "undecided")
     counting = above[known & ~silent]
-    whole = _test(of, counting, _answers({"": counting})[""])
+    all_covered = _has_no_room(room[known & ~silent])
+    whole = _test(of, counting, "undecided" if all_covered else _answers({"": counting})[""])
     lie: Answer = "no" if "no" in answers.values() else whole.answer
     classes = tuple(
         ClassAnswer(
@@ -73,6 +78,12 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
         if m in columns and columns[m] is not chance and np.isfinite(columns[m] - chance).any()
     }
     note = _said(lie, whole.n, [c.name for c in classes if c.test.answer == "no"], bool(following))
+    if all_covered and lie != "no":
+        hits = f"`random` hits them on {chance[known & ~silent].mean():.0%} of the images"
+        note = f"Where the network looks cannot be judged: annotations cover too much of the image, {hits}"
+    elif covered:
+        names = listed([data.class_name(c) for c in covered])
+        note += f"; it cannot be judged on {names}, where annotations cover too much of the image"
     return NetworkAnswer(lie if following else "undecided", lie, classes, methods, whole, context, note)
 
 
@@ -102,6 +113,18 @@ def _answers(columns: Mapping[Any, np.ndarray]) -> dict[Any, Answer]:
     above = holm({key: chance_above(column, there) for key, column in enough.items()})
     below = holm({key: chance_above(-column, -there) for key, column in enough.items()})
     return {key: decided(above[key], below[key]) if key in enough else "undecided" for key in columns}
+
+
+def _best(of: Measure) -> float:
+    """The best possible score, where higher is better."""
+    low, high = of.facts.bounds
+    return high if of.higher_is_better else -low
+
+
+def _has_no_room(room: np.ndarray) -> bool:
+    """Whether even the best possible scores would not surely be above chance by `there`."""
+    there = float(calibration()["network"]["there"])
+    return len(room) >= ENOUGH and bool(np.isfinite(room).all()) and chance_above(room, there) >= LEVEL
 
 
 def _test(of: Measure, values: np.ndarray, answer: Answer) -> Test:

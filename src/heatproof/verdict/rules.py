@@ -13,6 +13,7 @@ looks-there, looks-there pneumonia   the network looks where it should, on every
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from heatproof.verdict.alarms import NAMES
 
 LAST, ALL = "last", "all"
 FOLLOWS, LOOKS_THERE = "follows", "looks-there"
+QUESTIONS = (FOLLOWS, LOOKS_THERE, "no-alarms")  # rules without a comparison
 MIN_USABLE = 0.95  # of the images that were planned
 MIN_N = 30  # images behind a number, unless the gate is told otherwise; the verdict needs as many
 EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-alarms(1)"
@@ -117,9 +119,11 @@ class _Reader:
         if found is None:
             rest = self.text[self.at :].strip()
             there = f"{rest!r} stands there" if rest else "the rule ends there"
-            raise InputError(
-                f"cannot read the rule {self.text!r}: expected {what}, but {there}; write it like {EXAMPLES}"
-            )
+            word = re.match(r"\s*([\w-]+)(?=[\s@]|$)", self.text)
+            near = difflib.get_close_matches(word[1].lower(), QUESTIONS, n=1) if word else []
+            near = [question for question in near if word and question != word[1].lower()]
+            hint = f"did you mean {near[0]!r}?" if near else f"write it like {EXAMPLES}"
+            raise InputError(f"cannot read the rule {self.text!r}: expected {what}, but {there}; {hint}")
         return found
 
     def name(self, what: str) -> str:
