@@ -13,6 +13,7 @@ from heatproof.report.panels import Tile, panel, sheet
 from heatproof.show import COLOUR_MAPS, colours, overlay
 from heatproof.studies.localise.panels import Studio
 from heatproof.studies.localise.scored import Scored
+from heatproof.types import Maps
 
 
 def photo(height: int = 40, width: int = 60) -> Image.Image:
@@ -88,6 +89,13 @@ def test_a_case_study_says_which_class_it_explains() -> None:
                     {"a.png": 1}, {"a.png": 0}, {("a.png", 0): 0.93})  # fmt: skip
     heading = Studio(scored, *[None] * 4)._heading("a.png")  # type: ignore[list-item]
     assert heading == "a.png: explains: pneumonia (true label); the network says: normal; 93% sure"
+
+
+def test_a_blank_map_marks_no_pixel_of_a_case_study() -> None:
+    scored = Scored("last", (), (), 0.2, ("insertion", "deletion"))
+    values = torch.stack([torch.zeros(5, 5), torch.full((5, 5), 0.7), torch.eye(5)])
+    kept = Studio(scored, *[None] * 4)._kept(Maps("m", values, (5, 5), torch.zeros(3)))  # type: ignore[list-item]
+    assert kept.sum((1, 2)).tolist() == [0, 0, 5]
 
 
 def test_a_long_heading_is_not_cut() -> None:
