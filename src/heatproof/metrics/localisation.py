@@ -192,7 +192,7 @@ def _keep(pixels: Tensor, ordered: Tensor, count: int) -> Tensor:
     return (above | (tied & (tied.cumsum(1) <= room))) & (pixels > torch.where(high > low, low, 0))
 
 
-def kept_in_common(kept: Tensor, others: Tensor) -> Tensor:
+def mask_overlap(kept: Tensor, others: Tensor) -> Tensor:
     """Pixels that two masks "b p" share, of the larger one: of the budget where both maps spend it; "b"."""
     return (kept & others).sum(1) / torch.maximum(kept.sum(1), others.sum(1))
 

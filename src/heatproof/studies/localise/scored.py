@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from heatproof.explain.floors import is_floor
-from heatproof.metrics.localisation import BUDGETS, budget_masks, kept_in_common
+from heatproof.metrics.localisation import BUDGETS, budget_masks, mask_overlap
 from heatproof.metrics.stats import percentile_interval
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
@@ -284,7 +284,7 @@ def overlap_of_methods(maps: Mapping[str, Maps], budget: float) -> dict[str, flo
     shares: dict[str, list[float]] = {}
     for a, b in combinations(maps, 2):
         usable = ~(maps[a].degenerate | maps[b].degenerate)
-        common = kept_in_common(kept[a], kept[b])
+        common = mask_overlap(kept[a], kept[b])
         for image, share, use in zip(maps[a].ids, common.tolist(), usable.tolist(), strict=True):
             shares.setdefault(image, []).extend([share] if use else [])
     return {image: sum(lot) / len(lot) if lot else math.nan for image, lot in shares.items()}

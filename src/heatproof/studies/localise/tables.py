@@ -46,8 +46,8 @@ BOX_NOTE = (
 FLOOR_NOTE = (
     "random, edges and centre know nothing of the model: a method that is not above them explains nothing. "
     "Values are means of class means with 95 % bootstrap intervals over the images of each class; the best "
-    "method is bold, the second slanted, floors and published rows do not compete. Constant maps are misses in "
-    "the pointing game and left out of all other means."
+    "method is bold, the second slanted, floors and published rows do not compete. Constant maps are misses "
+    "in the pointing game and left out of all other means."
 )
 
 
