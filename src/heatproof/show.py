@@ -4,6 +4,10 @@ An overlay is (1 - alpha) grey + alpha colour(map): the picture loses its own co
 left in it speaks of the map. The colour maps are perceptually uniform (equal steps of the map look equal)
 and are kept as sixteen points, linear in between; that is within 7 of 255 of matplotlib's tables.
 
+A few pixels of a gradient are many times as large as the others, so that on a linear scale up to the maximum
+its map is nearly black. For display, and for nothing else, maps with a value for every pixel are scaled to
+their 99th percentile (`brightened`); maps on a coarser grid, such as CAMs, are not.
+
 HTML for notebooks loads nothing: pictures are small PNG files inside it, and every text is escaped.
 """
 
@@ -58,6 +62,18 @@ def _points(cmap: str) -> np.ndarray:
     if cmap not in COLOUR_MAPS:
         raise UnknownNameError("colour map", cmap, COLOUR_MAPS)
     return np.array([list(bytes.fromhex(point)) for point in COLOUR_MAPS[cmap].split()], dtype=np.float64)
+
+
+def brightened(heat: Tensor) -> Tensor:
+    """Maps "b H W" in [0, 1] on a CPU, each divided by its 99th percentile and clipped at 1.
+
+    Maps whose 99th percentile is 0 stay as they are.
+    """
+    import torch
+
+    pixels = heat.flatten(1)
+    limit = torch.from_numpy(np.quantile(pixels.numpy(), 0.99, axis=1)).to(heat)[:, None]
+    return (pixels / torch.where(limit > 0, limit, 1)).clamp(max=1).view_as(heat)
 
 
 def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float = 0.6) -> Image.Image:

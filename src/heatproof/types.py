@@ -22,7 +22,7 @@ from PIL import Image
 from heatproof.errors import InputError
 from heatproof.grids import constant, normalise, per_map, places, size_of, upsample  # noqa: F401, for all
 from heatproof.lazy import torch
-from heatproof.show import Strip, as_pictures, colours, hottest, overlay, pixels, sections, text
+from heatproof.show import Strip, as_pictures, brightened, colours, hottest, overlay, pixels, sections, text
 
 if TYPE_CHECKING:
     import numpy.typing
@@ -177,6 +177,12 @@ class Maps:
         """
         return normalise(upsample(self.values, size or self.image_size))
 
+    def for_display(self) -> Tensor:
+        """ "b H W" in [0, 1] on the CPU, to look at: as upsample, but brightened (see show.py) where the
+        method has a value for every pixel."""
+        heat = self.upsample().cpu()
+        return brightened(heat) if tuple(self.values.shape[1:]) == tuple(self.image_size) else heat
+
     def to(self, device: str | torch.device) -> Maps:
         """The maps on a device.
 
@@ -225,7 +231,7 @@ class Maps:
                 tensor its colours back. A tensor is stretched to the whole range without it.
             cmap, alpha: a colour map (inferno, magma, viridis, grey), and the weight of its colours.
         """
-        heat = self.upsample().cpu().numpy()
+        heat = self.for_display().numpy()
         if heat.ndim == 4 and isinstance(images, torch.Tensor):
             planes = [hottest(one) for one in heat]
             shown = zip(pixels(images, preprocess, planes), heat, planes, strict=True)
@@ -263,7 +269,7 @@ class Maps:
     def _repr_html_(self) -> str:
         explained, ids = self.explained.tolist(), self.ids or map(str, range(len(self)))
         titles = [f"{name}: class {c}" for name, c in zip(ids, explained, strict=True)]
-        heat = self.upsample().cpu().numpy()
+        heat = self.for_display().numpy()
         flat = heat if heat.ndim == 3 else [sections(one, hottest(one)) for one in heat]
         strip = Strip((Image.fromarray(colours(one)) for one in flat), titles)
         return f"<p>{len(self)} maps of {text(self.method)}</p>{strip._repr_html_()}"

@@ -120,6 +120,13 @@ def test_bad_maps_are_one_sentence(maps: dict[str, Any], sentence: str) -> None:
         method_agreement(maps)
 
 
+def test_zeros_that_fill_no_budget_are_no_agreement() -> None:
+    one, other = torch.zeros(2, 1, 20, 20)
+    one[0, 10, 10] = other[0, 15, 5] = 1
+    found = method_agreement({"one": one, "other": other, "same": one})
+    assert found.overlap["one", "other"] == 0 and found.overlap["one", "same"] == 1
+
+
 def test_metrics_agree_as_scipy_says_with_directions_turned() -> None:
     rng = np.random.default_rng(1)
     methods = [f"m{i}" for i in range(6)]

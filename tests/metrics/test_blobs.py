@@ -53,6 +53,13 @@ def test_bounds_and_what_changes_nothing(seed: int) -> None:
         assert torch.allclose(hp.metrics.dispersion(other)["dispersion"], found["dispersion"], atol=1e-6)
 
 
+def test_zeros_are_no_blob() -> None:
+    maps = torch.zeros(1, 20, 20)
+    maps[0, 15, 15] = 1
+    found = hp.metrics.dispersion(maps)
+    assert found["dispersion"].item() == 0 and found["dispersion_blobs"].item() == 1
+
+
 def test_one_blob_two_blobs_dust_and_nothing() -> None:
     maps = torch.zeros(4, 20, 20)
     maps[0, 2:10, 2:12] = 1

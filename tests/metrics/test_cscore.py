@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heatproof.errors import InputError
 from heatproof.metrics import map_pairs
-from heatproof.metrics.consistency import cscore, cscore_by_class, global_cscore, soft_iou
+from heatproof.metrics.consistency import BLANK, cscore, cscore_by_class, global_cscore, soft_iou
 from heatproof.metrics.gold import confidence_weights, gold_list, temperature, thresholds
 from heatproof.metrics.map_pairs import sampled_mean, soft_iou_matrix
 from heatproof.registry import metrics
@@ -350,6 +350,16 @@ def test_degenerate_maps_are_counted_and_score_zero() -> None:
     assert found.value == pytest.approx(slow_cscore(maps.numpy(), np.full(4, 0.9)), abs=1e-6)
     blank = cscore(torch.zeros(3, 4, 4), [0.9] * 3)
     assert (blank.value, blank.degenerate, blank.interval) == (0, 1, (0, 0))
+    assert blank.reason == BLANK and not found.reason
+    sampled = cscore(torch.zeros(4, 3, 3), [0.5] * 4, exact_up_to=3)
+    assert sampled.sampled and sampled.reason == BLANK
+    maps, probs = (
+        torch.cat([torch.zeros(2, 3, 3), torch.eye(3).expand(2, 3, 3)]),
+        torch.eye(2).repeat_interleave(2, 0),
+    )
+    both = cscore_by_class(maps, [0, 0, 1, 1], probs)
+    assert (both.classes[0].reason, both.classes[1].reason) == (BLANK, "")
+    assert both.overall.value == pytest.approx(0.5) and both.overall.reason == f"class 0 counts as 0: {BLANK}"
 
 
 def test_zero_confidence_is_not_a_score() -> None:

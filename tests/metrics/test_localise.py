@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from heatproof.errors import InputError
+from heatproof.metrics.kit import CONSTANT
 from heatproof.metrics.localisation import (
     BUDGETS,
     budget_masks,
@@ -20,6 +21,7 @@ from heatproof.metrics.localisation import (
     localise,
     localise_curve,
     macro_mean,
+    name_losses,
 )
 from heatproof.types import Maps
 
@@ -40,13 +42,17 @@ ANY_MAP = arrays(np.float32, (2, 7, 9), elements=st.floats(-5, 5, width=32))
 
 @SETTINGS
 @given(FEW_LEVELS | ANY_MAP, st.floats(0.02, 1))
-def test_budget_keeps_exactly_its_pixels_in_stable_order(maps: np.ndarray, budget: float) -> None:
+def test_budget_keeps_the_largest_pixels_in_stable_order_and_none_at_the_minimum(
+    maps: np.ndarray, budget: float
+) -> None:
     count = kept_pixels(budget, (7, 9))
     assert abs(count - budget * 63) < 1
     kept = budget_masks(maps, budget).flatten(1).numpy()
     for row, values in zip(kept, maps, strict=True):
-        order = np.argsort(-np.maximum(values, 0).ravel(), kind="stable")[:count]
-        assert set(np.flatnonzero(row)) == set(order)
+        pixels = np.maximum(values, 0).ravel()
+        order = np.argsort(-pixels, kind="stable")[:count]
+        lowest = pixels.min() if pixels.max() > pixels.min() else 0
+        assert set(np.flatnonzero(row)) == {place for place in order if pixels[place] > lowest}
 
 
 def test_budget_is_counted_as_by_hand() -> None:
@@ -61,22 +67,23 @@ def twin(values: np.ndarray, boxes: list[Box], budget: float) -> dict[str, float
     values = np.maximum(values.astype(np.float64), 0)
     count = kept_pixels(budget, (height, width))
     pixels = [(y, x) for y in range(height) for x in range(width)]
-    kept = set(sorted(pixels, key=lambda p: -values[p])[:count])
+    largest = sorted(pixels, key=lambda p: -values[p])[:count]
+    kept = {p for p in largest if values[p] > values.min()}
 
     def inside(box: Box) -> set[tuple[int, int]]:
         x0, y0, x1, y1 = box
         return {(y, x) for y, x in pixels if x0 <= x <= x1 and y0 <= y <= y1}
 
     truth = set().union(*(inside(box) for box in boxes))
-    ys, xs = zip(*kept, strict=True)
+    ys, xs = zip(*kept, strict=True) if kept else ((math.nan,), (math.nan,))
     tight = inside((min(xs), min(ys), max(xs), max(ys)))
     ious = [len(tight & inside(box)) / len(tight | inside(box)) for box in boxes]
     peak = next(p for p in pixels if values[p] == values.max())
     positive = sum(values[p] > values.min() for p in pixels)
     return {
-        "mask_iou": len(kept & truth) / len(kept | truth),
-        "box_iou": max(ious),
-        "inside": len(kept & truth) / len(kept),
+        "mask_iou": len(kept & truth) / len(kept | truth) if kept else math.nan,
+        "box_iou": max(ious) if kept else math.nan,
+        "inside": len(kept & truth) / len(kept) if kept else math.nan,
         "pointing": float(peak in truth and positive > 0),
         "reachable": min(len(truth), count) / max(len(truth), count),
         "filled": max(0, count - positive) / count,
@@ -98,9 +105,11 @@ def test_equals_the_slow_twin(maps: np.ndarray, boxes: list[list[Box]], budget: 
     scores = localise(maps, boxes, budget=budget)
     for i in range(2):
         expected = twin(maps[i], boxes[i], budget)
-        assert {name: scores[name][i].item() for name in expected} == pytest.approx(expected, abs=1e-6)
-    assert (scores["mask_iou"] <= scores["reachable"] + 1e-6).all()
-    assert all(((score >= 0) & (score <= 1)).all() for score in scores.values())
+        found = {name: scores[name][i].item() for name in expected}
+        assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
+    spent = scores["filled"] == 0
+    assert (scores["mask_iou"] <= scores["reachable"] + 1e-6)[spent].all()
+    assert all((((score >= 0) & (score <= 1)) | score.isnan()).all() for score in scores.values())
 
 
 @SETTINGS
@@ -119,9 +128,9 @@ def test_order_batch_and_scale_do_not_matter(
     scaled = localise(maps * np.float32(factor), torch.tensor(boxes))
     single = [localise(maps[i : i + 1], boxes[i : i + 1]) for i in range(3)]
     for name, score in scores.items():
-        assert torch.equal(shuffled[name], score[order])
-        assert torch.equal(scaled[name], score)
-        assert torch.equal(torch.cat([s[name] for s in single]), score)
+        for other in (shuffled[name], scaled[name], torch.cat([s[name] for s in single])):
+            expected = score[order] if other is shuffled[name] else score
+            torch.testing.assert_close(other, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_curve_is_localise_at_every_budget() -> None:
@@ -146,14 +155,41 @@ def test_a_perfect_map_scores_one_and_reaches_the_cap() -> None:
     )
     assert scores["filled"] == 0
     half = localise(maps, [(2, 5, 9, 14)], budget=0.4)
-    assert half["mask_iou"] == half["reachable"] == 0.5 and half["filled"] == 0.5
+    assert half["mask_iou"] == half["inside"] == 1  # of the 80 pixels that stand out
+    assert half["reachable"] == 0.5 and half["filled"] == 0.5
 
 
-def test_all_zero_map_is_a_miss_and_filled() -> None:
-    scores = localise(torch.zeros(1, 10, 10), [(0, 0, 9, 9)])
-    assert scores["pointing"] == 0 and scores["filled"] == 1 and scores["inside"] == 1
-    assert localise(torch.full((1, 10, 10), 3.0), [(0, 0, 9, 9)])["pointing"] == 0
-    assert localise(-torch.rand(1, 10, 10), [(0, 0, 9, 9)])["pointing"] == 0
+@pytest.mark.parametrize("rows", [(0, 1), (8, 9)], ids=["object on top", "object below"])
+def test_a_blank_map_is_a_miss_and_has_no_overlap(rows: tuple[int, int]) -> None:
+    maps = torch.stack([torch.zeros(10, 10), torch.full((10, 10), 3.0), -torch.rand(10, 10)])
+    boxes = [(0, rows[0], 9, rows[1])] * 3
+    scores = localise(maps, boxes)
+    for name in ("mask_iou", "box_iou", "inside"):
+        assert scores[name].isnan().all() and scores.reasons(name) == [CONSTANT] * 3
+    for name, value in {"pointing": 0, "filled": 1, "reachable": 1}.items():
+        assert scores[name].tolist() == [value] * 3 and scores.reasons(name) == [""] * 3
+    curve = localise_curve(maps, boxes)
+    assert curve["mask_iou"].isnan().all() and curve.reasons("inside") == [CONSTANT] * 3
+    assert not budget_masks(maps)[[0, 2]].any()
+
+
+def test_blank_maps_are_left_out_of_means_and_keep_their_reason_in_a_run() -> None:
+    maps = torch.zeros(2, 10, 10)
+    maps[1, :2] = 1
+    found = name_losses(localise(maps, [(0, 0, 9, 1)] * 2), [(), ()])
+    assert found.reasons("inside") == [CONSTANT, ""]
+    assert macro_mean(found["inside"], [0, 0]).value == 1
+
+
+def test_a_budget_is_not_filled_up_with_zeros() -> None:
+    """One hot pixel beside an object of 40 x 20 pixels, which the first zeros in row-major order cover."""
+    maps = torch.zeros(2, 40, 40)
+    maps[0, 39, 39] = maps[1, 4, 4] = 1
+    scores = localise(maps + 0.25, [(0, 0, 39, 7)] * 2)  # a constant added to a map changes nothing
+    assert scores["mask_iou"].tolist() == pytest.approx([0, 1 / 320])
+    assert scores["inside"].tolist() == [0, 1] and scores["box_iou"].tolist() == pytest.approx([0, 1 / 320])
+    assert scores["filled"].tolist() == pytest.approx([319 / 320] * 2)
+    assert budget_masks(maps).sum((1, 2)).tolist() == [1, 1]
 
 
 def test_boxes_come_in_many_forms() -> None:

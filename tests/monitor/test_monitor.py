@@ -272,11 +272,16 @@ def test_alarms_are_told_once_and_may_stop_training(caplog: Any) -> None:
     assert not caplog.records  # on_alarm speaks instead
 
     loud = Monitor(images, labels, **options)
-    measured(loud, model)
-    assert "attribution collapse (critical): At epoch-001" in caplog.text
-    with pytest.raises(AlarmRaised, match="stopped after epoch 1"):
-        Monitor(images, labels, stop_on="attribution collapse", **options).step(model, 1)
-    measured(Monitor(images, labels, stop_on="class masking", **options), model)
+    assert measured(loud, model, 1).alarms == () and not caplog.text  # two checkpoints make a training
+    assert measured(loud, model, 2).new_alarms
+    assert "attribution collapse (critical): At epoch-002" in caplog.text
+    strict = Monitor(images, labels, stop_on="attribution collapse", **options)
+    measured(strict, model, 1)
+    with pytest.raises(AlarmRaised, match="stopped after epoch 2"):
+        strict.step(model, 2)
+    calm = Monitor(images, labels, stop_on="class masking", **options)
+    measured(calm, model, 1)
+    measured(calm, model, 2)
 
 
 def test_the_run_folder_holds_what_a_run_would(net: nn.Module, tmp_path: Path) -> None:

@@ -54,14 +54,14 @@ def plain(both: Both) -> Both:
 
 def test_both_stop_after_the_same_epoch_with_the_same_words(plain: Any) -> None:
     first, second = (found["stop"] for found in plain)
-    assert first["epochs"] == second["epochs"] == 0 and first["here"] == second["here"] == 2
+    assert first["epochs"] == second["epochs"] == 1 and first["here"] == second["here"] == 2
     assert first["ended"] == second["ended"]
-    assert first["ended"].startswith("AlarmRaised: stopped after epoch 1: attribution collapse (critical)")
+    assert first["ended"].startswith("AlarmRaised: stopped after epoch 2: attribution collapse (critical)")
 
 
 def test_a_warning_is_logged_once_and_known_to_both(plain: Any) -> None:
     first, second = (found["warn"] for found in plain)
-    assert first["reports"] == second["reports"] == [[1, ""], [0, ""], [0, ""]]
+    assert first["reports"] == second["reports"] == [[0, ""], [1, ""], [0, ""]]
     assert (first["ended"], second["ended"], first["known"], second["known"]) == ("", "", 3, 3)
     assert len(first["said"]) == 1 and "attribution collapse" in first["said"][0] and second["said"] == []
     assert plain[0]["seen"] == plain[1]["seen"] == [2]  # on_alarm is called in both
@@ -69,7 +69,7 @@ def test_a_warning_is_logged_once_and_known_to_both(plain: Any) -> None:
 
 def test_epochs_that_are_not_due_are_so_in_both(plain: Any) -> None:
     first, second = (found["every"] for found in plain)
-    assert first["reports"] == second["reports"] == [[1, ""], [0, ""], None]
+    assert first["reports"] == second["reports"] == [[0, ""], [1, ""], None]
 
 
 @pytest.mark.parametrize("where", ["first", "second"])
@@ -78,7 +78,7 @@ def test_an_error_in_one_is_an_error_in_both(plain: Any, where: str) -> None:
     own, other = found if where == "first" else found[::-1]
     assert own["ended"] == "RuntimeError: enough"
     assert other["ended"] == "HeatproofError: in another process: enough"
-    assert own["epochs"] == other["epochs"] == 0 and own["here"] == other["here"] == 2
+    assert own["epochs"] == other["epochs"] == 1 and own["here"] == other["here"] == 2
 
 
 def test_what_cannot_be_measured_lets_both_go_on(plain: Any) -> None:
@@ -99,4 +99,4 @@ def test_a_check_that_fails_in_one_process_fails_in_both(plain: Any) -> None:
 def test_callbacks_stop_both(both: Both, library: str, package: str) -> None:
     pytest.importorskip(package)
     first, second = (found[library] for found in both)
-    assert first == second == {"stop": 1, "warn": 3}
+    assert first == second == {"stop": 2, "warn": 3}

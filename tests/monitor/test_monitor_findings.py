@@ -88,10 +88,11 @@ def test_a_finding_whose_threshold_is_lost_raises_its_own_alarm(network: nn.Modu
     images, truth = held_out()
     monitor = Monitor(images, truth, ["gradcam"], class_names=made.NAMES)
     good = made.train(range(3))
-    assert monitor.step(good, 1) is not None
+    first = monitor.step(good, 1), monitor.step(good, 2)  # one epoch alone raises none
+    assert first[0] is not None and first[0].alarms == () and first[1] is not None
     with torch.no_grad():
         good.head.bias[1] -= 60.0  # its ranking stays
-    report = monitor.step(good, 2)
+    report = monitor.step(good, 3)
     assert report is not None
     assert {(alarm.mechanism, alarm.class_name) for alarm in report.new_alarms} == {(1, "cross")}
     assert report.new_alarms[0].evidence["auc"] == report.measured.auc.classes[1]  # type: ignore[union-attr]

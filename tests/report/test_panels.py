@@ -9,10 +9,12 @@ from PIL import Image
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.report import panels
+from heatproof.report.gallery import pack, unpack
 from heatproof.report.panels import Tile, panel, sheet
-from heatproof.show import COLOUR_MAPS, colours, overlay
+from heatproof.show import COLOUR_MAPS, brightened, colours, overlay
 from heatproof.studies.localise.panels import Studio
 from heatproof.studies.localise.scored import Scored
+from heatproof.types import Maps
 
 
 def photo(height: int = 40, width: int = 60) -> Image.Image:
@@ -43,6 +45,23 @@ def test_an_overlay_is_a_blend_of_the_grey_picture_and_the_map() -> None:
     assert np.array_equal(
         np.asarray(overlay(picture, heat, alpha=0.0)), np.asarray(picture.convert("L").convert("RGB"))
     )
+
+
+def test_gradient_maps_are_not_nearly_black() -> None:
+    """A few pixels 50 times as large as the others; what is stored does not change."""
+    values = torch.rand(2, 64, 64, generator=torch.Generator().manual_seed(0)).square()
+    values[:, :2, :4] = 50
+    maps = Maps("gradient", values.clone(), (64, 64), torch.zeros(2).long(), ("a", "b"))
+    coarse = Maps("gradcam", values.clone(), (128, 128), torch.zeros(2).long(), ("a", "b"))
+    assert maps.upsample().mean() < 0.02 and maps.for_display().mean() > 0.3
+    assert torch.equal(coarse.for_display(), coarse.upsample()) and torch.equal(maps.values, values)
+    assert unpack(pack(maps, 1, "")).mean() > 0.3 and unpack(pack(coarse, 1, "")).mean() < 0.05
+    black = Image.new("RGB", (64, 64))
+    laid = np.asarray(maps.overlay([black, black])[0], dtype=float)
+    assert laid.mean() > 5 * np.asarray(overlay(black, maps.upsample()[0]), dtype=float).mean()
+    sparse = torch.zeros(1, 64, 64)
+    sparse[0, 3, 3] = 1
+    assert torch.equal(brightened(sparse), sparse)
 
 
 def test_a_map_of_another_size_or_colour_is_refused() -> None:
@@ -88,6 +107,13 @@ def test_a_case_study_says_which_class_it_explains() -> None:
                     {"a.png": 1}, {"a.png": 0}, {("a.png", 0): 0.93})  # fmt: skip
     heading = Studio(scored, *[None] * 4)._heading("a.png")  # type: ignore[list-item]
     assert heading == "a.png: explains: pneumonia (true label); the network says: normal; 93% sure"
+
+
+def test_a_blank_map_marks_no_pixel_of_a_case_study() -> None:
+    scored = Scored("last", (), (), 0.2, ("insertion", "deletion"))
+    values = torch.stack([torch.zeros(5, 5), torch.full((5, 5), 0.7), torch.eye(5)])
+    kept = Studio(scored, *[None] * 4)._budget_masks(Maps("m", values, (5, 5), torch.zeros(3)))  # type: ignore[list-item]
+    assert kept.sum((1, 2)).tolist() == [0, 0, 5]
 
 
 def test_a_long_heading_is_not_cut() -> None:

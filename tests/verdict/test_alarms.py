@@ -245,7 +245,9 @@ def test_a_layer_silent_for_all_is_one_alarm_per_method(trained: tuple[Network, 
         "blank", 6, LABELS, probs, {"gradcam": hp.metrics.cscore_by_class(maps, LABELS, probs)}
     )
     assert brief(find_alarms(Trajectory((healthy, blank)))) == [(2, "blank", "gradcam", None)]
-    assert brief(find_alarms(Trajectory((blank,)))) == [(2, "blank", "gradcam", None)]  # needs no past
+    early = replace(healthy, auc=0.6)  # no past: AUC did not hold
+    assert brief(find_alarms(Trajectory((early, blank)))) == [(2, "blank", "gradcam", None)]
+    assert find_alarms(Trajectory((blank,))) == []
 
 
 def test_evidence_moved_at_random_is_class_masking_and_nothing_else(
@@ -254,7 +256,9 @@ def test_evidence_moved_at_random_is_class_masking_and_nothing_else(
     """And where the class had agreed more than ten times as well before, a collapse of the class."""
     places = torch.where((LABELS == 0)[:, None], anywhere(len(LABELS), 9), HOME[LABELS])
     images = pictures(LABELS, places, 1)
-    alone = find_alarms(Trajectory((checkpoint("broken", 6, trained[0], images),), trained[1].class_names))
+    early = replace(trained[1].checkpoints[-1], auc=0.6)  # no past: AUC did not hold
+    broken = checkpoint("broken", 6, trained[0], images)
+    alone = find_alarms(Trajectory((early, broken), trained[1].class_names))
     assert brief(alone) == [(3, "broken", method, "lying") for method in METHODS]
     alarms = then(trained, trained[0], images)
     assert [(a.method, a.class_name) for a in alarms] == [(method, "lying") for method in METHODS]
@@ -277,16 +281,32 @@ def state(
     return CheckpointState(name, None, auc, 0.9, classes, {"m": MethodState(overall, scores)})
 
 
+UNTRAINED = state(0.6, (0.5, 0.5), name="untrained")
+
+
+def test_one_checkpoint_raises_none() -> None:
+    """Whatever is wrong with it: there is no training to look over."""
+    for alone in (state(0.95, (0.05, 0.6), name="best"), state(0.95, (0.5, 0.5), (0, 50), "best")):
+        assert find_alarms(Trajectory((alone,))) == []
+        assert find_alarms(Trajectory((alone, replace(alone, name="next"))))
+
+
+def test_advice_does_not_hold_moving_evidence_against_a_method() -> None:
+    (alarm,) = find_alarms(Trajectory((UNTRAINED, state(0.95, (0.05, 0.6)))))
+    assert alarm.mechanism == 3 and "at another place in every image" in alarm.sentence
+    assert "explain class 0 with" not in alarm.sentence
+
+
 def test_a_wide_interval_keeps_quiet() -> None:
     low = state(0.95, (0.05, 0.6))
-    assert brief(find_alarms(Trajectory((low,)))) == [(3, "t", "m", "class 0")]
+    assert brief(find_alarms(Trajectory((UNTRAINED, low)))) == [(3, "t", "m", "class 0")]
     unsure = replace(low.methods["m"].classes[0], interval=(0.0, 0.3))
     method = replace(low.methods["m"], classes={**low.methods["m"].classes, 0: unsure})
-    assert find_alarms(Trajectory((replace(low, methods={"m": method}),))) == []
+    assert find_alarms(Trajectory((UNTRAINED, replace(low, methods={"m": method})))) == []
 
 
 def test_an_untrained_network_is_not_alarming() -> None:
-    assert find_alarms(Trajectory((state(0.6, (0.05, 0.6), gold=(0, 50)),))) == []
+    assert find_alarms(Trajectory((UNTRAINED, state(0.6, (0.05, 0.6), gold=(0, 50))))) == []
 
 
 def test_a_class_on_its_way_is_no_collapse_and_one_that_stays_away_is() -> None:
@@ -294,7 +314,7 @@ def test_a_class_on_its_way_is_no_collapse_and_one_that_stays_away_is() -> None:
     run = [state(0.95, (0.5, 0.5), gold, f"t{k}") for k, gold in enumerate(lists)]
     assert brief(find_alarms(Trajectory(tuple(run[:2])))) == []
     assert brief(find_alarms(Trajectory(tuple(run)))) == [(1, "t2", None, "class 0")]
-    assert brief(find_alarms(Trajectory((run[1],)))) == [(1, "t1", None, "class 0")]  # deployed like that
+    assert brief(find_alarms(Trajectory((run[1], run[1])))) == [(1, "t1", None, "class 0")] * 2
     lost = Trajectory((state(0.95, (0.5, 0.5), (50, 50), "full"), run[0]))
     assert brief(find_alarms(lost)) == [(1, "t0", None, "class 0"), (1, "t0", None, "class 1")]
 
@@ -308,7 +328,7 @@ def test_an_untrained_network_is_no_past_to_fall_from() -> None:
 def test_a_class_is_held_against_its_own_past_where_the_mean_hides_it() -> None:
     before, after = state(0.95, (0.9, 0.9), name="t0"), state(0.95, (0.05, 0.9), name="t1")
     assert brief(find_alarms(Trajectory((before, after)))) == [(2, "t1", "m", "class 0")]
-    assert brief(find_alarms(Trajectory((after,)))) == [(3, "t1", "m", "class 0")]  # nothing is known before
+    assert brief(find_alarms(Trajectory((UNTRAINED, after)))) == [(3, "t1", "m", "class 0")]  # no past
     few = state(0.95, (0.9, 0.9), gold=(4, 50), name="t0")  # four images are no past
     assert brief(find_alarms(Trajectory((few, after))))[-1:] == [(3, "t1", "m", "class 0")]
 
@@ -318,12 +338,14 @@ def test_few_images_prove_nothing() -> None:
     for total, count in ((5, 0), (6, 1)):
         classes = {0: ClassState(total, 0), 1: ClassState(50, 50)}
         few = replace(state(0.95, (0.5, 0.5)), classes=classes, methods={})
-        assert len(find_alarms(Trajectory((few,)))) == count
+        assert len(find_alarms(Trajectory((few, few)))) == 2 * count
 
 
 def test_without_auc_a_gold_list_is_not_judged_but_maps_are() -> None:
-    assert brief(find_alarms(Trajectory((state(math.nan, (0.05, 0.6)),)))) == [(3, "t", "m", "class 0")]
-    assert find_alarms(Trajectory((state(math.nan, (0.0, 0.6), gold=(0, 50)),))) == []
+    assert brief(find_alarms(Trajectory((UNTRAINED, state(math.nan, (0.05, 0.6)))))) == [
+        (3, "t", "m", "class 0")
+    ]
+    assert find_alarms(Trajectory((UNTRAINED, state(math.nan, (0.0, 0.6), gold=(0, 50))))) == []
 
 
 def test_auc_that_dips_within_its_error_holds_and_below_it_falls() -> None:

@@ -56,7 +56,9 @@ def test_maps_of_one_finding_may_fall_apart() -> None:
 
 
 def test_the_mean_hides_a_finding() -> None:
-    assert alarms(state("e1", (0.95, 0.95), (180, 180), (0.05, 0.5))) == {(3, "e1", "mass")}
+    hidden = (0.95, 0.95), (180, 180), (0.05, 0.5)
+    assert alarms(state("e1", *hidden), state("e2", *hidden)) == {(3, "e1", "mass"), (3, "e2", "mass")}
+    assert alarms(state("e1", *hidden)) == set()
 
 
 def test_an_alarm_tells_the_auc_of_its_finding() -> None:

@@ -292,6 +292,14 @@ def test_no_alarms_cannot_hold_where_nobody_looked(tmp_path: Path) -> None:
     assert not verdict.holds and "holds no C-Score; add cscore" in verdict.reasons[0]
 
 
+def test_no_alarms_cannot_hold_with_one_checkpoint(tmp_path: Path) -> None:
+    run_study(
+        make_study(tmp_path, 4, ["eigencam"], ["cscore"], checkpoints="epochs/epoch01.pt"), tmp_path / "out"
+    )
+    verdict = only(RunFolder.open(tmp_path / "out"), "no-alarms")
+    assert not verdict.holds and "need at least two" in verdict.reasons[0]
+
+
 def test_exit_codes_and_table(run: RunFolder, collapsed: Path) -> None:
     good = invoke(run.path, "--rule", "auc >= 0", "--rule", "any(cscore.gradcam >= 0)", "--min-n", 1)
     assert good.exit_code == 0 and "3 of 3 rules hold" in good.output

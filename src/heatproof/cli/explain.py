@@ -196,7 +196,7 @@ def explain_some(
             "give --classes a file with one name per class"
         )
     targets = next(iter(maps.values())).explained.tolist()
-    heat = {method: of_method.upsample().cpu() for method, of_method in maps.items()}
+    heat = {method: of_method.for_display() for method, of_method in maps.items()}
     found = []
     for i, (name, crop) in enumerate(seen.items()):
         own = {method: values[i] for method, values in heat.items()}

@@ -4,7 +4,7 @@ Between methods, for every image and pair of maps at image size:
 
     spearman  rank correlation of the pixels, ties with their mean rank
     ssim      structural similarity (local5)
-    overlap   |P_a & P_b| / floor(K H W), P the floor(K H W) largest pixels, as localise keeps them
+    overlap   |P_a & P_b| / max(|P_a|, |P_b|), P the floor(K H W) largest pixels, as localise keeps them
 
 Between metrics: Spearman and Kendall (tau-b) of the order in which two metrics put the methods, after turning
 those for which less is better around, so that 1 always means the same order of merit.
@@ -34,7 +34,7 @@ from heatproof.metrics.kit import (
     same_length,
     sized_maps,
 )
-from heatproof.metrics.localisation import budget_masks, kept_pixels
+from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.similarity import ssim
 from heatproof.registry import metric, metrics
 from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
@@ -223,7 +223,9 @@ def _compare(
     found = [(ranks @ ranks.mT)[:, first, second].clamp(-1, 1), alike.double()]
     if budget is not None:
         kept = budget_masks(pixels.flatten(0, 1), budget).flatten(1).unflatten(0, lot).double()
-        found.append((kept @ kept.mT)[:, first, second] / kept_pixels(budget, size))
+        marked = kept.sum(-1)
+        larger = torch.maximum(marked[:, first], marked[:, second])
+        found.append((kept @ kept.mT)[:, first, second] / larger)
     return torch.stack(found)
 
 

@@ -9,7 +9,8 @@ H is the map at the image's size, min-max normalised; n - 1 is the sum of (w_i +
 the paper leaves as "Z". Gold lists: see gold.py, which also says where the paper contradicts itself.
 
 Undefined cases the paper does not settle: an empty gold list scores 0 with weight 0 (the paper prints
-0.000); a single image has no pair: NaN, left out of the global; every list empty: NaN.
+0.000); a single image has no pair: NaN, left out of the global; every list empty: NaN. A list of blank maps
+scores 0, with a reason.
 
 Intervals (the paper has none) are 95 %. Exact mode: percentile bootstrap over the images of each class. A
 resample holds image i m_i times; a pair of copies of one image would score 1 by construction, so only
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from heatproof.metrics.scene import Group
 
 NAN = float("nan")
+BLANK = "every map of the gold list is constant, so that no two share anything"
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,7 @@ def _score(
     if n == 0:
         return CScore(0.0, 0, NAN, reason="the gold list is empty"), none
     degenerate = rows.degenerate()
+    blank = BLANK if degenerate == 1 else ""
     if n == 1 or not p.sum() > 0:
         why = "a single image has no pair" if n == 1 else "every confidence is zero"
         return CScore(NAN, n, degenerate, reason=why), none
@@ -303,13 +306,13 @@ def _score(
         low, high = max(found.value - found.half_width, 0.0), min(found.value + found.half_width, 1.0)
         noise = np.random.default_rng((*seed, 1)).standard_normal(resamples)
         draws = found.value + found.half_width / Z95 * noise
-        return CScore(found.value, n, degenerate, (low, high), sampled=True), draws
+        return CScore(found.value, n, degenerate, (low, high), blank, sampled=True), draws
 
     matrix = soft_iou_matrix(rows.dense()).fill_diagonal_(0)
     p = p.to(matrix.device)
     value = float(p @ matrix.sum(1) / p.sum() / (n - 1))
     draws = _bootstrap(matrix, p, resamples, seed)
-    return CScore(min(value, 1.0), n, degenerate, _interval(draws)), draws
+    return CScore(min(value, 1.0), n, degenerate, _interval(draws), blank), draws
 
 
 def _bootstrap(matrix: Tensor, p: Tensor, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
@@ -333,7 +336,10 @@ def _overall(classes: Mapping[int, CScore], replicates: Mapping[int, np.ndarray]
     left_out = [c for c, score in classes.items() if math.isnan(score.value)]
     counted = {c: s for c, s in classes.items() if s.n > 0 and c not in left_out}
     n = sum(s.n for s in counted.values())
-    reason = "; ".join(f"class {c} left out: {classes[c].reason}" for c in left_out)
+    reason = "; ".join(
+        [f"class {c} left out: {classes[c].reason}" for c in left_out]
+        + [f"class {c} counts as 0: {s.reason}" for c, s in counted.items() if s.reason]
+    )
     if n == 0:
         return CScore(NAN, 0, NAN, reason=reason or "every gold list is empty")
     # Classes are resampled apart, with their sizes as they are: a stratified bootstrap.

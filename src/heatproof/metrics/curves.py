@@ -2,7 +2,8 @@
 
 A map orders its pixels once. Step k of n changes the first floor(k H W / n) of them, so the pixel of rank r
 (from 0) changes at step ceil((r + 1) n / (H W)); with that number beside every pixel a step is a comparison.
-The order is that of localise.budget_masks: negatives clipped, largest first, ties in row-major order.
+The order is that of localise.budget_masks: negatives clipped, largest first, ties in row-major order. Pixels
+at the minimum, which a budget never keeps, come last: a curve changes every pixel.
 
 The adaptive mode starts on an even grid and then halves the intervals that may hide most area. It takes the
 curve for a random walk whose variance per step, v, changes slowly. Between two known points L steps apart the

@@ -1,23 +1,25 @@
 """Does the map point at the object, when every method may mark the same number of pixels?
 
-Each map keeps exactly floor(K H W) pixels, its largest (K = 0.2 keeps 10,035 of 224x224). With P the kept
-pixels and A the truth:
+Each map keeps its floor(K H W) largest pixels (K = 0.2 keeps 10,035 of 224x224). With P the kept pixels and A
+the truth:
 
     mask_iou = |P & A| / |P or A|                A: the mask where there is one, else the union of the boxes
     box_iou  = IoU of P's tight box with a box   the best over the boxes, else with the mask's tight box
     inside   = |P & A| / |P|                     share of the budget inside the boxes, else the mask
     pointing = 1 if the first largest pixel lies in A (boxes, else mask), else 0
 
-A fixed budget caps mask_iou at min(|A|, |P|) / max(|A|, |P|), reported as `reachable`; so look at the curve
-over K as well. Where fewer than floor(K H W) pixels are positive the budget is filled up with zeros; `filled`
-is their share of it. A map without contrast is a miss in the pointing game and keeps the first rows.
+A fixed budget of B = floor(K H W) pixels caps mask_iou at min(|A|, B) / max(|A|, B), reported as `reachable`;
+so look at the curve over K as well. Pixels at the map's minimum, after clipping, are never kept: where fewer
+than B pixels lie above it, P is those pixels, and `filled` is the share of the budget that is left unused.
+Such a map may exceed `reachable`. A constant map marks nothing: mask_iou, box_iou and inside are undefined,
+and it is a miss in the pointing game.
 
 Cite: keak2026budget; zhang2018excitation for the pointing game.
 
-Conventions: ties are kept in row-major order (the thesis does not say). Negatives are clipped; min-max does
-not change the order and is skipped. A box is (x0, y0, x1, y1) in pixel indices from 0, both corners inside
-it, so it covers x0 <= x <= x1; x1 = W, where tools count edges, means the last column. Class means are means
-of means (`macro_mean`), as in the thesis.
+Conventions: ties are kept in row-major order; the thesis says neither that nor what a map with too few
+positive pixels keeps. Negatives are clipped; min-max does not change the order and is skipped. A box is
+(x0, y0, x1, y1) in pixel indices from 0, both corners inside it, so it covers x0 <= x <= x1; x1 = W, where
+tools count edges, means the last column. Class means are means of means (`macro_mean`), as in the thesis.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics.kit import (
+    CONSTANT,
     Cause,
     PerImage,
     align,
@@ -75,14 +78,14 @@ def localise(
 
 def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
     """The same scores; where the boxes of an image are gone, the reason says why. lost: as in Truth."""
-    (missing,) = scores.causes
+    missing = scores.causes[0]
     place = torch.arange(len(missing.where), device=missing.where.device)
     gone = [
         missing._replace(sentence="; ".join(why), where=missing.where & (place == i))
         for i, why in enumerate(lost)
         if why
     ]
-    return PerImage(scores, [*gone, missing])
+    return PerImage(scores, [*gone, *scores.causes])
 
 
 def localise_curve(
@@ -102,7 +105,9 @@ def localise_curve(
 
 
 def budget_masks(maps: Maps | ArrayLike, budget: float = 0.2) -> Tensor:
-    """The pixels each map keeps, "b H W" bool: exactly floor(budget H W) of them.
+    """The pixels each map keeps, "b H W" bool: its floor(budget H W) largest, but none at its minimum.
+
+    A constant map has no largest pixels: it keeps none where it is 0, else its first ones in row-major order.
 
     >>> budget_masks(torch.tensor([[[0.0, 2.0], [2.0, 1.0]]]), 0.25).int().tolist()
     [[[0, 1], [0, 0]]]
@@ -146,14 +151,16 @@ def _localise(
     n = len(values)
     corners = None if boxes is None else _corners(boxes, n, size).to(values.device)
     objects = None if masks is None else align(masks, size, values, "masks").expand(n, *size)
-    tables, points, known = [], [], []
+    tables, points, known, blank = [], [], [], []
     for part in chunks(values, size):
         region, target, frames = _truth(
             None if corners is None else corners[part], None if objects is None else objects[part], size
         )
         pixels = upsample(values[part], size).clamp(min=0).flatten(1)
         order = ascending(pixels)
-        steps = [_overlap(_keep(pixels, order, k).unflatten(1, size), region, target, frames) for k in counts]
+        steps = [
+            _overlap(_keep(pixels, order, k).unflatten(1, size), region, target, frames, k) for k in counts
+        ]
         positive = (pixels > order[:, :1]).sum(1)
         filled = [(k - positive).clamp(min=0) / k for k in counts]
         rows = [torch.stack([*step, share.double()], 1) for step, share in zip(steps, filled, strict=True)]
@@ -161,20 +168,33 @@ def _localise(
         hit = region.flatten(1).gather(1, pixels.argmax(1, keepdim=True))[:, 0] & (positive > 0)
         points.append(hit.float())
         known.append(region.flatten(1).any(1))
+        blank.append(positive == 0)
     if not tables:
         empty = torch.zeros((0, len(KEYS), len(counts)), device=values.device)
         return dict(zip(KEYS, empty.unbind(1), strict=True)), empty[:, 0, 0], []
     curves = dict(zip(KEYS, torch.cat(tables).unbind(1), strict=True))
-    missing = ~torch.cat(known)
-    return curves, torch.cat(points), [Cause(NO_TRUTH, missing, (*KEYS[:4], "pointing"))]
+    causes = [
+        Cause(NO_TRUTH, ~torch.cat(known), (*KEYS[:4], "pointing")),
+        Cause(CONSTANT, torch.cat(blank), KEYS[:3]),
+    ]
+    return curves, torch.cat(points), causes
 
 
 def _keep(pixels: Tensor, ordered: Tensor, count: int) -> Tensor:
-    """The `count` largest of each row: all above the threshold, then ties with it from the left."""
+    """The `count` largest of each row: all above the threshold, then ties with it from the left.
+
+    None at the row's minimum, unless the whole row is one positive value.
+    """
     threshold = ordered[:, -count, None]
     above, tied = pixels > threshold, pixels == threshold
     room = count - above.sum(1, keepdim=True)
-    return above | (tied & (tied.cumsum(1) <= room))
+    low, high = ordered[:, :1], ordered[:, -1:]
+    return (above | (tied & (tied.cumsum(1) <= room))) & (pixels > torch.where(high > low, low, 0))
+
+
+def mask_overlap(kept: Tensor, others: Tensor) -> Tensor:
+    """Pixels that two masks "b p" share, of the larger one: of the budget where both maps spend it; "b"."""
+    return (kept & others).sum(1) / torch.maximum(kept.sum(1), others.sum(1))
 
 
 def _truth(
@@ -195,17 +215,17 @@ def _truth(
     return torch.where(boxed, region, objects), torch.where(masked, objects, region), frames
 
 
-def _overlap(kept: Tensor, region: Tensor, target: Tensor, frames: Tensor) -> list[Tensor]:
-    """mask_iou, box_iou, inside, reachable of one budget, each "b" float64."""
-    budget, area, shared = (m.flatten(1).sum(1).double() for m in (kept, target, kept & target))
+def _overlap(kept: Tensor, region: Tensor, target: Tensor, frames: Tensor, budget: int) -> list[Tensor]:
+    """mask_iou, box_iou, inside, reachable of one budget, a number of pixels; each "b" float64."""
+    marked, area, shared = (m.flatten(1).sum(1).double() for m in (kept, target, kept & target))
     within = shared if region is target else (kept & region).flatten(1).sum(1).double()
     found = _tight(kept)[:, None]
     (low, high), (low_too, high_too) = (box.chunk(2, -1) for box in (found, frames))
     common = (torch.minimum(high, high_too) - torch.maximum(low, low_too) + 1).clamp(min=0).prod(-1)
     sizes = [(end - start + 1).prod(-1) for start, end in ((low, high), (low_too, high_too))]
     box_iou = (common / (sizes[0] + sizes[1] - common)).nan_to_num(0).amax(1)
-    reachable = torch.minimum(area, budget) / torch.maximum(area, budget)
-    return [shared / (budget + area - shared), box_iou.double(), within / budget, reachable]
+    reachable = area.clamp(max=budget) / area.clamp(min=budget)
+    return [shared / (marked + area - shared), box_iou.double(), within / marked, reachable]
 
 
 def _tight(mask: Tensor) -> Tensor:
@@ -314,13 +334,13 @@ for _name, _better, _aliases, _title, _about in (
     ("box_iou", True, (), "overlap of boxes",
      "Overlap (IoU) of the box around the budget's strongest pixels with the object's."),
     ("inside", True, ("inside_share",), "share inside the object",
-     "Share of the budget's strongest pixels that lie on the object."),
+     "Share of the pixels that the map keeps that lie on the object."),
     ("pointing", True, ("pointing_game",), "peak on the object",
      "Pointing game: 1 where the map's peak lies on the object."),
     ("reachable", None, ("reachable_mask_iou",), "best overlap within reach",
-     "The best mask_iou that a map can get with this budget."),
-    ("filled", False, ("filled_share",), "budget filled with zeros",
-     "Share of the budget that only pixels at 0 could fill."),
+     "The best mask_iou of a map that spends the whole budget."),
+    ("filled", False, ("filled_share",), "budget left unused",
+     "Share of the budget left unused because too few pixels lie above the map's minimum."),
 ):  # fmt: skip
     metric(
         _name, needs=("maps", "boxes"), higher_is_better=_better, bounds=(0.0, 1.0),

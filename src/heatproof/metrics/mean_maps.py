@@ -10,7 +10,8 @@ The C-Score's closest predecessor (ozer2025dom): it compares the mean maps of ne
 compares the maps of single images under one network.
 
 Deviations: we know the metric from the C-Score paper, which describes it as comparing mean maps over
-architectures and prints no formula; this is the plain reading. Blank maps are zeros and count.
+architectures and prints no formula; this is the plain reading. Blank maps are zeros and count; where all maps
+of a class are blank under one of the networks, there is no mean map, and the class is NaN and left out.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from heatproof.errors import InputError
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.kit import as_tensor, chunks, same_length, sized_maps
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Maps, normalise, upsample
+from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
 NO_IMAGE = "no image has a label"
+BLANK = "class {} left out: all its maps are constant under one of the networks, so there is no mean map"
 
 
 @metric(  # a map that ignores the network never moves, so floors say nothing here
@@ -53,15 +55,19 @@ def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) ->
     if classes.ndim != 1 or classes.is_floating_point():
         raise InputError("labels must be 'b' class numbers, one per map")
     found, counts = {}, {}
-    for label in sorted(set(classes[classes >= 0].tolist())):
+    for label in sorted(map(int, set(classes[classes >= 0].tolist()))):
         rows = (classes == label).nonzero()[:, 0]
-        gap = mean_map(one[rows], size) - mean_map(other.to(one.device)[rows], size)
-        found[int(label)], counts[int(label)] = float(gap.abs().mean()), len(rows)
+        pair = one[rows], other.to(one.device)[rows]
+        if any(constant(maps).all() for maps in pair):
+            found[label] = float("nan")
+            continue
+        gap = mean_map(pair[0], size) - mean_map(pair[1], size)
+        found[label], counts[label] = float(gap.abs().mean()), len(rows)
+    blank = [str(label) for label in found if label not in counts]
+    reason = BLANK.format(", ".join(blank)) if blank else "" if found else NO_IMAGE
     n = sum(counts.values())
-    if not n:
-        return ClassifierScore(float("nan"), 0, reason=NO_IMAGE)
-    value = sum(found[label] * count for label, count in counts.items()) / n
-    return ClassifierScore(value, n, found)
+    value = sum(found[label] * count for label, count in counts.items()) / n if n else float("nan")
+    return ClassifierScore(value, n, found, reason)
 
 
 def mean_map(maps: Tensor, size: tuple[int, ...]) -> Tensor:

@@ -147,7 +147,7 @@ def shown(held: HeldOut, found: Answers) -> tuple[np.ndarray, dict[str, np.ndarr
     heat = {}
     for method, maps in found.maps.items():
         few = maps.take(places)
-        whole = replace(few, values=few.values.nan_to_num(0, 0, 0)).upsample().cpu().numpy()
+        whole = replace(few, values=few.values.nan_to_num(0, 0, 0)).for_display().numpy()
         volumes = whole.ndim > 3
         heat[method] = np.stack([sections(v, middle(v.shape)) for v in whole]) if volumes else whole
     return pixels(held.images[rows], held.preprocess), heat

@@ -283,7 +283,8 @@ class Monitor:
             )
         self.trajectory = replace(self.trajectory, checkpoints=(*past, now))
         every = find_alarms(self.trajectory)
-        known = {_about(alarm) for alarm in every if past and alarm.checkpoint == past[-1].name}
+        # The first checkpoint alone raised none, so its alarms have not been reported yet.
+        known = {_about(alarm) for alarm in every if len(past) > 1 and alarm.checkpoint == past[-1].name}
         here = tuple(alarm for alarm in every if alarm.checkpoint == now.name)
         return here, tuple(alarm for alarm in here if _about(alarm) not in known)
 

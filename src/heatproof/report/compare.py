@@ -135,7 +135,7 @@ def strip(found: RunComparison, one: Moved) -> str:
             picture = _picture(found, one, maps.image_size)
             tiles = tiles or [Tile(picture, method if methods[0] == methods[1] else "the picture")]
             explained = side.data.class_name(int(maps.explained[0]))
-            tiles.append(Tile(overlay(picture, maps.upsample()[0]), side.name, f"explains {explained}"))
+            tiles.append(Tile(overlay(picture, maps.for_display()[0]), side.name, f"explains {explained}"))
         rows.append(tiles)
     return address(sheet(rows, side=PIXELS))
 

@@ -5,8 +5,9 @@
     disputed       lowest mean rank correlation between the methods' maps at 32 x 32, floors left out; in runs
                    of more than 2,000 images, of every k-th image
 
-Maps travel as deflated bytes, 0 to 63 between a map's least and largest positive value, at their own size but
-at most 56 x 56: the script enlarges them bilinearly. Pictures are embedded once, whatever groups they are in.
+Maps travel as deflated bytes, 0 to 63 between a map's least and largest positive value (or its 99th
+percentile, see show.py), at their own size but at most 56 x 56: the script enlarges them bilinearly. Pictures
+are embedded once, whatever groups they are in.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from heatproof.images.kinds import SOURCES, source_options
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
 from heatproof.run.instead import of_prediction
-from heatproof.show import AXES, COLOUR_MAPS, middle, plane_words, sections
+from heatproof.show import AXES, COLOUR_MAPS, brightened, middle, plane_words, sections
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 from heatproof.verdict.data import RunData
@@ -217,6 +218,8 @@ def pack(maps: Maps, place: int, explained: str, planes: Sequence[int] | None = 
     height, width = (min(int(side), most) for side, most in zip(one.shape[1:], largest, strict=True))
     if (height, width) != tuple(one.shape[1:]):
         one = normalise(F.adaptive_avg_pool2d(one[:, None], (height, width))[:, 0])
+    if tuple(maps.values.shape[1:]) == tuple(maps.image_size):
+        one = brightened(one)
     levels = zlib.compress((one[0] * LEVELS).round().byte().numpy().tobytes(), 9)
     return {"h": height, "w": width, "data": base64.b64encode(levels).decode(), "explains": explained}
 

@@ -29,8 +29,6 @@ def trajectories(data: RunData) -> Section:
     title = "Over training"
     of = next((m for m in data.measures if m.base == "cscore"), data.headline)
     if len(data.checkpoints) < 2 or of is None:
-        if data.alarms:
-            return Section("trajectories", title, {"alarms": data.alarms, "panels": None})
         why = "the run has one checkpoint only" if of else "no metric was computed"
         return Section("trajectories", title, missing=why)
     auc = data.classifier("auc")

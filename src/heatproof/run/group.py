@@ -267,7 +267,7 @@ def _classifier_cells(request: MetricRequest, found: ClassifierScore) -> Iterato
     """A number over all images, and by class where it has classes."""
     yield None, request.text, found.value, found.reason or NOT_DEFINED * math.isnan(found.value)
     for label, value in found.classes.items():
-        reason = "no image of this class, or none beside it" if math.isnan(value) else ""
+        reason = (found.reason or "no image of this class, or none beside it") if math.isnan(value) else ""
         yield label, request.text, value, reason
 
 

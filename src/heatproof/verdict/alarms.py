@@ -1,6 +1,7 @@
 """Alarms: explanations that fail while the usual number, AUC, says that all is well.
 
-Three mechanisms (elangovan2026cscore), judged at every checkpoint t from what was known up to t:
+Three mechanisms (elangovan2026cscore), judged at every checkpoint t from what was known up to t, in a run of
+at least two checkpoints:
 
     1 gold-list collapse     a class's gold list is nearly empty: |G_c| < max(2, N_c / 10), and |G_c| / N_c is
                              surely below 1/2; and it was not so before, or the model is sure of most other
@@ -118,7 +119,9 @@ def read_mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
 
 
 def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:  # noqa: B008
-    """Every alarm of a training run, in the order of its checkpoints."""
+    """Every alarm of a training run, in the order of its checkpoints; none if there are fewer than two."""
+    if len(trajectory) < 2:
+        return []
     findings = {c for checkpoint in trajectory for c in checkpoint.findings}
     fallen = {c: auc_falls(trajectory, thresholds.confidence, c) for c in (None, *findings)}
     looks = (_Look(trajectory, k, thresholds, fallen) for k in range(len(trajectory)))
@@ -269,8 +272,9 @@ class _Look:
         name = self.run.class_name(c)
         sentence = (
             f"At {self.now.name} the {method} C-Score over all classes, {overall.value:.3f}, hides {name}: "
-            f"{score.value:.3f} over {score.n} images, while {self._auc(c)}. Report it by class, and explain "
-            f"{name} with a method that is consistent there."
+            f"{score.value:.3f} over {score.n} images, while {self._auc(c)}. Report the score by class. It "
+            f"is low also where the evidence of {name} lies at another place in every image: look at its "
+            f"maps before you trust or reject them."
         )
         evidence = {
             "cscore": score.value,

@@ -226,6 +226,8 @@ class _Run:
             except InputError as error:
                 reasons.append(str(error))
                 continue
+            if len(run) < 2:
+                reasons.append("the run has one checkpoint, and alarms over training need at least two")
             unseen = [place for place in places if place not in {checkpoint.name for checkpoint in run}]
             reasons += [f"{place} has no C-Score yet, so its alarms are not known" for place in unseen]
             counts += [sum(c.total for c in one.classes.values()) for one in run if one.name in places]

@@ -122,7 +122,7 @@ def maps_over_pictures(found: Contrast, method: str) -> list[list[Image.Image]]:
     """A method's maps under A, then those under B, each laid over its picture."""
     size = (found.pictures[0].height, found.pictures[0].width)
     maps = [
-        Maps(method, torch.from_numpy(values), size, torch.zeros(len(values))).upsample()
+        Maps(method, torch.from_numpy(values), size, torch.zeros(len(values))).for_display()
         for values in found.scores[method].maps
     ]
     return [[overlay(*both) for both in zip(found.pictures, heats, strict=False)] for heats in maps]

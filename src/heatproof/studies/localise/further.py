@@ -20,7 +20,7 @@ import numpy as np
 
 from heatproof.explain.api import explain, read_methods
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.localisation import budget_masks
+from heatproof.metrics.localisation import budget_masks, mask_overlap
 from heatproof.models import Model
 from heatproof.registry import call_text
 from heatproof.report.tables import Cell, Column, Table
@@ -111,7 +111,7 @@ def repeated(
             for one, other in combinations([maps[method] for maps in made], 2):
                 kept, too = (budget_masks(maps, settings.budget).flatten(1) for maps in (one, other))
                 alike[method] += map_similarity(one, other)["spearman"].tolist()
-                common = (kept & too).sum(1) / kept.sum(1)
+                common = mask_overlap(kept, too)
                 shared[method] += common.masked_fill(one.degenerate | other.degenerate, math.nan).tolist()
     rows = tuple(
         (m, mean_value(alike[m], settings.seed), mean_value(shared[m], settings.seed),

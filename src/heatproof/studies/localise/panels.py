@@ -31,7 +31,7 @@ from heatproof.store import MapStore
 from heatproof.studies.localise.scored import KINDS, Flag, Scored
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.studies.skeleton import some
-from heatproof.types import Batch, Maps, upsample
+from heatproof.types import Batch, Maps, per_map, upsample
 
 METHODS_SHOWN = 4  # rows of a panel
 AT_ONCE = 8  # pictures in memory
@@ -94,7 +94,7 @@ class Studio:
         for method, maps in lots.items():
             cut = self._segments(method, images)
             signed, walk = upsample(maps.signed, maps.image_size), walked[method]
-            heat, kept = maps.upsample().cpu(), budget_masks(maps, self.scored.budget).cpu()
+            heat, kept = maps.for_display(), self._budget_masks(maps)
             first, both = top_segments(signed, cut, 5).cpu(), top_segments(signed, cut, 10, signed=True).cpu()
             for i, name in enumerate(ids):
                 deletion, insertion = (c[i].tolist() for c in (walk.deletion, walk.insertion))
@@ -118,9 +118,7 @@ class Studio:
             else:
                 told = self.settings
                 lots = explain(self.model, images, self.methods, targets, told.layer, told.seed)
-            sides.append(
-                {m: (one.upsample().cpu(), budget_masks(one, scored.budget).cpu()) for m, one in lots.items()}
-            )
+            sides.append({m: (one.for_display(), self._budget_masks(one)) for m, one in lots.items()})
         written = []
         for i, (name, picture, boxes) in enumerate(self._pictures(batch)):
             pairs = [[ClassMap(m, *(lot[i] for lot in side[m])) for side in sides] for m in self.methods]
@@ -130,6 +128,11 @@ class Studio:
             panel = confusion(picture, boxes, pairs, (titles[0], titles[1]), heading, scored.budget)
             written.append(self.save(panel, name, "confused"))
         return written
+
+    def _budget_masks(self, maps: Maps) -> Tensor:
+        """Masks of the pixels that maps keep; a constant map keeps none."""
+        kept = budget_masks(maps, self.scored.budget)
+        return (kept & ~per_map(maps.degenerate, kept)).cpu()
 
     def _stored(self, method: str, ids: Sequence[str]) -> Maps:
         return self.maps.read(self.scored.checkpoint, method, ids)

@@ -1,8 +1,10 @@
 """The rows of a localisation run by method and metric, the means a table shows of them, the flags they raise.
 
 A class mean is the mean over its images; the mean of a table is the mean of class means (macro mean), so that
-every class counts the same. Its 95 % interval is a bootstrap over images (1,000 resamples, seeded): images
-are drawn with replacement from all of them, and the macro mean is taken over the classes that were drawn.
+every class counts the same. Its 95 % interval is a stratified bootstrap (1,000 resamples, seeded):
+images are drawn with replacement within each class, so that every resample holds every class. A resample of n
+images varies too little by a factor of (n - 1) / n: deviations from the class mean are scaled by the root of
+n / (n - 1). A class with one image takes the deviations of all other classes.
 
 A flag is what the thesis finds by eye in its case studies, found by rule. It asks for a look and proves
 nothing.
@@ -29,9 +31,8 @@ from typing import NamedTuple
 import numpy as np
 
 from heatproof.explain.floors import is_floor
-from heatproof.metrics import macro_mean
-from heatproof.metrics.localisation import BUDGETS, budget_masks, kept_pixels
-from heatproof.metrics.stats import percentile_interval, resample
+from heatproof.metrics.localisation import BUDGETS, budget_masks, mask_overlap
+from heatproof.metrics.stats import percentile_interval
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 from heatproof.studies.localise.settings import FlagThresholds
@@ -165,25 +166,29 @@ def read_scores(folder: RunFolder, budget: float, seed: int = 0) -> Scored:
 
 
 def macro_value(groups: ByClass, seed: int = 0, resamples: int = 1000) -> Value:
-    """The mean of class means with its interval; n counts the images behind it."""
-    flat = [(value, label) for label, values in groups.items() for value in values]
-    if not flat:
+    """The mean of class means with its interval; n counts the images behind it.
+
+    No interval where no class has two images.
+    """
+    known = {label: np.asarray(v)[~np.isnan(v)] for label, v in groups.items()}
+    classes = [values for values in known.values() if len(values)]
+    n = sum(map(len, classes))
+    if not n:
         return Value(math.nan, None, 0)
-    found = macro_mean([value for value, _ in flat], [label for _, label in flat])
-    known = [(value, label) for value, label in flat if not math.isnan(value)]
-    if len(known) < 2:
-        return Value(found.value, None, len(known))
-    values, labels = (np.array(side) for side in zip(*known, strict=True))
-    numbers = np.unique(labels, return_inverse=True)[1]
-    drawn = resample(len(values), resamples, seed)
-    # Sums and sizes of every class in every resample, in one pass: places are resample x class laid flat.
-    classes = int(numbers.max()) + 1
-    places = (np.arange(resamples)[:, None] * classes + numbers[drawn]).ravel()
-    sums = np.bincount(places, values[drawn].ravel(), resamples * classes).reshape(resamples, classes)
-    sizes = np.bincount(places, minlength=resamples * classes).reshape(resamples, classes)
-    means = np.divide(sums, sizes, out=np.zeros_like(sums), where=sizes > 0)
-    interval = percentile_interval(means.sum(1) / (sizes > 0).sum(1))
-    return Value(found.value, interval, len(known))
+    means = [math.fsum(values) / len(values) for values in classes]
+    value = math.fsum(means) / len(means)
+    spreads = [math.sqrt(len(v) / max(len(v) - 1, 1)) * (v - v.mean()) for v in classes]
+    pooled = np.concatenate([spread for spread in spreads if len(spread) > 1] or [[]])
+    if not len(pooled):
+        return Value(value, None, n)
+    draws = np.full(resamples, value)
+    for i, spread in enumerate(spreads):
+        source = spread if len(spread) > 1 else pooled
+        places = np.random.default_rng((seed, i)).integers(0, len(source), (resamples, len(spread)))
+        draws += source[places].mean(1) / len(classes)
+    every = np.concatenate(classes)
+    low, high = np.clip(percentile_interval(draws), every.min(), every.max()).tolist()
+    return Value(value, (low, high), n)
 
 
 class Flag(NamedTuple):
@@ -278,9 +283,8 @@ def overlap_of_methods(maps: Mapping[str, Maps], budget: float) -> dict[str, flo
     kept = {method: budget_masks(one, budget).flatten(1) for method, one in maps.items()}
     shares: dict[str, list[float]] = {}
     for a, b in combinations(maps, 2):
-        count = kept_pixels(budget, maps[a].image_size)
         usable = ~(maps[a].degenerate | maps[b].degenerate)
-        common = (kept[a] & kept[b]).sum(1) / count
+        common = mask_overlap(kept[a], kept[b])
         for image, share, use in zip(maps[a].ids, common.tolist(), usable.tolist(), strict=True):
             shares.setdefault(image, []).extend([share] if use else [])
     return {image: sum(lot) / len(lot) if lot else math.nan for image, lot in shares.items()}

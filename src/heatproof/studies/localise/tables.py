@@ -45,9 +45,9 @@ BOX_NOTE = (
 )
 FLOOR_NOTE = (
     "random, edges and centre know nothing of the model: a method that is not above them explains nothing. "
-    "Values are means of class means with 95 % bootstrap intervals over images; the best method is bold, the "
-    "second slanted, floors and published rows do not compete. Constant maps say nothing; in insertion and "
-    "deletion they are left out."
+    "Values are means of class means with 95 % bootstrap intervals over the images of each class; the best "
+    "method is bold, the second slanted, floors and published rows do not compete. Constant maps are misses "
+    "in the pointing game and left out of all other means."
 )
 
 
