@@ -57,6 +57,7 @@ class Computed:
     entries: Batch | None = None  # where pictures may have several findings: what the maps are of
     said: Tensor = field(default_factory=lambda: torch.empty(0))  # the predicted ones, "b k" bool
     told: Told | None = None  # of a network that names no class
+    unanswered: Tensor | None = None  # "b" bool: of explained_batch, images whose output is not finite
 
     @property
     def explained_batch(self) -> Batch:
@@ -181,6 +182,7 @@ class Worker:
         return replace(
             known, maps=at_hand, others=others, logits=logits if known.entries is None else known.logits,
             explained=explained, findings=findings.fetched(iter(fetched)), told=told,
+            unanswered=model.read.unanswered(logits) if len(logits) else None,
         )  # fmt: skip
 
     def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
@@ -196,7 +198,9 @@ class Worker:
             yield from value_rows(rows, batch, computed.told, computed.explained)
         elif task.with_answers and computed.entries is None:
             yield from rows.answers(batch, computed.logits)
-        yield from rows.found(computed.findings, computed.explained_batch, computed.explained)
+        yield from rows.found(
+            computed.findings, computed.explained_batch, computed.explained, computed.unanswered
+        )
 
     def _explain(
         self, model: Model, batch: Batch, unit: Unit, targets: Tensor | None
@@ -207,11 +211,11 @@ class Worker:
             model, model.check_images(batch.images), calls, ids=batch.ids, targets=targets,
             layer=study.model.layer, seed=unit.seed, progress=self.passed,
         )  # fmt: skip
-        if targets is None:  # where nothing was predicted, nothing is explained
-            lost = model.read.unanswered(logits)
-            for name, one in maps.items():
-                values = one.values.masked_fill(per_map(lost, one.values), torch.nan)
-                maps[name] = replace(one, values=values, explained=one.explained.masked_fill(lost, -1))
+        lost = model.read.unanswered(logits)
+        for name, one in maps.items():
+            explained = one.explained.masked_fill(lost, -1) if targets is None else one.explained
+            values = one.values.masked_fill(per_map(lost, one.values), torch.nan)
+            maps[name] = replace(one, values=values, explained=explained)
         return maps, logits
 
     def _stored_maps(self, checkpoint: str, method: str, batch: Batch) -> Maps:
