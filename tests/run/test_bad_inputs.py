@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 import heatproof as hp
@@ -18,6 +18,10 @@ from heatproof.cli import main
 from heatproof.errors import InputError, ModelError
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
+from heatproof.verdict.data import read_run
+from heatproof.verdict.follow import FollowRule
+from heatproof.verdict.judge import judge
+from made_run import make_run
 from tiny_study import make_study
 
 NETWORK = """
@@ -89,7 +93,7 @@ def test_a_nan_answer_to_one_image_leaves_all_other_rows_as_they_are(
         key: row for key, row in expected.items() if key[0] != marked
     }
     assert {key[3:] for key in own} == {key[3:] for key in expected if key[0] == marked}
-    assert {row for row in own.values()} == {("nan", UNANSWERED)}
+    assert set(own.values()) == {("nan", UNANSWERED)}
 
 
 def test_a_run_with_a_nan_answer_ends_with_exit_code_1_and_the_count(tmp_path: Path) -> None:
@@ -180,3 +184,96 @@ def test_runs_and_the_explain_command_refuse_a_random_network(tmp_path: Path) ->
     command = ["explain", f"{tmp_path}/net.py:tiny", str(image), "--out", str(tmp_path / "maps")]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2 and "outputs for the same image differ by" in " ".join(result.output.split())
+
+
+def repeat(folder: Path, count: int, copies: int) -> Path:
+    """A study on `copies` copies of each of `count` noise images, every other one mirrored."""
+    study = make_study(folder, images=0, methods=["gradcam"], metrics=["insertion(steps=4)"], checkpoints=[])
+    write_network(folder, "return logits")
+    for i in range(count):
+        pixels = np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels).resize((40, 40))
+        for k in range(copies):
+            path = folder / "pictures" / ("cat", "dog")[i % 2] / f"{i}-{k}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (ImageOps.mirror(image) if k % 2 else image).save(path)
+    return study
+
+
+def test_repeated_images_count_once_in_every_interval(tmp_path: Path) -> None:
+    data = read_run(run_study(repeat(tmp_path, 4, 10), tmp_path / "out").folder)
+    assert len(data.images.ids) == 40 and data.images.count == 4
+    cell = data.cells["insertion(steps=4)", "gradcam"]
+    assert cell.n == 4
+    column = data.images.scores["insertion(steps=4)", "gradcam"]
+    groups = [column[[name[4:].startswith(f"{i}-") for name in data.images.ids]].mean() for i in range(4)]
+    assert cell.value == pytest.approx(np.mean(groups)) and cell.low >= min(groups) - 1e-9
+    verdict = judge(data)
+    assert "Only 4 of the 40 images are distinct" in verdict.sentence
+    assert "distinct" in verdict.as_json()["remarks"][0]
+
+
+def test_different_images_have_no_groups_and_old_folders_are_read(tmp_path: Path) -> None:
+    folder = run_study(repeat(tmp_path, 8, 1), tmp_path / "out").folder
+    data = read_run(folder)
+    assert data.images.group is None and data.images.count == 8 and not judge(data).remarks
+    old = make_run(tmp_path / "old", images=8, maps=False)
+    assert read_run(old).images.group is None
+
+
+@pytest.mark.parametrize(("distinct", "answer"), [(100, "yes"), (3, "undecided")])
+def test_a_verdict_needs_distinct_images(tmp_path: Path, distinct: int, answer: str) -> None:
+    def values(metric: str, method: str, random: np.random.Generator) -> np.ndarray:
+        return random.normal(0.6 if metric != "pointing" else 0.9, 0.1, 100)
+
+    random = np.random.default_rng(0)
+    thumbnails = random.integers(0, 256, (distinct, 32, 32, 3), dtype=np.uint8)[np.arange(100) % distinct]
+    tests = ("specificity_weights", "specificity_place", "pointing")
+    run = make_run(tmp_path, values, images=100, metrics=tests, maps=False, thumbnails=thumbnails)
+    by = FollowRule(informative=-math.inf, yes=0.1, no=0.0)
+    verdict = judge(read_run(run), by)
+    assert {one.follows for one in verdict.methods} == {answer}
+    (votes,) = {test.n for one in verdict.methods for test in one.tests if test.votes}
+    assert votes <= 2 * distinct  # a group for each explained class
+    if answer == "undecided":
+        assert "30 are needed" in verdict.methods[0].note and verdict.network.test
+        assert verdict.network.test.n == votes
+
+
+@pytest.mark.parametrize(
+    ("sides", "tiny"),
+    [
+        ((4, 64), True),
+        ((27, 224), True),
+        ((6, 32), True),
+        ((32, 32), False),
+        ((32, 224), False),
+        ((8, 8), False),
+    ],
+)
+def test_images_far_below_the_network_s_input_are_not_judged(
+    tmp_path: Path, sides: tuple[int, int], tiny: bool
+) -> None:
+    thumbnails = np.random.default_rng(0).integers(0, 256, (60, 32, 32, 3), dtype=np.uint8)
+    verdict = judge(read_run(make_run(tmp_path, maps=False, thumbnails=thumbnails, sides=sides)))
+    assert any("far smaller than the network's input" in note for note in verdict.notes) == tiny
+
+
+def test_transparent_and_tiny_images_in_a_run(tmp_path: Path) -> None:
+    study = make_study(tmp_path, images=8, methods=["gradcam"], metrics=[], checkpoints=[])
+    folder = tmp_path / "pictures" / "cat"
+    for name, mode in (("clear", "RGBA"), ("grey", "LA")):
+        Image.new(mode, (40, 40)).save(folder / f"{name}.png")
+    palette = Image.new("P", (40, 40))
+    palette.save(folder / "palette.png", transparency=0)
+    half = np.full((40, 40, 4), 200, np.uint8)
+    half[:20, :, 3] = 0
+    Image.fromarray(half).save(folder / "half.png")
+    Image.new("RGB", (4, 4), (200, 90, 10)).save(folder / "tiny.png")
+    result = run_study(study, tmp_path / "out")
+    assert {row["image"]: row["reason"] for row in result.broken} == dict.fromkeys(
+        ["cat/clear.png", "cat/grey.png", "cat/palette.png"],
+        "it is fully transparent, so that it shows nothing; give it an opaque background",
+    )
+    verdict = judge(read_run(result.folder))
+    assert "1 image far smaller than the network's input (a side of 4 pixels" in verdict.sentence

@@ -18,6 +18,7 @@ from heatproof.errors import InputError
 from heatproof.explain.api import begin_ahead, read_methods, shared_pass
 from heatproof.explain.floors import is_floor
 from heatproof.images import Loaded, batches
+from heatproof.images.duplicates import SIDE
 from heatproof.images.findings import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
@@ -36,7 +37,7 @@ from heatproof.run.study import Opened
 from heatproof.run.values import Told, told_by, value_rows
 from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
-from heatproof.store.folder import StopRequested
+from heatproof.store.folder import SeenImages, StopRequested
 from heatproof.timeline import FRAME, span
 from heatproof.types import Batch, Maps, Score, Unit, per_map, size_of
 
@@ -100,7 +101,8 @@ class Worker:
             pictures = self.pictures(task, computed.explained_batch, maps) if keep else None
         with span("writing"):
             others = {of_prediction(m): only_finite(made.to("cpu")) for m, made in computed.others.items()}
-            self.folder.write_unit(task.unit, scores, maps | others, pictures)
+            seen = self.seen(task, computed.loaded) if task.with_answers else None
+            self.folder.write_unit(task.unit, scores, maps | others, pictures, seen)
 
     def begin(self, job: Job, loaded: Loaded) -> None:
         """What threads can do for the methods of a job before the network has time: cut its pictures."""
@@ -137,6 +139,20 @@ class Worker:
         planes = [hottest_planes(maps, name, size_of(images)) for name in names]
         shown = zip(pixels(images, preprocess, planes), planes, strict=True)
         return {name: Sheet(*one) for name, one in zip(names, shown, strict=True)}
+
+    def seen(self, task: Task, loaded: Loaded) -> SeenImages | None:
+        """Thumbnails and sizes of a block's images, to count distinct ones; None for volumes."""
+        batch = loaded.batch
+        if not batch.ids or batch.images.ndim != 4:
+            return None
+        preprocess = self.opened.model(task.unit.checkpoint).preprocess
+        restored = preprocess.restore(batch.images)
+        grey = restored if restored.shape[1] in (1, 3) else restored.mean(1, keepdim=True)
+        small = torch.nn.functional.adaptive_avg_pool2d(grey, SIDE)
+        thumbnails = (small * 255).round().to(torch.uint8).movedim(1, 3).cpu().numpy()
+        return SeenImages(
+            batch.ids, thumbnails, np.array([(side, min(preprocess.size)) for side in loaded.sides])
+        )
 
     def compute(self, task: Task, loaded: Loaded) -> Computed:
         """New maps of one block task and what metrics found, fetched from the device when all is there."""
@@ -186,7 +202,8 @@ class Worker:
         )  # fmt: skip
 
     def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
-        rows, (batch, failures) = RowMaker(self.opened.model_name, task.unit.checkpoint), computed.loaded
+        rows, loaded = RowMaker(self.opened.model_name, task.unit.checkpoint), computed.loaded
+        batch, failures = loaded.batch, loaded.failures
         if task.with_answers:
             labels = {s.id: s.label for s in self.opened.source.samples[slice(*task.unit.images)]}
             yield from rows.broken(failures, labels)

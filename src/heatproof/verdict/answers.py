@@ -144,6 +144,7 @@ class Verdict:
     alarms: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
     rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and where they are from
+    remarks: tuple[str, ...] = ()  # what to know about the images beside the answers
 
     @property
     def follow(self) -> Answer:
@@ -183,7 +184,7 @@ class Verdict:
             told.append(
                 f"Maps of {names}, which never look at it, lie there as well, so that this says little"
             )
-        return ". ".join(told) + "."
+        return ". ".join([*told, *self.remarks]) + "."
 
     @property
     def measured(self) -> str:
@@ -252,6 +253,7 @@ class Verdict:
             "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence,
             "checkpoint": self.checkpoint, "methods": methods, "network": network,
             "alarms": list(self.alarms), "notes": list(self.notes), "rates": dict(self.rates),
+            "remarks": list(self.remarks),
         })  # fmt: skip
         return found
 
