@@ -94,11 +94,11 @@ def test_good_pictures_among_broken_ones_are_loaded(tmp_path: Path) -> None:
     good = PLAIN(photograph())
     for batch, _ in loaded:
         assert len(batch.images) == len(batch.ids) and all(torch.equal(image, good) for image in batch.images)
-    failed = {f.id: f.reason for one in loaded for f in one.failures}
+    failed = {f.id: f.reason for _, failures in loaded for f in failures}
     assert set(failed) == set(BROKEN) | {"folder.jpg"}
     assert failed["folder.jpg"] == "there is no such file"
     assert failed["empty.jpg"] == "the file is empty"
-    again = [f for one in batches(source, PLAIN, 4, workers=1) for f in one.failures]
+    again = [f for _, failures in batches(source, PLAIN, 4, workers=1) for f in failures]
     assert again == [Failure(name, failed[name], name == "folder.jpg") for name in sorted(failed)]
     with pytest.raises(InputError, match=r"^cannot use badchunk\.png: the file is damaged"):
         list(batches(source, PLAIN, 4, fail_fast=True))

@@ -165,7 +165,7 @@ def test_a_batch_of_failures_is_empty_and_the_rest_goes_on() -> None:
     assert [len(batch.ids) for batch, _ in loaded] == [0, 2]
     assert loaded[0].batch.images.shape == (0, 3, 20, 24)
     assert loaded[1].batch.labels is not None and loaded[1].batch.labels.tolist() == [0, 1]
-    assert [f[:2] for one in loaded for f in one.failures] == [(f"{i:06d}", "spoilt") for i in range(4)]
+    assert [f[:2] for _, failures in loaded for f in failures] == [(f"{i:06d}", "spoilt") for i in range(4)]
 
 
 def test_boxes_and_masks_travel_with_their_pictures_into_the_metrics() -> None:

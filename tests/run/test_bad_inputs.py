@@ -202,7 +202,7 @@ def repeat(folder: Path, count: int, copies: int) -> Path:
 
 def test_repeated_images_count_once_in_every_interval(tmp_path: Path) -> None:
     data = read_run(run_study(repeat(tmp_path, 4, 10), tmp_path / "out").folder)
-    assert len(data.images.ids) == 40 and data.images.count == 4
+    assert len(data.images.ids) == 40 and data.images.distinct_files == 4
     cell = data.cells["insertion(steps=4)", "gradcam"]
     assert cell.n == 4
     column = data.images.scores["insertion(steps=4)", "gradcam"]
@@ -216,7 +216,7 @@ def test_repeated_images_count_once_in_every_interval(tmp_path: Path) -> None:
 def test_different_images_have_no_groups_and_old_folders_are_read(tmp_path: Path) -> None:
     folder = run_study(repeat(tmp_path, 8, 1), tmp_path / "out").folder
     data = read_run(folder)
-    assert data.images.group is None and data.images.count == 8 and not judge(data).remarks
+    assert data.images.group is None and data.images.distinct_files == 8 and not judge(data).remarks
     old = make_run(tmp_path / "old", images=8, maps=False)
     assert read_run(old).images.group is None
 

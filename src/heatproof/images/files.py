@@ -146,7 +146,7 @@ def eight_bits(picture: Image.Image, bits: int | None = None) -> Image.Image:
         return picture
     if is_deep(picture):
         return Image.fromarray(scale_to_bytes(np.asarray(picture), bits))
-    if picture.has_transparency_data and picture.convert("RGBA").getextrema()[3][1] == 0:
+    if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getbbox() is None:
         raise InputError("it is fully transparent, so that it shows nothing; give it an opaque background")
     if picture.mode in ("1", "LA", "La"):
         return picture.convert("L")

@@ -52,7 +52,6 @@ class Loaded(NamedTuple):
 
     batch: Batch
     failures: list[Failure]
-    sides: tuple[int, ...] = ()  # of each image of the batch: its shorter side before it was resized
 
 
 class Known(NamedTuple):
@@ -206,9 +205,9 @@ def _collate(
         occur = findings.any(0).nonzero().flatten().tolist() if known_truth else []
         of = {f: [one.by_finding.get(f, NOTHING) for one in known.values()] for f in occur}
         own = {f: _truth(source, rows, images) for f, rows in of.items()}
-        return Loaded(Batch(ids, images, None, truth, findings, own), failures, sides)
+        return Loaded(Batch(ids, images, None, truth, findings, own, sides), failures)
     labels = torch.tensor([s.label for s in samples], dtype=torch.int64) if source.labelled else None
-    return Loaded(Batch(ids, images, labels, truth), failures, sides)
+    return Loaded(Batch(ids, images, labels, truth, sides=sides), failures)
 
 
 def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:

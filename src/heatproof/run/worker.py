@@ -101,7 +101,7 @@ class Worker:
             pictures = self.pictures(task, computed.explained_batch, maps) if keep else None
         with span("writing"):
             others = {of_prediction(m): only_finite(made.to("cpu")) for m, made in computed.others.items()}
-            seen = self.seen(task, computed.loaded) if task.with_answers else None
+            seen = self.seen(task, computed.loaded.batch) if task.with_answers else None
             self.folder.write_unit(task.unit, scores, maps | others, pictures, seen)
 
     def begin(self, job: Job, loaded: Loaded) -> None:
@@ -140,9 +140,8 @@ class Worker:
         shown = zip(pixels(images, preprocess, planes), planes, strict=True)
         return {name: Sheet(*one) for name, one in zip(names, shown, strict=True)}
 
-    def seen(self, task: Task, loaded: Loaded) -> SeenImages | None:
+    def seen(self, task: Task, batch: Batch) -> SeenImages | None:
         """Thumbnails and sizes of a block's images, to count distinct ones; None for volumes."""
-        batch = loaded.batch
         if not batch.ids or batch.images.ndim != 4:
             return None
         preprocess = self.opened.model(task.unit.checkpoint).preprocess
@@ -151,7 +150,7 @@ class Worker:
         small = torch.nn.functional.adaptive_avg_pool2d(grey, SIDE)
         thumbnails = (small * 255).round().to(torch.uint8).movedim(1, 3).cpu().numpy()
         return SeenImages(
-            batch.ids, thumbnails, np.array([(side, min(preprocess.size)) for side in loaded.sides])
+            batch.ids, thumbnails, np.array([(side, min(preprocess.size)) for side in batch.sides])
         )
 
     def compute(self, task: Task, loaded: Loaded) -> Computed:
@@ -202,8 +201,7 @@ class Worker:
         )  # fmt: skip
 
     def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
-        rows, loaded = RowMaker(self.opened.model_name, task.unit.checkpoint), computed.loaded
-        batch, failures = loaded.batch, loaded.failures
+        rows, (batch, failures) = RowMaker(self.opened.model_name, task.unit.checkpoint), computed.loaded
         if task.with_answers:
             labels = {s.id: s.label for s in self.opened.source.samples[slice(*task.unit.images)]}
             yield from rows.broken(failures, labels)

@@ -75,6 +75,8 @@ class Images:
     group: np.ndarray | None = (
         None  # "images": the first near-duplicate with the same class; None: all differ
     )
+    copies: frozenset[str] = frozenset()  # image files that are near-duplicates of an earlier one,
+    distinct_files: int = 0  # and the number of the others
     sides: np.ndarray | None = None  # "images 2": shorter side of the file and of the network's input
 
     def distinct(self, column: np.ndarray) -> np.ndarray:
@@ -85,11 +87,6 @@ class Images:
         at, n = self.group[defined], len(column)
         counts, sums = np.bincount(at, minlength=n), np.bincount(at, column[defined], n)
         return np.where(counts > 0, sums / np.maximum(counts, 1), NAN)
-
-    @cached_property
-    def count(self) -> int:
-        """How many are distinct."""
-        return len(self.ids) if self.group is None else len(set(self.group.tolist()))
 
     @cached_property
     def right(self) -> list[bool | None]:
@@ -276,11 +273,16 @@ def _with_groups(folder: RunFolder, checkpoint: str, images: Images) -> Images:
     if not set(images.ids) <= place.keys():
         return images
     at = [place[name] for name in images.ids]
-    alike = near_duplicates(seen.thumbnails)[at].tolist()
+    original = near_duplicates(seen.thumbnails)
+    copies = frozenset(name for i, name in enumerate(seen.ids) if original[i] != i)
     first: dict[tuple[int, int | None], int] = {}
-    group = [first.setdefault(key, i) for i, key in enumerate(zip(alike, images.explained, strict=True))]
-    repeated = len(first) < len(group)
-    return replace(images, group=np.array(group) if repeated else None, sides=seen.sides[at])
+    group = [
+        first.setdefault(key, i)
+        for i, key in enumerate(zip(original[at].tolist(), images.explained, strict=True))
+    ]
+    repeated = np.array(group) if copies else None
+    others = len(seen.ids) - len(copies)
+    return replace(images, group=repeated, copies=copies, distinct_files=others, sides=seen.sides[at])
 
 
 def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str], Cell]:

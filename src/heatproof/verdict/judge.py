@@ -207,7 +207,7 @@ def _in_the_way(data: RunData) -> Iterator[str]:
     if len(tiny := _tiny(data)) > MOSTLY * len(data.images.ids):
         yield _tiny_images(tiny)
     if data.manifest.several:
-        yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH)
+        yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH, data.images.copies)
     else:
         yield from _no_skill(data)
 
@@ -215,9 +215,10 @@ def _in_the_way(data: RunData) -> Iterator[str]:
 def _remarks(data: RunData) -> Iterator[str]:
     """What to know about the images beside the answers."""
     images, tiny = data.images, _tiny(data)
-    if images.group is not None:
+    if images.copies:
+        total = images.distinct_files + len(images.copies)
         yield (
-            f"Only {images.count} of the {len(images.ids):,} images are distinct: the others are copies, "
+            f"Only {images.distinct_files:,} of the {total:,} images are distinct: the others are copies, "
             "perhaps mirrored, cropped, brightened or compressed, and count together with their original"
         )
     if 0 < len(tiny) <= MOSTLY * len(images.ids):
