@@ -17,7 +17,7 @@ shapes on a flat background two were merged, which are equal but for a few grey 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 
 import numpy as np
@@ -42,6 +42,12 @@ def near_duplicates(thumbnails: np.ndarray) -> np.ndarray:
     Args:
         thumbnails: "n SIDE SIDE c", uint8.
     """
+    return _groups(thumbnails.tobytes(), thumbnails.shape).copy()
+
+
+@lru_cache(maxsize=2)  # the live page reads a run again and again
+def _groups(content: bytes, shape: tuple[int, ...]) -> np.ndarray:
+    thumbnails = np.frombuffer(content, np.uint8).reshape(shape)
     flat = thumbnails.reshape(len(thumbnails), -1)
     _, first, place = np.unique(flat, axis=0, return_index=True, return_inverse=True)
     equal_to = first[place.reshape(-1)]
