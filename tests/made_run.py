@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from heatproof.store import Manifest, RunFolder
+from heatproof.store.folder import SeenImages
 from heatproof.types import Maps, Score, Unit
 
 EVIL = (
@@ -48,11 +49,13 @@ def make_run(
     predicted: Callable[[int], int] | None = None,
     blank: Mapping[str, int] | None = None,
     classes: Sequence[str] = CLASSES,
+    thumbnails: np.ndarray | None = None,
+    sides: tuple[int, int] = (64, 64),
 ) -> RunFolder:
     """Of images 0, 1, ... with names that try to break out of a page.
 
     wrong: share of wrong answers, unless predicted says the answer to each. blank: by method, how many of its
-    first maps are constant.
+    first maps are constant. thumbnails: of each image; sides: of the images' files and of the input.
     """
     manifest = Manifest.collect(
         {"methods": list(methods), "images": {"kind": "folder"}}, models=dict.fromkeys(CHECKPOINTS, "abc"),
@@ -105,7 +108,8 @@ def make_run(
             image: random.integers(0, 256, (24, 24, 3), dtype=np.uint8) for image in ids[: images - 1]
         }
         unit = Unit(checkpoint, (0, images), tuple(methods), tuple(metrics))
-        run.write_unit(unit, rows, stored if maps else None, pictures if maps else None)
+        seen = None if thumbnails is None else SeenImages(ids, thumbnails, np.array([sides] * images))
+        run.write_unit(unit, rows, stored if maps else None, pictures if maps else None, seen)
     return run
 
 

@@ -59,6 +59,7 @@ class Batch:
         truth: boxes or masks of the evidence.
         findings: "b k" bool, of images that may have several findings; then there are no labels.
         by_finding: the truth of each finding that occurs.
+        sides: shorter side of each image's file in pixels, where it was read from one.
     """
 
     ids: tuple[str, ...]
@@ -67,6 +68,7 @@ class Batch:
     truth: Truth | None = None
     findings: Tensor | None = None
     by_finding: Mapping[int, Truth] = field(default_factory=dict)
+    sides: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

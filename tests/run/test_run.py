@@ -57,16 +57,26 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the batches that go through any model, other than the one blank image of the checks."""
+    """Sizes of the batches that go through any model, other than those of the checks.
+
+    The checks are one blank image, and two passes over two images of noise once per run.
+    """
     sizes: list[int] = []
-    forward = hp.Model.forward
+    forward, check_repeatable = hp.Model.forward, hp.Model.check_repeatable
 
     def counted(self: hp.Model, images: torch.Tensor) -> torch.Tensor:
         if images.any():
             sizes.append(len(images))
         return forward(self, images)
 
+    def checked(self: hp.Model, images: torch.Tensor) -> None:
+        before = len(sizes)
+        check_repeatable(self, images)
+        assert sizes[before:] == [2, 2]
+        del sizes[before:]
+
     monkeypatch.setattr(hp.Model, "forward", counted)
+    monkeypatch.setattr(hp.Model, "check_repeatable", checked)
     return sizes
 
 
@@ -317,8 +327,8 @@ def test_a_model_that_answers_nan_is_rows_with_reasons(tmp_path: Path) -> None:
     assert result.done == result.units
     rows = result.folder.scores().sql("select distinct metric, reason from scores where isnan(value)")
     reasons = {row["metric"]: row["reason"] for row in rows}
-    assert reasons["probability"] == "the model's output is NaN"
-    assert reasons["degenerate"] == reasons["insertion(steps=4)"] == "the map has NaN or infinite values"
+    assert reasons["probability"] == "the network's output is NaN or infinite for this image"
+    assert reasons["degenerate"] == reasons["insertion(steps=4)"] == reasons["probability"]
     assert reasons["auc"] == reasons["cscore"] == "no image of this checkpoint could be used"
 
 
@@ -328,7 +338,7 @@ def test_a_run_says_how_many_pictures_got_no_answer(tmp_path: Path) -> None:
     torch.save({name: w * math.nan for name, w in weights.items()}, tmp_path / "epochs" / "epoch01.pt")
     shown = CliRunner().invoke(main, ["run", str(study), "--out", str(tmp_path / "out")])
     assert shown.exit_code == 1, shown.output
-    assert "6 pictures got no answer: the network's output is NaN" in shown.output
+    assert "6 pictures got no answer: the network's output is NaN or infinite" in shown.output
 
 
 def test_weights_that_change_during_a_run_are_refused(tmp_path: Path) -> None:

@@ -403,7 +403,7 @@ def test_the_file_has_the_published_form(tmp_path: Path) -> None:
     found = json.loads(kept, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert list(found) == [
         "schema", "headline", "sentence", "checkpoint", "methods", "network", "labels", "alarms", "notes",
-        "rates",
+        "rates", "remarks",
     ]  # fmt: skip
     assert found["schema"] == 1 and found["headline"] == HEADLINES["yes", "yes"]
     assert [set(one) for one in found["methods"]] == [{"method", "follows", "blank", "note", "tests"}] * 3

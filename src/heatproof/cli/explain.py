@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from heatproof.models.model import Model
 
 ARRAYS = (".npy", ".npz", ".nii", ".nii.gz")  # of any number of channels
+UNANSWERED = "the network's output is NaN or infinite for this image"
 IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
 
 
@@ -188,7 +189,8 @@ def explain_some(
     if not seen:
         return []
     images = torch.stack(ready)
-    maps = explain(model, images, **options, progress=progress.inputs)
+    model.check_repeatable(images[:2])
+    maps = explain(model, images, **options, progress=progress.inputs, allow_nan=True)
     chances = answers(model, images, options["targets"])
     if model.classes is not None and len(chances[0]) > 1 and len(model.classes) != len(chances[0]):
         raise InputError(
@@ -201,7 +203,9 @@ def explain_some(
     for i, (name, crop) in enumerate(seen.items()):
         own = {method: values[i] for method, values in heat.items()}
         if not all(map(math.isfinite, [*map(float, map(torch.sum, own.values())), *chances[i].values()])):
-            _left_out(f"{name}: the network's output, or a map of it, has NaN or infinite values", progress)
+            output = all(map(math.isfinite, chances[i].values()))
+            why = "a map of it has NaN or infinite values" if output else UNANSWERED
+            _left_out(f"{name}: {why}", progress)
             continue
         found.append(Explained(name, chances[i], targets[i], *_shown(model, images[i], crop, own)))
     return found

@@ -123,7 +123,8 @@ def run_command(
         errors.print(broken_table(result.broken))
     if unanswered := result.unanswered:
         errors.print(
-            f"{counted(unanswered, 'picture')} got no answer: the network's output is NaN", soft_wrap=True
+            f"{counted(unanswered, 'picture')} got no answer: the network's output is NaN or infinite",
+            soft_wrap=True,
         )
     say(f"{result.done} of {result.units} units are done in {folder}")
     if result.stopped:

@@ -134,6 +134,7 @@ def explain(
     ids: Sequence[str] | None = None,
     batch_size: int | None = None,
     progress: Callable[[int], object] | None = None,
+    allow_nan: bool = False,
 ) -> dict[str, Maps]:
     """Maps of every method, from one shared pass.
 
@@ -150,6 +151,8 @@ def explain(
         ids: names of the images; their numbers where None.
         batch_size: images per pass; chosen by itself, and halved when memory runs out.
         progress: called with the number of passed inputs, for a progress bar.
+        allow_nan: return maps also of images for which the network's output is NaN or infinite, instead of
+            raising InputError.
 
     Returns:
         Maps by method, as it was written.
@@ -169,7 +172,8 @@ def explain(
     if ids is not None and len(ids) != len(shown):
         raise InputError(f"ids has {len(ids)} entries but there are {len(shown)} images; they must match")
     names = tuple(ids) if ids is not None else tuple(map(str, range(len(shown))))
-    maps, _ = shared_pass(
+    model, targets = asked(model, shown, targets)
+    maps, logits = shared_pass(
         model,
         shown,
         calls,
@@ -182,6 +186,12 @@ def explain(
     )
     if on_gpu:  # asked at the end: until then the GPU need not be waited for
         check_pixels(shown)
+    if not allow_nan and (lost := model.read.unanswered(logits)).any():
+        images_lost = ", ".join(names[i] for i in lost.nonzero().flatten().tolist()[:8])
+        raise InputError(
+            f"the output of {model.name} is NaN or infinite for image {images_lost} ({int(lost.sum())} of "
+            f"{len(shown)}), so it cannot be explained; leave it out, or set allow_nan=True for NaN maps"
+        )
     return ByName(maps)
 
 
@@ -244,7 +254,7 @@ def shared_pass(
         each = zip(calls, dead_of(trace), strict=True)
         return [replace(call(trace), dead=dead) for call, dead in each], trace.logits
 
-    with untouched(model.module), checkpoints_in_a_sentence(model.name):
+    with untouched(model.module), checkpoints_in_a_sentence(model, images[:1]):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
         Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, "shared")
     lots = zip(*(maps for maps, _ in parts), strict=True)

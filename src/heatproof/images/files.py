@@ -1,11 +1,12 @@
 """A picture file in 8 bits, or one sentence that says why it cannot be read.
 
 EXIF orientation is applied, of an animation the first frame counts, and transparency is ignored, as training
-pipelines do. A grey of more than 8 bits is divided by 2^bits - 1, never by its own maximum: pictures of one
-set must stay comparable. `bits` is what the caller states, else the smallest of 8, 10, 12, 14 and 16 that
-holds the picture's values, because scanners write 12-bit data into 16-bit files, which would turn black; a
-depth below 16 that was found so is logged once. Colours of 16 bits are cut to their upper 8 by the decoder,
-so a picture of which that leaves next to nothing is refused. Floats are fractions of 1.
+pipelines do; an image that is transparent everywhere is refused. A grey of more than 8 bits is divided by
+2^bits - 1, never by its own maximum: pictures of one set must stay comparable. `bits` is what the caller
+states, else the smallest of 8, 10, 12, 14 and 16 that holds the picture's values, because scanners write
+12-bit data into 16-bit files, which would turn black; a depth below 16 that was found so is logged once.
+Colours of 16 bits are cut to their upper 8 by the decoder, so a picture of which that leaves next to nothing
+is refused. Floats are fractions of 1.
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ def eight_bits(picture: Image.Image, bits: int | None = None) -> Image.Image:
         return picture
     if is_deep(picture):
         return Image.fromarray(scale_to_bytes(np.asarray(picture), bits))
+    if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getbbox() is None:
+        raise InputError("it is fully transparent, so that it shows nothing; give it an opaque background")
     if picture.mode in ("1", "LA", "La"):
         return picture.convert("L")
     if picture.mode == "P" and "transparency" in picture.info:

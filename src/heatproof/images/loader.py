@@ -60,6 +60,7 @@ class Known(NamedTuple):
     boxes: Carried
     masks: dict[str, Tensor]
     by_finding: Mapping[int, Known] = {}
+    side: int = 0
 
 
 NOTHING = Known(Carried(()), {})
@@ -160,7 +161,7 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
                 else np.asarray(preprocess.crop(picture))
             )
             fitted = preprocess.fitted(picture)
-            known = Known(*source.truth(i, fitted, picture.size))
+            known = Known(*source.truth(i, fitted, picture.size), side=min(picture.size))
             if sample.findings and (sample.boxes or sample.masks):
                 own = {f: Known(*source.truth(i, fitted, picture.size, f)) for f in sample.findings}
                 known = known._replace(by_finding=own)
@@ -195,6 +196,7 @@ def _collate(
     if failures:
         images = images[list(known)]
     ids, known_truth = tuple(s.id for s in samples), source.boxed or source.parts
+    sides = tuple(one.side for one in known.values())
     truth = _truth(source, list(known.values()), images) if known_truth else None
     if source.several:
         findings = torch.zeros(len(samples), len(source.classes), dtype=torch.bool)
@@ -203,9 +205,9 @@ def _collate(
         occur = findings.any(0).nonzero().flatten().tolist() if known_truth else []
         of = {f: [one.by_finding.get(f, NOTHING) for one in known.values()] for f in occur}
         own = {f: _truth(source, rows, images) for f, rows in of.items()}
-        return Loaded(Batch(ids, images, None, truth, findings, own), failures)
+        return Loaded(Batch(ids, images, None, truth, findings, own, sides), failures)
     labels = torch.tensor([s.label for s in samples], dtype=torch.int64) if source.labelled else None
-    return Loaded(Batch(ids, images, labels, truth), failures)
+    return Loaded(Batch(ids, images, labels, truth, sides=sides), failures)
 
 
 def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:

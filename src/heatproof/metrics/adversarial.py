@@ -31,7 +31,7 @@ from heatproof.errors import InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.explain.rules import RECTIFIERS, Rule, Rules, attend, rectifies
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
+from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_range
 from heatproof.models.asked import asked, unasked
 from heatproof.models.capture import capture
@@ -118,15 +118,17 @@ def _scored(
     seed: int,
     passes: Passes,
 ) -> dict[str, PerImage]:
-    before = explain(model, pictures, names, layer=layer, seed=seed, **passes)
-    after = explain(model, found.pictures, names, layer=layer, seed=seed, **passes)
+    shown = pictures, found.pictures
+    before, after = (
+        explain(model, one, names, layer=layer, seed=seed, allow_nan=True, **passes) for one in shown
+    )
     scores = {}
     for name, maps in after.items():
         same = (maps.explained == before[name].explained) & found.kept.to(maps.explained.device)
         alike = map_similarity(before[name], maps)
         values = {kind: alike[kind] for kind in KINDS} | {"kept": same.float()}
         undefined = Cause(CHANGED, ~same | alike["ssim"].isnan() | alike["spearman"].isnan(), KINDS)
-        scores[name] = PerImage(values, [undefined])
+        scores[name] = PerImage(values, [*(c for c in alike.causes if c.sentence == NOT_FINITE), undefined])
     return scores
 
 

@@ -26,10 +26,13 @@ from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.kit import (
+    NOT_FINITE,
     Cause,
     PerImage,
     as_numbers,
+    blanked,
     chunks,
+    finite,
     in_threads,
     same_length,
     sized_maps,
@@ -135,13 +138,16 @@ def map_similarity(before: Maps | ArrayLike, after: Maps | ArrayLike) -> PerImag
         before, after: Maps of any size of the same images, or tensors "b h w" of one size.
 
     Returns:
-        ssim and spearman, each "b".
+        ssim and spearman, each "b"; NaN with the reason where one of the Maps is not finite.
     """
+    lost = [~finite(one) for one in (before, after) if isinstance(one, Maps)]
+    before, after = (blanked(one) if isinstance(one, Maps) else one for one in (before, after))
     values, size, _ = _checked({"before": before, "after": after})
     table = torch.cat([_compare(part, size, [(0, 1)], None) for part in _parts(values, size)], 1)
     undefined = torch.stack([constant(one) for one in values]).any(0)
     scores = {"ssim": table[1, :, 0].float(), "spearman": table[0, :, 0].float()}
-    return PerImage(scores, [*_without_ssim(size, undefined), Cause(CONSTANT_MAP, undefined)])
+    causes = [Cause(NOT_FINITE, where.to(undefined.device)) for where in lost]
+    return PerImage(scores, [*causes, *_without_ssim(size, undefined), Cause(CONSTANT_MAP, undefined)])
 
 
 def method_agreement(maps: Mapping[str, Maps | ArrayLike], *, budget: float = 0.2) -> MethodAgreement:

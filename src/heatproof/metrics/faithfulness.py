@@ -297,7 +297,8 @@ def _absent_floors(scene: Scene) -> dict[str, Maps]:
     names = [floor for floor in metrics.get("insertion").floors if floor not in scene.maps]
     if not names:
         return {}
-    made = explain(scene.model, scene.batch.images, names, scene.classes, scene.layer, **scene.passes)
+    images, options = scene.batch.images, {"layer": scene.layer, "allow_nan": True, **scene.passes}
+    made = explain(scene.model, images, names, scene.classes, **options)
     return {name: scene.then(one) if scene.then else one for name, one in made.items()}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 import numpy as np
@@ -15,13 +16,14 @@ import numpy as np
 from heatproof.errors import InputError
 from heatproof.lazy import torch
 from heatproof.registry import check_volumes, metrics
-from heatproof.types import ArrayLike, Maps, normalise, upsample
+from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
+NOT_FINITE = "a map has NaN or infinite values, as where the network's output has"
 
 
 class Cause(NamedTuple):
@@ -93,6 +95,21 @@ def raw_maps(maps: Maps | ArrayLike) -> Tensor:
     if not torch.isfinite(values).all():
         raise InputError("maps contain NaN or infinite values")
     return values
+
+
+def finite(maps: Maps) -> Tensor:
+    """ "b" bool: maps that can be stored."""
+    good = torch.isfinite(maps.values).flatten(1).all(1)
+    if maps.signed_values is not None:
+        good &= torch.isfinite(maps.signed_values).flatten(1).all(1)
+    return good
+
+
+def blanked(maps: Maps) -> Maps:
+    """Maps that are not finite become all zeros, so that the others can be scored."""
+    good = per_map(finite(maps), maps.values)
+    signed = None if maps.signed_values is None else torch.where(good, maps.signed_values, 0.0)
+    return replace(maps, values=torch.where(good, maps.values, 0.0), signed_values=signed)
 
 
 def sized_maps(maps: Maps | ArrayLike) -> tuple[Tensor, tuple[int, ...]]:

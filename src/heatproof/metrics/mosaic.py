@@ -180,8 +180,8 @@ def _shares(
     found: dict[str, list[Tensor]] = {method: [] for method in methods}
     for part in torch.arange(len(mosaics.places)).split(AT_ONCE):
         images = mosaics.images(part)
-        lot = [explain(q.model, images, methods, q.targets[part], layer=layer, seed=seed, **passes)
-               for q in questions]  # fmt: skip
+        lot = [explain(q.model, images, methods, q.targets[part], layer=layer, seed=seed,
+                       allow_nan=True, **passes) for q in questions]  # fmt: skip
         for method, rows in found.items():
             shares = []
             for question, maps in zip(questions, lot, strict=True):

@@ -140,7 +140,7 @@ class _Maker:
         self.texts, self.options = enough if budget == "enough" else {text: text for text in enough}, options
 
     def __call__(self, model: Model, pictures: Tensor, targets: Any) -> dict[str, Maps]:
-        found = explain(model, pictures, list(self.texts.values()), targets, **self.options)
+        found = explain(model, pictures, list(self.texts.values()), targets, allow_nan=True, **self.options)
         return {text: found[fewer] for text, fewer in self.texts.items()}
 
     def once(self, model: Model, pictures: Tensor, targets: Any, known: Known | None) -> dict[str, Maps]:

@@ -44,7 +44,7 @@ from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.curves import area
 from heatproof.metrics.faithfulness import insertion_deletion, not_above
-from heatproof.metrics.kit import Cause, Passes, PerImage, pixel_maps
+from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, blanked, finite, pixel_maps
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import Change, Scene
 from heatproof.models.asked import asked
@@ -140,17 +140,19 @@ def gains(
     """By method, f of its maps and of their shadows, where the maps under random weights are known."""
     explained = next(iter(maps.values())).explained.clamp(min=0).to(model.device)
     images = images.to(model.device)
-    noise = explain(model, images, "random", explained, seed=seed)["random"]
+    noise = explain(model, images, "random", explained, seed=seed, allow_nan=True)["random"]
     model, targets = asked(model, images, explained)
     painted, fall = painted_over(model, images, targets, seed, **passes)
     lot: dict[tuple[str, str | int], Maps | Tensor] = {}
     same: dict[tuple[str, int], Tensor] = {}
+    lost = {name: torch.zeros(len(one), dtype=torch.bool) for name, one in maps.items()}
     for name, one in maps.items():
         lot[name, "own"] = one
         lot[name, "place"] = replace(one, values=one.values.flip(places(one.values)))
         own = upsample(one.values, one.image_size)
         for i, untrained in enumerate(shadows if shadows and name in shadows[0] else ()):
-            shadow = _unless_constant(untrained[name], noise).to(own)
+            lost[name] |= ~finite(untrained[name]).cpu()
+            shadow = _unless_constant(blanked(untrained[name]), noise).to(own)
             same[name, i] = (shadow == own).flatten(1).all(1)
             lot[name, i] = shadow.masked_fill(per_map(same[name, i], shadow), 0)  # constant: costs no pass
     shown: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps, **passes}
@@ -169,7 +171,7 @@ def gains(
         made = [i for i in range(len(shadows)) if (name, i) in same]
         each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in made]
         alone = [] if made else [Cause(NO_SHADOW, torch.ones_like(own, dtype=torch.bool), ("weights",))]
-        causes = [*alone, Cause(BLANK, one.degenerate.cpu()), stays]
+        causes = [*alone, Cause(NOT_FINITE, lost[name]), Cause(BLANK, one.degenerate.cpu()), stays]
         random = torch.stack(each or [torch.full_like(own, torch.nan)])
         found[name] = Gains(own, gain[name, "place"], random, fall.cpu(), causes)
     return found
@@ -235,6 +237,7 @@ def untrained(
 def against_untrained(maps: Maps, first: Maps, second: Maps) -> PerImage:
     """The same where the maps under two untrained networks are known."""
     found, null = map_similarity(maps, first), map_similarity(first, second)
+    first = blanked(first)
     spearman, by_chance = found["spearman"].cpu(), null["spearman"].cpu()
     own, random = entropy(maps), entropy(first)
     scores = {
@@ -277,7 +280,7 @@ def maps_untrained(
     explained = next(iter(maps.values())).explained.clamp(min=0)
 
     def make(stranger: Model) -> dict[str, Maps]:
-        return explain(stranger, images, list(maps), explained, seed=seed, **options)
+        return explain(stranger, images, list(maps), explained, seed=seed, allow_nan=True, **options)
 
     return under_random_weights(make, model, images, draw, seed, then)
 

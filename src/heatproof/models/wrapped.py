@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heatproof.errors import ModelError
+
+if TYPE_CHECKING:
+    from heatproof.models.model import Model
 
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 
@@ -84,14 +87,17 @@ def eagerly(parts: Iterable[nn.Module]) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def checkpoints_in_a_sentence(name: str) -> Iterator[None]:
-    """What torch says when a checkpointed network is asked for gradients, as one sentence that helps."""
+def checkpoints_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
+    """Name the cause if no gradient comes out: a random network, or one that checkpoints."""
     try:
         yield
     except RuntimeError as error:
         if "use_reentrant" in str(error) or type(error).__name__ == "CheckpointError":
+            model.check_repeatable(images)
+            if isinstance(error, ModelError):
+                raise
             raise ModelError(
-                f"{name} recomputes its activations (torch.utils.checkpoint) in a way that this method "
+                f"{model.name} recomputes its activations (torch.utils.checkpoint) in a way that this method "
                 "cannot follow; switch checkpointing off, or set use_reentrant=False"
             ) from error
         raise

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.sampling import uncertainty
-from heatproof.metrics.kit import Cause, PerImage
+from heatproof.metrics.kit import Cause, PerImage, blanked, finite
 from heatproof.metrics.scene import Scene
 from heatproof.registry import Metric
 from heatproof.run.foreign import in_order, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import ANSWERS, PER_MAP
 from heatproof.timeline import span
-from heatproof.types import Maps, per_map, places
+from heatproof.types import Maps, places
 
 BESIDE = ("dead", "error", "passes")
 
@@ -94,25 +94,10 @@ def _beside(maps: Maps, instead: Iterator[Tensor] | None = None) -> dict[str, An
     return there if instead is None else {name: next(instead) for name in there}
 
 
-def finite(maps: Maps) -> Tensor:
-    """ "b" bool: maps that can be stored."""
-    good = torch.isfinite(maps.values).flatten(1).all(1)
-    if maps.signed_values is not None:
-        good &= torch.isfinite(maps.signed_values).flatten(1).all(1)
-    return good
-
-
 def only_finite(maps: Maps) -> Maps:
     """The maps without those that cannot be stored."""
     good = finite(maps)
     return maps if good.all() else maps.take(good)
-
-
-def blanked(maps: Maps) -> Maps:
-    """Maps that are not finite become all zeros, so that the others can be scored."""
-    good = per_map(finite(maps), maps.values)
-    signed = None if maps.signed_values is None else torch.where(good, maps.signed_values, 0.0)
-    return replace(maps, values=torch.where(good, maps.values, 0.0), signed_values=signed)
 
 
 def compute(request: MetricRequest, scene: Scene) -> Mapping[str, PerImage]:

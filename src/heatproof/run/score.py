@@ -37,7 +37,7 @@ from heatproof.run.study import ALL_CLASSES_UP_TO
 from heatproof.store.maps import halved, restored
 from heatproof.types import Batch, Maps, Score
 
-NO_ANSWER = "the model's output is NaN"
+NO_ANSWER = "the network's output is NaN or infinite for this image"
 NO_MAP = "there is no map: the model's output or the map has NaN or infinite values"
 NOT_FINITE = "the map has NaN or infinite values"
 NOT_DEFINED = "the metric is not defined here"
@@ -83,15 +83,19 @@ class RowMaker:
         given = on_host([*findings.tensors()])
         return self.found(findings.fetched(iter(given)), scene.batch, scene.targets)
 
-    def found(self, findings: Findings, batch: Batch, targets: Tensor) -> Iterator[Score]:
-        """The rows of findings that were fetched."""
+    def found(
+        self, findings: Findings, batch: Batch, targets: Tensor, unanswered: Tensor | None = None
+    ) -> Iterator[Score]:
+        """The rows of findings that were fetched. unanswered: "b", images whose output is not finite."""
+        lost = [False] * len(batch.ids) if unanswered is None else unanswered.tolist()
         bad = {method: where.tolist() for method, where in findings.bad.items()}
         labels, explained = labels_of(batch), [c if c >= 0 else None for c in targets.tolist()]
         for method, metric, values, reasons in _values(findings):
             for i, value in enumerate(values.double().tolist()):
                 reason = reasons[i]
                 if bad[method][i]:
-                    value, reason = math.nan, NO_MAP if explained[i] is None else NOT_FINITE
+                    other = NO_MAP if explained[i] is None else NOT_FINITE
+                    value, reason = math.nan, NO_ANSWER if lost[i] else other
                 elif math.isnan(value):
                     reason = reason or NOT_DEFINED
                 yield self.row(batch.ids[i], labels[i], explained[i], method, metric, value, reason)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from heatproof.errors import CheckpointError, InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Preprocess, Source
@@ -172,7 +175,7 @@ def check_study(opened: Opened) -> dict[str, str]:
     with at("methods"):
         refuse_methods(study.methods, model, source, opened.several, opened.targets)
         if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
-            explain(model, model.preprocess.blank, picky, layer=study.model.layer)
+            explain(model, model.preprocess.blank, picky, layer=study.model.layer, allow_nan=True)
     for request in opened.metrics:
         if request.every_class and count > ALL_CLASSES_UP_TO:
             raise InputError(
@@ -187,6 +190,7 @@ def check_classes(opened: Opened, model: Model) -> int:
     with at("model"):
         with refusal_in_a_sentence(model, model.preprocess.blank):
             count = max(2, model.logits(model.preprocess.blank).shape[1])
+            model.check_repeatable(_noise(model.preprocess))
         opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
         opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
     source = opened.source
@@ -203,6 +207,12 @@ def check_classes(opened: Opened, model: Model) -> int:
         if renamed := as_the_model_s(source, model, count, vouched, unused):
             opened.renamed, opened._source = renamed, None
     return count
+
+
+def _noise(preprocess: Preprocess) -> Tensor:
+    """Two model-ready images of noise: blank ones would hide noise that a network multiplies with."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, preprocess.channels, *preprocess.size, generator=generator)
 
 
 def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:

@@ -18,6 +18,7 @@ from heatproof.errors import InputError
 from heatproof.explain.api import begin_ahead, read_methods, shared_pass
 from heatproof.explain.floors import is_floor
 from heatproof.images import Loaded, batches
+from heatproof.images.duplicates import SIDE
 from heatproof.images.findings import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
@@ -36,7 +37,7 @@ from heatproof.run.study import Opened
 from heatproof.run.values import Told, told_by, value_rows
 from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
-from heatproof.store.folder import StopRequested
+from heatproof.store.folder import SeenImages, StopRequested
 from heatproof.timeline import FRAME, span
 from heatproof.types import Batch, Maps, Score, Unit, per_map, size_of
 
@@ -57,6 +58,7 @@ class Computed:
     entries: Batch | None = None  # where pictures may have several findings: what the maps are of
     said: Tensor = field(default_factory=lambda: torch.empty(0))  # the predicted ones, "b k" bool
     told: Told | None = None  # of a network that names no class
+    unanswered: Tensor | None = None  # "b" bool: of explained_batch, images whose output is not finite
 
     @property
     def explained_batch(self) -> Batch:
@@ -99,7 +101,8 @@ class Worker:
             pictures = self.pictures(task, computed.explained_batch, maps) if keep else None
         with span("writing"):
             others = {of_prediction(m): only_finite(made.to("cpu")) for m, made in computed.others.items()}
-            self.folder.write_unit(task.unit, scores, maps | others, pictures)
+            seen = self.seen(task, computed.loaded.batch) if task.with_answers else None
+            self.folder.write_unit(task.unit, scores, maps | others, pictures, seen)
 
     def begin(self, job: Job, loaded: Loaded) -> None:
         """What threads can do for the methods of a job before the network has time: cut its pictures."""
@@ -136,6 +139,19 @@ class Worker:
         planes = [hottest_planes(maps, name, size_of(images)) for name in names]
         shown = zip(pixels(images, preprocess, planes), planes, strict=True)
         return {name: Sheet(*one) for name, one in zip(names, shown, strict=True)}
+
+    def seen(self, task: Task, batch: Batch) -> SeenImages | None:
+        """Thumbnails and sizes of a block's images, to count distinct ones; None for volumes."""
+        if not batch.ids or batch.images.ndim != 4:
+            return None
+        preprocess = self.opened.model(task.unit.checkpoint).preprocess
+        restored = preprocess.restore(batch.images)
+        grey = restored if restored.shape[1] in (1, 3) else restored.mean(1, keepdim=True)
+        small = torch.nn.functional.adaptive_avg_pool2d(grey, SIDE)
+        thumbnails = (small * 255).round().to(torch.uint8).movedim(1, 3).cpu().numpy()
+        return SeenImages(
+            batch.ids, thumbnails, np.array([(side, min(preprocess.size)) for side in batch.sides])
+        )
 
     def compute(self, task: Task, loaded: Loaded) -> Computed:
         """New maps of one block task and what metrics found, fetched from the device when all is there."""
@@ -181,6 +197,7 @@ class Worker:
         return replace(
             known, maps=at_hand, others=others, logits=logits if known.entries is None else known.logits,
             explained=explained, findings=findings.fetched(iter(fetched)), told=told,
+            unanswered=model.read.unanswered(logits) if len(logits) else None,
         )  # fmt: skip
 
     def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
@@ -196,7 +213,9 @@ class Worker:
             yield from value_rows(rows, batch, computed.told, computed.explained)
         elif task.with_answers and computed.entries is None:
             yield from rows.answers(batch, computed.logits)
-        yield from rows.found(computed.findings, computed.explained_batch, computed.explained)
+        yield from rows.found(
+            computed.findings, computed.explained_batch, computed.explained, computed.unanswered
+        )
 
     def _explain(
         self, model: Model, batch: Batch, unit: Unit, targets: Tensor | None
@@ -207,11 +226,11 @@ class Worker:
             model, model.check_images(batch.images), calls, ids=batch.ids, targets=targets,
             layer=study.model.layer, seed=unit.seed, progress=self.passed,
         )  # fmt: skip
-        if targets is None:  # where nothing was predicted, nothing is explained
-            lost = model.read.unanswered(logits)
-            for name, one in maps.items():
-                values = one.values.masked_fill(per_map(lost, one.values), torch.nan)
-                maps[name] = replace(one, values=values, explained=one.explained.masked_fill(lost, -1))
+        lost = model.read.unanswered(logits)
+        for name, one in maps.items():
+            explained = one.explained.masked_fill(lost, -1) if targets is None else one.explained
+            values = one.values.masked_fill(per_map(lost, one.values), torch.nan)
+            maps[name] = replace(one, values=values, explained=explained)
         return maps, logits
 
     def _stored_maps(self, checkpoint: str, method: str, batch: Batch) -> Maps:

@@ -3,7 +3,7 @@
     run.json               the manifest
     plan.json              the units the run is made of; status.json, what each shard said last
     images.json            what each picture was made of (SHA-256); hashes.json, a memory that saves hashing
-    scores/UNIT.parquet    rows of a finished unit
+    scores/UNIT.parquet    rows of a finished unit; UNIT.npz, thumbnails and sizes of its images
     maps/..., pictures/... maps (see maps.py), and the pictures as the model saw them (see pictures.py)
     seals/UNIT.json        checksums of the unit's files, written last: then the unit is done (see ledger.py)
     locks/                 who is writing (see lease.py)
@@ -20,11 +20,11 @@ from dataclasses import replace
 from functools import cached_property, partial
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from heatproof.disk import clear_failure, write_whole
+from heatproof.disk import clear_failure, valid_unicode, write_whole
 from heatproof.errors import HeatproofError, StoreError
 from heatproof.show import Sheet
 from heatproof.store.lease import Lease, Leftovers, claim, turn, writing
@@ -41,6 +41,14 @@ Identity = Sequence[tuple[str, str]]  # of pictures: id and hash of the content,
 
 class StopRequested(Exception):
     """Somebody asked the run to stop; everything finished is on disk."""
+
+
+class SeenImages(NamedTuple):
+    """What is kept of images to count distinct ones."""
+
+    ids: Sequence[str]
+    thumbnails: np.ndarray  # "n SIDE SIDE c", uint8
+    sides: np.ndarray  # "n 2", the shorter side in pixels of the image's file and of the network's input
 
 
 class RunFolder:
@@ -190,6 +198,7 @@ class RunFolder:
         scores: Sequence[Score] = (),
         maps: Mapping[str, Maps] | None = None,
         pictures: Mapping[str, np.ndarray | Sheet] | None = None,
+        seen: SeenImages | None = None,
     ) -> None:
         """Write a finished unit: its maps, pictures and rows (maybe none), then its seal: it is done.
 
@@ -199,6 +208,8 @@ class RunFolder:
         files = shard_files(self.path / "maps", unit, maps) if maps else {}
         for name in self.unkept(pictures or ()):
             files |= self.pictures().files(name, pictures[name])  # type: ignore[index]  # unkept() names what was given
+        if seen is not None:
+            files[self.path / "scores" / f"{unit.hash}.npz"] = partial(_save_seen, seen=seen)
         part = self.path / "scores" / f"{unit.hash}.parquet"
         files[part] = partial(write_part, scores=scores, unit=unit.hash)
         with writing(self.path) as lease:
@@ -207,6 +218,23 @@ class RunFolder:
             named = {path.relative_to(self.path).as_posix(): mark for path, mark in digests.items()}
             device = self.manifest.config.get("run", {}).get("device") or self.manifest.machine.get("device")
             self.ledger.write(unit, named, maker(device or "cpu"), lease.id)
+
+    def seen(self, checkpoint: str) -> SeenImages | None:
+        """Thumbnails and sizes of the images of a checkpoint; None where they were not kept."""
+        known = valid_unicode(checkpoint)
+        parts = []
+        for unit, seal in self.units().items():
+            name = f"scores/{unit}.npz"
+            if seal and name in seal.files and valid_unicode(seal.unit["checkpoint"]) == known:
+                check_file(self.path / name, seal.files[name])
+                with np.load(self.path / name, allow_pickle=False) as part:
+                    parts.append((part["ids"].tolist(), part["thumbnails"], part["sides"]))
+        if not parts:
+            return None
+        ids, thumbnails, sides = zip(*parts, strict=True)
+        return SeenImages(
+            [name for part in ids for name in part], np.concatenate(thumbnails), np.concatenate(sides)
+        )
 
     def units(self) -> dict[str, Seal | None]:
         """What may be read as rows: units with a seal that the plan names, and parts of heatproof 0.1."""
@@ -293,6 +321,12 @@ class RunFolder:
     def _last_words(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         with suppress(StoreError), _turn(self.path):  # on a full disk nothing more can be said
             self._say(lease, shard, state, reason)
+
+
+def _save_seen(path: Path, seen: SeenImages) -> None:
+    ids = np.array([valid_unicode(name) for name in seen.ids])
+    with path.open("wb") as file:
+        np.savez(file, ids=ids, thumbnails=seen.thumbnails, sides=seen.sides)
 
 
 def run_in(path: str | Path) -> Path:

@@ -164,6 +164,7 @@ class Verdict:
     notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
     rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and where they are from
     labels: LabelAgreement = LabelAgreement()
+    remarks: tuple[str, ...] = ()  # what to know about the images beside the answers
 
     @property
     def follow(self) -> Answer:
@@ -211,7 +212,7 @@ class Verdict:
             told.append(
                 f"Maps of {names}, which never look at it, lie there as well, so that this says little"
             )
-        return ". ".join(told) + "."
+        return ". ".join([*told, *self.remarks]) + "."
 
     @property
     def measured(self) -> str:
@@ -284,6 +285,7 @@ class Verdict:
             "checkpoint": self.checkpoint, "methods": methods, "network": network,
             "labels": asdict(self.labels),
             "alarms": list(self.alarms), "notes": list(self.notes), "rates": dict(self.rates),
+            "remarks": list(self.remarks),
         })  # fmt: skip
         return found
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.explain.floors import floor_name, is_floor
+from heatproof.images.duplicates import near_duplicates
+from heatproof.images.findings import entry_id
 from heatproof.metrics.margins import Margin, above_floors
 from heatproof.metrics.stats import mean_interval
 from heatproof.store import Manifest, RunFolder
@@ -69,6 +72,21 @@ class Images:
     explained: list[int | None]  # the class that the maps are about
     confidence: list[float]  # probability of the predicted class, NaN where the network gives no number
     scores: Mapping[tuple[str, str], np.ndarray]  # (metric, method) -> "images", NaN where not defined
+    group: np.ndarray | None = (
+        None  # "images": the first near-duplicate with the same class; None: all differ
+    )
+    copies: frozenset[str] = frozenset()  # image files that are near-duplicates of an earlier one,
+    distinct_files: int = 0  # and the number of the others
+    sides: np.ndarray | None = None  # "images 2": shorter side of the file and of the network's input
+
+    def distinct(self, column: np.ndarray) -> np.ndarray:
+        """The column with each group's mean at its first image and NaN at its other near-duplicates."""
+        if self.group is None:
+            return column
+        defined = np.isfinite(column)
+        at, n = self.group[defined], len(column)
+        counts, sums = np.bincount(at, minlength=n), np.bincount(at, column[defined], n)
+        return np.where(counts > 0, sums / np.maximum(counts, 1), NAN)
 
     @cached_property
     def right(self) -> list[bool | None]:
@@ -183,7 +201,9 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         checkpoint=checkpoint,
         checkpoints=checkpoints,
         methods=order_methods([m for m in methods if m and PAIR not in m], folder.manifest),
-        images=_images(select, class_names(folder) if folder.manifest.several else None),
+        images=_with_groups(
+            folder, checkpoint, _images(select, class_names(folder) if folder.manifest.several else None)
+        ),
         classes=dict(enumerate(class_names(folder))),
         whole={(name, m): c for (name, m, label), c in groups.items() if label is None},
         paths=_paths(folder, model, checkpoints),
@@ -241,11 +261,35 @@ def _images(select: Select, findings: Sequence[str] | None = None) -> Images:
     )
 
 
+def _with_groups(folder: RunFolder, checkpoint: str, images: Images) -> Images:
+    """With the groups of near-duplicates, where the folder has thumbnails of all its images."""
+    seen = folder.seen(checkpoint)
+    if seen is None:
+        return images
+    place = {name: i for i, name in enumerate(seen.ids)}
+    if folder.manifest.several:
+        names = class_names(folder)
+        place |= {valid_unicode(entry_id(n, f)): i for n, i in list(place.items()) for f in names}
+    if not set(images.ids) <= place.keys():
+        return images
+    at = [place[name] for name in images.ids]
+    original = near_duplicates(seen.thumbnails)
+    copies = frozenset(name for i, name in enumerate(seen.ids) if original[i] != i)
+    first: dict[tuple[int, int | None], int] = {}
+    group = [
+        first.setdefault(key, i)
+        for i, key in enumerate(zip(original[at].tolist(), images.explained, strict=True))
+    ]
+    repeated = np.array(group) if copies else None
+    others = len(seen.ids) - len(copies)
+    return replace(images, group=repeated, copies=copies, distinct_files=others, sides=seen.sides[at])
+
+
 def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str], Cell]:
     cells: dict[tuple[str, str], Cell] = {}
     for name in dict.fromkeys(metric for metric, _ in images.scores):
         of = measure(name)
-        columns = {m: images.scores[name, m] for m in methods if (name, m) in images.scores}
+        columns = {m: images.distinct(images.scores[name, m]) for m in methods if (name, m) in images.scores}
         margins: Mapping[str, Mapping[str, Margin]] = {}
         floors = [m for m in columns if floor_name(m) in of.facts.floors]
         if of.has_floor and floors:

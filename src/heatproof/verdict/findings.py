@@ -6,7 +6,7 @@ picture. Here both are brought together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heatproof.images.findings import entry_id, finding_name
@@ -39,18 +39,25 @@ def entry_rows(
     return found
 
 
-def no_skill(folder: RunFolder, model: str, checkpoint: str, fewest: int) -> Iterator[str]:
-    """Findings that the network does not surely tell from their absence: by AUC, as all thresholds see it."""
+def no_skill(
+    folder: RunFolder, model: str, checkpoint: str, fewest: int, copies: Collection[str] = ()
+) -> Iterator[str]:
+    """Findings that the network does not surely tell from their absence: by AUC, as all thresholds see it.
+
+    copies: images that are near-duplicates of others, which do not count.
+    """
     import math
 
     from heatproof.metrics.classifier import auc, auc_errors
     from heatproof.run.answers import read_answers
 
     answers = read_answers(folder, checkpoint, model=model)
-    if answers.limits is None or len(answers.ids) < fewest:
+    own = [i for i, name in enumerate(answers.ids) if name not in copies]
+    if answers.limits is None or len(own) < fewest:
         return
-    found = auc(answers.labels, answers.probabilities)
-    error = float((auc_errors(answers.labels, answers.probabilities) ** 2).sum()) ** 0.5
+    labels, chances = answers.labels[own], answers.probabilities[own]
+    found = auc(labels, chances)
+    error = float((auc_errors(labels, chances) ** 2).sum()) ** 0.5
     low, high = found.value - 1.96 * error, found.value + 1.96 * error
     if not math.isnan(found.value) and not low > 0.5:
         yield (

@@ -39,6 +39,7 @@ CONTRAST = "`heatproof contrast MODEL IMAGES` would decide it"
 SEE_NOTES = "see notes"
 FEW_BLANK, MOSTLY = 0.05, 0.5
 ENOUGH_OF_A_CLASS = 10  # images, for a recall of 0 to be named: the recall is then surely below 26 %
+TINY, FEWEST_PIXELS = 8, 8  # below 1 / TINY of the input, or so few pixels along a side
 MONITOR = "monitor"  # the kind of a run folder that a training writes
 UNMOVED = "random weights change nothing about its maps"
 BLANK_WORDS = {
@@ -55,7 +56,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     nothing = np.full(len(data.images.ids), math.nan)
     values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for m in data.real:
-        weights, place = (data.images.scores.get((name, m), nothing) for name in names)
+        weights, place = (data.images.distinct(data.images.scores.get((name, m), nothing)) for name in names)
         values[m] = weights, place
     found = answers(values, by)
     yes = [m for m, answer in found.items() if answer == "yes"]
@@ -91,7 +92,10 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
     network = looks(data, following, _untold(data, values, following))
-    return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, _label_agreement(data))
+    remarks = tuple(_remarks(data))
+    return Verdict(
+        data.checkpoint, tuple(methods), network, alarms, notes, rates, _label_agreement(data), remarks
+    )
 
 
 def keep(data: RunData, verdict: Verdict) -> str:
@@ -204,10 +208,43 @@ def _in_the_way(data: RunData) -> Iterator[str]:
     if silent or not data.images.ids:
         asked = counted(len(data.images.ids), "picture")
         yield f"the network's answers to {silent} of {asked} are not numbers"
+    if len(tiny := _tiny(data)) > MOSTLY * len(data.images.ids):
+        yield _tiny_images(tiny)
     if data.manifest.several:
-        yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH)
+        yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH, data.images.copies)
     else:
         yield from _no_skill(data)
+
+
+def _remarks(data: RunData) -> Iterator[str]:
+    """What to know about the images beside the answers."""
+    images, tiny = data.images, _tiny(data)
+    if images.copies:
+        total = images.distinct_files + len(images.copies)
+        yield (
+            f"Only {images.distinct_files:,} of the {total:,} images are distinct: the others are copies, "
+            "perhaps mirrored, cropped, brightened or compressed, and count together with their original"
+        )
+    if 0 < len(tiny) <= MOSTLY * len(images.ids):
+        yield _tiny_images(tiny)
+
+
+def _tiny(data: RunData) -> np.ndarray:
+    """ "n 2": sides of images below an eighth of the network's input, or enlarged from under 8 pixels."""
+    if data.images.sides is None:
+        return np.zeros((0, 2), int)
+    own, of_input = data.images.sides.T
+    return np.asarray(
+        data.images.sides[own < np.maximum(of_input / TINY, np.minimum(FEWEST_PIXELS, of_input))]
+    )
+
+
+def _tiny_images(sides: np.ndarray) -> str:
+    least, of_input = sides[sides[:, 0].argmin()].tolist()
+    return (
+        f"{counted(len(sides), 'image')} far smaller than the network's input (a side of {least} pixels, "
+        f"it takes {of_input}), so that the network sees little more than interpolation"
+    )
 
 
 def _silent(data: RunData) -> int:
@@ -228,9 +265,10 @@ def _silent(data: RunData) -> int:
 def _right_by_class(data: RunData) -> dict[int | None, list[float]]:
     """By label, 1 for every image that is answered as labelled, else 0."""
     right: dict[int | None, list[float]] = {}
-    for label, one in zip(data.images.labels, data.images.right, strict=True):
-        if one is not None:
-            right.setdefault(label, []).append(float(one))
+    shares = data.images.distinct(np.array([math.nan if one is None else one for one in data.images.right]))
+    for label, share in zip(data.images.labels, shares.tolist(), strict=True):
+        if not math.isnan(share):
+            right.setdefault(label, []).append(share)
     return right
 
 

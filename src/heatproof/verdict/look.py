@@ -52,7 +52,7 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
         why = f"Where the network looks was not judged: {of.short} needs `random` among the methods"
         return NetworkAnswer("undecided", note=why)
     methods = tuple(m for m in following or data.real if m in columns)
-    above = over_methods(np.stack([columns[m] for m in methods])) - chance
+    above = data.images.distinct(over_methods(np.stack([columns[m] for m in methods])) - chance)
     known, silent = np.isfinite(above), np.array([c in untold for c in data.images.explained], bool)
     labels = np.array([-1 if label is None else label for label in data.images.labels])
     by_class = {c: above[known & (labels == c)] for c in sorted(set(labels[known].tolist()) - {-1})}

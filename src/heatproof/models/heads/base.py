@@ -103,9 +103,9 @@ class Head(ABC):
         return None
 
     def unanswered(self, logits: Tensor) -> Tensor:
-        """ "b" bool: rows that are no answer, since they are no numbers."""
-        said = self.probabilities(logits) if self.chance else logits
-        return said.isnan().any(1)
+        """ "b" bool: rows that are NaN or infinite; a class may have -inf beside classes that have not."""
+        values = self.probabilities(logits) if self.chance else logits
+        return (~values.isfinite() | logits.isposinf()).any(1)
 
     def need_classes(self, who: str) -> None:
         """Refuse on behalf of what compares classes with labels."""
