@@ -20,7 +20,7 @@ what is published is then counted on them and on the earlier other half, and eac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -31,7 +31,7 @@ from scipy.stats import beta
 
 from heatproof.errors import InputError
 from heatproof.metrics.stats import wins
-from heatproof.verdict.follow import KINDS, FollowRule, answers
+from heatproof.verdict.follow import ALONE, KINDS, FollowRule, answers
 from research.calibration.collect import CONTROLS, METHODS
 from research.calibration.population import GENERATED, SIDES
 
@@ -42,6 +42,7 @@ SUMMARIES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda shadows: shadows.mean(0),
 }
 CHOSEN_FROM = ("largest", "mean")
+NETWORK = ("data", "network", "token", "strength", "seed", "network_of_pair")
 MOST_FALSE_ALARMS, MOST_MISSES = 0.05, 0.10
 Member = Mapping[str, Any]  # as collect.Collected.as_json writes it
 
@@ -124,6 +125,7 @@ class Calibration:
                 for name, (rule, found) in self.candidates.items()
             },
             "rates": asdict(self.rates(*self.clean)),
+            "rates_alone": rates_alone((row for row in self.rows() if row["lot"] in self.clean), self.rule),
             "rates_by_lot": {lot: asdict(self.rates(lot)) for lot in self.lots},
             "rates_by_other_shadows": {
                 name: asdict(found) for name, found in by_other_shadows(self.measured, self.rule).items()
@@ -204,6 +206,24 @@ def rates(measured: Sequence[Member], rule: FollowRule) -> Rates:
         2 * len(measured),
         max((sum(kind) / len(kind) for kind in kinds if kind), default=float("nan")),
     )
+
+
+def rates_alone(judged: Iterable[Mapping[str, Any]], rule: FollowRule) -> dict[str, Any]:
+    """Rates for stored maps alone in a run, from means: upper bounds of misses, lower bounds of undecided.
+
+    Only maps that random weights do not change are said not to follow, so there are no false alarms.
+    """
+    rows = [(row, min(row["weights"], row["place"]) > rule.yes * ALONE) for row in judged]
+    controls = [passes for row, passes in rows if row["control"]]
+    methods = [passes for row, passes in rows if not row["control"]]
+    following = [row for row, _ in rows if not row["control"] and row["contrast_low"] > 0.5]
+    networks = {tuple(row[key] for key in NETWORK) for row, _ in rows}
+    return {
+        "false_alarm": asdict(Share.of(0, len(following))),
+        "miss": asdict(Share.of(sum(controls), len(controls))),
+        "undecided": asdict(Share.of(len(methods) - sum(methods), len(methods))),
+        "networks": len(networks),
+    }
 
 
 def judged_rows(member: Member, rule: FollowRule) -> Iterator[dict[str, Any]]:

@@ -265,4 +265,6 @@ def test_a_run_says_the_head(tmp_path: Path) -> None:
     path = make_study(tmp_path, images=2, methods=["gradcam"], metrics=[], checkpoints=["epochs/epoch01.pt"])
     said = CliRunner().invoke(main, ["run", str(path), "--out", str(tmp_path / "out")])
     assert "the network's output: logits, made probabilities by a softmax" in said.output
+    again = CliRunner().invoke(main, ["run", str(path), "--out", str(tmp_path / "out")])
+    assert again.exit_code == 0 and "the network's output" not in again.output, "said once for a run"
     assert json.loads((tmp_path / "out" / "run.json").read_text())

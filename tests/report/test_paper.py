@@ -52,20 +52,25 @@ def text_of(path: Path) -> str:
     return " ".join(told.split())
 
 
+def pages_of(path: Path) -> int:
+    told = subprocess.run(["pdfinfo", path], capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"Pages:\s+(\d+)", told)[0])
+
+
 def check_paper(path: Path, data: RunData, page: ReportPage) -> None:
     """Headline, hashes, date, settings, definitions, every heading and a number on every page."""
     text = text_of(path)
-    pages = len(re.findall(rb"/Type\s*/Page\b(?!s)", path.read_bytes()))
-    pages = pages or int(re.findall(r"page \d+ of (\d+)", text)[-1])
-    assert pages > 3 and all(f"page {k} of {pages}" in text for k in range(1, pages + 1))
+    pages = pages_of(path)
+    assert 3 < pages <= 6 and all(f"page {k} of {pages}" in text for k in range(1, pages + 1))
     assert page.verdict.headline in text
     assert data.manifest.config_hash in text and "hash abc" in text and data.manifest.started in text
     for section in page.shown:
         assert section.title in text, section.title
     for heading in ("Six pictures that show it", "What to do next", "How the verdict is reached"):
         assert heading in text
-    assert all(re.search(rf"{group}, n = [34]", text) for group in ("Best", "Worst", "Most disputed"))
-    assert "Petsiuk et al. (2018)" in text and '"methods": [' in text and "Lower is better" in text
+    assert all(re.search(rf"{group}, n = [12]", text) for group in ("Best", "Worst", "Most disputed"))
+    assert "Petsiuk et al. (2018)" in text and "Lower is better" in text
+    assert '"methods": [' not in text and '"kind":' not in text and "run.json" in text, "no JSON on paper"
     assert "No law" not in text and "not an approval" in text
 
 
@@ -91,10 +96,45 @@ def test_a_browser_that_fails_does_not_cost_the_paper(data: RunData, tmp_path: P
     assert judge(data).headline in text_of(tmp_path / "a.pdf")
 
 
-def test_nothing_is_folded_and_nothing_runs(data: RunData) -> None:
+FILLED = (
+    "gradcam", "layercam", "hirescam", "gradient", "gradcam++", "eigencam", "lrp", "guided-backprop",
+    "gradient-x-input", "integrated-gradients", "random", "edges", "centre",
+)  # fmt: skip
+MEASURED = (
+    "specificity_weights", "specificity_place", "insertion", "deletion", "randomisation_ssim",
+    "randomisation_spearman", "fragility_ssim", "fragility_spearman", "untrained_spearman", "untrained_null",
+    "untrained_excess", "untrained_entropy",
+)  # fmt: skip
+
+
+@needs_pdftotext
+@pytest.mark.parametrize(
+    "chromium", [pytest.param("", marks=needs_chromium), None], ids=["chromium", "plain"]
+)
+def test_an_audit_of_ten_methods_takes_six_pages(tmp_path: Path, chromium: str | None) -> None:
+    made = read_run(make_run(tmp_path / "run", methods=FILLED, metrics=MEASURED))
+    write_paper(made, judge(made), tmp_path / "a.pdf", chromium=chromium)
+    assert pages_of(tmp_path / "a.pdf") <= 6
+    text = text_of(tmp_path / "a.pdf")
+    assert not {"Scores", "Pictures", "By class"} & set(re.findall(r"(\w+): beyond 6 pages", text))
+    assert all(method in text for method in FILLED) and "How this was made" in text
+
+
+@needs_pdftotext
+def test_what_does_not_fit_on_six_pages_is_listed(tmp_path: Path) -> None:
+    methods = [f"{method}({option})" for method in FILLED for option in ("a=1", "a=2", "a=3")]
+    made = read_run(make_run(tmp_path / "run", images=31, methods=methods, metrics=MEASURED))
+    write_paper(made, judge(made), tmp_path / "a.pdf", chromium=None)
+    assert pages_of(tmp_path / "a.pdf") <= 6
+    left = text_of(tmp_path / "a.pdf").partition("Not in this report")[2]
+    assert "Agreement: beyond 6 pages; it is in report.html" in left
+
+
+def test_no_fold_is_printed_and_nothing_runs(data: RunData) -> None:
     text = paper_html(data, judge(data))
-    assert "<script" not in text and re.findall(r"<details(?! open)", text) == []
-    assert "default-src &#39;none&#39;" in text and text.count("<img") >= 12 + 11 * 4
+    assert "<script" not in text and "<details open" not in text
+    assert "Settings of the run" not in " ".join(block.text for block in PaperBlocks(text).found)
+    assert "default-src &#39;none&#39;" in text and text.count("<img") >= 12 + 5 * 4
     assert 'src="http' not in text and "window.hacked" in text, "evil names are shown"
     assert "&lt;script&gt;window.hacked" in text
 

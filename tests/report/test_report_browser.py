@@ -249,6 +249,26 @@ def test_the_score_tables_fit_and_their_heads_stay(browser: Any, report: Path) -
     page.close()
 
 
+OVERFLOWING = """() => {
+    document.querySelectorAll('details').forEach(d => { d.open = true });
+    const box = e => e.getBoundingClientRect(), found = [];
+    for (const e of document.querySelectorAll('details > *, section > *'))
+        if (box(e).right > box(e.parentElement).right + 1) found.push(e.outerHTML.slice(0, 80));
+    for (const e of document.querySelectorAll('svg.chart text'))
+        if (box(e).left < box(e.closest('svg')).left - 1) found.push(e.textContent);
+    return found; }"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_nothing_sticks_out_of_its_part_of_the_page(browser: Any, tmp_path: Path, width: int) -> None:
+    methods = ("integrated-gradients", "gradcam", "guided-backprop", "smoothgrad(samples=8)", "random")
+    write_page(read_run(make_run(tmp_path / "run", images=31, methods=methods)), tmp_path / "report.html")
+    visit = Visit(browser, tmp_path / "report.html", width=width)
+    assert visit.page.locator("svg.chart text.label").count() > 0
+    assert visit.page.evaluate(OVERFLOWING) == []
+    visit.page.close()
+
+
 def test_every_stop_of_the_tab_key_is_visible(visit: Visit) -> None:
     page, seen = visit.page, set()
     for _ in range(60):

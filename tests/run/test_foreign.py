@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,110 @@ def test_stored_maps_get_the_rows_of_the_run_that_made_them(made: tuple[Path, hp
         math.isnan(value) and "no map under random" in why for value, why in weights
     )
     assert "files:stored.npz" in again.verdict().sentence and again.report().stat().st_size > 10_000
+
+
+def discs_network(path: Path) -> None:
+    """Images of discs, and net.py with the weights of a network that tells green from blue ones."""
+    from discs import folder, model_ready, network
+
+    folder(path / "pictures", 25)
+    model = network()
+    images, labels = model_ready(model, 60, 1)
+    optimiser = torch.optim.Adam(model.module.train().parameters(), 3e-3)
+    for _ in range(80):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model.module(images), labels).backward()
+        optimiser.step()
+    torch.save(model.module.state_dict(), path / "best.pt")
+    (path / "net.py").write_text("from discs import network")
+
+
+def store_maps(path: Path, weights: Path | int, out: str, method: str = "gradcam") -> None:
+    """Maps of the network with these weights, or with random ones, as .npy files named after the images."""
+    from discs import network
+
+    from heatproof.images import batches, open_source
+
+    model = network(seed=weights) if isinstance(weights, int) else hp.load_model(network(), weights)
+    source = open_source("folder", path / "pictures", class_names=["green", "blue"])
+    batch = next(iter(batches(source, model.preprocess, 50, range(50), 0))).batch
+    maps = hp.explain(model, batch.images, method, batch.labels, ids=batch.ids)[method]
+    for name, values in zip(maps.ids, maps.numpy(), strict=True):
+        file = path / out / Path(name).with_suffix(".npy")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.save(file, values)
+
+
+def score_discs(path: Path, maps: str) -> str:
+    command = ["score", str(path / "net.py:network"), str(path / "pictures"), "--maps", str(path / maps)]
+    command += [
+        "--checkpoint",
+        str(path / "best.pt"),
+        "--class-names",
+        "green,blue",
+        "--metrics",
+        "specificity",
+    ]
+    done = CliRunner().invoke(main, [*command, "--out", str(path / f"{maps} scored")], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def test_stored_maps_are_judged_where_control_maps_lie_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "contrast"))
+    monkeypatch.chdir(tmp_path)
+    discs_network(tmp_path)
+    store_maps(tmp_path, tmp_path / "best.pt", "alone")
+    said = score_discs(tmp_path, "alone")
+    assert "Not decided yet whether the maps follow the network" in said
+    assert "store this method's maps of 3 networks with random weights beside them, in alone-random/0" in said
+    store_maps(tmp_path, tmp_path / "best.pt", "cam")
+    store_maps(tmp_path, 7, "untrained")
+    store_maps(tmp_path, tmp_path / "best.pt", "edges", "edges")
+    for seed in range(3):
+        store_maps(tmp_path, 100 + seed, f"cam-random/{seed}")
+        store_maps(tmp_path, 100 + seed, f"untrained-random/{seed}")
+        store_maps(tmp_path, 100 + seed, f"edges-random/{seed}", "edges")
+    assert "Maps follow the network files:../cam follows the network" in score_discs(tmp_path, "cam")
+    assert "Maps follow" not in score_discs(tmp_path, "untrained")
+    assert "Maps do not follow the network files:../edges does not" in score_discs(tmp_path, "edges")
+
+
+def test_control_maps_give_the_numbers_of_the_method_itself(
+    made: tuple[Path, hp.Run], tmp_path: Path
+) -> None:
+    """The same rows, bit for bit, so that the measured error rates apply."""
+    from heatproof.images import batches, open_source
+    from heatproof.models.random_weights import untrained_copy
+
+    folder, _ = made
+    model = hp.load_model(str(folder / "net.py:tiny"), folder / ONE)
+    source = open_source("folder", folder / "pictures")
+    batch = next(iter(batches(source, model.preprocess, 10, range(10), 0))).batch
+    method = f"files:{tmp_path}/maps.npz"
+    own = hp.explain(model, batch.images, "gradcam", batch.labels, ids=batch.ids)["gradcam"]
+    own.save(tmp_path / "maps.npz")
+    (tmp_path / "maps-random").mkdir()
+    for draw in range(3):
+        other = untrained_copy(model, batch.images, draw)
+        maps = hp.explain(other, batch.images, "gradcam", batch.labels, ids=batch.ids)["gradcam"]
+        maps.save(tmp_path / "maps-random" / f"{draw}.npz")
+    read = hp.explain(model, batch.images, method, batch.labels, ids=batch.ids)
+    shown = {"model": model, "images": batch.images}
+    found = hp.metrics.specificity(read, **shown)[method]["weights"]
+    wanted = hp.metrics.specificity({"gradcam": own}, **shown)["gradcam"]["weights"]
+    assert wanted.isfinite().any() and torch.equal(found.nan_to_num(9), wanted.nan_to_num(9))
+
+
+def test_control_maps_that_are_missing_are_refused_before_any_work(made: tuple[Path, hp.Run]) -> None:
+    folder, _ = made
+    method = each(".npy", np.save)(folder, explained(folder))
+    (folder / "mapsnpy-random").mkdir()
+    with pytest.raises(InputError, match=r"10 of 10 pictures have no map.*mapsnpy-random/0/"):
+        score(folder, method, "controls are missing")
+    (folder / "mapsnpy-random").rmdir()
 
 
 def explained(folder: Path) -> hp.Maps:
@@ -340,9 +445,20 @@ def test_score_is_a_run_with_a_page_and_says_what_cannot_be(
         "it runs the method again, which stored maps cannot be",
         "fragility",
         "insertion",
-        "cscore_n",
+        "cscore",
     ):
         assert words in said.output
+    for words in (
+        "cscore_n",
+        "cscore_degenerate",
+        "insertion_points",
+        "it needs scores",
+        "it needs severities",
+    ):
+        assert words not in said.output
+    assert re.search(r"cscore +\d\.\d{4} \((?!1\))\d+\)", said.output), "the number of images"
+    assert f"maps {folder / 'store.npz'}" in mistaken.output.replace("\n", ""), "the path without scored/.."
+    assert "checkpoint epoch02: " in said.output
     assert CliRunner().invoke(main, command).exit_code == 0  # goes on, nothing is left to do
     other = CliRunner().invoke(main, [*command, "--targets", "predicted"])
     assert other.exit_code == 2 and "holds another study; name a new folder with --out" in other.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -24,6 +25,7 @@ from heatproof.errors import UnknownNameError
 from heatproof.report.page import read_report, render
 from heatproof.report.pieces import Section
 from heatproof.store import RunFolder
+from heatproof.studies.calibrate.thresholds import rates_alone
 from heatproof.verdict import answers, follow
 from heatproof.verdict.answers import HEADLINES, UNDECIDED, MethodAnswer, NetworkAnswer, Verdict
 from heatproof.verdict.data import read_run
@@ -33,6 +35,7 @@ from heatproof.verdict.judge import FILE, UNMOVED, judge
 from made_run import CLASSES, EVIL, METHODS, Values, make_run
 from tiny_study import make_study
 
+ROOT = Path(__file__).parents[2]
 OLD = Path(__file__).parents[1] / "data" / "run-0.1.zip"
 TESTS = ("specificity_weights", "specificity_place")
 REAL = METHODS[:3]
@@ -574,3 +577,28 @@ def test_a_verdict_of_nothing_can_be_shown() -> None:
     assert str(test) == "title: not measured"
     one = MethodAnswer("gradcam", "undecided", (test,), note="why")
     assert "gradcam is undecided (why)." in Verdict("a", (one,), NetworkAnswer("undecided")).sentence
+
+
+def test_stored_maps_alone_must_stand_out_further() -> None:
+    """Any map is the best of a run without others, so it is held against a fixed scale."""
+    rng = np.random.default_rng(0)
+    low, high = rng.normal(0.1, 0.1, (2, 60)), rng.normal(0.4, 0.1, (2, 60))
+    assert follow.answers({"m": tuple(low)}, follow.rule())["m"] == "yes"
+    assert follow.answers({"m": tuple(low)}, follow.rule(), follow.ALONE)["m"] == "undecided"
+    assert follow.answers({"m": tuple(high)}, follow.rule(), follow.ALONE)["m"] == "yes"
+
+
+def test_the_rates_of_stored_maps_alone_are_those_of_the_published_rows() -> None:
+    numbers = ("weights", "place", "contrast_low")
+    with (ROOT / "docs/results/calibration/judged.csv").open(encoding="utf-8") as file:
+        rows = [
+            {**row, "control": row["control"] == "True", **{key: float(row[key] or "nan") for key in numbers}}
+            for row in csv.DictReader(file)
+            if row["lot"] == "other half"
+        ]
+    assert follow.calibration()["rates_alone"] == rates_alone(rows, follow.rule())
+    page = (ROOT / "docs/bring-your-own.md").read_text(encoding="utf-8")
+    miss = follow.calibration()["rates_alone"]["miss"]
+    assert (
+        f"at most {100 * miss['share']:.1f} % ({100 * miss['low']:.1f} to {100 * miss['high']:.1f})" in page
+    )

@@ -27,8 +27,8 @@ BESIDE = "-"  # the file's usual name, in the run's folder
     is_flag=False,
     flag_value=BESIDE,
     metavar="[FILE]",
-    help="Also on paper, everything unfolded and with page numbers; RUN/report.pdf by default. Chromium "
-    "prints it where there is one, else it is written plainly.",
+    help="Also a PDF of at most six numbered pages; RUN/report.pdf by default. Chromium prints it where "
+    "there is one, else heatproof writes it with a simpler layout.",
 )
 @click.option(
     "--model-card",

@@ -1,4 +1,4 @@
-"""heatproof score: maps that are there already, judged like our own."""
+"""heatproof score: metrics of stored maps, and a verdict where control maps are stored beside them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
     A map has any size, and covers what the network sees, after its crop.
 
     Every metric that needs no new map is computed, beside floors that never look at the network; the others
-    are listed with the reason.
+    are listed with the reason. The verdict also needs the same program's maps of three networks with random
+    weights, in the folders maps-random/0, maps-random/1 and maps-random/2 beside the folder maps.
 
     \b
     Written to the folder --out, which can be left at any moment and taken up by the same command:

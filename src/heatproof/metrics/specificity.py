@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -41,6 +42,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.explain.api import explain, is_stored
 from heatproof.explain.baselines import baseline_images
+from heatproof.explain.providers.files import CONTROLS, Stored, control_folder
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.curves import area
 from heatproof.metrics.faithfulness import insertion_deletion, not_above
@@ -53,7 +55,7 @@ from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.random_weights import untrained_copy
-from heatproof.registry import metric
+from heatproof.registry import explainers, metric, parse_call
 from heatproof.types import Images, Maps, per_map, places, size_of, upsample
 
 STEPS = 10  # of each curve: enough for a difference of areas, and a tenth of the passes
@@ -64,7 +66,7 @@ BINS = 64  # of the histogram
 Known = dict[int, Mapping[str, Maps]]  # maps by method, by the draw of the random weights
 BLANK = "the map is constant, so it has no shadow to be compared with"
 STAYS = "no way of painting the picture over takes the class away, so no order of pixels can tell"
-NO_SHADOW = "there is no map under random weights: the method's maps are stored, or the network is a function"
+NO_WEIGHTS = "there is no map under random weights: the network is a function, without weights"
 
 
 def specificity(
@@ -84,7 +86,8 @@ def specificity(
 
     Args:
         maps: by method, as `hp.explain` gives them; the methods are run again under random weights. Where
-            that cannot be, for maps read from files or a network that is a function, `weights` is NaN.
+            that cannot be, for maps read from files without control maps beside them or a network that is a
+            function, `weights` is NaN.
         model: the network that was explained.
         images: model-ready, "b c H W", the ones that the maps are of.
         draws: how many networks with random weights.
@@ -106,7 +109,13 @@ def specificity(
     model, _ = asked(model, pictures, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     again = {} if is_function(model.module) else {n: one for n, one in maps.items() if not is_stored(n)}
-    shadows = _shadows(draws, known, again, model, pictures, **options) if again else []
+    shadows = (
+        [dict(one) for one in _shadows(draws, known, again, model, pictures, **options)] if again else []
+    )
+    for name, one in maps.items():
+        for i, control in enumerate(_stored_controls(name, one)):
+            shadows += [{}] * (i == len(shadows))
+            shadows[i] = {**shadows[i], name: then(control) if then else control}
     found = gains(maps, shadows, model=model, images=pictures, steps=steps, seed=seed, **passes)
     return {name: one.scores for name, one in found.items()}
 
@@ -150,7 +159,9 @@ def gains(
         lot[name, "own"] = one
         lot[name, "place"] = replace(one, values=one.values.flip(places(one.values)))
         own = upsample(one.values, one.image_size)
-        for i, untrained in enumerate(shadows if shadows and name in shadows[0] else ()):
+        for i, untrained in enumerate(shadows):
+            if name not in untrained:
+                continue
             lost[name] |= ~finite(untrained[name]).cpu()
             shadow = _unless_constant(blanked(untrained[name]), noise).to(own)
             same[name, i] = (shadow == own).flatten(1).all(1)
@@ -170,7 +181,8 @@ def gains(
         own = gain[name, "own"]
         made = [i for i in range(len(shadows)) if (name, i) in same]
         each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in made]
-        alone = [] if made else [Cause(NO_SHADOW, torch.ones_like(own, dtype=torch.bool), ("weights",))]
+        missing = Cause(_no_control(name), torch.ones_like(own, dtype=torch.bool), ("weights",))
+        alone = [] if made else [missing]
         causes = [*alone, Cause(NOT_FINITE, lost[name]), Cause(BLANK, one.degenerate.cpu()), stays]
         random = torch.stack(each or [torch.full_like(own, torch.nan)])
         found[name] = Gains(own, gain[name, "place"], random, fall.cpu(), causes)
@@ -270,6 +282,25 @@ def _shadows(
         if draw not in made:
             made[draw] = maps_untrained(maps, model, images, draw, **options)
     return [made[draw] for draw in range(draws)]
+
+
+def _stored_controls(name: str, maps: Maps) -> list[Maps]:
+    """Control maps that lie beside stored maps."""
+    entry = explainers.find(parse_call(name)[0])
+    found = entry.control_values(maps.ids, maps.image_size) if isinstance(entry, Stored) else []
+    return [replace(maps, values=values.to(maps.values), signed_values=None) for values in found]
+
+
+def _no_control(name: str) -> str:
+    """Why there are no control maps, and how to provide them."""
+    if not isinstance(explainers.find(parse_call(name)[0]), Stored):
+        return NO_WEIGHTS
+    folder = control_folder(Path(name.partition(":")[2])).name
+    return (
+        f"there is no map under random weights: store this method's maps of {CONTROLS} networks with "
+        f"random weights beside them, in {folder}/0 to {folder}/{CONTROLS - 1}, or give the method as "
+        "FILE.py:FUNCTION"
+    )
 
 
 def maps_untrained(

@@ -114,7 +114,7 @@ class DotRows(Chart):
 
     @property
     def x(self) -> Scale:
-        return Scale(0, 1, 116, self.width - 14)
+        return Scale(0, 1, 132, self.width - 14)
 
 
 def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:

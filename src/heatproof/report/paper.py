@@ -1,4 +1,7 @@
-"""The report on paper: the same sections with everything unfolded, as a PDF with page numbers.
+"""The report as a PDF of at most six numbered pages, for readers without the run folder.
+
+It has the sections of the page without their folds: settings (run.json), tables behind charts and long
+definitions stay in the run folder and in report.html. Charts that do not fit are left out and listed.
 
 Chromium prints it where there is one that can number pages; else a plain writer of heatproof's own does
 (plain_pdf.py), with the same content and simpler looks. Both read one HTML page that runs no script.
@@ -6,7 +9,6 @@ Chromium prints it where there is one that can number pages; else a plain writer
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -26,14 +28,18 @@ from heatproof.report.gallery import GROUPS, choose, disagreement
 from heatproof.report.page import asset, policy, read_report
 from heatproof.report.paper_layout import plain_pdf
 from heatproof.report.pieces import Section, fill
+from heatproof.report.scoretable import scores
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 NUMBERS_PAGES = 131  # the first Chromium that fills the margins of a page
 SECONDS = 180
-MOST, TILE = 12, 112  # pictures, and pixels of each
-MOST_METHODS = 8  # maps beside a picture
+MOST, TILE = 6, 112  # images, and pixels of each
+MOST_METHODS = 8  # maps beside an image
+WIDEST = 9  # columns of a table of scores
+MOST_PAGES = 6
+LEFT_OUT_FIRST = ("agreement", "curves", "classes", "trajectories", "paperpictures", "album", "scores")
 
 
 def write_paper(
@@ -50,29 +56,53 @@ def write_paper(
     path = Path(path)
     if not path.parent.is_dir():
         raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
-    text = paper_html(data, verdict, more)
     program = find_chromium() if chromium == "" else chromium
-    content = print_with(program, text) if program else None
+    for left in range(len(LEFT_OUT_FIRST) + 1):
+        text = paper_html(data, verdict, more, LEFT_OUT_FIRST[:left])
+        content = print_with(program, text) if program else None
+        made = content or plain_pdf(text)
+        if page_count(made) <= MOST_PAGES:
+            break
     said = f"printed by {Path(program).name}" if program and content else (
         "written plainly, for no Chromium that numbers pages was found: install one for the page's own looks"
     )  # fmt: skip
-    made = content or plain_pdf(text)
     write_whole({path: lambda temporary: temporary.write_bytes(made)})
     return said
 
 
-def paper_html(data: RunData, verdict: Verdict, more: Sequence[Section] = ()) -> str:
-    """The page that is printed: every fold open, pictures drawn, no script."""
+def page_count(pdf: bytes) -> int:
+    """Number of pages of a PDF by Chromium or by `plain_pdf`."""
+    return len(re.findall(rb"/Type\s*/Page\b", pdf))
+
+
+def paper_html(
+    data: RunData, verdict: Verdict, more: Sequence[Section] = (), without: Sequence[str] = ()
+) -> str:
+    """The HTML that is printed: no script and no folds, without the sections of these ids."""
     page = read_report(data, verdict, paper_pictures(data), more, front_pictures(data, verdict))
-    page = replace(page, paper=True)
+
+    def printed(section: Section) -> Section:
+        if section.content is None:
+            return section
+        if section.id in without:
+            return replace(section, content=None, missing=f"beyond {MOST_PAGES} pages; it is in report.html")
+        if section.id == "scores":
+            return scores(data, WIDEST)
+        if section.id == "agreement":
+            return replace(section, content={**section.content, "metrics": None})
+        return replace(section, id="paperdefinitions") if section.id == "definitions" else section
+
+    first, rest = ([printed(section) for section in lot] for lot in (page.first, page.rest))
+    page = replace(page, first=first, pictures=printed(page.pictures), rest=rest, paper=True)
+    images = data.manifest.config.get("images", {})
     content = {
         "this": page,
         "policy": policy(""),
         "style": Markup(asset("page.css")),
-        "images_setting": json.dumps(data.manifest.config.get("images", {}), ensure_ascii=False, default=str),
+        "dataset": " ".join(str(images[key]) for key in ("kind", "path") if images.get(key)),
         "printed": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
-    return str(fill("paper", content)).replace("<details", "<details open")
+    return str(fill("paper", content))
 
 
 def paper_pictures(data: RunData) -> Section:

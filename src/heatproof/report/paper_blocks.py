@@ -1,7 +1,7 @@
 """A page's HTML as blocks in reading order: headings, text, lists, tables, pictures, charts.
 
-Only what heatproof's own templates write is known. What is hidden from the eye, folds' marks and navigation
-are left out; a fold's content is kept, open or not.
+Only what heatproof's own templates write is known. What is hidden from the eye, navigation and folds that are
+not open are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 
 TEXTS = ("h1", "h2", "h3", "h4", "p", "li", "dt", "dd", "pre", "summary", "figcaption")
 SKIPPED = ("style", "script", "nav", "title", "desc")
-HIDDEN = frozenset({"hidden", "sign", "key", "barkey", "swatch", "floorkey"})  # classes
+HIDDEN = frozenset({"hidden", "sign", "key", "barkey", "swatch", "floorkey", "screen"})  # classes
 SHAPES = ("line", "polyline", "rect", "circle", "path", "text")
 
 
@@ -61,6 +61,7 @@ class PaperBlocks(HTMLParser):
         if tag in ("br", "img", "meta", "link", "input"):
             return
         hidden = not HIDDEN.isdisjoint(facts.get("class", "").split()[:1])
+        hidden |= tag == "details" and "open" not in facts
         self._open.append((tag, self._left_out or tag in SKIPPED or hidden))
         if self._left_out:
             return

@@ -14,14 +14,15 @@ from heatproof.report.plain_pdf import FOOT, HEIGHT, MARGIN, WIDTH, Colour, Docu
 ROOM, BOTTOM = WIDTH - 2 * MARGIN, HEIGHT - FOOT - 12
 STYLES = {  # size, font, indent, space before
     "h1": (17.0, "bold", 0.0, 10.0), "h2": (13.0, "bold", 0.0, 14.0), "h3": (10.5, "bold", 0.0, 9.0),
-    "h4": (9.5, "bold", 0.0, 6.0), "summary": (9.0, "bold", 0.0, 6.0), "p": (8.5, "plain", 0.0, 3.0),
-    "li": (8.5, "plain", 12.0, 2.0), "dt": (8.5, "bold", 0.0, 4.0), "dd": (8.5, "plain", 12.0, 1.0),
+    "h4": (9.5, "bold", 0.0, 6.0), "summary": (9.0, "bold", 0.0, 6.0), "p": (8.0, "plain", 0.0, 2.5),
+    "li": (8.0, "plain", 12.0, 1.5), "dt": (8.0, "bold", 0.0, 4.0), "dd": (8.0, "plain", 12.0, 1.0),
     "pre": (6.5, "code", 6.0, 3.0), "figcaption": (7.5, "plain", 0.0, 1.0),
 }  # fmt: skip
 HEADINGS = ("h1", "h2", "h3", "h4", "summary", "dt")
 LEADING = 1.32  # from line to line, in sizes
 CELL, PAD = 6.3, 3.0  # size of a table's letters, and the space around them
-CHART, PICTURE, GAP, TITLE = 248.0, 78.0, 8.0, 7.0  # a chart's width, a picture's height, between, letters
+CHART, PICTURE, GAP, TITLE = 0.47, 48.0, 8.0, 6.5  # a chart's scale, an image's height, between, letters
+LABEL = 5.5  # size of a chart's letters
 SMALLER = 0.6  # how far pictures may shrink to stand in one row
 UNPRINTED = (
     'Some letters could not be printed and stand here as "?". With Chromium they are; with matplotlib '
@@ -46,12 +47,14 @@ def plain_pdf(page: str) -> bytes:
 
 
 def _captioned(blocks: Sequence[PaperBlock]) -> list[PaperBlock]:
-    """Captions that stand behind their picture become its title; empty blocks go."""
+    """Captions behind an image become its title, a term and its text one line; empty blocks go."""
     found: list[PaperBlock] = []
     for block in blocks:
         before = found[-1] if found else None
         if block.kind == "figcaption" and before and before.kind == "tile" and not before.text:
             before.text = block.text
+        elif block.kind == "dd" and before and before.kind == "dt":
+            before.kind, before.text = "p", f"{before.text}: {block.text}"
         elif block.text.strip() or block.kind in ("row", "tile"):
             found.append(block)
     return found
@@ -185,14 +188,14 @@ class Typesetter:
             elif text.strip():
                 x, y = at(facts["x"], facts["y"])
                 shift = {"end": 1.0, "middle": 0.5}.get(facts.get("text-anchor", ""), 0.0)
-                self.sheet.text(x - shift * width(text, 6.5), y, text, 6.5)
+                self.sheet.text(x - shift * width(text, LABEL), y, text, LABEL)
 
 
 def _tile_size(tile: PaperBlock) -> tuple[float, float]:
     if tile.picture:
         wide, high = Image.open(io.BytesIO(tile.picture)).size
         return PICTURE * wide / high, PICTURE
-    return CHART, CHART * tile.size[1] / tile.size[0]
+    return CHART * tile.size[0], CHART * tile.size[1]
 
 
 def _shrunk(tiles: Sequence[PaperBlock]) -> float:
@@ -218,7 +221,11 @@ def _tile_rows(tiles: Sequence[PaperBlock]) -> list[tuple[list[PaperBlock], floa
 
 
 def _column_widths(cells: Sequence[Sequence[str]]) -> list[float]:
-    """Room by what the columns hold, so that no long sentence takes it all."""
-    longest = [max(width(row[k], CELL) for row in cells) for k in range(len(cells[0]))]
-    wanted = [min(max(one, 18.0), 190.0) + 2 * PAD + 1 for one in longest]
-    return [one * ROOM / sum(wanted) for one in wanted] if sum(wanted) > ROOM else wanted
+    """Room by what the columns hold, so that no long sentence takes it all; it gets what others leave."""
+    longest = [max(width(row[k], CELL) for row in cells) + 2 * PAD + 1 for k in range(len(cells[0]))]
+    wanted = [min(max(one, 25.0), 197.0) for one in longest]
+    if sum(wanted) > ROOM:
+        return [one * ROOM / sum(wanted) for one in wanted]
+    lacking = [max(0.0, whole - one) for whole, one in zip(longest, wanted, strict=True)]
+    share = min(1.0, (ROOM - sum(wanted)) / max(sum(lacking), 1.0))
+    return [one + share * more for one, more in zip(wanted, lacking, strict=True)]

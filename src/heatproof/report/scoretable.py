@@ -62,8 +62,8 @@ class ScoreTable(Piece):
         return f"Scores: {', '.join(dict.fromkeys(family for family, _ in self.families))}"
 
 
-def scores(data: RunData) -> Section:
-    """Methods down, metrics across; each mean with its interval and n."""
+def scores(data: RunData, widest: int = WIDEST) -> Section:
+    """Methods down, metrics across, at most `widest` in a table; each mean with its interval and n."""
     title, methods = "Scores", data.real or data.floors
     if not data.measures or not methods:
         return Section("scores", title, missing="no metric was computed for any method")
@@ -75,7 +75,7 @@ def scores(data: RunData) -> Section:
         families.setdefault(of.facts.family, []).append(
             ScoreColumn(of, cells, floors if data.real else {}, frozenset(best))
         )
-    tables = [ScoreTable(methods, lot) for lot in packed(families)]
+    tables = [ScoreTable(methods, lot) for lot in packed(families, widest)]
     return Section("scores", title, {"data": data, "tables": tables})
 
 

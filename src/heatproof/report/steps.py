@@ -101,4 +101,4 @@ def _later(verdict: Verdict) -> Iterator[Step]:
             "longer follow:",
             f"heatproof gate RUN --rule {rule}",
         )
-    yield Step("Hand it on: the same page on paper, with everything unfolded.", "heatproof report RUN --pdf")
+    yield Step("To hand it on, print it as a PDF of at most six pages.", "heatproof report RUN --pdf")

@@ -166,7 +166,8 @@ def run_study(
     # Of several processes that begin a run together, one was first: its measurement counts.
     opened.tell(opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass"))
     plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
-    progress.say(f"the network's output: {opened.head}")
+    if not folder.done():
+        progress.say(f"the network's output: {opened.head}")
     if opened.renamed == ASIDE:
         progress.say(
             "labels are put aside: they are not the network's classes, so it is neither right nor wrong"

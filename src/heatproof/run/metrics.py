@@ -79,6 +79,14 @@ def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
     return list(found.values())
 
 
+def in_a_run(name: str) -> bool:
+    """Whether a study may name this metric without options."""
+    try:
+        return bool(read_metrics([name]))
+    except InputError:
+        return False
+
+
 def _bundles() -> dict[str, list[Metric]]:
     """Metrics that one name asks for, in the order of their file."""
     found: dict[str, list[Metric]] = {}

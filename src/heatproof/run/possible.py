@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from heatproof.errors import HeatproofError
 from heatproof.registry import metrics
-from heatproof.run.metrics import MetricRequest, read_metrics
+from heatproof.run.metrics import MetricRequest, in_a_run, read_metrics
 from heatproof.run.study import ALL_CLASSES_UP_TO, Opened, check_truth
 
 
@@ -57,8 +57,9 @@ class Possible:
         return ""
 
     def all(self) -> dict[str, str]:
-        """Every registered metric, and why not."""
-        return {entry.name: self.why_not(entry.name) for entry in metrics.as_registered()}
+        """Every registered metric that a run may name, and why not."""
+        names = [entry.name for entry in metrics.as_registered() if in_a_run(entry.name)]
+        return {name: self.why_not(name) for name in names}
 
 
 def _short(sentence: str) -> str:

@@ -354,14 +354,16 @@ def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]
             worker.run(job.tasks, pictures, behind)
             work.progress.advance(job.images, len(job.tasks))
     for sentence in how_it_runs(opened.model(checkpoint)):
-        work.progress.say(f"{checkpoint}: {sentence}")
+        work.progress.say(f"checkpoint {checkpoint}: {sentence}")
 
 
 def _run_groups(worker: Worker, work: Work) -> None:
     for task in work.ready_groups():
         if work.stop.is_set():
             raise StopRequested
-        work.progress.say(f"{task.unit.checkpoint}: {', '.join(task.unit.metrics)} over all images")
+        work.progress.say(
+            f"checkpoint {task.unit.checkpoint}: {', '.join(task.unit.metrics)} over all images"
+        )
         with span("group", ", ".join(task.unit.metrics)):
             worker.group(task)
         work.progress.advance(0, 1)

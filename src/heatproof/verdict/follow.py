@@ -11,6 +11,9 @@ the largest min(w, p) among the methods of the run,
     does not follow     w or p is surely below max(0, no * best)
     undecided           otherwise
 
+Where all maps of a run are stored, no known method sets the scale, and any map is the best of its own run:
+there "follows" needs w and p surely above yes * max(1, best).
+
 "Surely": a one-sided t test over pictures at 5 %, Holm-corrected over the methods of the run (and doubled
 for "w or p"). informative, yes and no were chosen on one half of the networks of a population with planted
 evidence; what they get wrong was counted on the other half (rates.json, docs/results/calibration.md).
@@ -33,6 +36,7 @@ from heatproof.verdict.answers import Answer
 
 ENOUGH = 30  # pictures
 LEVEL = 0.05
+ALONE = 1.0  # mean of the best method, assumed where all maps of a run are stored
 KINDS = ("weights", "place")  # the parts of the metric that votes
 Values = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by method: both numbers of every picture
 
@@ -63,8 +67,8 @@ def voter() -> Metric:
     return next(entry for entry in voting if {*KINDS} <= entry.parts.keys())
 
 
-def answers(values: Values, by: FollowRule) -> dict[str, Answer]:
-    """By method, from both numbers of every picture; NaN is left out.
+def answers(values: Values, by: FollowRule, scale: float = 0.0) -> dict[str, Answer]:
+    """By method, from both numbers of every picture; NaN is left out. scale: as for limits.
 
     >>> rng = np.random.default_rng(0)
     >>> high, low = rng.normal(0.5, 0.1, (2, 50)), rng.normal(0.0, 0.1, (2, 50))
@@ -73,7 +77,7 @@ def answers(values: Values, by: FollowRule) -> dict[str, Answer]:
     """
     found: dict[str, Answer] = dict.fromkeys(values, "undecided")
     judged = _judged(values)
-    if (sides := limits(values, by)) is not None:
+    if (sides := limits(values, by, scale)) is not None:
         low, high = sides
         above = holm({m: max(chance_above(one, high) for one in both) for m, both in judged.items()})
         below = holm({m: _chance_below(both, low) for m, both in judged.items()})
@@ -87,10 +91,13 @@ def unmoved(both: Sequence[np.ndarray]) -> bool:
     return len(weights) >= ENOUGH and not weights.any()
 
 
-def limits(values: Values, by: FollowRule) -> tuple[float, float] | None:
-    """Surely below the first: does not follow; surely above the second: follows. None: nobody is judged."""
+def limits(values: Values, by: FollowRule, scale: float = 0.0) -> tuple[float, float] | None:
+    """Surely below the first: does not follow; surely above the second: follows. None: nobody is judged.
+
+    scale: the least that counts as the best for "follows": ALONE where all maps of the run are stored.
+    """
     best = max((min(one.mean() for one in both) for both in _judged(values).values()), default=-math.inf)
-    return None if best < by.informative else (max(0.0, by.no * best), max(0.0, by.yes * best))
+    return None if best < by.informative else (max(0.0, by.no * best), by.yes * max(scale, best))
 
 
 def alone(both: Sequence[np.ndarray], sides: tuple[float, float] | None) -> tuple[Answer, ...]:

@@ -18,6 +18,7 @@ from heatproof.verdict.answers import Answer, LabelAgreement, MethodAnswer, Test
 from heatproof.verdict.data import Cell, RunData, read_run
 from heatproof.verdict.findings import no_skill
 from heatproof.verdict.follow import (
+    ALONE,
     ENOUGH,
     KINDS,
     FollowRule,
@@ -37,6 +38,7 @@ from heatproof.verdict.rules import MIN_USABLE
 FILE = "verdict.json"
 CONTRAST = "`heatproof contrast MODEL IMAGES` would decide it"
 SEE_NOTES = "see notes"
+STORED = "files:"  # a method whose maps are read
 FEW_BLANK, MOSTLY = 0.05, 0.5
 ENOUGH_OF_A_CLASS = 10  # images, for a recall of 0 to be named: the recall is then surely below 26 %
 TINY, FEWEST_PIXELS = 8, 8  # below 1 / TINY of the input, or so few pixels along a side
@@ -58,14 +60,16 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     for m in data.real:
         weights, place = (data.images.distinct(data.images.scores.get((name, m), nothing)) for name in names)
         values[m] = weights, place
-    found = answers(values, by)
+    stored = bool(values) and all(m.startswith(STORED) for m in values)
+    scale = ALONE if stored else 0.0
+    found = answers(values, by, scale)
     yes = [m for m, answer in found.items() if answer == "yes"]
     silent = [m for m in yes if _says_nothing(data, m, yes, values)]
     found |= dict.fromkeys(silent, "undecided")
     if notes:  # nothing is said in favour of maps of a network that does not answer, or of half a run
         found = {m: "undecided" if answer == "yes" else answer for m, answer in found.items()}
     following = [m for m, answer in found.items() if answer == "yes"]
-    sides = limits(values, by)
+    sides = limits(values, by, scale)
     methods = []
     for m, answer in found.items():
         alone_by = dict(zip(names, alone(values[m], sides), strict=True))
@@ -81,8 +85,9 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
                 "it follows where it shows something, but mostly it does not: another layer may show more"
             )
         elif answer == "undecided":
-            n = min(int(np.isfinite(column).sum()) for column in values[m])
-            told.append(_would_decide(n, bool(notes), sides is None))
+            counts = [int(np.isfinite(column).sum()) for column in values[m]]
+            without = _without_controls(data, names[0], m) if counts[0] == 0 < counts[1] else ""
+            told.append(without or _would_decide(min(counts), bool(notes), sides is None, stored))
         if answer != "undecided" and silent_on:
             whose = "their" if silent_on[1:] else "its"
             told.append(f"judged without {listed(silent_on)}: on none of {whose} pictures can the test tell")
@@ -91,6 +96,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(told)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
+    rates |= {"rates": calibration()["rates_alone"]} if stored else {}
     network = looks(data, following, _untold(data, values, following))
     remarks = tuple(_remarks(data))
     return Verdict(
@@ -170,11 +176,26 @@ def _missing(data: RunData) -> str:
     return f"add {voter().name} to the metrics of its study and run that again"
 
 
-def _would_decide(n: int, in_the_way: bool, nobody: bool) -> str:
+def _without_controls(data: RunData, metric: str, method: str) -> str:
+    """Why no image has a number against maps under random weights, as the rows say it."""
+    rows = data.folder.scores().sql(
+        "select mode(reason) as reason from scores "
+        "where metric = ? and method = ? and model = ? and checkpoint = ? and isnan(value)",
+        [metric, method, data.model, data.checkpoint],
+    )
+    return rows[0]["reason"] or ""
+
+
+def _would_decide(n: int, in_the_way: bool, nobody: bool, stored: bool) -> str:
     if n < ENOUGH:
         return f"{counted(n, 'picture')} on which the test can tell, {ENOUGH} are needed"
     if in_the_way:
         return SEE_NOTES
+    if stored:
+        return (
+            f"without another method in the run, maps must be surely {rule().yes * ALONE:g} better than both "
+            "controls: add one to its study, such as gradcam, and run that"
+        )
     if nobody:
         return f"no method stands out from its shadows on this network, so none is judged: {CONTRAST}"
     return f"too close to its shadows on {n} pictures: more pictures, or {CONTRAST}"

@@ -9,6 +9,9 @@
 A map may have any size that covers what the network sees: after its crop, not the picture file. Beside
 `values` a file may hold `signed` (the map with its signs) and `explained` (the class); another class than the
 run asks about is refused. A PNG is grey: 8 or 16 bits, read as 0 to 1.
+
+Control maps, by the same method for three networks with random weights, lie beside them in a folder whose
+name ends in "-random", numbered by network: maps-random/0 to maps-random/2, or maps-random/0.npz and so on.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".png")
 AS_STORED = Card(*["as its maker says"] * 4)
+CONTROLS = 3  # networks with random weights, as many as the verdict's error rates were measured with
 SAME_SHAPE = 1.25  # by how much sides may differ in proportion: a coarse layer rounds them
 Arrays = Mapping[str, np.ndarray]
 
@@ -69,7 +73,7 @@ class MapFiles:
         """The file of each of these pictures, or the one file of all."""
         if not self.each:
             if not self.path.is_file():
-                raise InputError(f"there is no file or folder of maps {self.path}")
+                raise InputError(f"there is no file or folder of maps {os.path.normpath(self.path)}")
             return [self.path]
         found = {name: next(filter(Path.is_file, self._forms(name)), None) for name in names}
         if lost := [name for name, path in found.items() if path is None]:
@@ -136,17 +140,56 @@ class Stored(Explainer):
 
     place: MapFiles = field(default_factory=lambda: MapFiles(Path()))
 
+    @cached_property
+    def controls(self) -> list[MapFiles]:
+        """Maps of networks with random weights; empty where none are stored."""
+        paths = [control_path(self.place.path, k) for k in range(CONTROLS)]
+        stored = control_folder(self.place.path).is_dir()
+        return [MapFiles(path, self.place.order) for path in paths] if stored else []
+
+    def control_values(self, names: Sequence[str], size: tuple[int, ...]) -> list[Tensor]:
+        """ "b h w" for each network with random weights."""
+        return [torch.from_numpy(_stacked(place.read(names), names, size)) for place in self.controls]
+
     def check(self, names: Sequence[str], size: tuple[int, ...]) -> None:
         """Refuse maps that are missing or do not fit, before any work."""
-        _stacked(self.place.read(names), names, size)
+        for place in (self.place, *self.controls):
+            _stacked(place.read(names), names, size)
 
     def hash(self, names: Sequence[str]) -> str:
         """Of the contents."""
         digest = hashlib.sha256()
-        for path in self.place.files(names):
+        for path in (path for place in (self.place, *self.controls) for path in place.files(names)):
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()[:16]
+
+
+def control_folder(path: Path) -> Path:
+    """Where control maps lie.
+
+    >>> [control_folder(Path(path)).as_posix() for path in ("maps", "maps/{id}.npy", "a/maps.npz")]
+    ['maps-random', 'maps-random', 'a/maps-random']
+    """
+    top = _split(path)[0]
+    return top.with_name((top.stem if top.suffix.lower() in SUFFIXES else top.name or "maps") + "-random")
+
+
+def control_path(path: Path, network: int) -> Path:
+    """Where the control maps of one network with random weights lie.
+
+    >>> [control_path(Path(path), 2).as_posix() for path in ("maps", "maps/{id}.npy", "a/maps.npz")]
+    ['maps-random/2', 'maps-random/2/{id}.npy', 'a/maps-random/2.npz']
+    """
+    top, rest = _split(path)
+    ending = top.suffix if top.suffix.lower() in SUFFIXES else ""
+    return control_folder(path).joinpath(f"{network}{ending}", *rest)
+
+
+def _split(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """A path up to the part with the images' names, and the rest."""
+    at = next((i for i, part in enumerate(path.parts) if "{id}" in part), len(path.parts))
+    return Path(*path.parts[:at]), path.parts[at:]
 
 
 def from_path(

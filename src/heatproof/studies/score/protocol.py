@@ -26,13 +26,13 @@ from heatproof.studies.audit.protocol import AuditPlan
 from heatproof.studies.audit.settings import study_tables
 from heatproof.studies.score.settings import ScoreSettings
 from heatproof.studies.skeleton import study_file
+from heatproof.verdict.measures import part, stands_beside
 
 FLOORS = ("random", "edges", "centre")
 POSSIBLE, ASKED = "can be computed from stored maps", "asked for"
 MEANS = """
     select method, metric, avg(value) as mean, count(*) as n from scores
     where list_contains(?, method) and (image <> '' or label is null) and not isnan(value)
-      and metric not like '%^_at^_%' escape '^'
     group by all order by all
 """
 Say = Callable[[str], object]
@@ -63,8 +63,12 @@ def plan_score(settings: ScoreSettings, say: Say = lambda text: None) -> AuditPl
 
 
 def means(folder: RunFolder, methods: Sequence[str]) -> dict[str, dict[str, tuple[float, int]]]:
-    """By metric and method: the mean over pictures and how many there are; of all pictures, 1."""
+    """By metric and method: the mean and the number of images; numbers that complete another are left out."""
+    rows = {(row["metric"], row["method"]): row for row in folder.scores().sql(MEANS, [list(methods)])}
     found: dict[str, dict[str, tuple[float, int]]] = {}
-    for row in folder.scores().sql(MEANS, [list(methods)]):
-        found.setdefault(row["metric"], {})[row["method"]] = float(row["mean"]), int(row["n"])
+    for (metric, method), row in rows.items():
+        if not stands_beside(metric):
+            counted = rows.get((part(metric, "n"), method))
+            n = int(counted["mean"] if counted else row["n"])
+            found.setdefault(metric, {})[method] = float(row["mean"]), n
     return found
