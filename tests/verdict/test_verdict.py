@@ -25,7 +25,6 @@ from heatproof.errors import UnknownNameError
 from heatproof.report.page import read_report, render
 from heatproof.report.pieces import Section
 from heatproof.store import RunFolder
-from heatproof.studies.calibrate.thresholds import rates_alone
 from heatproof.verdict import answers, follow
 from heatproof.verdict.answers import HEADLINES, UNDECIDED, MethodAnswer, NetworkAnswer, Verdict
 from heatproof.verdict.data import read_run
@@ -33,6 +32,7 @@ from heatproof.verdict.follow import FollowRule, chance_above, decided, holm
 from heatproof.verdict.gate import check
 from heatproof.verdict.judge import FILE, UNMOVED, judge
 from made_run import CLASSES, EVIL, METHODS, Values, make_run
+from research.calibration.thresholds import rates_alone
 from tiny_study import make_study
 
 ROOT = Path(__file__).parents[2]
