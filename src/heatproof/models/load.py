@@ -70,6 +70,7 @@ def load_model(
     tolerance: float | None = None,
     references: ArrayLike | str | PathLike[str] | None = None,
     allow_pickle: bool = False,
+    prefix: str | None = None,
     **build_options: object,
 ) -> Model:
     """A classifier that is ready to be explained.
@@ -91,9 +92,11 @@ def load_model(
         tolerance: of a regression: how far a value may move and count as the same prediction.
         references: of an embedding: vectors "t d" to be similar to, or a .npy file of them.
         allow_pickle: let checkpoints, weights of a library and .keras files run the code inside them.
-        build_options: of the architecture, for the library's builder; an unknown one is refused with a list of
-            those allowed. hf: takes the fields of the network's config, and trust_remote_code. A factory in a
-            file takes any.
+        prefix: of the names of the weights to take from the checkpoint, such as "teacher."; needed where it
+            holds several networks.
+        build_options: of the architecture, for the library's builder; an unknown one is refused with a list
+            of those allowed. hf: takes the fields of the network's config, and trust_remote_code. A factory
+            in a file takes any.
 
     >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
     ('cat', 'dog')
@@ -108,7 +111,7 @@ def load_model(
     )
     model = _build(spec_or_module, request)
     if checkpoint is not None:
-        model = _with_weights(model, spec_or_module, request, Path(checkpoint))
+        model = _with_weights(model, spec_or_module, request, Path(checkpoint), prefix)
     names = _class_names(classes, num_classes)
     changes: dict[str, Any] = {
         "layer": layer,
@@ -186,12 +189,13 @@ def _as_model(thing: Any) -> Model:
     return Model(thing, preprocess=sized(Preprocess(), thing))
 
 
-def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path) -> Model:
+def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path, prefix: str | None) -> Model:
     if isinstance(model.module, keras_graph.KerasClassifier) and path.suffix in KERAS_FILES:
         model.module.load_keras_weights(path)
         return model
+    reading: dict[str, Any] = {"allow_pickle": request.allow_pickle, "prefix": prefix}
     try:
-        load_checkpoint(model.module, path, allow_pickle=request.allow_pickle, name=model.name)
+        load_checkpoint(model.module, path, name=model.name, **reading)
     except ClassCountError as other:
         if request.num_classes is not None or not isinstance(spec, (str, PathLike)):
             raise
@@ -199,7 +203,7 @@ def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path) 
             model = _build(spec, replace(request, num_classes=other.classes))
         except ModelError:  # a factory without a choice of classes
             raise other from None
-        load_checkpoint(model.module, path, allow_pickle=request.allow_pickle, name=model.name)
+        load_checkpoint(model.module, path, name=model.name, **reading)
     return model
 
 

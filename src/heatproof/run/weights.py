@@ -8,7 +8,7 @@ equal was not drawn. Then all weights are drawn anew, and none that was trained 
 A study file is code: loading its network may run what is neither heatproof nor an installed package.
 
 model.spec = "net.py:make"               the file, and whatever it imports
-model.allow_pickle = true                what is pickled in the checkpoints, a library's weights or a .keras file
+model.allow_pickle = true                what is pickled in checkpoints, a library's weights or a .keras file
 model.options.trust_remote_code = true   the Python files beside the weights of a Hugging Face model
 """
 
@@ -129,6 +129,7 @@ def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -
             num_classes=table.num_classes,
             pretrained=checkpoint == Checkpoint(PRETRAINED),
             allow_pickle=table.allow_pickle,
+            prefix=table.prefix,
             **table.options,
         )
 
