@@ -29,9 +29,10 @@ DETECTED = 480  # pixels of a side that pictures get for a detector
 ELSEWHERE = "get the weights elsewhere and pass checkpoint="
 # Options that a builder accepts: those that describe an architecture. None names a file, an address or code.
 OPTIONS = {
-    "torchvision": """weights aux_logits aux_loss init_weights transform_input image_size patch_size num_layers
-        num_heads hidden_dim mlp_dim mlp_ratio embed_dim depths window_size dropout attention_dropout
-        stochastic_depth_prob norm_layer groups width_per_group width_mult replace_stride_with_dilation
+    "torchvision": """weights aux_logits aux_loss init_weights transform_input image_size patch_size
+        num_layers num_heads hidden_dim mlp_dim mlp_ratio embed_dim depths window_size dropout
+        attention_dropout stochastic_depth_prob norm_layer groups width_per_group width_mult
+        replace_stride_with_dilation
         zero_init_residual growth_rate block_config num_init_features bn_size drop_rate memory_efficient
         min_size max_size score_thresh box_score_thresh nms_thresh box_nms_thresh detections_per_img
         box_detections_per_img""",

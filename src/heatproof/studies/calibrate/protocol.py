@@ -23,7 +23,7 @@ import torch
 
 from heatproof.disk import clear_failure, write_whole
 from heatproof.errors import HeatproofError, InputError
-from heatproof.models.queue import is_out_of_memory
+from heatproof.models.model import is_out_of_memory
 from heatproof.studies.calibrate.collect import METHODS, collect, prepare
 from heatproof.studies.calibrate.population import GENERATED, Member, by_cost, members
 
