@@ -143,12 +143,14 @@ UNPICKLING = {  # what a study says of its network, with the path of a pickle
         "timm:resnet10t", "pretrained = true\noptions = {{pretrained_cfg = {{file = '{file}'}}}}", "in_chans",
     ),
     "timm folder": ("timm:local-dir:{folder}", "pretrained = true", "could not be loaded"),
-    "monai": ("monai:resnet10", "random_init = true\noptions = {{pretrained = '{file}'}}", "model.pretrained"),
+    "monai": ("monai:resnet10", "options = {{pretrained = '{file}'}}", "model.pretrained"),
     "monai url": ("monai:HoVerNet", "options = {{pretrained_url = 'file://{file}'}}", "spatial_dims"),
     "keras": ("keras:MobileNetV2", "random_init = true\noptions = {{weights = '{file}'}}", "alpha"),
     "torchvision": ("torchvision:resnet18", "pretrained = true", "could not be loaded"),
     "torchvision backbone": (
-        "torchvision:fcn_resnet50", "random_init = true\noptions = {{weights_backbone = 'DEFAULT'}}", "aux_loss",
+        "torchvision:fcn_resnet50",
+        "random_init = true\noptions = {{weights_backbone = 'DEFAULT'}}",
+        "aux_loss",
     ),
     "torch": ("torchvision:resnet18", "checkpoints = '{file}'", "pickled Python objects"),
 }  # fmt: skip
@@ -211,7 +213,7 @@ def test_code_beside_weights_is_neither_run_nor_asked_about(tmp_path: Path) -> N
     ("kind", "file"), [("lambda", "model.keras"), ("lambda", "model.h5"), ("module", "model.keras")]
 )
 def test_a_keras_file_runs_no_code_without_the_flag(kind: str, file: str, tmp_path: Path) -> None:
-    code = f"""
+    code = """
 import os, sys
 os.environ["KERAS_BACKEND"] = "torch"
 import keras, torch
@@ -486,6 +488,12 @@ def test_a_query_reaches_no_file(run: Path, tmp_path: Path, query: str) -> None:
     shown = heatproof("sql", run, text)
     assert shown.exit_code == 2 and SECRET not in shown.output and "Traceback" not in shown.output
     assert part.read_bytes() == before and not new.exists()
+
+
+@pytest.mark.parametrize("query", ["", " ", ";;", "-- nothing"])
+def test_an_empty_query_is_one_sentence(run: Path, query: str) -> None:
+    shown = heatproof("sql", run, "--", query)
+    assert shown.exit_code == 2 and "the query is empty" in shown.output
 
 
 def test_a_query_reaches_files_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
