@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -53,13 +55,22 @@ def clear_failure(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             why = "the disk is full; free some space and start again, what was written is kept"
+            with suppress(OSError):
+                folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+                why += f" ({shutil.disk_usage(folder).free / 1e6:,.1f} MB are free in {folder})"
         elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             why = "the folder may not be written; change its permissions or choose another folder"
         else:
             why = f"{error.strerror or error}; what was written before is kept"
         raise StoreError(f"cannot write {path}: {why}") from error
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there was no space left; NumPy reports that by the number of written items alone."""
+    short = error.errno is None and re.search(r"\d+ requested and \d+ written", str(error))
+    return bool(short) or error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def digest(path: Path) -> str:

@@ -16,6 +16,7 @@ import inspect
 import pkgutil
 import re
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -165,7 +166,8 @@ class Registry(Generic[EntryT]):
         self._keys: dict[str, str] = {}
         self._told: set[str] = set()  # of these the facts are known, not yet the function
         self._lent: dict[str, EntryT] = {}  # of this process alone: a user's function, another package's
-        self._complete = self._imported = False
+        self._complete = self._imported = self._importing = False
+        self._lock = threading.RLock()
 
     def add(self, entry: EntryT) -> None:
         for name in (entry.name, *entry.aliases):
@@ -219,14 +221,21 @@ class Registry(Generic[EntryT]):
         """Know every entry: its facts at least, and its function where torch is imported anyway."""
         if self._imported or (self._complete and "torch" not in sys.modules):
             return
-        plugins = entry_points().select(group=self.group)
-        if "torch" in sys.modules or plugins or not self.tell():
-            self._imported = True
-            for module in self._files():  # whose decorators register what is in them
-                importlib.import_module(module)
-            for plugin in plugins:
-                plugin.load()
-        self._complete = True
+        with self._lock:
+            if self._imported or self._importing:  # by another thread meanwhile, or further up in this one
+                return
+            self._importing = True
+            try:
+                plugins = entry_points().select(group=self.group)
+                if "torch" in sys.modules or plugins or not self.tell():
+                    for module in self._files():  # whose decorators register what is in them
+                        importlib.import_module(module)
+                    for plugin in plugins:
+                        plugin.load()
+                    self._imported = True
+                self._complete = True
+            finally:
+                self._importing = False
 
     def _files(self) -> list[str]:
         package = importlib.import_module(self.package)

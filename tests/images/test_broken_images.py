@@ -25,6 +25,7 @@ from PIL import Image
 from heatproof.errors import InputError
 from heatproof.images import Failure, Preprocess, batches, open_source
 from heatproof.images.files import MAX_PIXELS, read_image
+from heatproof.images.identity import Hashes, identify
 from heatproof.images.preprocess import open_image
 
 PLAIN = Preprocess((24, 32), (24, 32), (0.0,) * 3, (1.0,) * 3)
@@ -288,6 +289,16 @@ def test_pipes_sockets_devices_and_folders_are_no_pictures() -> None:
         shown = within(20, lambda: open_source("csv", place / "list.csv", box_share=(0.1, 0.9)).open(0))
         assert shown == "cannot read pipe.png: it is a pipe, not a file; name a picture file"
         assert "it is a pipe" in within(20, lambda: open_source("npz", place / "pipe.png"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices in folders are a Unix matter")
+def test_pipes_and_devices_are_not_read_to_know_them_by_content(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    (tmp_path / "cat" / "zero.png").symlink_to("/dev/zero")
+    known: list[tuple[str, str]] = []
+    within(20, lambda: known.extend(identify(open_source("folder", tmp_path), Hashes())))
+    assert [name for name, _ in known] == ["cat/pipe.png", "cat/zero.png"]
 
 
 def test_a_nul_in_a_path_is_one_sentence(tmp_path: Path) -> None:

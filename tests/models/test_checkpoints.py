@@ -3,6 +3,8 @@
 import argparse
 import os
 import pickle
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import heatproof as hp
 from heatproof.errors import CheckpointError
 from heatproof.models.checkpoints import ClassCountError, fit_names, load_checkpoint, read_checkpoint
 
@@ -194,3 +197,33 @@ def test_a_new_head_keeps_its_own_values(tmp_path: Path) -> None:
     head = module.fc.weight.clone()
     load_checkpoint(module, tmp_path / "five.pt", new_head=True)
     assert torch.equal(module.fc.weight, head) and torch.equal(module.conv.weight, weights()["conv.weight"])
+
+
+def test_a_file_of_two_networks_needs_a_prefix(tmp_path: Path) -> None:
+    other = {name: tensor + 1 for name, tensor in weights().items()}
+    both = prefixed("student.") | {f"teacher.{name}": tensor for name, tensor in other.items()}
+    torch.save(both, tmp_path / "both.pt")
+    with pytest.raises(CheckpointError, match=r"several networks, student\. and teacher\.; .*prefix = 'stud"):
+        load_checkpoint(network(), tmp_path / "both.pt")
+    module = hp.load_model(network(), tmp_path / "both.pt", prefix="teacher.").module
+    assert same(module, other)
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    stored = weights() | {"fc.weight": (weights()["fc.weight"] * 100).to(torch.int8)}
+    torch.save(stored, tmp_path / "int8.pt")
+    with pytest.raises(CheckpointError, match=r"integers \(torch\.int8\) for fc\.weight, a quantised weight"):
+        load_checkpoint(network(), tmp_path / "int8.pt")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices are files on Unix")
+def test_pipes_and_devices_are_never_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pt")
+    (tmp_path / "zero.pt").symlink_to("/dev/zero")
+    code = (
+        "import sys; from heatproof.models.checkpoints import read_checkpoint; read_checkpoint(sys.argv[1])"
+    )
+    for name in ("pipe.pt", "zero.pt"):
+        command = [sys.executable, "-c", code, str(tmp_path / name)]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert "is a pipe or a device, not a file; name a weight file" in shown.stderr

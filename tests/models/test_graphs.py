@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.explain import recorded
 from heatproof.models import capture
-from heatproof.models.graphs import MOST, SEEN, Graphs, recordable, state_of
+from heatproof.models.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable, state_of
 from heatproof.models.queue import Runner, how_it_runs
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
@@ -218,6 +219,20 @@ class Asks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x) * (2.0 if float(x.sum()) > 0 else 1.0)
+
+
+def test_the_mode_that_refuses_to_wait_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch warns each time it is set."""
+    if not torch.cuda.is_available():
+
+        def set_mode(mode: int | str) -> None:
+            text = "Synchronization debug mode is a prototype feature and does not yet detect all operations"
+            warnings.warn(text, UserWarning, stacklevel=2)
+
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with _refusing_to_wait(), pytest.warns(UserWarning, match="of the network's own"):
+        warnings.warn("of the network's own", UserWarning, stacklevel=1)
 
 
 @needs_cuda

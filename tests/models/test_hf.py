@@ -10,7 +10,7 @@ from PIL import Image
 
 import heatproof as hp
 from conftest import randomise
-from heatproof.errors import CheckpointError, ModelError
+from heatproof.errors import CheckpointError, InputError, ModelError
 from heatproof.models.capture import capture
 from heatproof.models.model import untouched
 from heatproof.registry import explainers
@@ -193,6 +193,14 @@ def test_a_failing_download_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     def offline(*_: object, **__: object) -> None:
         raise ConnectionError("no network")
 
-    monkeypatch.setattr(transformers.AutoModelForImageClassification, "from_pretrained", offline)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
     with pytest.raises(ModelError, match=r"hf:some/model could not be loaded \(no network\)"):
         hp.load_model("hf:some/model")
+
+
+def test_options_are_fields_of_the_config(tmp_path: Path) -> None:
+    spec = save(build("ViT", VIT), tmp_path)
+    assert hp.load_model(spec, hidden_dropout_prob=0.25).module.config.hidden_dropout_prob == 0.25
+    for name in ("weights_only", "attn_implementation", "quantization_config", "auto_map"):
+        with pytest.raises(InputError, match=f"the option '{name}'; allowed: .*hidden_dropout_prob"):
+            hp.load_model(spec, **{name: False})

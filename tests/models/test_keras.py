@@ -266,7 +266,7 @@ def test_an_application_by_name() -> None:
     assert model.classes is None and model.name == "keras:MobileNetV2"
     with pytest.raises(UnknownNameError, match="did you mean 'DenseNet201'"):
         hp.load_model("keras:DenseNet200")
-    with pytest.raises(ModelError, match="cannot be built"):
+    with pytest.raises(InputError, match="do not take the option 'depth'; allowed: input_shape, alpha"):
         hp.load_model("keras:MobileNetV2", depth=3)
 
 

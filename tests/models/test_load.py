@@ -286,7 +286,7 @@ def test_files_that_do_not_run(tmp_path: Path) -> None:
         ("torchvision:resnet500", {}, UnknownNameError, "did you mean 'resnet50'"),
         ("timm:resnet500", {}, UnknownNameError, "did you mean 'resnet50'"),
         ("resnet50", {}, ModelError, "write torchvision:NAME, timm:NAME"),
-        ("torchvision:resnet18", {"depth": 3}, ModelError, "unexpected keyword argument 'depth'"),
+        ("torchvision:resnet18", {"depth": 3}, InputError, "do not take the option 'depth'; allowed: "),
         ("torchvision:resnet18", {"weights": "V9"}, ModelError, "V9"),
         ("torchvision:resnet18", {"layer": "layer5"}, UnknownNameError, "did you mean 'layer4'"),
         ("torchvision:resnet18", {"device": "warp:0"}, InputError, "cannot use the device 'warp:0'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import heatproof as hp
-from conftest import counting, small_cnn
+from conftest import counting, needs_cuda, small_cnn
 from heatproof.errors import InputError
 from heatproof.models import batches
 from heatproof.models.batches import batch_for, fastest, measured_batch, told_batch, trial_sizes, usual_batch
+from heatproof.models.graphs import Graphs
 from heatproof.models.model import untouched
-from heatproof.models.queue import Queue, how_it_runs
+from heatproof.models.queue import Queue, all_logits, how_it_runs
 
 CPU = torch.device("cpu")
 
@@ -157,3 +159,50 @@ def test_a_pass_looks_for_no_buffer(model: hp.Model, monkeypatch: pytest.MonkeyP
     """Device and type are those of the first weight: to look at all buffers takes long in a large network."""
     monkeypatch.setattr(model.module, "buffers", lambda: pytest.fail("buffers were looked for"))
     assert model.device == CPU and model.dtype == torch.float32
+
+
+class HoldsThree(nn.Module):
+    """A network whose memory holds three images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_cnn()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if len(images) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        scores: Tensor = self.net(images)
+        return scores
+
+
+def test_a_pass_that_memory_does_not_hold_is_halved_and_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = HoldsThree().eval()
+    model, images = hp.load_model(net), torch.randn(11, 3, 32, 32)
+    with caplog.at_level(logging.WARNING, "heatproof"):
+        torch.testing.assert_close(model.logits(images), net.net(images), rtol=1e-5, atol=1e-6)
+        assert len(all_logits(model, images, 8)) == 11
+    other, recording = Graphs(), object()
+    other.kept["logits", 8] = recording
+    model.logits(images)
+    assert not other.kept  # of any network: the memory of a recording serves nothing else
+    (record,) = caplog.records
+    assert "memory does not hold a pass of 11 images; smaller passes are made" in record.getMessage()
+
+
+@needs_cuda
+def test_a_gpu_s_memory_that_runs_out_is_no_end_of_a_pass() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 256, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = hp.load_model(net.eval(), device="cuda")
+    images = torch.rand(64, 3, 512, 512, device="cuda")
+    few = model.logits(images[:2])
+    torch.cuda.empty_cache()
+    share = (torch.cuda.memory_allocated() + 8 * 2**30) / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        torch.testing.assert_close(model.logits(images)[:2], few, rtol=1e-4, atol=1e-5)
+        maps = hp.explain(model, images, ["gradient", "rise(masks=8)"])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert len(maps["gradient"].values) == len(maps["rise(masks=8)"].values) == 64

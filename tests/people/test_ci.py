@@ -15,6 +15,9 @@ import pytest
 import yaml
 from judged_run import make_judged
 
+from heatproof.store import Manifest, RunFolder
+from heatproof.types import Score, Unit
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -109,6 +112,20 @@ def test_the_action_takes_its_inputs_as_they_are(project: Path, given: Any, code
     found, told = act(project, run="runs/first", **given) if "run" not in given else act(project, **given)
     assert (found, words in told) == (code, True), told
     assert not (project / "owned").exists()
+
+
+def test_names_in_a_run_are_no_commands_of_the_workflow(tmp_path: Path) -> None:
+    """Neither at the start of a line nor in the older form, nor the end of the summary's block of text."""
+    name = "cat\n::error::one\n```\n<b>##[error]two"
+    folder = RunFolder.create(tmp_path / "--run", Manifest.collect({"methods": ["gradcam"]}, classes=[name]))
+    rows = [Score("net", name, f"{i}{name}", 0, 0, "gradcam", "insertion", 0.1) for i in range(40)]
+    rows += [Score("net", name, "", 0, 0, "gradcam", "cscore", 0.1)]
+    folder.write_unit(Unit(name, (0, 40), ("gradcam",), ("insertion",)), rows)
+    code, told = act(tmp_path, run="--run", rules="insertion >= 0.5\ncscore >= 0.5", **{"min-usable": "0"})
+    assert code == 1 and "error" in told and "two" in told, told
+    assert not re.search(r"^\s*::", told, re.M) and "##[" not in told
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.count("```") == 2 and "0 of" in summary
 
 
 def test_the_hook_prints_what_the_page_shows(project: Path) -> None:

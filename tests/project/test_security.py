@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib.util
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from heatproof.cli import main
@@ -106,6 +108,155 @@ def test_remote_code_is_named_before_anything_is_fetched(tmp_path: Path) -> None
     study.write_text(text + "[model.options]\ntrust_remote_code = true\n")
     shown = heatproof("run", study, "--dry-run")
     assert shown.exit_code == 0 and "runs the code that hf:nobody/nothing brings" in shown.output
+
+
+class CreatesFile:
+    """Pickled; whoever unpickles it creates the file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, (f"open({str(self.marker)!r}, 'w').close()",)
+
+
+def library_study(folder: Path, spec: str, keys: str) -> Path:
+    """A study of a network that a library builds; `keys` are further lines of [model]."""
+    study = make_study(folder, 4, ["gradcam"], [], [])
+    text = study.read_text().replace("net.py:tiny", spec).replace("checkpoints = []\n", "")
+    study.write_text(text.replace("[images]", f"{keys}\n[images]"))
+    return study
+
+
+def hf_folder(folder: Path) -> Path:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    transformers.ViTConfig(image_size=32, patch_size=16, num_labels=2, **sizes).save_pretrained(folder)
+    return folder
+
+
+UNPICKLING = {  # what a study says of its network, with the path of a pickle
+    "hf": ("hf:{folder}", "pretrained = true\noptions = {{weights_only = false}}", "hidden_size"),
+    "hf alone": ("hf:{folder}", "pretrained = true", "could not be loaded"),
+    "timm": ("timm:resnet10t", "random_init = true\noptions = {{checkpoint_path = '{file}'}}", "in_chans"),
+    "timm file": (
+        "timm:resnet10t", "pretrained = true\noptions = {{pretrained_cfg = {{file = '{file}'}}}}", "in_chans",
+    ),
+    "timm folder": ("timm:local-dir:{folder}", "pretrained = true", "could not be loaded"),
+    "monai": ("monai:resnet10", "options = {{pretrained = '{file}'}}", "model.pretrained"),
+    "monai url": ("monai:HoVerNet", "options = {{pretrained_url = 'file://{file}'}}", "spatial_dims"),
+    "keras": ("keras:MobileNetV2", "random_init = true\noptions = {{weights = '{file}'}}", "alpha"),
+    "torchvision": ("torchvision:resnet18", "pretrained = true", "could not be loaded"),
+    "torchvision backbone": (
+        "torchvision:fcn_resnet50",
+        "random_init = true\noptions = {{weights_backbone = 'DEFAULT'}}",
+        "aux_loss",
+    ),
+    "torch": ("torchvision:resnet18", "checkpoints = '{file}'", "pickled Python objects"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("route", UNPICKLING)
+def test_no_library_unpickles_without_the_flag(
+    route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, keys, words = UNPICKLING[route]
+    library = {"hf": "transformers"}.get(part := spec.split(":")[0], part)
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    (folder := tmp_path / "folder").mkdir()
+    file, marker = folder / "pytorch_model.bin", tmp_path / "unpickled"
+    torch.save({"state_dict": CreatesFile(marker)}, file)
+    if spec.startswith("hf:"):
+        hf_folder(folder)
+    elif spec.startswith("timm:local-dir"):
+        (folder / "config.json").write_text(json.dumps({"architecture": "resnet10t", "num_classes": 2}))
+    (weights := tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    for name in ("resnet18-f37072fd.pth", "resnet50-11ad3fa6.pth"):  # as if they had been downloaded
+        shutil.copy(file, weights / name)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    text = {"folder": folder, "file": file}
+    study = library_study(tmp_path, spec.format(**text), keys.format(**text))
+    shown = heatproof("run", study, "--dry-run")
+    assert not marker.exists()
+    assert shown.exit_code == 2 and words in " ".join(shown.output.split()), shown.output
+
+
+def test_the_flag_is_announced_and_lets_a_library_unpickle(tmp_path: Path) -> None:
+    folder, marker = hf_folder(tmp_path / "folder"), tmp_path / "unpickled"
+    torch.save({"state_dict": CreatesFile(marker)}, folder / "pytorch_model.bin")
+    study = library_study(tmp_path, "hf:folder", "pretrained = true\nallow_pickle = true")
+    shown = heatproof("run", study, "--dry-run")
+    assert shown.exit_code == 0 and not marker.exists()
+    assert "this study unpickles the weights of hf:folder" in shown.output
+    heatproof("run", study, "--dry-run", "--trust")
+    assert marker.exists()
+
+
+def test_code_beside_weights_is_neither_run_nor_asked_about(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path / "folder")
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "own.Own", "AutoModelForImageClassification": "own.Own"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": names}))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"auto_map": {"AutoImageProcessor": "own.Own"}})
+    )
+    study = library_study(tmp_path, "hf:folder", "pretrained = true")
+    command = [sys.executable, "-m", "heatproof", "run", str(study), "--dry-run"]
+    shown = subprocess.run(command, capture_output=True, text=True, input="y\n", timeout=100)
+    assert shown.returncode == 2 and not (tmp_path / "ran").exists()
+    assert "trust_remote_code" in shown.stderr and "[y/N]" not in shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "file"), [("lambda", "model.keras"), ("lambda", "model.h5"), ("module", "model.keras")]
+)
+def test_a_keras_file_runs_no_code_without_the_flag(kind: str, file: str, tmp_path: Path) -> None:
+    code = """
+import os, sys
+os.environ["KERAS_BACKEND"] = "torch"
+import keras, torch
+class CreatesFile:
+    def __reduce__(self):
+        return exec, ("open('unpickled', 'w').close()",)
+inputs = keras.Input((8, 8, 3))
+own = keras.layers.Lambda(lambda x: open("unpickled", "w").close() or x)
+if sys.argv[1] == "module":
+    module = torch.nn.Identity()
+    module.creates_file = CreatesFile()
+    own = keras.layers.TorchModuleWrapper(module, output_shape=(None, 8, 8, 3))
+x = keras.layers.GlobalAveragePooling2D()(own(inputs))
+keras.Model(inputs, keras.layers.Dense(2)(x)).save(sys.argv[2])
+os.remove("unpickled") if os.path.exists("unpickled") else None
+"""
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("keras is not installed")
+    subprocess.run([sys.executable, "-c", code, kind, file], cwd=tmp_path, check=True, capture_output=True)
+    study = library_study(tmp_path, file, "")
+    command = [sys.executable, "-m", "heatproof", "run", str(study), "--dry-run"]
+    shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert shown.returncode == 2 and not (tmp_path / "unpickled").exists(), shown.stdout
+    assert "allow_pickle" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "words"),
+    [
+        ("timm:resnet10t", "pretrained = true", "write model.pretrained"),
+        ("timm:resnet10t", "device = 'cpu'", "write run.device"),
+        ("timm:resnet10t", "allow_pickle = true", "write model.allow_pickle"),
+        ("net.py:tiny", "spec_or_module = 'a'", "model.options.spec_or_module"),
+        ("timm:resnet10t", "in_chanels = 1", "in_chans"),
+        ("lite0", "weights_only = false", "dropout_rate"),
+    ],
+)
+def test_options_of_a_builder_are_a_list_of_names(
+    spec: str, options: str, words: str, tmp_path: Path
+) -> None:
+    study = library_study(tmp_path, spec, f"random_init = true\noptions = {{{options}}}")
+    shown = heatproof("run", study, "--dry-run", "--trust")
+    assert shown.exit_code == 2 and words in " ".join(shown.output.split()), shown.output
 
 
 def test_a_run_says_first_which_code_it_runs(tmp_path: Path) -> None:
@@ -337,6 +488,12 @@ def test_a_query_reaches_no_file(run: Path, tmp_path: Path, query: str) -> None:
     shown = heatproof("sql", run, text)
     assert shown.exit_code == 2 and SECRET not in shown.output and "Traceback" not in shown.output
     assert part.read_bytes() == before and not new.exists()
+
+
+@pytest.mark.parametrize("query", ["", " ", ";;", "-- nothing"])
+def test_an_empty_query_is_one_sentence(run: Path, query: str) -> None:
+    shown = heatproof("sql", run, "--", query)
+    assert shown.exit_code == 2 and "the query is empty" in shown.output
 
 
 def test_a_query_reaches_files_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 import threading
 import time
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 
@@ -111,6 +112,29 @@ def test_on_a_gpu_the_device_has_a_clock_of_its_own() -> None:
     ns = [round(value * 1e9) for value in (one.seconds, one.device, one.host, one.waiting)]
     assert ns == [40, 6, 20, 20] and (one.passes, one.inputs, round(one.idle * 1e9)) == (1, 4, 10)
     assert found.summary().busy == pytest.approx((40 + 5) / 60)  # from 40, after the first unit, to 100
+
+
+class Warns(profile):
+    """Torch's profiler of the CPU, which warns as that of a GPU does."""
+
+    def __init__(self, activities: object) -> None:
+        super().__init__(activities=[ProfilerActivity.CPU])
+
+    def start(self) -> None:
+        warnings.warn("Profiler won't be using warmup, this can skew profiler results", stacklevel=2)
+        super().start()
+
+    def stop(self) -> None:
+        warnings.warn("Profiler clears events at the end of each cycle", stacklevel=2)
+        super().stop()
+
+
+def test_warnings_of_torch_s_profiler_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch.profiler, "profile", Warns)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with section._kernels("cuda", [], 0), pytest.warns(UserWarning, match="of the run"):
+        warnings.warn("of the run", UserWarning, stacklevel=1)
 
 
 def test_torch_tells_when_a_kernel_ran() -> None:

@@ -17,6 +17,7 @@ from heatproof.images import open_source
 from heatproof.images.memory import open_memory
 from heatproof.run import engine, worker
 from heatproof.run.engine import run_study
+from heatproof.run.provenance import code_hashes
 from heatproof.store import RunFolder
 from tiny_study import NETWORK, fingerprint, make_study, write_study
 
@@ -74,19 +75,33 @@ def test_other_weights_after_a_lost_manifest_give_no_mixed_rows(study: Path) -> 
 
 def test_other_code_of_a_factory_or_of_what_it_imports_is_refused(study: Path) -> None:
     folder, out = study.parent, study.parent / "out"
-    (folder / "parts.py").write_text("SLOPE = 0.0\n")
-    network = NETWORK.replace("import torch\n", "import torch\nfrom parts import SLOPE\n", 1)
+    (folder / "own").mkdir()  # a package without an __init__.py
+    (folder / "own" / "parts.py").write_text("SLOPE = 0.0\n")
+    network = NETWORK.replace("import torch\n", "import torch\nfrom own.parts import SLOPE\n", 1)
     network = network.replace("nn.ReLU()", "nn.LeakyReLU(SLOPE)")
     (folder / "net.py").write_text(network)
     run_study(study, out)
-    (folder / "parts.py").write_text("SLOPE = 0.9\n")
-    with pytest.raises(StoreError, match=r"the code of parts\.py is not that of the run"):
+    (folder / "own" / "parts.py").write_text("SLOPE = 0.9\n")
+    with pytest.raises(StoreError, match=r"the code of own/parts\.py is not that of the run"):
         run_study(study, out)
-    (folder / "parts.py").write_text("SLOPE = 0.0\n")
+    (folder / "own" / "parts.py").write_text("SLOPE = 0.0\n")
     (folder / "net.py").write_text(network.replace("SLOPE)", "0.5)"))
     write_study(folder, PLAIN[0], ["accuracy", "auc"], PLAIN[2])  # also where the run may grow
     with pytest.raises(StoreError, match=r"the code of net\.py is not that of the run"):
         run_study(study, out)
+
+
+def test_helper_files_of_a_factory_are_hashed_however_they_are_imported(tmp_path: Path) -> None:
+    files = {
+        "net.py": "import importlib, one\nfrom folder import two\ndef make():\n    import folder.deep.three\n"
+        "    importlib.import_module('five')\n",
+        "one.py": "import torch", "folder/two.py": "from .deep import four", "folder/deep/three.py": "",
+        "folder/deep/four.py": "from ... import one", "five.py": "", "other.py": "import net",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert set(code_hashes("net.py:make", tmp_path)) == set(files) - {"other.py"}
 
 
 def test_a_run_goes_on_when_it_and_its_pictures_moved(study: Path) -> None:

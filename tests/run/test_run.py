@@ -26,7 +26,7 @@ from heatproof.run.plan import make_plan
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
 from heatproof.store.verify import inspect
-from tiny_study import METHODS, METRICS, fingerprint, make_study, write_study
+from tiny_study import METHODS, METRICS, NETWORK, fingerprint, make_study, write_study
 
 
 @pytest.fixture(scope="module")
@@ -510,3 +510,34 @@ def test_maps_that_are_constant_at_both_checkpoints_have_that_reason(tmp_path: P
     rows = folder.scores().sql("select value, reason from scores where metric = 'cose_to(epoch02)'")
     assert [row["reason"] for row in rows] == ["on every image both maps are constant, so they have no range"]
     assert all(math.isnan(row["value"]) for row in rows)
+
+
+def test_passes_that_memory_does_not_hold_are_halved_wherever_a_run_makes_them(tmp_path: Path) -> None:
+    methods = ["gradcam", "gradient", "smoothgrad(samples=3)", "rise(masks=8)", "scorecam"]
+    metrics = [
+        "accuracy", "auc", "insertion(steps=4)", "specificity", "randomisation", "fragility", "input_shift",
+        "adversarial_fragility(steps=2)", "untrained",
+    ]  # fmt: skip
+    limited = """
+class HoldsThree(nn.Sequential):
+    def forward(self, images):
+        if len(images) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(images)
+"""
+    rows = []
+    for name, network in {
+        "all": NETWORK,
+        "three": NETWORK.replace("def tiny", limited + "\ndef tiny").replace(
+            "nn.Sequential(nn", "HoldsThree(nn"
+        ),
+    }.items():
+        study = make_study(tmp_path / name, 8, methods, metrics, "epochs/epoch01.pt")
+        study.write_text(study.read_text().replace("batch_size = 4", "batch_size = 8"))
+        (tmp_path / name / "net.py").write_text(network)
+        run_study(study, tmp_path / name / "out")
+        query = "select image, method, metric, label, explained, value from scores order by all"
+        rows.append(RunFolder.open(tmp_path / name / "out").scores().sql(query))
+    assert [{**row, "value": 0} for row in rows[0]] == [{**row, "value": 0} for row in rows[1]]
+    values = [[row["value"] for row in some] for some in rows]
+    assert values[1] == pytest.approx(values[0], abs=2e-3, nan_ok=True)

@@ -19,11 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from heatproof.disk import digest, write_whole
+from heatproof.disk import clear_failure, digest, write_whole
 from heatproof.errors import InputError, MissingExtraError, StoreError
 from heatproof.store import Manifest, RunFolder, compare_configs, lease
 from heatproof.store.manifest import git_state
@@ -644,6 +645,15 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_written(tiny_disk: Path)
     assert list(run.path.rglob("*.tmp")) == []
     with pytest.raises(StoreError, match="the disk is full"):
         run.scores().export(tiny_disk / "all.csv", "csv")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_short_write_of_an_array_is_a_full_disk(tmp_path: Path) -> None:
+    """Which NumPy reports without the system's reason."""
+    words = r"cannot write .*a\.npy: the disk is full; .* MB are free in /"
+    full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    with full, pytest.raises(StoreError, match=words), clear_failure(tmp_path / "a.npy"):
+        np.zeros(100_000).tofile(full)
 
 
 def test_a_read_only_folder_is_one_sentence_and_can_be_read(tiny_disk: Path) -> None:

@@ -7,7 +7,6 @@ sentence; 3 a bug, with its traceback; 130 it was stopped (Ctrl-C).
 
 from __future__ import annotations
 
-import errno
 import shlex
 import traceback
 
@@ -16,6 +15,7 @@ import click
 from heatproof import __version__
 from heatproof.cli._console import COMMAND_LINE, errors, stopped
 from heatproof.cli._late import LateGroup
+from heatproof.disk import is_full
 from heatproof.errors import HeatproofError
 
 CRASHED = 3
@@ -89,8 +89,9 @@ def _sentence(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, MemoryError):
         return "there is not enough memory; close other programs, or take fewer images at a time"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full ({error.filename}); free some space and run again"
+    if isinstance(error, OSError) and is_full(error):
+        place = f" ({error.filename})" if error.filename else ""
+        return f"the disk is full{place}; free some space and run again"
     return None
 
 

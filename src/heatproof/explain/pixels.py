@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +21,10 @@ def threads(name: str) -> ThreadPoolExecutor:
     from heatproof.images.loader import available_cpus
 
     return ThreadPoolExecutor(available_cpus(), thread_name_prefix=f"heatproof-{name}")
+
+
+if hasattr(os, "register_at_fork"):  # the threads of a pool are not copied into a child process
+    os.register_at_fork(after_in_child=threads.cache_clear)
 
 
 def in_threads(function: Callable[[One], Made], items: Iterable[One]) -> list[Made]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -111,6 +112,8 @@ class _Cuts:
 
 
 _cuts = _Cuts()
+if hasattr(os, "register_at_fork"):  # what the parent's threads are cutting never arrives in a child process
+    os.register_at_fork(after_in_child=_cuts.__init__)  # type: ignore[misc]
 
 
 def _cut(picture: np.ndarray, kind: str, count: int, compactness: float, seed: int) -> np.ndarray:

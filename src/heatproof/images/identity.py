@@ -6,8 +6,10 @@ too large to read, size and time of change stand for the content, and must survi
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import stat
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +29,8 @@ State = tuple[int, int, int, int]
 def file_state(path: Path) -> State:
     """Size, times and inode: a file that keeps them all was not touched (nobody can set ctime back)."""
     found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # a pipe or a device, which reading may never end
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 

@@ -46,8 +46,8 @@ from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import Gallery
 from heatproof.models.asked import unasked
 from heatproof.models.disconnected import disconnected
-from heatproof.models.model import Model, as_model
-from heatproof.models.queue import all_logits, is_out_of_memory
+from heatproof.models.model import Model, as_model, is_out_of_memory
+from heatproof.models.queue import all_logits
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, size_of
 

@@ -27,7 +27,7 @@ from heatproof.models.layers import (
     not_a_picture,
     searched_scales,
 )
-from heatproof.models.model import Model, at_least_float, memory_format
+from heatproof.models.model import Model, at_least_float, is_out_of_memory, memory_format
 from heatproof.models.queue import Queue, graphs_of
 from heatproof.models.tap import tap
 from heatproof.timeline import span
@@ -255,7 +255,8 @@ def refusal_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
     except (ValueError, AssertionError) as error:
         raise _failed(model, images, error) from error
     except RuntimeError as error:
-        if "size" in str(error) or "shape" in str(error) or "channels" in str(error):
+        known = "size" in str(error) or "shape" in str(error) or "channels" in str(error)
+        if known and not is_out_of_memory(error):
             raise _wrong_size(model, images, error) from error
         raise
 

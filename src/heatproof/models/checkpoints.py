@@ -40,21 +40,35 @@ class ClassCountError(CheckpointError):
 
 
 def load_checkpoint(
-    module: nn.Module, path: str | Path, *, allow_pickle: bool = False, name: str = "", new_head: bool = False
+    module: nn.Module,
+    path: str | Path,
+    *,
+    allow_pickle: bool = False,
+    name: str = "",
+    new_head: bool = False,
+    prefix: str | None = None,
 ) -> None:
     """Write the file's weights into the module, all of them, or raise and change nothing.
 
     new_head: let weights whose number of classes differs keep the module's own values.
+    prefix: of the names of the weights to take, where the file holds several networks.
     """
-    write_weights(module, read_checkpoint(path, allow_pickle), str(path), name=name, new_head=new_head)
+    weights = read_checkpoint(path, allow_pickle)
+    write_weights(module, weights, str(path), name=name, new_head=new_head, prefix=prefix)
 
 
 def write_weights(
-    module: nn.Module, weights: Mapping[str, Tensor], source: str, *, name: str = "", new_head: bool = False
+    module: nn.Module,
+    weights: Mapping[str, Tensor],
+    source: str,
+    *,
+    name: str = "",
+    new_head: bool = False,
+    prefix: str | None = None,
 ) -> None:
     """As load_checkpoint, for weights that are in memory; `source` says where they came from."""
     wanted = module.state_dict()
-    found = fit_names(weights, wanted)
+    found = fit_names(weights, wanted, prefix, source)
     missing = [k for k in wanted if k not in found and not k.endswith(COUNTERS)]
     unexpected = [k for k in found if k not in wanted]
     reshaped = [k for k in found if k in wanted and found[k].shape != _shape(wanted[k])]
@@ -72,6 +86,12 @@ def write_weights(
             f"{source} does not fit {name}: {_differences(missing, unexpected, reshaped, found, wanted)}; "
             "build the model the file was made for"
         )
+    integers = [k for k, v in found.items() if not _is_real(v) and _is_real(wanted[k])]
+    if integers:
+        raise CheckpointError(
+            f"{source} holds integers ({found[integers[0]].dtype}) for {integers[0]}, a quantised weight "
+            f"without its scale; save the weights of {name} before it is quantised"
+        )
     try:
         module.load_state_dict(found, strict=False)
     except RuntimeError as error:
@@ -83,6 +103,8 @@ def read_checkpoint(path: str | Path, allow_pickle: bool = False) -> dict[str, T
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; name the weight file inside it")
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is a pipe or a device, not a file; name a weight file")
     try:
         with path.open("rb") as file:
             start = file.read(9)
@@ -152,8 +174,16 @@ def _weights_in(content: Any) -> dict[str, Tensor] | None:
     return {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)} or None
 
 
-def fit_names(weights: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def fit_names(
+    weights: Mapping[str, Tensor], wanted: Iterable[str], prefix: str | None = None, source: str = "the file"
+) -> dict[str, Tensor]:
     """Take off the prefix behind which most of the wanted names are found; leave out what lacks it.
+
+    Raises CheckpointError if several prefixes fit equally well and none is given.
 
     >>> list(fit_names({"module.fc.bias": torch.zeros(1), "loss.weight": torch.zeros(1)}, ["fc.bias"]))
     ['fc.bias']
@@ -166,7 +196,15 @@ def fit_names(weights: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str,
         for i in range(len(parts)):
             if ".".join(parts[i:]) in wanted:
                 prefixes["".join(part + "." for part in parts[:i])] += 1
-    prefix = prefixes.most_common(1)[0][0]
+    most = max(prefixes.values())
+    best = [p for p, count in prefixes.items() if count == most]
+    plain = [p for p in best if not {*AVERAGED} & {*p.split(".")}]
+    if prefix is None and len(plain or best) > 1 and "" not in best:
+        raise CheckpointError(
+            f"{source} holds several networks, {' and '.join(plain or best)}; choose one, such as "
+            f"prefix = '{(plain or best)[0]}' (of load_model, and of [model] in a study)"
+        )
+    prefix = (plain or best)[0] if prefix is None else prefix
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 

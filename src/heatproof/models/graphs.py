@@ -14,6 +14,8 @@ A Model keeps its last few recordings, and the memory of their passes, as long a
 from __future__ import annotations
 
 import logging
+import warnings
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,11 +92,26 @@ def _normal_tensors() -> Iterator[None]:
 def _refusing_to_wait() -> Iterator[None]:
     """An error where the host waits for the GPU, which in a recording would upset more than that."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    _set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        _set_sync_debug_mode(before)
+
+
+def _set_sync_debug_mode(mode: int | str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+_every: weakref.WeakSet[Graphs] = weakref.WeakSet()
+
+
+def drop_recordings() -> None:
+    """Drop the recordings of all networks, whose memory nothing else can use."""
+    for graphs in list(_every):
+        graphs.kept.clear()
 
 
 class Graphs:
@@ -108,6 +125,7 @@ class Graphs:
         self.reason = ""  # why nothing is recorded any more
         self._seen_as: LookedAt | None = None
         self._memory: Any = None
+        _every.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
         """A copied network records its own passes."""

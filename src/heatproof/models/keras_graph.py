@@ -103,10 +103,12 @@ def read_model(path: str, allow_pickle: bool) -> Any:
     keras = import_keras()
     if not Path(path).is_file():
         raise ModelError(f"no such model file: {path}")
+    scope = importlib.import_module("keras.src.saving.serialization_lib").SafeModeScope(not allow_pickle)
     try:
-        return keras.saving.load_model(path, compile=False, safe_mode=not allow_pickle)
+        with scope:  # which older versions of Keras do not open for HDF5 files
+            return keras.saving.load_model(path, compile=False, safe_mode=not allow_pickle)
     except Exception as error:  # zip, HDF5, JSON and registry errors, each of its own kind
-        if "Lambda" in str(error) and "safe_mode" in str(error):
+        if "safe_mode" in str(error):
             raise ModelError(f"{path} holds pickled Python code; {ALLOW_PICKLE}") from None
         raise ModelError(f"{path} does not load as a Keras model: {first_line(error)}") from error
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 from PIL import Image
 from torch import nn
 
-from heatproof.errors import HeatproofError, ModelError, UnknownNameError, need
+from heatproof.errors import HeatproofError, InputError, ModelError, UnknownNameError, need
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import first_line, load_checkpoint, write_weights
@@ -25,6 +27,37 @@ from heatproof.models.model import CONVOLUTIONS, Model, input_channels
 VOLUME = (96, 96, 96)  # where nothing says what a network for volumes takes
 DETECTED = 480  # pixels of a side that pictures get for a detector
 ELSEWHERE = "get the weights elsewhere and pass checkpoint="
+# Options that a builder accepts: those that describe an architecture. None names a file, an address or code.
+OPTIONS = {
+    "torchvision": """weights aux_logits aux_loss init_weights transform_input image_size patch_size
+        num_layers num_heads hidden_dim mlp_dim mlp_ratio embed_dim depths window_size dropout
+        attention_dropout stochastic_depth_prob norm_layer groups width_per_group width_mult
+        replace_stride_with_dilation
+        zero_init_residual growth_rate block_config num_init_features bn_size drop_rate memory_efficient
+        min_size max_size score_thresh box_score_thresh nms_thresh box_nms_thresh detections_per_img
+        box_detections_per_img""",
+    "timm": """in_chans img_size patch_size embed_dim embed_dims depth depths num_heads window_size mlp_ratio
+        mlp_ratios qkv_bias qk_norm init_values class_token reg_tokens dynamic_img_size dynamic_img_pad
+        strict_img_size drop_rate drop_path_rate attn_drop_rate proj_drop_rate pos_drop_rate patch_drop_rate
+        global_pool output_stride act_layer norm_layer aa_layer layers channels dims widths stem_type
+        stem_width head_hidden_size final_norm zero_init_last""",
+    "keras": """input_shape alpha depth_multiplier dropout dropout_rate minimalistic include_preprocessing
+        classifier_activation""",
+    "monai": """spatial_dims in_channels n_input_channels out_channels img_size image_size input_image_size
+        patch_size in_shape input_shape classification post_activation pos_embed_type proj_type hidden_size
+        mlp_dim num_layers num_heads feature_size depths window_size qkv_bias dropout dropout_rate
+        dropout_prob drop_rate attn_drop_rate dropout_path_rate act norm bias adn_ordering channels strides
+        kernel_size kernel_sizes up_kernel_size upsample_kernel_size num_res_units res_block norm_name
+        act_name growth_rate init_features block_config bn_size block layers block_inplanes
+        widen_factor conv1_t_size conv1_t_stride no_max_pool shortcut_type bias_downsample feed_forward groups
+        reduction features init_filters blocks_down blocks_up upsample upsample_mode use_conv_final filters
+        deep_supervision deep_supr_num last_act mode np_out_channels normalize norm_type
+        use_checkpoint use_v2 spectral trans_bias""",
+    "lite0": """in_channels image_size dropout_rate drop_connect_rate batch_norm_momentum batch_norm_epsilon
+        width_coefficient depth_coefficient depth_divisor min_depth""",
+}
+FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_loading = threading.RLock()  # of that variable, which all threads share
 
 
 @dataclass(frozen=True)
@@ -46,6 +79,31 @@ class NetworkRequest:
     @property
     def imagenet(self) -> tuple[str, ...] | None:
         return imagenet_classes() if self.num_classes in (None, 1000) else None
+
+
+def check_options(library: str, options: Iterable[str], allowed: Iterable[str] | None = None) -> None:
+    """Raise InputError if an option is not among those that a library's builder accepts."""
+    names = OPTIONS[library].split() if allowed is None else sorted(allowed)
+    if unknown := [name for name in options if name not in names]:
+        raise InputError(
+            f"networks of {library} do not take the option {unknown[0]!r}; allowed: {', '.join(names)}"
+        )
+
+
+@contextmanager
+def weights_only(allow_pickle: bool) -> Iterator[None]:
+    """Make every torch.load inside refuse pickled objects, whatever the library passes to it."""
+    if allow_pickle:
+        yield
+        return
+    with _loading:
+        before = {name: os.environ.pop(name, None) for name in ("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", FORCED)}
+        os.environ[FORCED] = "1"
+        try:
+            yield
+        finally:
+            del os.environ[FORCED]
+            os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def build_torchvision(request: NetworkRequest) -> Model:
@@ -112,17 +170,26 @@ def build_hf(request: NetworkRequest) -> Model:
     local = {"local_files_only": True} if folder.exists() else {}
     labels = {} if request.num_classes is None else {"num_labels": request.num_classes}
     instead = "hf: takes the folder of a saved image classifier"
+    changes = dict(request.options)
+    trusted: dict[str, Any] = local | {"trust_remote_code": bool(changes.pop("trust_remote_code", False))}
     with _download(request, instead=instead), _no_bars(transformers):
         classifier = transformers.AutoModelForImageClassification
+        config = transformers.AutoConfig.from_pretrained(where, **trusted, **labels)
+        general = transformers.PretrainedConfig().to_dict()  # no part of an architecture
+        check_options("hf", changes, {*type(config)().to_dict(), "trust_remote_code"} - {*general})
+        config.update(changes)
         if request.empty:
-            config = transformers.AutoConfig.from_pretrained(where, **local, **labels, **request.options)
-            module, missing = classifier.from_config(config), set()
+            module, missing = (
+                classifier.from_config(config, trust_remote_code=trusted["trust_remote_code"]),
+                set(),
+            )
         else:
-            told = {"output_loading_info": True, "ignore_mismatched_sizes": bool(labels)}
-            module, info = classifier.from_pretrained(where, **told, **local, **labels, **request.options)
+            loading = {"output_loading_info": True, "ignore_mismatched_sizes": bool(labels)}
+            loading |= {"config": config, "weights_only": not request.allow_pickle}
+            module, info = classifier.from_pretrained(where, **loading, **trusted)
             missing = set(info["missing_keys"])
         try:  # saved beside the model, or not
-            processor = transformers.AutoImageProcessor.from_pretrained(where, **local)
+            processor = transformers.AutoImageProcessor.from_pretrained(where, **trusted)
         except (OSError, ValueError):
             processor = None
     if missing and not labels:
@@ -243,6 +310,8 @@ def _download(request: NetworkRequest, happens: bool = True, instead: str = ELSE
     except Exception as error:
         if not happens:
             raise
+        if "trust_remote_code" in str(error):
+            instead = "if you trust its code set the option trust_remote_code = true"
         raise ModelError(f"{request.spec} could not be loaded ({first_line(error)}); {instead}") from error
 
 

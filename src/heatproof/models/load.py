@@ -30,7 +30,16 @@ from heatproof.models.checkpoints import ClassCountError, first_line, load_check
 from heatproof.models.function import FunctionModule, function_in, takes_images
 from heatproof.models.heads import Head, chosen_head
 from heatproof.models.layers import find_module
-from heatproof.models.libraries import LIBRARIES, NetworkRequest, build_lite0, from_keras, sized
+from heatproof.models.libraries import (
+    LIBRARIES,
+    OPTIONS,
+    NetworkRequest,
+    build_lite0,
+    check_options,
+    from_keras,
+    sized,
+    weights_only,
+)
 from heatproof.models.model import Model
 from heatproof.models.specs import KERAS_FILES, LITE
 from heatproof.types import ArrayLike
@@ -61,6 +70,7 @@ def load_model(
     tolerance: float | None = None,
     references: ArrayLike | str | PathLike[str] | None = None,
     allow_pickle: bool = False,
+    prefix: str | None = None,
     **build_options: object,
 ) -> Model:
     """A classifier that is ready to be explained.
@@ -81,8 +91,12 @@ def load_model(
         thresholds: of a multilabel head: from which probability on a label is predicted, one or one each.
         tolerance: of a regression: how far a value may move and count as the same prediction.
         references: of an embedding: vectors "t d" to be similar to, or a .npy file of them.
-        allow_pickle: let checkpoints and .keras files run the code inside them.
-        build_options: for the library's own builder.
+        allow_pickle: let checkpoints, weights of a library and .keras files run the code inside them.
+        prefix: of the names of the weights to take from the checkpoint, such as "teacher."; needed where it
+            holds several networks.
+        build_options: of the architecture, for the library's builder; an unknown one is refused with a list
+            of those allowed. hf: takes the fields of the network's config, and trust_remote_code. A factory
+            in a file takes any.
 
     >>> load_model(torch.nn.Conv2d(3, 2, 1), classes=["cat", "dog"]).classes
     ('cat', 'dog')
@@ -97,7 +111,7 @@ def load_model(
     )
     model = _build(spec_or_module, request)
     if checkpoint is not None:
-        model = _with_weights(model, spec_or_module, request, Path(checkpoint))
+        model = _with_weights(model, spec_or_module, request, Path(checkpoint), prefix)
     names = _class_names(classes, num_classes)
     changes: dict[str, Any] = {
         "layer": layer,
@@ -137,17 +151,21 @@ def _build_by_name(spec: str, request: NetworkRequest) -> Model:
     library, _, name = spec.partition(":")
     path, _, factory = spec.rpartition(":")
     if spec.lower() in LITE:
+        check_options("lite0", request.options)
         with _one_sentence(spec, "lite"):
             model = build_lite0(request)
     elif library in LIBRARIES and name:
-        with _one_sentence(spec, library):
+        if library in OPTIONS:
+            check_options(library, request.options)
+        with _one_sentence(spec, library), weights_only(request.allow_pickle):
             model = LIBRARIES[library](replace(request, name=name))
     elif path.endswith(".py") and factory:
         with _one_sentence(spec):
             model = _factory(Path(path).expanduser(), replace(request, name=factory))
     elif spec.endswith(KERAS_FILES):
         _refuse_options(request, spec)
-        model = from_keras(keras_graph.read_model(str(Path(spec).expanduser()), request.allow_pickle))
+        with weights_only(request.allow_pickle):
+            model = from_keras(keras_graph.read_model(str(Path(spec).expanduser()), request.allow_pickle))
     elif spec.endswith(".py"):
         raise ModelError(f"{spec} is a file; name the function in it that makes the model: {spec}:FUNCTION")
     else:
@@ -171,12 +189,13 @@ def _as_model(thing: Any) -> Model:
     return Model(thing, preprocess=sized(Preprocess(), thing))
 
 
-def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path) -> Model:
+def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path, prefix: str | None) -> Model:
     if isinstance(model.module, keras_graph.KerasClassifier) and path.suffix in KERAS_FILES:
         model.module.load_keras_weights(path)
         return model
+    reading: dict[str, Any] = {"allow_pickle": request.allow_pickle, "prefix": prefix}
     try:
-        load_checkpoint(model.module, path, allow_pickle=request.allow_pickle, name=model.name)
+        load_checkpoint(model.module, path, name=model.name, **reading)
     except ClassCountError as other:
         if request.num_classes is not None or not isinstance(spec, (str, PathLike)):
             raise
@@ -184,7 +203,7 @@ def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path) 
             model = _build(spec, replace(request, num_classes=other.classes))
         except ModelError:  # a factory without a choice of classes
             raise other from None
-        load_checkpoint(model.module, path, allow_pickle=request.allow_pickle, name=model.name)
+        load_checkpoint(model.module, path, name=model.name, **reading)
     return model
 
 

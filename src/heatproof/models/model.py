@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -40,6 +41,14 @@ __all__ = ["Model", "as_model", "class_scores", "predicted", "probabilities"]
 
 PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+log = logging.getLogger("heatproof")
+_reported: set[str] = set()  # networks whose memory ran out
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    known = ("can't allocate memory", "status_alloc_failed", "cuda error: out of memory")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(part in text for part in known)
 
 
 @dataclass(eq=False)
@@ -176,7 +185,34 @@ class Model:
     def logits(self, images: Tensor) -> Tensor:
         """ "b k" logits in evaluation mode; the module is left as it was."""
         with untouched(self.module):
+            return self._in_halves(images)
+
+    def _in_halves(self, images: Tensor) -> Tensor:
+        """Logits of all images in one pass, or of each half where memory runs out."""
+        try:
             return self.forward(self.ready(images))
+        except (RuntimeError, MemoryError) as error:
+            if len(images) == 1 or not is_out_of_memory(error):
+                raise
+        self.free_memory(len(images))  # behind the handler: the error holds on to tensors
+        half = (len(images) + 1) // 2
+        return torch.cat([self._in_halves(images[:half]), self._in_halves(images[half:])])
+
+    def free_memory(self, inputs: int) -> None:
+        """Release what can be released after a pass that ran out of memory, and report that once."""
+        from heatproof.models.graphs import drop_recordings
+
+        self.found.pop("graphs", None)
+        drop_recordings()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.name not in _reported:
+            _reported.add(self.name)
+            log.warning(
+                "%s: memory does not hold a pass of %d images; smaller passes are made, with equal results",
+                self.name,
+                inputs,
+            )
 
     @torch.no_grad()
     def check_repeatable(self, images: Tensor) -> None:

@@ -21,7 +21,7 @@ from heatproof.models.batches import batch_for, told_batch, usual_batch
 from heatproof.models.folding import WORTH_IT, Folding, folding_of
 from heatproof.models.fused import Fusion, fusion_of
 from heatproof.models.graphs import Graphs, recordable
-from heatproof.models.model import Model, at_least_float, untouched
+from heatproof.models.model import Model, at_least_float, is_out_of_memory, untouched
 from heatproof.timeline import span
 from heatproof.types import size_of
 
@@ -60,17 +60,17 @@ class Queue:
         start = 0
         while start < count:
             stop = start + self._next(count - start, kind)
+            results: list[Result] = []
             try:
-                result = work(start, stop)
+                results.append(work(start, stop))
             except (RuntimeError, MemoryError) as error:
                 if stop - start == 1 or not is_out_of_memory(error):
                     raise
+            if not results:  # behind the handler: the error holds on to tensors
                 self.fits[kind, self.image_size] = (stop - start + 1) // 2
-                self.model.found.pop("graphs", None)
-                if self.model.device.type == "cuda":
-                    torch.cuda.empty_cache()
+                self.model.free_memory(stop - start)
                 continue
-            done(result)
+            done(results.pop())
             if self.progress:
                 self.progress(stop - start)
             start = stop
@@ -212,8 +212,3 @@ def input_gradient(model: Model, images: Tensor, targets: Tensor) -> tuple[Tenso
         with model.computing(), span("backward"):
             (gradient,) = torch.autograd.grad(model.scores(logits, targets).sum(), inputs)
     return at_least_float(gradient), logits.detach()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text

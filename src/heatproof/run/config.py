@@ -57,6 +57,7 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     layer: str | list[str] | None = None
     name: str | None = None  # in the rows; the spec where None
     allow_pickle: bool = False
+    prefix: str | None = None  # of the weights to take from checkpoints that hold several networks
     head: str | None = None  # what its output is, such as "multilabel"; found by itself where None
     thresholds: float | list[float] | dict[str, float] | None = None  # of several findings: one, or one each
     tolerance: float | None = None  # of a regression: by how much a value may move and be the same

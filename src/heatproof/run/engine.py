@@ -18,9 +18,8 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, counted, did_you_mean
 from heatproof.models.batches import measured_batch
 from heatproof.models.load import best_device
-from heatproof.models.model import Model
+from heatproof.models.model import Model, is_out_of_memory
 from heatproof.models.precision import usual_precision
-from heatproof.models.queue import is_out_of_memory
 from heatproof.run.foreign import map_names, method_hashes
 from heatproof.run.labels import ASIDE
 from heatproof.run.plan import RunPlan, make_plan

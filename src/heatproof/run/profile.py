@@ -13,6 +13,7 @@ import io
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -199,15 +200,29 @@ def covered(stretches: Sequence[tuple[int, int]]) -> Callable[[int], int]:
 
 
 @contextmanager
+def _without_warnings() -> Iterator[None]:
+    """For torch's profiler, which warns about its own settings at its start and end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
 def _kernels(device: str, found: list[tuple[int, int]], began: int) -> Iterator[None]:
     """Fill `found` with what a GPU did; on a CPU there is nothing to fill."""
     if not device.startswith("cuda"):
         yield
         return
     zero = time.time_ns() - time.perf_counter_ns() + began  # torch's profiler tells the time of day
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with _without_warnings():
+        profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        profiler.start()
+    try:
         yield
         torch.cuda.synchronize()
+    finally:
+        with _without_warnings():
+            profiler.stop()
     results = profiler.profiler.kineto_results if profiler.profiler else None
     for event in results.events() if results else ():
         if event.device_type() == torch.autograd.DeviceType.CUDA:

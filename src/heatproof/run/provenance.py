@@ -6,11 +6,11 @@ where run.json was lost. What may grow or move (methods, metrics, checkpoints, p
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,42 @@ def code_hashes(spec: str, folder: Path) -> dict[str, str]:
     path = Path(placed_spec(spec, folder).rpartition(":")[0])
     if path.suffix != ".py":
         return {}
-    root = path.resolve().parent
-    finder = ModuleFinder(path=[str(root)])
-    finder.run_script(str(path))
-    named = (getattr(module, "__file__", None) for module in finder.modules.values())
-    files = {Path(file).resolve() for file in named if file}
+    root, files, unread = path.resolve().parent, set[Path](), [path.resolve()]
+    while unread:
+        if (file := unread.pop()) not in files:
+            files.add(file)
+            unread += _imported_files(file, root)
     return {
         file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        for file in sorted({path.resolve(), *files})
+        for file in sorted(files)
     }
+
+
+def _imported_files(file: Path, root: Path) -> Iterator[Path]:
+    """Python files below the folder `root` that a file imports, also in folders without an __init__.py.
+
+    Import statements anywhere in the file count, and import_module("name"); a computed name is not known.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError):  # running it raises the error
+        return
+    for node in nodes:
+        base, names = root, []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if node.level else root
+            names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            names = [str(node.args[0].value)] if isinstance(node.args[0], ast.Constant) else []
+        for name in names:
+            parts = name.strip(".").split(".")
+            places = [base.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+            packages = places if base == root else [base, *places]
+            for known in (*(p.with_suffix(".py") for p in places), *(p / "__init__.py" for p in packages)):
+                if known.is_file() and known.resolve().is_relative_to(root):
+                    yield known.resolve()
 
 
 def unit_origin(

@@ -8,13 +8,14 @@ equal was not drawn. Then all weights are drawn anew, and none that was trained 
 A study file is code: loading its network may run what is neither heatproof nor an installed package.
 
 model.spec = "net.py:make"               the file, and whatever it imports
-model.allow_pickle = true                what is pickled in the checkpoints, or the layers of a .keras file
+model.allow_pickle = true                what is pickled in checkpoints, a library's weights or a .keras file
 model.options.trust_remote_code = true   the Python files beside the weights of a Hugging Face model
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from heatproof.errors import InputError, ModelError
 from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, placed_spec
 from heatproof.registry import parse_call
-from heatproof.run.config import ModelTable, Study
+from heatproof.run.config import ModelTable, RunTable, Study
 from heatproof.run.files import at, checkpoint_files, listed
 
 if TYPE_CHECKING:
@@ -81,11 +82,15 @@ def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
     files = [parse_call(text)[0].rpartition(":")[0] for text in methods]
     inside = table.allow_pickle and table.spec.endswith(KERAS_FILES)
     pickled = listed(table.checkpoints) if table.allow_pickle else []
+    own = (
+        table.allow_pickle and not path.endswith(".py") and (table.pretrained or table.spec.startswith("hf:"))
+    )
     remote = table.options.get("trust_remote_code")
     phrases = [
         *(f"runs {file}" for file in dict.fromkeys([path, *files]) if file.endswith(".py")),
         f"runs the code inside {table.spec}" if inside else "",
         f"unpickles {', '.join(map(str, pickled))}" if pickled else "",
+        f"unpickles the weights of {table.spec}" if own else "",
         f"runs the code that {table.spec} brings" if remote else "",
     ]
     return " and ".join(filter(None, phrases))
@@ -111,6 +116,12 @@ def build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) ->
 def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:
     from heatproof.models import load_model
 
+    for name in table.options:
+        if name in inspect.signature(load_model).parameters:
+            tables = {"model": ModelTable, "run": RunTable}
+            places = [f"{key}.{name}" for key, kind in tables.items() if name in kind.__struct_fields__]
+            remedy = f"write {places[0]} instead" if places else "leave it out"
+            raise InputError(f"model.options.{name} is not an option of the network's builder; {remedy}")
     with seeded_builder(seed):
         return load_model(
             placed_spec(table.spec, folder),
@@ -118,6 +129,7 @@ def _build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -
             num_classes=table.num_classes,
             pretrained=checkpoint == Checkpoint(PRETRAINED),
             allow_pickle=table.allow_pickle,
+            prefix=table.prefix,
             **table.options,
         )
 

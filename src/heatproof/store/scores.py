@@ -193,6 +193,8 @@ def csv_cell(value: Any) -> Any:
 
 
 def _rows(cursor: Any) -> list[dict[str, Any]]:
+    if cursor is None:  # of no statement
+        raise InputError("the query is empty; write one, such as: from scores limit 5")
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from heatproof.errors import InputError, counted
+from heatproof.images.files import check_file
 from heatproof.lazy import torch
 from heatproof.registry import Card, Explainer
 
@@ -160,6 +161,7 @@ class Stored(Explainer):
         """Of the contents."""
         digest = hashlib.sha256()
         for path in (path for place in (self.place, *self.controls) for path in place.files(names)):
+            check_file(path)
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()[:16]
@@ -263,6 +265,7 @@ def _load(path: Path) -> Arrays:
     if kind not in SUFFIXES:
         raise InputError(f"maps are {', '.join(SUFFIXES)} files; cannot read {path}")
     try:
+        check_file(path)
         if kind == ".safetensors":
             from safetensors.numpy import load_file
 
