@@ -105,7 +105,9 @@ def make_run(
             image: random.integers(0, 256, (24, 24, 3), dtype=np.uint8) for image in ids[: images - 1]
         }
         unit = Unit(checkpoint, (0, images), tuple(methods), tuple(metrics))
-        run.write_unit(unit, rows, stored if maps else None, pictures if maps else None)
+        with run.lock():
+            run.write_unit(unit, rows, stored if maps else None, pictures if maps else None)
+    run.plan(run.ledger.seals(), images, CHECKPOINTS)
     return run
 
 

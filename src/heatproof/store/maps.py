@@ -285,7 +285,16 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
             )
             for entry in index["maps"]
         ]
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ) as error:
         raise _unreadable(path, error) from error
 
 
