@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,15 @@ def test_what_vanishes_during_a_run_is_an_error_that_names_it(
     assert run_study(study, out).done == 3 and heatproof("verify", out).exit_code == 0
 
 
+@pytest.mark.parametrize("unit", range(4))
+def test_a_report_is_written_whichever_unit_is_deleted(out: Path, unit: int) -> None:
+    seal = sorted((out / "seals").iterdir())[unit]
+    for path in out.rglob(f"{seal.stem}*"):
+        path.unlink()
+    told = heatproof("report", out)
+    assert told.exit_code == 0 and "the run is not complete: failed (1 of" in told.output
+
+
 # --- stored images ------------------------------------------------------------------------------------------
 
 
@@ -203,11 +212,11 @@ def with_other(value: Any, way: tuple[Any, ...], other: Any) -> Any:
     return copy
 
 
-def harms(path: Path) -> Iterator[Callable[[], None]]:
-    content = read_record(path)
+def harmed(content: Any) -> Iterator[Any]:
+    """The record with one value of another type, for each of its values."""
     for i, way in enumerate(places(content)):
-        kinds = [o for o in OTHER_TYPES if type(o) is not type(_at(content, way))]
-        yield lambda way=way, other=kinds[i % len(kinds)]: write_record(path, with_other(content, way, other))
+        kinds = [other for other in OTHER_TYPES if type(other) is not type(_at(content, way))]
+        yield with_other(content, way, kinds[i % len(kinds)])
 
 
 def _at(value: Any, way: tuple[Any, ...]) -> Any:
@@ -228,8 +237,8 @@ def test_no_value_of_another_type_crashes_a_command(out: Path, name: str) -> Non
     if name == "hashes.json":
         write_record(path, {"files": {"a.png": [1, 2, 3, "mark"]}})
     refused = 0
-    for i, harm in enumerate(harms(path)):
-        harm()
+    for i, content in enumerate(harmed(read_record(path))):
+        write_record(path, content)
         for command, *options in (*ALWAYS, IN_TURN[i % len(IN_TURN)]):
             told = heatproof(command, out, *options)
             sentence = told.output.rpartition("error: ")[2].strip()
