@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heatproof.errors import StoreError
 from heatproof.images.kinds import SOURCES, source_options
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
 from heatproof.run.instead import of_prediction
 from heatproof.show import AXES, COLOUR_MAPS, middle, plane_words, sections
+from heatproof.store.ledger import DamagedError
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 from heatproof.verdict.data import RunData
@@ -143,7 +143,7 @@ def planes_shown(data: RunData, name: str) -> str:
 
 
 def _planes(data: RunData, name: str) -> tuple[int, ...] | None:
-    with suppress(StoreError):  # the stored image is unavailable
+    with suppress(DamagedError):  # the stored image is unavailable
         return data.folder.pictures().planes(name)
     return None
 
@@ -266,7 +266,7 @@ def stored_picture(data: RunData, name: str) -> dict[str, str | None]:
     """The stored image as a data: address (None if the run stored none), and why it is unavailable."""
     try:
         content = data.folder.pictures().read(name)
-    except StoreError:
+    except DamagedError:
         return {"picture": None, "unavailable": UNAVAILABLE}
     address = content and f"data:{media_type(content)};base64,{base64.b64encode(content).decode()}"
     return {"picture": address or None, "unavailable": ""}

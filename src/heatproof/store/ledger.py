@@ -32,6 +32,10 @@ CHECKSUM = '"checksum": "'
 OWN = re.compile(r"(scores|maps(/[\w-]+)?|pictures)/\w[\w.-]*")  # what a seal may name
 
 
+class DamagedError(StoreError):
+    """A file of a run folder is missing, or its content is not what was written."""
+
+
 class Plan(TypedDict):
     """plan.json."""
 
@@ -139,8 +143,8 @@ def linked_folders(root: Path) -> list[str]:
     return found
 
 
-def damaged(path: Path, why: str) -> StoreError:
-    return StoreError(
+def damaged(path: Path, why: str) -> DamagedError:
+    return DamagedError(
         f"cannot read {path}: {why}; heatproof verify RUN names all damage and --repair drops it"
     )
 

@@ -42,14 +42,15 @@ class PictureStore:
         return next((file for s in SUFFIXES if (file := self.root / f"{stem}{s}").exists()), None)
 
     def read(self, name: str) -> bytes | None:
-        """PNG or JPEG; None where it was not kept. Raises StoreError if it is not what was written."""
+        """PNG or JPEG; None where it was not kept. Raises DamagedError if it is not what was written."""
         path = self.path(name)
         if path is None:
             return None
-        content, sealed = _checked(plain(path)), self._sealed(path.name)
+        with plain(path).open("rb") as file:
+            content, sealed = file.read(MOST_BYTES + 1), self._sealed(path.name)
         if sealed is not None and hashlib.sha256(content).hexdigest() != sealed:
             raise damaged(path, "its content is not what was written")
-        return content
+        return _checked(path, content)
 
     def planes(self, name: str) -> tuple[int, ...] | None:
         """Which planes of a volume its picture shows; None where nothing says so."""
@@ -85,11 +86,9 @@ def encode(pixels: np.ndarray, planes: Sequence[int] = ()) -> tuple[bytes, str]:
     return out.getvalue(), ".jpg"
 
 
-def _checked(path: Path) -> bytes:
+def _checked(path: Path, content: bytes) -> bytes:
     """The content of a file that is a picture of a sane size: whoever shows it need not be afraid of it."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
         with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
             if len(content) <= MOST_BYTES and math.prod(picture.size) <= MOST_PIXELS:
                 return content
