@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from heatproof.cli import main
+from heatproof.disk import digest
 from heatproof.errors import StoreError
 from heatproof.report.gallery import UNAVAILABLE, gallery
 from heatproof.run import worker
@@ -246,3 +249,16 @@ def test_no_value_of_another_type_crashes_a_command(out: Path, name: str) -> Non
             assert told.exit_code != 2 or "\n" not in sentence, (command, told.output)
             refused += told.exit_code > 0
     assert refused
+
+
+@pytest.mark.parametrize("way", [("checkpoint",), ("ids", 0), ("maps", 0, "values"), ("maps", 0, "method")])
+def test_an_index_of_maps_with_another_type_is_one_sentence(out: Path, way: tuple[Any, ...]) -> None:
+    index = sorted((out / "maps").glob("*.json.gz"))[0]
+    content = json.loads(gzip.decompress(index.read_bytes()))
+    index.write_bytes(gzip.compress(json.dumps(with_other(content, way, [1])).encode()))
+    seal = out / "seals" / f"{index.name.removesuffix('.json.gz')}.json"
+    sealed = read_record(seal)
+    sealed["files"][f"maps/{index.name}"] = digest(index)
+    write_record(seal, sealed)
+    told = heatproof("report", out)
+    assert told.exit_code == 2 and index.name in told.output.replace("\n", "")
