@@ -109,7 +109,9 @@ def make_run(
         }
         unit = Unit(checkpoint, (0, images), tuple(methods), tuple(metrics))
         seen = None if thumbnails is None else SeenImages(ids, thumbnails, np.array([sides] * images))
-        run.write_unit(unit, rows, stored if maps else None, pictures if maps else None, seen)
+        with run.lock():
+            run.write_unit(unit, rows, stored if maps else None, pictures if maps else None, seen)
+    run.plan(run.ledger.seals(), images, CHECKPOINTS)
     return run
 
 

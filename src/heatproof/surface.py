@@ -110,13 +110,13 @@ class Run:
         """Write the report, one HTML file, or on paper where the file is a .pdf.
 
         Args:
-            path: of the file; report.html in the run's folder where None.
+            path: of the file; by default the page of the audit, else report.html in the run's folder.
             checkpoint, model: as for verdict.
         """
         from heatproof.report.page import write_page
         from heatproof.report.paper import write_paper
 
-        path = Path(path) if path is not None else self.path / "report.html"
+        path = Path(path) if path is not None else self.folder.page
         data = self._data(checkpoint, model)
         if path.suffix.lower() == ".pdf":
             write_paper(data, judge(data), path)

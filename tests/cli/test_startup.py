@@ -86,6 +86,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Path:
         of = (None, 0, 1)
         rows += [Score("net", "epoch01", "", c, c, "gradcam", name, value, "") for c in of]
     folder.write_unit(Unit("epoch01", (0, 40), ("gradcam",), ("cscore",)), rows)
+    folder.plan(folder.ledger.seals(), 40, ("epoch01",))
     return folder.path
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import inspect
 import io
-import json
 import pydoc
 import re
 import subprocess
@@ -27,6 +26,7 @@ import heatproof as hp
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.store import RunFolder
+from heatproof.store.ledger import read_record
 from heatproof.verdict.answers import MethodAnswer, NetworkAnswer, Verdict
 from tiny_study import METHODS, make_study
 
@@ -254,7 +254,7 @@ def test_maps_are_those_of_the_last_checkpoint_or_the_one_named(run: hp.Run) -> 
 def test_a_run_tells_its_verdict_its_status_and_writes_its_report(run: hp.Run, tmp_path: Path) -> None:
     verdict = run.verdict()
     assert verdict.follow == "undecided" and str(verdict).startswith(f"{verdict.headline}.\n")
-    assert json.loads((run.path / "verdict.json").read_text(encoding="utf-8")) == verdict.as_json()
+    assert read_record(run.path / "verdict.json") == verdict.as_json()
     assert run.status().complete and "complete" in repr(run)
     assert run.report() == run.path / "report.html"
     assert verdict.headline in (run.path / "report.html").read_text(encoding="utf-8")

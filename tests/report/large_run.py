@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from heatproof.disk import digest
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.pictures import encode, file_stem
 from heatproof.types import Maps, Score, Unit
@@ -55,13 +56,17 @@ def write_block(run: RunFolder, checkpoint: str, start: int, stop: int) -> None:
         method: Maps(method, bumps(random, len(ids), method == "random"), (32, 32), explained, ids)
         for method in METHODS
     }
-    keep_pictures(run, ids, start)
-    run.write_unit(Unit(checkpoint, (start, stop), METHODS, METRICS), rows, maps)
+    unit = Unit(checkpoint, (start, stop), METHODS, METRICS)
+    run.write_unit(unit, rows, maps)
+    seal = run.ledger.seals()[unit.hash]
+    run.ledger.write(unit, {**seal.files, **keep_pictures(run, ids, start)}, seal.made, "")
 
 
-def keep_pictures(run: RunFolder, ids: tuple[str, ...], start: int) -> None:
-    """Not by write_unit, which waits for the disk at every picture: equal ones are one file of many names."""
-    kept = run.pictures()
+def keep_pictures(run: RunFolder, ids: tuple[str, ...], start: int) -> dict[str, str]:
+    """Not by write_unit, which waits for the disk at every picture: equal ones are one file of many names.
+
+    Returns what the seal says of each file."""
+    kept, sealed = run.pictures(), {}
     kept.root.mkdir(exist_ok=True)
     for number, name in enumerate(ids, start):
         first, path = kept.root / f"drawing-{number % DRAWINGS}", kept.root / f"{file_stem(name)}.png"
@@ -69,6 +74,8 @@ def keep_pictures(run: RunFolder, ids: tuple[str, ...], start: int) -> None:
             first.write_bytes(encode(drawing(number % DRAWINGS))[0])
         if not path.exists():
             os.link(first, path)
+        sealed[f"pictures/{path.name}"] = digest(path)
+    return sealed
 
 
 def bumps(random: np.random.Generator, count: int, noise: bool) -> torch.Tensor:

@@ -228,6 +228,7 @@ def test_a_snapshot_does_not_change_while_it_is_read(tmp_path: Path) -> None:
     rows = before.scores().sql("select count(*) as n from scores")
     row = Score("net <1>", "epoch09", "new.png", 0, 0, "gradcam", "insertion", 0.5)
     run.write_unit(Unit("epoch09", (0, 1), ("gradcam",), ("insertion",)), [row])
+    run.plan(run.ledger.seals(), 10, ("epoch01", "epoch02", "epoch09"))
     assert before.scores().sql("select count(*) as n from scores") == rows
     assert live.snapshot() is before, "a new look must wait until reading is paid for"
     assert "epoch09" not in read_run(before).checkpoints and "epoch09" in read_run(run).checkpoints

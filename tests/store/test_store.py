@@ -405,11 +405,11 @@ def test_shards_may_start_together(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_more_images_may_change_the_data_hash(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, Manifest.collect({"images": ["a"]}, data="1"))
-    grown = Manifest.collect({"images": ["a", "b"]}, data="2")
+    RunFolder.create(tmp_path, Manifest.collect({"images": {"images": ["a"]}}, data="1"))
+    grown = Manifest.collect({"images": {"images": ["a", "b"]}}, data="2")
     assert RunFolder.resume(tmp_path, grown).manifest.data == "2"
     with pytest.raises(StoreError, match="the images are not those of the run"):
-        RunFolder.resume(tmp_path, Manifest.collect({"images": ["a", "b"]}, data="3"))
+        RunFolder.resume(tmp_path, Manifest.collect({"images": {"images": ["a", "b"]}}, data="3"))
 
 
 def test_folders_that_are_no_run_or_already_one(run: RunFolder, tmp_path: Path) -> None:

@@ -179,6 +179,13 @@ def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None
     assert other.exit_code == 2 and "audit holds an audit with limit = 16, not 12" in other.output
     page = (folder / "audit/report.html").read_text()
     assert "Left out when this was chosen:" in page and "it needs boxes or masks" in page
+    for given in ("audit", "audit/run"):  # whichever is named, the page that the audit opened is renewed
+        (folder / "audit/report.html").write_text("an older page")
+        renewed = heatproof("report", given)
+        assert renewed.exit_code == 0 and "wrote audit/report.html" in renewed.output
+        assert (folder / "audit/report.html").stat().st_size > 50_000
+        assert not (folder / "audit/run/report.html").exists()
+    assert hp.open_run("audit").report() == Path("audit/report.html")
     assert study.run.both_classes and study.images.growing
 
 

@@ -134,6 +134,7 @@ def small_folder(
         for metric in ("probability", "predicted")
     ]
     folder.write_unit(Unit("epoch1", (0, 1), (), ("any",)), [*rows, *answers])
+    folder.plan(folder.ledger.seals(), answered, checkpoints)
     return folder
 
 

@@ -13,7 +13,12 @@ BESIDE = "-"  # the file's usual name, in the run's folder
 
 @click.command("report")
 @click.argument("run", type=click.Path(path_type=Path), required=False, metavar="RUN")
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="The file; RUN/report.html by default.")
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="The file; by default RUN/report.html, of an audit AUDIT/report.html.",
+)
 @click.option("--model", help="Which model, where the run holds several.")
 @click.option("--checkpoint", help="Which checkpoint; the last by default.")
 @click.option(
@@ -72,7 +77,7 @@ def report_command(
     from heatproof.report.page import write_page
     from heatproof.verdict.judge import keep
 
-    path = out or folder.path / "report.html"
+    path = out or folder.page
     verdict = write_page(data, path, most=gallery, jet=jet)
     told = [str(verdict), folder.status().sentence, keep(data, verdict), f"wrote {path}"]
     if pdf is not None:

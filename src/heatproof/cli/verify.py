@@ -31,7 +31,8 @@ def verify_command(ctx: click.Context, run: Path, repair: bool, upgrade: bool) -
       heatproof verify runs/first
       heatproof verify runs/first --repair     then `heatproof run` makes again what was dropped
 
-    The exit code is 1 where a file is damaged, missing or foreign, also where --repair took care of it.
+    The exit code is 1 where a file is damaged, missing or foreign, also where --repair took care of it, and
+    where it is not known whether the run is complete.
     """
     from heatproof.store import RunFolder, verify
     from heatproof.store.folder import run_in
@@ -58,11 +59,12 @@ def verify_command(ctx: click.Context, run: Path, repair: bool, upgrade: bool) -
         say(f"to drop them: heatproof verify {path} --repair")
     else:
         folder = RunFolder.open(path)
+        status = folder.status()
         sealed = "every file is what was written" if folder.manifest.format > 1 else (
             "made by heatproof 0.1, without checksums; --upgrade adds them"
         )  # fmt: skip
-        say(f"{sealed}; {folder.status().sentence}")
-    if findings:
+        say(f"{sealed}; {status.sentence}")
+    if findings or status.state == "unknown":
         ctx.exit(1)
 
 

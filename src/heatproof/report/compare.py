@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from heatproof.report.panels import Tile, sheet
 from heatproof.report.pieces import Grid, Panels, fill, named, number, with_sub
 from heatproof.report.sides import RunSide
 from heatproof.show import address, overlay
+from heatproof.store.ledger import DamagedError
 from heatproof.verdict.answers import WORDS
 
 PIXELS = 112  # of a picture's side
@@ -143,7 +145,7 @@ def strip(found: RunComparison, one: Moved) -> str:
 def _picture(found: RunComparison, one: Moved, size: tuple[int, ...]) -> Image.Image:
     """As the model saw it, grey where no run kept it."""
     for k in one.sides:
-        content = found.sides[k].data.folder.pictures().read(one.image)
-        if content is not None:
-            return Image.open(io.BytesIO(content)).convert("RGB").resize((size[1], size[0]))
+        with suppress(DamagedError):  # the stored image is not what was written
+            if content := found.sides[k].data.folder.pictures().read(one.image):
+                return Image.open(io.BytesIO(content)).convert("RGB").resize((size[1], size[0]))
     return Image.new("RGB", (size[1], size[0]), (128, 128, 128))

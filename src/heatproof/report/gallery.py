@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from heatproof.errors import StoreError
 from heatproof.images.kinds import SOURCES, source_options
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
 from heatproof.run.instead import of_prediction
 from heatproof.show import AXES, COLOUR_MAPS, brightened, middle, plane_words, sections
+from heatproof.store.ledger import DamagedError
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
 from heatproof.verdict.data import RunData
@@ -46,6 +46,9 @@ CIVIDIS = (
 )
 JET = "000080 0000ff 0080ff 00ffff 80ff80 ffff00 ff8000 ff0000 800000"
 ACROSS = {"x": "sagittal", "y": "coronal", "z": "axial"}
+UNAVAILABLE = (
+    "image unavailable: the stored file is not what the run wrote; heatproof verify names the damage"
+)
 GROUPS = {"best": "Best", "worst": "Worst", "disputed": "Most disputed"}
 
 
@@ -86,7 +89,7 @@ def gallery(
                 "groups": {key: places.index(i) for key, places in groups.items() if i in places},
                 "agreement": json_number(dispute[i]),
                 "curves": curves.get(data.images.ids[i], {}),
-                "picture": picture_address(data, data.images.ids[i]),
+                **stored_picture(data, data.images.ids[i]),
                 "maps": [maps[method].get(data.images.ids[i]) for method in data.methods],
                 "instead": [others.get(method, {}).get(data.images.ids[i]) for method in data.methods],
             }
@@ -136,10 +139,14 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
 
 def planes_shown(data: RunData, name: str) -> str:
     """Which planes of a volume its picture shows, in words; '' of a picture."""
-    with suppress(StoreError):  # of one that is damaged, `verify` tells
-        at = data.folder.pictures().planes(name)
-        return plane_words(at, axes_of(data.manifest.config.get("images", {}))) if at else ""
-    return ""
+    at = _planes(data, name)
+    return plane_words(at, axes_of(data.manifest.config.get("images", {}))) if at else ""
+
+
+def _planes(data: RunData, name: str) -> tuple[int, ...] | None:
+    with suppress(DamagedError):  # the stored image is unavailable
+        return data.folder.pictures().planes(name)
+    return None
 
 
 def axes_of(images: Mapping[str, Any]) -> Sequence[str]:
@@ -205,7 +212,7 @@ def packed_maps(
         return {}
     maps = store.read(data.checkpoint, method, wanted)
     classes = [data.class_name(c if c >= 0 else None) for c in maps.explained.tolist()]
-    planes = [data.folder.pictures().planes(name) if len(maps.image_size) > 2 else None for name in wanted]
+    planes = [_planes(data, name) if len(maps.image_size) > 2 else None for name in wanted]
     return {name: pack(maps, i, classes[i], planes[i]) for i, name in enumerate(wanted)}
 
 
@@ -258,12 +265,14 @@ def picture_curves(
     return percents, found
 
 
-def picture_address(data: RunData, name: str) -> str | None:
-    """The picture as a data: address; None where the run did not keep it."""
-    content = data.folder.pictures().read(name)
-    if content is None:
-        return None
-    return f"data:{media_type(content)};base64,{base64.b64encode(content).decode()}"
+def stored_picture(data: RunData, name: str) -> dict[str, str | None]:
+    """The stored image as a data: address (None if the run stored none), and why it is unavailable."""
+    try:
+        content = data.folder.pictures().read(name)
+    except DamagedError:
+        return {"picture": None, "unavailable": UNAVAILABLE}
+    address = content and f"data:{media_type(content)};base64,{base64.b64encode(content).decode()}"
+    return {"picture": address or None, "unavailable": ""}
 
 
 def media_type(content: bytes) -> str:

@@ -159,8 +159,8 @@ def left_out(data: RunData) -> dict[str, list[str]]:
     known = {*data.manifest.config.get("methods", ()), *data.manifest.config.get("metrics", ())}
     found: dict[str, list[str]] = {}
     with suppress(StoreError):  # of a record that is damaged, `verify` tells
-        record = known_record(data.folder.path / LEFT_OUT) or {"reasons": {}}
-        for what, why in record["reasons"].items():
+        record = known_record(data.folder.path / LEFT_OUT) or {}
+        for what, why in record.get("reasons", {}).items():
             if not known.issuperset(split_calls(what)):
                 found.setdefault(why, []).append(what)
     return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.disk import valid_unicode
-from heatproof.errors import InputError, ModelError, counted, did_you_mean
+from heatproof.errors import InputError, ModelError, StoreError, counted, did_you_mean
 from heatproof.models.batches import measured_batch
 from heatproof.models.load import best_device
 from heatproof.models.model import Model, is_out_of_memory
@@ -192,6 +192,7 @@ def run_study(
                 ENGINES[engine](Work(opened, folder, plan, jobs, progress, stop, fail_fast))
             finally:
                 progress.finish()
+            check_written(folder, own if shard[1] > 1 else {unit.hash for unit in plan.units})
     except StopRequested:
         stopped = True
     hashes = {unit.hash for unit in plan.units}
@@ -209,6 +210,20 @@ def outgrown(folder: RunFolder, plan: RunPlan, pictures: Sequence[tuple[str, str
     return {unit.hash for unit in old.units} - {unit.hash for unit in plan.units}
 
 
+def check_written(folder: RunFolder, units: set[str]) -> None:
+    """Raise StoreError if files of finished units, or the run folder itself, vanished during the run."""
+    seals, done = folder.ledger.seals(), folder.done()
+    lost = [name for name in ("run.json", "plan.json") if not (folder.path / name).exists()]
+    for unit in sorted(units - done):
+        files = [f"seals/{unit}.json", *(seals[unit].files if unit in seals else ())]
+        lost += [name for name in files if not (folder.path / name).exists()][:1]
+    if lost:
+        raise StoreError(
+            f"{folder.path} lost {counted(len(lost), 'file')} while the run was going, such as {lost[0]}: "
+            "something else deletes files there; run again to compute what is missing"
+        )
+
+
 def broken_images(folder: RunFolder) -> list[dict[str, Any]]:
     """Image and reason of every picture that could not be used."""
     query = "select distinct image, reason from scores where metric = 'image' order by all"
@@ -220,7 +235,7 @@ def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
     if not (path / "run.json").exists():
         return []
     folder = RunFolder.open(path)
-    again = {row["image"] for row in broken_images(folder)} | set((folder.planned() or {}).get("retry", ()))
+    again = folder.broken()
     at = [i for i, (name, _) in enumerate(pictures) if valid_unicode(name) in again]
     plan = make_plan(folder.manifest, len(pictures), folder.images())
     if at:

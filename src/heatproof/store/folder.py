@@ -115,10 +115,12 @@ class RunFolder:
                 if not change.addition
             ]
             if refused:
-                raise StoreError(
-                    f"{path} was started with other settings: {'; '.join(refused)}; "
-                    "undo the change or choose another folder"
-                )
+                remedy = "undo the change or choose another folder"
+                if other and set(map(valid_unicode, other)) <= cls(path, old).broken():
+                    remedy = (
+                        "use --retry-broken to read images again that could not be read, or undo the change"
+                    )
+                raise StoreError(f"{path} was started with other settings: {'; '.join(refused)}; {remedy}")
             kept = manifest.grown_from(old) if changes else old.completed_by(manifest)
             return cls._keep(path, kept, pictures)
 
@@ -167,6 +169,7 @@ class RunFolder:
             plan = {
                 "run": self.manifest.id, "images": images, "checkpoints": list(checkpoints),
                 "units": list(dict.fromkeys([*past, *units])),
+                "records": [name for name in ("images.json", "hashes.json") if (self.path / name).exists()],
             }  # fmt: skip
             if plan != old:
                 write_record(self.path / "plan.json", plan)
@@ -178,8 +181,13 @@ class RunFolder:
 
     def images(self) -> list[tuple[str, str]]:
         """Id and content hash of every picture when the run began, where that was recorded."""
-        found = known_record(self.path / "images.json")
-        return [(name, mark) for name, mark in found["images"]] if found else []
+        found = known_record(self.path / "images.json") or {}
+        return [(name, mark) for name, mark in found.get("images", ())]
+
+    def broken(self) -> set[str]:
+        """Images that could not be read, also those that a stopped `--retry-broken` has still to read."""
+        rows = self.scores().sql("select distinct image from scores where metric = 'image'")
+        return {row["image"] for row in rows} | set((self.planned() or {}).get("retry", ()))
 
     def said(self) -> dict[str, dict[str, str]]:
         """State and reason that each shard recorded last."""
@@ -299,7 +307,23 @@ class RunFolder:
         return MapStore(self.path / "maps", self.units)
 
     def pictures(self) -> PictureStore:
-        return PictureStore(self.path / "pictures")
+        return PictureStore(self.path / "pictures", self._sealed_picture)
+
+    def _sealed_picture(self, file: str) -> str | None:
+        """SHA-256 of a stored image; "" if no seal names it, None in a folder of heatproof 0.1."""
+        if self.manifest.format == 1:
+            return None
+        if f"pictures/{file}" not in self.ledger.files:
+            self.ledger.seals()
+        return self.ledger.files.get(f"pictures/{file}", "")
+
+    @property
+    def page(self) -> Path:
+        """Where the report is written: of an audit, beside its run folder, else inside the run folder."""
+        beside = {name: self.path.parent / name for name in ("audit.json", "study.toml", "report.html")}
+        there = {name for name, path in beside.items() if path.exists()}
+        in_audit = self.path.name == "run" and ("audit.json" in there or len(there) == 2)
+        return beside["report.html"] if in_audit else self.path / "report.html"
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -319,6 +343,8 @@ class RunFolder:
         write_record(self.path / "status.json", said, lease.id)
 
     def _last_words(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
+        if not self.path.exists():
+            return
         with suppress(StoreError), _turn(self.path):  # on a full disk nothing more can be said
             self._say(lease, shard, state, reason)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from heatproof.disk import clear_failure, digest, write_whole
 from heatproof.errors import StoreError
@@ -30,6 +30,40 @@ FOLDERS = ("scores", "maps", "pictures", "seals")
 ASIDE = "set-aside"
 CHECKSUM = '"checksum": "'
 OWN = re.compile(r"(scores|maps(/[\w-]+)?|pictures)/\w[\w.-]*")  # what a seal may name
+
+
+class DamagedError(StoreError):
+    """A file of a run folder is missing, or its content is not what was written."""
+
+
+class Plan(TypedDict):
+    """plan.json."""
+
+    run: str  # id of its manifest
+    images: int
+    checkpoints: list[str]
+    units: list[str]  # hashes
+    retry: NotRequired[list[str]]  # images whose content may change
+    records: NotRequired[list[str]]  # that were written before it
+
+
+class ShardState(TypedDict):
+    """What status.json records of a shard."""
+
+    state: str
+    reason: str
+
+
+RECORDS: dict[str, Any] = {  # types of the records of a run folder; run.json has those of Manifest
+    "plan.json": Plan,
+    "images.json": dict[str, list[tuple[str, str]]],
+    "status.json": dict[str, ShardState],
+    "hashes.json": dict[str, dict[str, list[Any]]],
+    "gradients.json": dict[str, dict[str, dict[str, tuple[float, float]]]],
+    "left_out.json": dict[str, dict[str, str]],
+    "album.json": dict[str, Any],
+    "verdict.json": dict[str, Any],
+}
 _verified: dict[str, tuple[Any, ...]] = {}
 
 
@@ -49,7 +83,7 @@ def known_record(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What `write_record` wrote; anything else is refused."""
+    """What `write_record` wrote; other content, or a value of another type than in RECORDS, is refused."""
     try:
         text = plain(path).read_bytes().decode()
         start = len(CHECKSUM) + 1
@@ -57,11 +91,19 @@ def read_record(path: Path) -> dict[str, Any]:
         if text != f'{{{CHECKSUM}{checksum}",{rest}' or checksum != _hash(rest):
             raise damaged(path, "its content is not what was written")
         content = json.loads(f"{{{rest}")
+        check_types(content, RECORDS.get(path.name, dict[str, Any]))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     return dict(content)
+
+
+def check_types(content: Any, kind: Any) -> None:
+    """Raise ValueError where a value of a record has another type than `kind` declares."""
+    from msgspec import convert  # a monitor that writes no run folder works without it
+
+    convert(content, kind)
 
 
 def is_plain(path: Path) -> bool:
@@ -101,8 +143,8 @@ def linked_folders(root: Path) -> list[str]:
     return found
 
 
-def damaged(path: Path, why: str) -> StoreError:
-    return StoreError(
+def damaged(path: Path, why: str) -> DamagedError:
+    return DamagedError(
         f"cannot read {path}: {why}; heatproof verify RUN names all damage and --repair drops it"
     )
 
@@ -161,12 +203,13 @@ class Ledger:
 
     def _take(self, unit: str) -> Seal | None:
         try:
-            content = read_record(self.root / f"{unit}.json")
-            seal = Seal(**content)
+            seal = Seal(**read_record(self.root / f"{unit}.json"))
+            check_types(asdict(seal), Seal)
+            check_types(seal.unit, Unit)
             of = Unit(**{**seal.unit, **_tuples(seal.unit)})
             if of.hash != unit or not all(map(OWN.fullmatch, seal.files)):
                 return None
-        except (StoreError, FileNotFoundError, TypeError, AttributeError):
+        except (StoreError, FileNotFoundError, TypeError, ValueError):
             return None
         self.files |= seal.files
         return seal

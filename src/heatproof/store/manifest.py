@@ -22,11 +22,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from heatproof.errors import StoreError
 from heatproof.lazy import torch
-from heatproof.store.ledger import plain, read_record, write_record
+from heatproof.store.ledger import check_types, plain, read_record, write_record
 
 PACKAGES = (
     "heatproof", "torch", "numpy", "scipy", "pillow", "scikit-image", "duckdb",
@@ -35,6 +35,25 @@ PACKAGES = (
 FORMAT = 2
 SEVERAL = "multilabel"  # the head of such a network
 GROWING = ("methods", "metrics", "checkpoints", "models", "images")
+
+
+class LaterFormatError(StoreError):
+    """The run folder was written by a later version of heatproof."""
+
+
+class _Images(TypedDict, total=False):
+    kind: str
+    options: dict[str, Any]
+
+
+class _Config(TypedDict, total=False):
+    """Types of the settings that commands read from run.json; `run/config.py` checks a study's own."""
+
+    methods: list[str]
+    metrics: list[str]
+    images: _Images
+    model: dict[str, Any]
+    run: dict[str, Any]
 
 
 class Change(NamedTuple):
@@ -156,12 +175,14 @@ class Manifest:
             content = json.loads(plain(path).read_text(encoding="utf-8"))
             version = content.get("format", 1)
             if version > FORMAT:
-                raise StoreError(
-                    f"{path.parent} was written by a later heatproof (format {version}; this one reads up to "
-                    f"{FORMAT}): install a newer heatproof to open it"
+                raise LaterFormatError(
+                    f"{path.parent} was written by a later version of heatproof (format {version}; this one "
+                    f"reads up to {FORMAT}): install a newer heatproof to open it"
                 )
             if "checksum" in content or version > 1:
                 content = read_record(path)
+                check_types(content, Manifest)
+                check_types(content["config"], _Config)
             known = {key: content[key] for key in content if key in Manifest.__dataclass_fields__}
             return Manifest(**known | {"format": version})
         except FileNotFoundError as error:

@@ -33,12 +33,13 @@ from heatproof.disk import Content, valid_unicode
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images.files import MAX_PIXELS
 from heatproof.lazy import torch
-from heatproof.store.ledger import Seal, check_file, plain
+from heatproof.store.ledger import Seal, check_file, check_types, plain
 from heatproof.types import Maps, Unit, per_map, places
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+INDEX = tuple[str, list[str], list[list[str]]]  # types of a checkpoint's name, ids, and ids by method
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
 MOST = 1 << 26  # bytes of an unpacked index: a million maps
 SMALLEST = 2.0**-24  # the smallest half-precision number above zero
@@ -267,6 +268,7 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
     try:
         index = read_index(path)
         shared = {key: index[key] for key in ("ids", "explained")}
+        check_types([index["checkpoint"], shared["ids"], [e.get("ids", []) for e in index["maps"]]], INDEX)
         ids = tuple(shared["ids"])  # one tuple for all methods
         return [
             Shard(
@@ -285,7 +287,16 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
             )
             for entry in index["maps"]
         ]
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ) as error:
         raise _unreadable(path, error) from error
 
 

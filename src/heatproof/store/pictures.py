@@ -12,7 +12,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from PIL import Image
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import StoreError
 from heatproof.show import Sheet
-from heatproof.store.ledger import plain
+from heatproof.store.ledger import damaged, plain
 
 FEW_COLOURS = 256
 QUALITY = 90
@@ -31,10 +31,10 @@ PLANES = re.compile(r"planes (\d{1,6}(?: \d{1,6}){2})")
 
 
 class PictureStore:
-    """A run's pictures by image id."""
+    """A run's pictures by image id. sealed: returns the SHA-256 that a file must have, None for any."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, sealed: Callable[[str], str | None] = lambda file: None) -> None:
+        self.root, self._sealed = root, sealed
 
     def path(self, name: str) -> Path | None:
         """The file of an image, where it was kept."""
@@ -42,9 +42,15 @@ class PictureStore:
         return next((file for s in SUFFIXES if (file := self.root / f"{stem}{s}").exists()), None)
 
     def read(self, name: str) -> bytes | None:
-        """PNG or JPEG; None where the picture was not kept."""
+        """PNG or JPEG; None where it was not kept. Raises DamagedError if it is not what was written."""
         path = self.path(name)
-        return None if path is None else _checked(plain(path))
+        if path is None:
+            return None
+        with plain(path).open("rb") as file:
+            content, sealed = file.read(MOST_BYTES + 1), self._sealed(path.name)
+        if sealed is not None and hashlib.sha256(content).hexdigest() != sealed:
+            raise damaged(path, "its content is not what was written")
+        return _checked(path, content)
 
     def planes(self, name: str) -> tuple[int, ...] | None:
         """Which planes of a volume its picture shows; None where nothing says so."""
@@ -80,11 +86,9 @@ def encode(pixels: np.ndarray, planes: Sequence[int] = ()) -> tuple[bytes, str]:
     return out.getvalue(), ".jpg"
 
 
-def _checked(path: Path) -> bytes:
+def _checked(path: Path, content: bytes) -> bytes:
     """The content of a file that is a picture of a sane size: whoever shows it need not be afraid of it."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
         with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
             if len(content) <= MOST_BYTES and math.prod(picture.size) <= MOST_PIXELS:
                 return content

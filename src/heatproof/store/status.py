@@ -4,7 +4,7 @@ started     somebody is at work
 stopped     somebody asked it to, or other shards are still to come; the same command goes on
 failed      an error ended it, or its process ended without a word
 complete    every planned unit is there
-unknown     nobody recorded what was planned (heatproof 0.1, a study's own measurements, other programs)
+unknown     plan.json is missing (lost, or never written by heatproof 0.1); never treated as complete
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 State = Literal["started", "stopped", "failed", "complete", "unknown"]
 NO_WORD = "its process ended without a word, as when it is killed or the machine stops"
-NOT_RECORDED = "what was planned is not recorded; run the study again, or heatproof verify RUN --upgrade"
-BY_A_STUDY = "measured by a study, which plans its own units"
+NOT_RECORDED = "plan.json, the list of units, is missing: run the study again, or verify RUN --upgrade"
 # An image counts as used where the network answered it at every checkpoint that is planned.
 IMAGES = """
     select count(*) filter (not broken and answers >= ?) as used, count(*) filter (broken) as broken,
@@ -89,8 +88,7 @@ def _state(
     folder: RunFolder, plan: Mapping[str, Any] | None, done: set[str], units: set[str]
 ) -> tuple[State, str]:
     if plan is None:
-        config = folder.manifest.config
-        return "unknown", BY_A_STUDY if "methods" in config and "run" not in config else NOT_RECORDED
+        return "unknown", NOT_RECORDED
     if units <= done:
         return "complete", ""
     if working := claims(folder.path):

@@ -17,15 +17,19 @@ from heatproof.disk import clear_failure, digest
 from heatproof.errors import StoreError
 from heatproof.store.folder import RunFolder
 from heatproof.store.lease import lease_of
-from heatproof.store.ledger import ASIDE, FOLDERS, Ledger, Seal, is_plain, linked_folders, read_record
-from heatproof.store.manifest import FORMAT, Manifest, maker
+from heatproof.store.ledger import (
+    ASIDE,
+    FOLDERS,
+    RECORDS,
+    Ledger,
+    Seal,
+    is_plain,
+    known_record,
+    linked_folders,
+)
+from heatproof.store.manifest import FORMAT, LaterFormatError, Manifest, maker
 from heatproof.store.maps import read_index, slug
 from heatproof.types import Unit
-
-RECORDS = (
-    "run.json", "plan.json", "images.json", "status.json", "hashes.json", "album.json", "gradients.json",
-    "left_out.json",
-)  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -37,7 +41,7 @@ class Finding(NamedTuple):
 
 
 def inspect(path: Path) -> list[Finding]:
-    """Everything that is wrong with a run folder; all of it is read."""
+    """Everything that is wrong with a run folder; all of it is read. One of a later version is refused."""
     if not (path / "run.json").exists() and not (path / "seals").is_dir():
         RunFolder.open(path)  # which says why it is no run folder
     found = list(_records(path))
@@ -66,17 +70,28 @@ def inspect(path: Path) -> list[Finding]:
 
 
 def _records(path: Path) -> Iterator[Finding]:
+    """Records that are damaged, or missing although the others show that they were written."""
+    required = {"run.json", "plan.json"}
+    if any(Ledger(path).all()):
+        required.add("status.json")
+    try:
+        manifest = Manifest.read(path / "run.json")
+        if manifest.format == 1:  # heatproof 0.1 wrote no other record
+            required = set()
+        elif manifest.pictures:
+            required.add("images.json")
+    except LaterFormatError:
+        raise
+    except StoreError:
+        if (path / "run.json").exists():
+            yield Finding("run.json", "damaged")
     for name in RECORDS:
-        if not (path / name).exists():
-            continue
         try:
-            Manifest.read(path / name) if name == "run.json" else read_record(path / name)
+            record = known_record(path / name)
+            required.update(RECORDS.keys() & (record or {}).get("records", ()) if name == "plan.json" else ())
         except StoreError:
             yield Finding(name, "damaged")
-    if not (path / "run.json").exists():
-        yield Finding("run.json", "missing")
-    elif (path / "images.json").exists() and not (path / "plan.json").exists():
-        yield Finding("plan.json", "missing")
+    yield from (Finding(name, "missing") for name in sorted(required) if not (path / name).exists())
 
 
 def _unsealed(

@@ -56,7 +56,7 @@ def check(
 def whole(folder: RunFolder, min_usable: float) -> RuleResult:
     """Whether a run is complete and enough of its images could be used."""
     status = folder.status()
-    holds = status.state in ("complete", "unknown") and status.usable >= min_usable
+    holds = status.complete and status.usable >= min_usable
     value = RuleValue("", "", "", "", "usable", status.usable, status.planned, holds, status.sentence)
     return RuleResult(f"complete run, usable >= {min_usable:g}", holds, (value,), n=status.planned)
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import numpy as np
 
-from heatproof.disk import write_whole
 from heatproof.errors import StoreError, counted
 from heatproof.metrics.stats import mean_interval
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
+from heatproof.store.ledger import write_record
 from heatproof.verdict.alarms import surely_above
 from heatproof.verdict.answers import Answer, LabelAgreement, MethodAnswer, Test, Verdict, listed
 from heatproof.verdict.data import Cell, RunData, read_run
@@ -114,7 +114,7 @@ def keep(data: RunData, verdict: Verdict) -> str:
         return ""
     path = data.folder.path / FILE
     try:
-        write_whole({path: verdict.json() + "\n"})
+        write_record(path, verdict.as_json())
     except StoreError as error:
         return f"the verdict is not kept: {error}"
     return f"written to {path}"
@@ -219,7 +219,7 @@ def _blank(data: RunData, method: str, share: float, following: Sequence[str]) -
 def _in_the_way(data: RunData) -> Iterator[str]:
     """What stands in the way of saying anything good."""
     status = data.folder.status()
-    if status.state not in ("complete", "unknown"):
+    if not status.complete:
         yield f"the run is not complete: {status.sentence}"
     elif status.usable < MIN_USABLE:
         yield f"too few pictures could be used: {status.sentence}"

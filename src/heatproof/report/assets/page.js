@@ -142,6 +142,7 @@ const heatproof = (() => {
       }
     }
     if (image.planes) line.append(make("br"), image.planes); // of a volume, those that the picture shows
+    if (image.unavailable) line.append(make("br"), image.unavailable);
     return line;
   };
 

@@ -128,6 +128,7 @@ class CoseWorker:
         units = [unit for checkpoint in order for unit in self.units(checkpoint)]
         waiting = [unit for unit in units if unit.hash not in done]
         images = sum(len(range(*unit.images)) for unit in waiting)
+        self.folder.plan([unit.hash for unit in units], 0, order)  # 0: its rows are about pairs
         self.progress.start(images, len(units), len(units) - len(waiting))
         try:
             for unit in waiting:

@@ -211,6 +211,7 @@ class Probe:
             if self.settings.edits:
                 measure_edits(self, self.settings.edits)
             self.speed()
+            self.store.plan(self.store.ledger.seals(), 0, REGIMES)  # all that was to be measured is there
         return self.store
 
     def robustness(self) -> None:
