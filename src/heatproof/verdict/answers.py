@@ -144,6 +144,7 @@ class Verdict:
     alarms: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
     rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and where they are from
+    warnings: tuple[str, ...] = ()  # what to check, though it does not change an answer
 
     @property
     def follow(self) -> Answer:
@@ -251,7 +252,8 @@ class Verdict:
         found: dict[str, Any] = without_nan({
             "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence,
             "checkpoint": self.checkpoint, "methods": methods, "network": network,
-            "alarms": list(self.alarms), "notes": list(self.notes), "rates": dict(self.rates),
+            "alarms": list(self.alarms), "notes": list(self.notes), "warnings": list(self.warnings),
+            "rates": dict(self.rates),
         })  # fmt: skip
         return found
 
@@ -266,7 +268,7 @@ class Verdict:
         lines = [f"{self.headline}.", self.sentence]
         lines += [f"  {m.method}: {WORDS[m.follows]}{f' ({m.note})' if m.note else ''}" for m in self.methods]
         lines += [f"  {one}" for one in self.network.classes]
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"  note: {note}" for note in (*self.notes, *self.warnings))])
 
     def _repr_html_(self) -> str:
         rows = [[m.method, WORDS[m.follows], m.why] for m in self.methods]

@@ -10,7 +10,9 @@ import numpy as np
 
 from heatproof.disk import write_whole
 from heatproof.errors import StoreError, counted
+from heatproof.metrics.class_order import class_order
 from heatproof.metrics.stats import mean_interval
+from heatproof.run.answers import read_answers
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
 from heatproof.verdict.alarms import surely_above
@@ -90,7 +92,8 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
     network = looks(data, following, _untold(data, values, following))
-    return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates)
+    warnings = tuple(data.manifest.warnings)
+    return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, warnings)
 
 
 def keep(data: RunData, verdict: Verdict) -> str:
@@ -203,6 +206,7 @@ def _in_the_way(data: RunData) -> Iterator[str]:
     if silent or not data.images.ids:
         asked = counted(len(data.images.ids), "picture")
         yield f"the network's answers to {silent} of {asked} are not numbers"
+    yield from _other_order(data)
     if data.manifest.several:
         yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH)
     else:
@@ -222,6 +226,23 @@ def _silent(data: RunData) -> int:
         [data.model, data.checkpoint],
     )
     return len({*unsure} - {row["image"] for row in rows})
+
+
+def _other_order(data: RunData) -> Iterator[str]:
+    """Whether another order of the classes explains the labels much better."""
+    names = [data.class_name(label) for label in range(max(data.classes, default=-1) + 1)]
+    if data.manifest.several:
+        answers = read_answers(data.folder, data.checkpoint, model=data.model)
+        truth, scores = answers.labels, answers.probabilities
+    else:
+        pairs = zip(data.images.labels, data.images.predicted, strict=True)
+        known = np.array([(a, b) for a, b in pairs if a is not None and b is not None], dtype=int)
+        if not len(known) or known.min() < 0:
+            return
+        columns = np.eye(max(known.max() + 1, len(names)), dtype=bool)
+        truth, scores = columns[known[:, 0]], columns[known[:, 1]].astype(float)
+    if truth.shape[1] == len(names) and (order := class_order(truth, scores)):
+        yield order.sentence(names, scores.shape[1])
 
 
 def _no_skill(data: RunData) -> Iterator[str]:
