@@ -349,7 +349,8 @@ def test_the_file_has_the_published_form(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and shown.output == kept
     found = json.loads(kept, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert list(found) == [
-        "schema", "headline", "sentence", "checkpoint", "methods", "network", "alarms", "notes", "rates",
+        "schema", "headline", "sentence", "checkpoint", "methods", "network", "alarms", "notes", "warnings",
+        "rates",
     ]  # fmt: skip
     assert found["schema"] == 1 and found["headline"] == HEADLINES["yes", "yes"]
     assert [set(one) for one in found["methods"]] == [{"method", "follows", "blank", "note", "tests"}] * 3

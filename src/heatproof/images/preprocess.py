@@ -124,7 +124,9 @@ class Preprocess:
 
     def replaced(self, given: Mapping[str, Any]) -> Preprocess:
         """This preprocessing with the keys of a study's [preprocess] table that are not None."""
-        changes = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None}
+        changes: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None
+        }
         if len(changes.get("size", ())) == 3:  # volumes are resized to what the model takes by default
             changes.setdefault("resize", changes["size"])
         merged = replace(self, **changes)

@@ -109,8 +109,9 @@ def _auc_matrix(truth: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """ "labels outputs": AUC of each output for each label."""
     ranks = np.stack([_ranks(column) for column in scores.T], axis=1)
     positives = truth.sum(0)[:, None]
-    above: np.ndarray = truth.T.astype(float) @ ranks - positives * (positives + 1) / 2
-    return above / (positives * (len(truth) - positives))
+    above = truth.T.astype(float) @ ranks - positives * (positives + 1) / 2
+    table: np.ndarray = above / (positives * (len(truth) - positives))
+    return table
 
 
 def _ranks(column: np.ndarray) -> np.ndarray:

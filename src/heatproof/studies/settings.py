@@ -113,7 +113,7 @@ class PreprocessSettings(Settings):
         """Keys and values of what is given."""
         size = self.size * 2 if len(self.size) == 1 else self.size
         resize = self.resize or (size[:1] if len(set(size)) == 1 and len(size) == 2 else size)
-        keys = {"size": list(size), "resize": resize[0] if len(resize) == 1 else list(resize)}
+        keys: dict[str, Any] = {"size": list(size), "resize": resize[0] if len(resize) == 1 else list(resize)}
         keys |= {"mean": list(self.mean), "std": list(self.std)}
         return {key: value for key, value in keys.items() if value}
 
