@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.registry import check_methods, split_calls
+from heatproof.registry import split_calls
 
 HEAD = (
     "What the output is: softmax, logit, multilabel, regression, segmentation, detection or embedding. "
@@ -62,7 +62,6 @@ class Settings:
                 raise InputError(f"{name} is at most {about.most}; got {value}")
             if about.choices and value not in about.choices:
                 raise InputError(f"{name} cannot be {value!r}; {did_you_mean(value, about.choices)}")
-        check_methods(getattr(self, "methods", ()))  # before torch is imported
 
 
 def pixels(text: str) -> tuple[int, ...]:

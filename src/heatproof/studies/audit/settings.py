@@ -10,6 +10,7 @@ from typing import Any
 
 from heatproof.images.guess import Guess
 from heatproof.models.specs import placed_spec
+from heatproof.registry import check_methods
 from heatproof.studies.settings import (
     DEVICE,
     EXPECT_ACCURACY,
@@ -61,6 +62,10 @@ class AuditSettings(Settings):
     threads: int | None = option(None, THREADS, least=1)
     seed: int = option(0, "Everything follows from it.", least=0)
     out: Path = option(Path("audit"), "Folder.", short="o")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_methods(self.methods)  # before torch is imported
 
     @property
     def held(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heatproof.errors import InputError
+from heatproof.registry import check_methods
 from heatproof.studies.settings import (
     CLASS_HEAD,
     DEVICE,
@@ -65,3 +66,7 @@ class ContrastSettings(Settings):
     device: str | None = option(None, DEVICE)
     seed: int = option(0, "Everything follows from it.", least=0)
     out: Path = option(Path("runs/contrast"), "Folder.", short="o")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_methods(self.methods)  # before torch is imported
