@@ -17,7 +17,7 @@ import pkgutil
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
@@ -321,6 +321,17 @@ def check_options(entry: Entry, given: dict[str, Any]) -> None:
     for option, usual in entry.options.items():
         if usual is REQUIRED and option not in given:
             raise InputError(f"{entry.name} needs {option}; write {entry.name}({option}=...)")
+
+
+def check_methods(texts: Iterable[str]) -> None:
+    """Raise for an unknown method or option, without importing torch.
+
+    Names with a colon belong to files and other packages, which check them when they are loaded.
+    """
+    for text in texts:
+        name, options = parse_call(text)
+        if ":" not in name:
+            check_options(explainers.get(name), options)
 
 
 def takes_volumes(entry: Entry) -> bool:

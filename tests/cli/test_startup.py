@@ -108,6 +108,11 @@ def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(
     lost[0].write_text(STUDY.format("nothing", "lite0", ""))
     lost[1].write_text(STUDY.format(".", "lite0", 'checkpoints = "nothing.pt"'))
     lost[2].write_text(STUDY.format(".", "nothing.py:net", ""))
+    unknown = [tmp_path / f"unknown-{name}.toml" for name in ("method", "metric", "option")]
+    whole = STUDY.format(".", "lite0", "")
+    unknown[0].write_text(whole.replace('"gradcam"', '"gradcm"'))
+    unknown[1].write_text(whole.replace('"insertion"', '"insertoin"'))
+    unknown[2].write_text(whole.replace('"gradcam"', '"rise(mask=3)"'))
     missing, bad, typo = (str(tmp_path / name) for name in ("nothing", "bad.toml", "typo.toml"))
     fine = [
         ["--version"],
@@ -142,7 +147,11 @@ def test_lists_rows_rules_and_mistakes_about_files_need_no_torch(
         ["explain", "lite0", "example:cat", "--checkpoint", missing],
         ["explain", f"{missing}.py:net", "example:cat"],
         ["list", "layers", f"{missing}.py:net"],
-        *(["run", str(study)] for study in lost),
+        *(["run", str(study)] for study in (*lost, *unknown)),
+        *([command, "lite0", str(tmp_path), "--methods", "gradcm"] for command in ("audit", "contrast")),
+        ["explain", "lite0", "example:cat", "--methods", "gradcam,rise(mask=3)"],
+        ["score", "lite0", str(tmp_path), "--maps", "maps", "--metrics", "insertoin"],
+        ["audit", "lite0", str(tmp_path), "--size", "large"],
         ["report", str(run), "--checkpoint", "nothing"],
         ["audit", "lite0", missing],
         ["audit", "lite0", str(tmp_path), "--checkpoint", missing],

@@ -32,7 +32,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def contrast(*more: str) -> Result:
-    options = ["--checkpoint", "weights.pt", "--size", "0.4", "--lr", "0.003", "--methods", "gradcam,edges"]
+    options = [
+        "--checkpoint",
+        "weights.pt",
+        "--token-size",
+        "0.4",
+        "--lr",
+        "0.003",
+        "--methods",
+        "gradcam,edges",
+    ]
     return CliRunner().invoke(main, ["contrast", "net.py:make", "pictures", *options, *more])
 
 
@@ -68,15 +77,17 @@ def test_the_command_writes_a_page_and_numbers_and_reads_only_the_rest(place: Pa
 
 
 def test_planting_that_fails_is_said_and_judges_nobody(place: Path) -> None:
-    result = contrast("--epochs", "1", "--lr", "1e-6", "--out", "out")
+    result = contrast("--epochs", "1", "--lr", "1e-6", "--mean", "0,0,0", "--std", "1,1,1", "--out", "out")
     assert result.exit_code == 1 and "planting failed" in result.output
+    assert "the network's input: " in result.output and "mean 0, 0, 0, std 1, 1, 1" in result.output
+    assert "classes, in the order of its outputs: " in result.output
     assert json.loads(Path("out/contrast.json").read_text())["points"][0]["methods"] == {}
     assert "no method is judged" in Path("out/page.html").read_text()
 
 
 def test_a_study_in_a_file(place: Path) -> None:
     Path("study.toml").write_text(
-        'model = "net.py:make"\nimages = "pictures"\ntoken = "tag"\nsize = 0.4\npositive = "green"\n'
+        'model = "net.py:make"\nimages = "pictures"\ntoken = "tag"\ntoken_size = 0.4\npositive = "green"\n'
         'methods = ["gradcam"]\nlr = 3e-3\nout = "out"\n'
     )
     result = CliRunner().invoke(main, ["study", "contrast", "study.toml"])
@@ -90,7 +101,7 @@ def test_a_study_in_a_file(place: Path) -> None:
         (["--token", "tga"], "did you mean 'tag'"),
         (["--strength", "much"], "strength is one share or several"),
         (["--strength", "2"], "strength is the share"),
-        (["--size", "3"], "does not fit"),
+        (["--token-size", "3"], "does not fit"),
         (["--positive", "red"], "unknown class 'red'"),
         (["--methods", "gradcat"], "did you mean 'gradcam'"),
         (["--limit", "30"], "at least 20 of each"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import heatproof as hp
 from conftest import counting, small_cnn
-from heatproof.errors import HeatproofError, ModelError
+from heatproof.errors import HeatproofError, InputError, ModelError
 from heatproof.models import probabilities
 from heatproof.models.heads import Multilabel
 from heatproof.models.model import as_model
@@ -318,3 +318,60 @@ def test_explain_takes_picture_files_and_pillow_pictures(tmp_path: Path) -> None
         hp.explain(model, str(tmp_path / "dog.png"))
     with pytest.raises(HeatproofError, match="takes 4 channels, pictures have 1 or 3"):
         hp.explain(small_cnn(channels=4).eval(), path)
+
+
+# --- backbones without a head ---------------------------------------------------------------------------
+
+
+def headless() -> dict[str, nn.Module]:
+    torchvision, timm = pytest.importorskip("torchvision"), pytest.importorskip("timm")
+    resnet, vgg = torchvision.models.resnet18(), torchvision.models.vgg11()
+    resnet.fc, vgg.classifier = nn.Identity(), nn.Identity()
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=0)
+    dino = nn.Sequential(nn.Conv2d(3, 96, 8, 8), nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    dino.append(nn.LayerNorm(96))  # the class token of DINO is normalised and returned
+    return {
+        "ResNet returns 512": resnet,
+        "VGG returns 25088": vgg,
+        "VisionTransformer returns 192": vit,
+        "Sequential returns 96": dino,
+    }
+
+
+def test_features_are_not_explained_as_classes() -> None:
+    for words, module in headless().items():
+        with pytest.raises(InputError, match=f"{words} features, not class scores.*head='embedding'"):
+            hp.explain(module, images(), "gradient")
+        with torch.no_grad():
+            features = module.eval()(images())
+        similar = hp.load_model(module, references=features[:2])
+        assert similar.logits(images()).shape == (3, 2)
+        assert hp.load_model(module, head="softmax").logits(images()).shape == features.shape
+
+
+def test_encoders_of_transformers_are_named_as_such() -> None:
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = transformers.CLIPVisionConfig(**small, image_size=32, patch_size=8, projection_dim=16)
+    both = transformers.CLIPConfig(text_config=small, vision_config=vision.to_dict(), projection_dim=16)
+    dino = transformers.Dinov2Config(**small, image_size=32, patch_size=8)
+    records = {
+        "last_hidden_state, pooler_output": transformers.CLIPVisionModel(vision),
+        "last_hidden_state, image_embeds": transformers.CLIPVisionModelWithProjection(vision),
+        "Dinov2Model returns last_hidden_state": transformers.Dinov2Model(dino),
+    }
+    for words, module in records.items():
+        with pytest.raises(InputError, match=f"{words}.*no classification head.*head='embedding'"):
+            hp.load_model(module).logits(images())
+    with pytest.raises(InputError, match=r"CLIPModel takes images and texts together.*get_image_features"):
+        hp.load_model(transformers.CLIPModel(both)).logits(images())
+    classifier = transformers.Dinov2ForImageClassification(dino)
+    assert hp.load_model(classifier).logits(images()).shape == (3, 2)
+
+
+def test_classifiers_without_a_linear_layer_at_their_end_are_classifiers() -> None:
+    models = pytest.importorskip("torchvision").models
+    for name in ("squeezenet1_0", "resnet18", "densenet121"):
+        assert hp.load_model(models.get_model(name)).logits(images()).shape == (3, 1000)
+    normed = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10), nn.BatchNorm1d(10))
+    assert hp.load_model(normed).logits(images()).shape == (3, 10)

@@ -209,14 +209,13 @@ def test_repeated_images_count_once_in_every_interval(tmp_path: Path) -> None:
     groups = [column[[name[4:].startswith(f"{i}-") for name in data.images.ids]].mean() for i in range(4)]
     assert cell.value == pytest.approx(np.mean(groups)) and cell.low >= min(groups) - 1e-9
     verdict = judge(data)
-    assert "Only 4 of the 40 images are distinct" in verdict.sentence
-    assert "distinct" in verdict.as_json()["remarks"][0]
+    assert "Only 4 of the 40 images are distinct" in verdict.as_json()["warnings"][0]
 
 
 def test_different_images_have_no_groups_and_old_folders_are_read(tmp_path: Path) -> None:
     folder = run_study(repeat(tmp_path, 8, 1), tmp_path / "out").folder
     data = read_run(folder)
-    assert data.images.group is None and data.images.distinct_files == 8 and not judge(data).remarks
+    assert data.images.group is None and data.images.distinct_files == 8 and not judge(data).warnings
     old = make_run(tmp_path / "old", images=8, maps=False)
     assert read_run(old).images.group is None
 

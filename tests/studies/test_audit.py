@@ -370,6 +370,8 @@ def test_pictures_without_labels_and_of_one_class(folder: Path) -> None:
         (["net.py:tiny", "empty"], "there is no picture in empty"),
         (["net.py:tinny", "pictures"], "tinny"),
         (["timm:resnet18", "pictures"], "has random weights, whose maps say nothing"),
+        (["torchvision:squeezenet", "pictures"], "did you mean 'squeezenet1_1' or 'squeezenet1_0'?"),
+        (["timm:resnet180", "pictures"], "unknown timm model 'resnet180'; did you mean"),
         (["nothing", "pictures"], "cannot read the model 'nothing'"),
         (["net.py:tiny", "pictures", "--checkpoint", "lost.pt"], "there is no file 'lost.pt'"),
         (["net.py:tiny", "pictures", "--minutes", "0"], "minutes must be above 0"),

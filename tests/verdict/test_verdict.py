@@ -408,7 +408,7 @@ def test_the_file_has_the_published_form(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and json.loads(shown.output) == found
     assert list(found) == [
         "schema", "headline", "sentence", "checkpoint", "methods", "network", "labels", "alarms", "notes",
-        "rates", "remarks",
+        "warnings", "rates",
     ]  # fmt: skip
     assert found["schema"] == 1 and found["headline"] == HEADLINES["yes", "yes"]
     assert [set(one) for one in found["methods"]] == [{"method", "follows", "blank", "note", "tests"}] * 3

@@ -9,7 +9,7 @@ file are relative to the file. An empty text says nothing.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
@@ -136,6 +136,17 @@ def options(settings: type) -> Iterator[click.Option]:
             yield from options(hints[field.name])
         elif KEY in field.metadata:
             yield _option(field.name, hints[field.name], field.default, field.metadata[KEY])
+
+
+def settings_options(settings: type) -> Callable[[Any], Any]:
+    """A decorator that adds the fields of a settings class as options of a plain command."""
+
+    def decorate(function: Any) -> Any:
+        own = list(options(settings))[::-1]  # click collects options from the last decorator on
+        function.__click_params__ = [*getattr(function, "__click_params__", []), *own]
+        return function
+
+    return decorate
 
 
 def _is_settings(hint: Any) -> bool:

@@ -72,11 +72,12 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     check_network(settings.model, settings.checkpoint)
     from heatproof.studies.audit.protocol import plan_audit, run_audit
 
-    plan = plan_audit(settings, say=say, trying=TimingBar(), began=began)
+    table = LiveTable(console, settings.out / "run")
+    plan = plan_audit(settings, say=table.say, trying=TimingBar(), began=began)
     console.print(_choices(plan))
     for note in plan.notes:
         say(f"note: {note}")
-    outcome = run_audit(settings, plan, LiveTable(console, settings.out / "run"))
+    outcome = run_audit(settings, plan, table)
     if outcome.result.broken:
         from heatproof.cli.run import broken_table
 
@@ -85,7 +86,10 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
         stopped(ctx)
     say("")
     say(outcome.verdict.headline, style="bold")
-    for line in (outcome.verdict.sentence, *(f"note: {note}" for note in outcome.verdict.notes)):
+    for line in (
+        outcome.verdict.sentence,
+        *(f"note: {note}" for note in (*outcome.verdict.notes, *outcome.verdict.warnings)),
+    ):
         say(line)
     if outcome.plan.more:
         say(f"note: {outcome.plan.more}")

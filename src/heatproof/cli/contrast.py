@@ -36,7 +36,7 @@ def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
       heatproof contrast net.py:make pictures --checkpoint best.pt --positive pneumonia
       heatproof contrast torchvision:resnet50 pictures --checkpoint best.pt --token tint --device cuda
       heatproof contrast net.py:make pictures --strength 1,0.8,0.5,0.2 --methods "gradcam,lime(samples=300)"
-      heatproof contrast net.py:make pictures --token sticker.png --size 0.2
+      heatproof contrast net.py:make pictures --token sticker.png --token-size 0.2
 
     The exit code is 1 where planting failed at every strength, for then no method is judged. As a study with
     its settings in a file: heatproof study contrast FILE.toml.
@@ -46,9 +46,9 @@ def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
 def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
     """Do the study, tell where it is, and what it found."""
+    settings = ContrastSettings(**given)  # before torch is imported
     from heatproof.studies.contrast.protocol import contrast_study
 
-    settings = ContrastSettings(**given)
     with steps("training", 2 * len(settings.strength)) as bar:
         begun: list[tuple[float, str]] = []
 
@@ -61,7 +61,7 @@ def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
                     bar.done(f"{begun[-2][1]} with the token in {begun[-2][0]:.0%} of the positives")
             return bar.now(f"{which}, {strength:.0%}, epoch {state.epoch} of at most {state.epochs}")
 
-        outcome = contrast_study(settings, told)
+        outcome = contrast_study(settings, told, say)
         if begun:
             bar.done(f"{begun[-1][1]} with the token in {begun[-1][0]:.0%} of the positives")
     for failure in outcome.found.failures[:10]:

@@ -14,12 +14,13 @@ from PIL import Image
 
 from heatproof.cli._console import PATH, Steps, console, errors, new_table, say, steps
 from heatproof.cli._files import file_part, find_images, make_folder, numbers, read_names, save, unique_names
+from heatproof.cli._study import arguments, settings_options
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
 from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, LITE
-from heatproof.registry import split_calls
+from heatproof.registry import check_methods, split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
-from heatproof.studies.settings import HEAD
+from heatproof.studies.settings import HEAD, PreprocessSettings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,6 +77,7 @@ class Explained:
     "--window",
     help="Of scans, what becomes 0 to 1: centre and width, such as 40,400, or range for their own.",
 )
+@settings_options(PreprocessSettings)
 @click.option("--spacing", help="Of scans, what a voxel becomes: three lengths in mm, such as 1,1,1.")
 @click.option("--seed", type=int, default=0, help="For methods that draw random numbers.")
 @click.pass_context
@@ -94,6 +96,10 @@ def explain_command(
     bits: int | None,
     window: str | None,
     spacing: str | None,
+    size: str | None,
+    resize: str | None,
+    mean: str | None,
+    std: str | None,
     seed: int,
     **choice: Any,
 ) -> None:
@@ -120,6 +126,11 @@ def explain_command(
 
     An image that cannot be read or answered is reported and the others go on; the exit code is then 1.
     """
+    check_methods(split_calls(methods))
+    replaced = {"size": size, "resize": resize, "mean": mean, "std": std}
+    given_input = PreprocessSettings(
+        **arguments(PreprocessSettings, {k: v for k, v in replaced.items() if v})
+    ).table
     paths = find_images(images)
     if not any(path.exists() for path in paths):
         raise InputError(f"there is no file {paths[0]}; name image files, folders of them or quoted patterns")
@@ -127,13 +138,17 @@ def explain_command(
 
     weights = None if choice["random_weights"] else choice["checkpoint"]
     check_network(model, [weights] if weights else [])  # before torch is imported, which takes its time
-    from heatproof.explain.api import read_methods
-
-    read_methods(methods)  # a misspelt name should not wait for the model
     loaded = open_model(model, **choice)
-    given = {"window": window, "spacing": spacing}
-    if scans := {name: numbers(text) for name, text in given.items() if text}:
-        loaded = replace(loaded, preprocess=replace(loaded.preprocess, **scans))
+    given = given_input | {
+        name: numbers(text) for name, text in {"window": window, "spacing": spacing}.items() if text
+    }
+    loaded = replace(loaded, preprocess=loaded.preprocess.replaced(given))
+    own = weights is None and not model.partition(":")[0].endswith(".py")  # come with their preprocessing
+    say(f"the network's input: {loaded.preprocess.description}")
+    from heatproof.run.inputs import input_warnings
+
+    for warning in input_warnings(loaded, paths, given, own):
+        say(f"warning: {warning}")
     if not any(path.name.lower().endswith(ARRAYS) for path in paths):
         loaded.check_channels()
     options = {

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from heatproof.cli._console import console, errors, new_table, say, stopped
 from heatproof.errors import counted
+from heatproof.studies.settings import EXPECT_ACCURACY
 
 BROKEN_SHOWN = 10
 STAGES_SHOWN = 25
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--shard", default="0/1", show_default=True, help="Do only part i of n, from 0: i/n.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, write nothing.")
 @click.option("--trust", is_flag=True, help="Let --dry-run run the study's own code, to check that too.")
+@click.option("--expect-accuracy", type=click.FloatRange(0, 1), help=EXPECT_ACCURACY)
 @click.option("--fail-fast", is_flag=True, help="Stop at the first picture that cannot be used.")
 @click.option("--retry-broken", is_flag=True, help="Try pictures again that could not be used.")
 @click.option(
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def run_command(
     ctx: click.Context, study: Path, out: Path | None, engine: str, shard: str, dry_run: bool, trust: bool,
-    fail_fast: bool, retry_broken: bool, trust_mtime: bool, profile: bool,
+    expect_accuracy: float | None, fail_fast: bool, retry_broken: bool, trust_mtime: bool, profile: bool,
 ) -> None:  # fmt: skip
     """Explain and score what STUDY.toml describes; run it again to go on where it stopped.
 
@@ -106,12 +108,16 @@ def run_command(
         return
     say(f"checking {study}: pictures, weights and metrics")
     if dry_run:
-        show(list(estimate(prepare(study, out), part, say)))
+        prepared = prepare(study, out, expect_accuracy=expect_accuracy)
+        for line in prepared.opened.describe():
+            say(line)
+        show(list(estimate(prepared, part, say)))
         return
     with profiling() if profile else nullcontext() as profiler:
         result = run_study(
             study, out, engine=engine, shard=part, fail_fast=fail_fast, progress=Progress(console),
             retry_broken=retry_broken, trust_mtime=trust_mtime, profiler=profiler,
+            expect_accuracy=expect_accuracy,
         )  # fmt: skip
     folder = result.folder.path
     if profiler:
@@ -132,7 +138,10 @@ def run_command(
     if result.done < result.units:
         say("the rest belongs to other shards; the last one adds the group metrics")
     else:
-        say(f"{conclude(result.folder).headline}: heatproof verdict {folder}")
+        verdict = conclude(result.folder)
+        say(f"{verdict.headline}: heatproof verdict {folder}")
+        for note in verdict.notes:
+            say(f"note: {note}")
         say(f"look at it: heatproof report {folder}")
     if result.broken or unanswered:
         ctx.exit(1)

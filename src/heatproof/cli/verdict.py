@@ -71,7 +71,7 @@ def verdict_command(
         click.echo(verdict.json())
         return
     say(verdict.headline, style="bold")
-    for line in (verdict.sentence, *(f"note: {note}" for note in verdict.notes)):
+    for line in (verdict.sentence, *(f"note: {note}" for note in (*verdict.notes, *verdict.warnings))):
         say(line)
     table = new_table(f"at {verdict.checkpoint}")
     for name in ("", "answer", "why"):

@@ -17,7 +17,7 @@ How files are read is in files.py and dicom.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,6 +104,39 @@ class Preprocess:
     def blank(self) -> Tensor:
         """One picture of zeros, model-ready."""
         return torch.zeros(1, self.channels, *self.size)
+
+    @property
+    def description(self) -> str:
+        """Resize, crop and normalisation in one line.
+
+        >>> Preprocess((128, 128), 128, (0.5,), (0.5,)).description
+        'shorter side resized to 128 px (bilinear), centre crop 128x128 px, mean 0.5, std 0.5'
+        """
+        size, resize = "x".join(map(str, self.size)), f"shorter side resized to {self.resize} px"
+        if isinstance(self.resize, tuple):
+            resize = f"resized to {'x'.join(map(str, self.resize))} px"
+        if self.spacing is not None:
+            resize = f"resampled to voxels of {_listed(self.spacing)} mm"
+        crop = "" if self.resize == self.size else f", centre crop {size} px"
+        window = "" if self.window is None else f", window {self.window}"
+        scale = f"mean {_listed(self.mean)}, std {_listed(self.std)}"
+        return f"{resize} ({self.interpolation}){crop}{window}, {scale}"
+
+    def replaced(self, given: Mapping[str, Any]) -> Preprocess:
+        """This preprocessing with the keys of a study's [preprocess] table that are not None."""
+        changes: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None
+        }
+        if len(changes.get("size", ())) == 3:  # volumes are resized to what the model takes by default
+            changes.setdefault("resize", changes["size"])
+        merged = replace(self, **changes)
+        if isinstance(merged.resize, tuple) and len(merged.resize) != len(merged.size):
+            raise InputError(
+                "preprocess.resize is one number or a height and a width, and a depth first of volumes"
+            )
+        if len(merged.mean) != len(merged.std) or not merged.mean:
+            raise InputError("preprocess.mean and preprocess.std need one number each for every channel")
+        return merged
 
     def fitted(self, picture: Seen) -> Preprocess:
         """For this volume: with the resize that gives its voxels the spacing, where one is asked for."""
@@ -256,7 +289,11 @@ def check_box(box: Iterable[float]) -> Box:
 
 def box_text(box: Iterable[float]) -> str:
     """Corners as messages show them."""
-    return f"({', '.join(f'{v:g}' for v in box)})"
+    return f"({_listed(box)})"
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{v:g}" for v in numbers)
 
 
 def to_tensor(picture: Image.Image) -> Tensor:

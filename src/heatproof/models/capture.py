@@ -34,6 +34,7 @@ from heatproof.timeline import span
 from heatproof.types import Trace, size_of
 
 INPUT = "input"  # among the gradients
+COMMON_SIZES = (28, 32, 48, 64, 96, 112, 128, 160, 192, 224, 240, 256, 288, 299, 320, 384, 448, 512)
 
 
 def capture(
@@ -278,11 +279,24 @@ def _failed(model: Model, images: Tensor, error: Exception) -> HeatproofError:
     )
 
 
+def _takes(model: Model, side: int) -> bool:
+    """Whether a blank square image of this size goes through the network."""
+    if len(model.preprocess.size) != 2:
+        return False
+    try:
+        model.logits(torch.zeros(1, model.preprocess.channels, side, side))
+    except Exception:
+        return False
+    return True
+
+
 def _wrong_size(model: Model, images: Tensor, error: Exception) -> InputError:
     own = (model.preprocess.channels, *model.preprocess.size)
     told = f"its own preprocessing makes {'x'.join(map(str, own))}"
     if own == tuple(images.shape[1:]):
-        told = "say what it takes: preprocess.size in a study, or image_size = (height, width) on the network"
+        fits = ", ".join(f"{side}x{side}" for side in COMMON_SIZES if _takes(model, side))
+        told = f"it takes {fits}: " if fits else "say what it takes: "
+        told += "--size, preprocess.size in a study, or image_size = (height, width) on the network"
     return InputError(
         f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); {told}"
     )

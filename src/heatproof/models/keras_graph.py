@@ -27,7 +27,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from heatproof.errors import CheckpointError, ModelError, UnknownNameError, need
+from heatproof.errors import CheckpointError, ModelError, need
 from heatproof.models.checkpoints import ALLOW_PICKLE, first_line
 
 COUNTS = "object_name_uids"  # where Keras counts the names it has given
@@ -86,8 +86,6 @@ def build_application(name: str, num_classes: int | None, pretrained: bool, opti
     """A network of keras.applications by its name there; a new head where the classes are not ImageNet's."""
     keras = import_keras()
     known = applications()
-    if name not in known:
-        raise UnknownNameError("Keras application", name, known)
     options = {"classifier_activation": None, "weights": "imagenet" if pretrained else None} | options
     with fresh_names():
         if num_classes in (None, 1000) or options["weights"] is None:

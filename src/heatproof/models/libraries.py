@@ -106,12 +106,30 @@ def weights_only(allow_pickle: bool) -> Iterator[None]:
             os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
+def check_name(spec: str) -> None:
+    """Raise UnknownNameError if torchvision, timm or Keras has no network of that name."""
+    library, _, name = spec.partition(":")
+    if library == "torchvision":
+        models = need("torchvision", "torchvision").models
+        known = [*models.list_models(module=models), *_dense_names(models)]
+        if name not in known:
+            raise UnknownNameError("torchvision model", name, known)
+    elif library == "timm" and not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
+        timm = need("timm", "timm")
+        if not timm.is_model(name.partition(".")[0]):
+            raise UnknownNameError("timm model", name, timm.list_models())
+    elif library == "keras" and name not in (applications := keras_graph.applications()):
+        raise UnknownNameError("Keras application", name, applications)
+
+
+def _dense_names(models: ModuleType) -> list[str]:
+    return [n for kind in (models.segmentation, models.detection) for n in models.list_models(module=kind)]
+
+
 def build_torchvision(request: NetworkRequest) -> Model:
+    check_name(request.spec)
     models = need("torchvision", "torchvision").models
-    classifiers = models.list_models(module=models)
-    dense = [n for kind in (models.segmentation, models.detection) for n in models.list_models(module=kind)]
-    if request.name not in (*classifiers, *dense):
-        raise UnknownNameError("torchvision model", request.name, [*classifiers, *dense])
+    dense = _dense_names(models)
     options = dict(request.options)
     if request.name in dense:  # whose backbones are else downloaded, also where no weights are asked for
         options.setdefault("weights_backbone", None)
@@ -144,10 +162,8 @@ def _torchvision_steps(transform: Any) -> Preprocess:
 
 
 def build_timm(request: NetworkRequest) -> Model:
+    check_name(request.spec)
     timm = need("timm", "timm")
-    is_elsewhere = request.name.startswith(("hf-hub:", "hf_hub:", "local-dir:"))
-    if not is_elsewhere and not timm.is_model(request.name.partition(".")[0]):
-        raise UnknownNameError("timm model", request.name, timm.list_models())
     pretrained = request.pretrained and not request.empty
     with _download(request, pretrained):
         module = timm.create_model(
@@ -236,6 +252,7 @@ def mean_and_std(black: np.ndarray, white: np.ndarray) -> tuple[tuple[float, ...
 
 
 def build_keras(request: NetworkRequest) -> Model:
+    check_name(request.spec)
     pretrained = request.pretrained and not request.empty
     with _download(request, pretrained):
         options = dict(request.options)

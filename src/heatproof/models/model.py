@@ -23,6 +23,7 @@ from heatproof.models.heads import (
     Columns,
     Head,
     LastStep,
+    check_inputs,
     class_scores,
     named_head,
     predicted,
@@ -121,6 +122,8 @@ class Model:
             # A network that writes to its input gets a copy.
             output = self.output(images.clone() if self.found["writes"] else images)
             return self.reader.logits(at_least_float(self.reader.table(output, len(images))))
+        if self.call is None:
+            check_inputs(self.module)
         with LastStep() as last:
             given = images.clone()
             before = None if given.is_inference() else given._version

@@ -42,6 +42,7 @@ class RunTable(Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[int, Meta(ge=0)] | None = None  # threads that decode pictures; changes no number
     inputs_per_pass: Count | None = None  # of the network; where None: what is fastest, kept likewise
     out: str | None = None  # the run folder, where the command line names none
+    expect_accuracy: Share | None = None  # stop before work starts where the measured one is far off
     pictures: bool = True  # keep a small copy of every picture in the run folder, for the report
     both_classes: bool = False  # of wrong answers, keep maps of the answer too, for the report
 

@@ -21,7 +21,7 @@ from heatproof.models.load import best_device
 from heatproof.models.model import Model, is_out_of_memory
 from heatproof.models.precision import usual_precision
 from heatproof.run.foreign import map_names, method_hashes
-from heatproof.run.labels import ASIDE
+from heatproof.run.inputs import check_accuracy
 from heatproof.run.plan import RunPlan, make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
 from heatproof.run.profile import Profiler
@@ -73,12 +73,12 @@ class Prepared:
 
 def prepare(
     study: str | Path | Mapping[str, Any], out: str | Path | None = None, trust_mtime: bool = False,
-    say: Say = lambda text: None, network: Model | None = None,
+    say: Say = lambda text: None, network: Model | None = None, expect_accuracy: float | None = None,
 ) -> Prepared:  # fmt: skip
     """Check everything that can be checked before work starts; nothing is written.
 
     trust_mtime: in a new run, sizes and times of files stand for their contents. network: in place of the one
-    that the study names.
+    that the study names. expect_accuracy: raise where the measured one is far off; the study's where None.
     """
     opened = open_study(study, network)
     chosen, name = opened.study.run.out, "study" if isinstance(study, Mapping) else Path(study).stem
@@ -87,6 +87,8 @@ def prepare(
     settle(opened, begun)
     with enough_memory(opened.study.run.batch_size):
         hashes = check_study(opened)
+        expected = opened.study.run.expect_accuracy if expect_accuracy is None else expect_accuracy
+        check_accuracy(opened, expected)
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
             opened.tell(measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs))
@@ -108,6 +110,8 @@ def prepare(
         pictures=opened.origin.hash,
         code=code_hashes(opened.study.model.spec, opened.folder),
         brought=method_hashes(opened.study.methods, opened.folder, map_names(opened.source, opened.several)),
+        preprocess=opened.preprocess,
+        warnings=opened.warnings,
     )
     return Prepared(opened, manifest, path)
 
@@ -134,6 +138,7 @@ def run_study(
     trust_mtime: bool = False,
     profiler: Profiler | None = None,
     network: Model | None = None,
+    expect_accuracy: float | None = None,
 ) -> Result:
     """Run a study, or go on with it: units that are done are left alone.
 
@@ -143,6 +148,7 @@ def run_study(
     trust_mtime: in a new run, know pictures by size and time of change instead of by their contents.
     profiler: that of an open `profiling()`, which is told the device.
     network: one that Python holds, in place of the one that the study names; for the local engine.
+    expect_accuracy: stop before work starts where the measured accuracy is far off (run/inputs.py).
     """
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
@@ -152,7 +158,7 @@ def run_study(
         )
     progress = progress or Progress(quiet=True)
     with span("checking"):
-        prepared = prepare(study, out, trust_mtime, progress.say, network)
+        prepared = prepare(study, out, trust_mtime, progress.say, network, expect_accuracy)
     opened = prepared.opened
     if profiler:
         profiler.on(opened.device)
@@ -166,11 +172,8 @@ def run_study(
     opened.tell(opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass"))
     plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
     if not folder.done():
-        progress.say(f"the network's output: {opened.head}")
-    if opened.renamed == ASIDE:
-        progress.say(
-            "labels are put aside: they are not the network's classes, so it is neither right nor wrong"
-        )
+        for line in opened.describe():
+            progress.say(line)
     gone = outgrown(folder, plan, prepared.pictures)
     folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), gone)
     stopped = False

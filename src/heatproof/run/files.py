@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError
 from heatproof.models.specs import KERAS_FILES, placed_spec
+from heatproof.registry import check_methods
 from heatproof.run.config import ImagesTable
+from heatproof.run.metrics import read_metrics
 
 if TYPE_CHECKING:
     from heatproof.images import Source
@@ -18,8 +20,12 @@ if TYPE_CHECKING:
 
 
 def check_files(study: Study, folder: Path) -> None:
-    """Refuse a study that names pictures, a network or weights that are not in its folder."""
+    """Refuse a study that names unknown methods or metrics, or files that are not in its folder."""
     images = study.images
+    with at("methods"):
+        check_methods(study.methods)
+    with at("metrics"):
+        read_metrics(study.metrics)
     if images.kind not in ("hf", "memory") and not (folder / Path(images.path).expanduser()).exists():
         with at("images"):
             check_images(images)

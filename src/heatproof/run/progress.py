@@ -81,6 +81,7 @@ class Progress:
         self.images = self.units = self.total_images = self.total_units = 0
         self._passed = self._before = 0  # inputs, and those behind pictures that are finished
         self._bar: Bar | None = None
+        self._lines: set[str] = set()
         self._began = time.perf_counter()
 
     def start(self, images: int, units: int, done: int) -> None:
@@ -134,7 +135,9 @@ class Progress:
         )
 
     def say(self, text: str) -> None:
-        if not self.quiet:
+        """Print a line; one that was printed before is not repeated, as in the steps of an audit."""
+        if not self.quiet and text not in self._lines:
+            self._lines.add(text)
             self.console.print(text, soft_wrap=True)
 
     def say_at_once(self, text: str) -> None:

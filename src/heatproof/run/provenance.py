@@ -27,8 +27,8 @@ BY_MTIME = "mtime:"
 ADDED = ("methods", "metrics", "checkpoints")
 # What may change without a word: no number depends on it, or the hashes of weights and pictures guard it.
 FREE = (
-    "run.workers", "run.out", "run.pictures", "run.both_classes", "run.inputs_per_pass", "images.path",
-    "model.checkpoints",
+    "run.workers", "run.out", "run.pictures", "run.both_classes", "run.inputs_per_pass",
+    "run.expect_accuracy", "images.path", "model.checkpoints",
 )  # fmt: skip
 
 

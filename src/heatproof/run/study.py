@@ -24,15 +24,17 @@ from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
 from heatproof.models.random_weights import keep_twin
+from heatproof.models.specs import LITE
 from heatproof.run.config import Study, as_config, read_study, study_from
 from heatproof.run.files import at, check_images, open_images
 from heatproof.run.findings import check_findings, check_metrics, named_thresholds
 from heatproof.run.foreign import lend_methods, map_names, refuse_methods, refuse_metrics
-from heatproof.run.labels import Renamed, as_the_model_s, renumbered
+from heatproof.run.inputs import input_warnings, listed_classes
+from heatproof.run.labels import ASIDE, Renamed, as_the_model_s, renumbered
 from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
 from heatproof.run.provenance import Origin
 from heatproof.run.values import explains_labels, refuse_for_head, told_head
-from heatproof.run.weights import Checkpoint, build, find_checkpoints, weights_hash
+from heatproof.run.weights import PRETRAINED, Checkpoint, build, find_checkpoints, weights_hash
 
 ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are kept
 SETTLED = ("device", "threads", "precision", "inputs_per_pass")  # where a study leaves them open
@@ -51,6 +53,8 @@ class Opened:
     inputs_per_pass: int | None = None
     hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
     head: str = ""  # how the network's output is read, once checked
+    preprocess: str = ""  # what images go through, once checked
+    warnings: tuple[str, ...] = ()  # what contradicts it
     several: bool = False  # whether the network answers several findings at once
     by_label: bool = True  # whether labels can be explained: not of values or similarities
     classes: bool = True  # whether the network names classes, which labels are compared with
@@ -119,6 +123,17 @@ class Opened:
     def model_name(self) -> str:
         return self.study.model.name or self.study.model.spec
 
+    def describe(self) -> list[str]:
+        """What the network gets and answers, a line each, for those who start a run."""
+        lines = [f"the network's input: {self.preprocess}", f"the network's output: {self.head}"]
+        if self.source.labelled and self.classes and self.renamed != ASIDE:
+            lines.append(f"classes, in the order of its outputs: {listed_classes(self.source.classes)}")
+        if self.renamed == ASIDE:
+            lines.append(
+                "labels are put aside: they are not the network's classes, so it is neither right nor wrong"
+            )
+        return [*lines, *(f"warning: {warning}" for warning in self.warnings)]
+
     def model(self, checkpoint: str) -> Model:
         """The network with these weights; the last one used is kept."""
         if self._model is None or self._model[0] != checkpoint:
@@ -169,6 +184,12 @@ def check_study(opened: Opened) -> dict[str, str]:
         for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
             find_module(model.module, layer)
     count = check_classes(opened, model)
+    opened.preprocess = model.preprocess.description
+    given = {name for name, value in as_config(study)["preprocess"].items() if value is not None}
+    own = checkpoints[-1].name == PRETRAINED or (
+        checkpoints[-1].file is None and study.model.spec.lower().startswith((*LITE, "hf:"))
+    )
+    opened.warnings = tuple(input_warnings(model, [s.content for s in source.samples], given, own))
     with at("metrics"):
         refuse_metrics(opened.metrics, model)
         refuse_for_head(opened.metrics, model.read)
@@ -219,7 +240,7 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
     """The study's network with one checkpoint's weights, device and preprocessing as the study says."""
     study = opened.study
     model = opened.network or build(study.model, opened.folder, checkpoint, study.run.seed)
-    preprocess = _preprocess(model.preprocess, study)
+    preprocess = model.preprocess.replaced(as_config(study)["preprocess"])
     model = replace(
         model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
         inputs_per_pass=opened.inputs_per_pass,
@@ -235,22 +256,6 @@ def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
         why = str(error).splitlines()[0]
         raise InputError(f"cannot use run.device = {opened.device!r}: {why}") from error
     return model
-
-
-def _preprocess(own: Preprocess, study: Study) -> Preprocess:
-    given = {name: value for name, value in as_config(study)["preprocess"].items() if value is not None}
-    for name, value in given.items():
-        given[name] = tuple(value) if isinstance(value, list) else value
-    if len(given.get("size", ())) == 3:  # volumes are resized to what the model takes, unless told otherwise
-        given.setdefault("resize", given["size"])
-    merged = replace(own, **given)
-    if isinstance(merged.resize, tuple) and len(merged.resize) != len(merged.size):
-        raise InputError(
-            "preprocess.resize is one number or a height and a width, and a depth first of volumes"
-        )
-    if len(merged.mean) != len(merged.std) or not merged.mean:
-        raise InputError("preprocess.mean and preprocess.std need one number each for every channel")
-    return merged
 
 
 def _check_methods(methods: list[str]) -> None:

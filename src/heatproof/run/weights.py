@@ -64,6 +64,9 @@ def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
         found.append(Checkpoint(file.stem if alone else _relative(file, folder), file))
     if not found:
         if table.spec.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS:
+            from heatproof.models.libraries import check_name
+
+            check_name(table.spec)
             raise InputError(
                 "the model has no weights: set model.checkpoints, model.pretrained = true or "
                 "model.random_init = true"

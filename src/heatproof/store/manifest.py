@@ -82,6 +82,8 @@ class Manifest:
     pictures: str = ""  # hash of the pictures' contents, one by one in images.json
     code: Mapping[str, str] = field(default_factory=dict)  # hash of each file behind a FILE.py factory
     brought: Mapping[str, str] = field(default_factory=dict)  # hash of the files behind a method, by method
+    preprocess: str = ""  # what images go through before the network, in words
+    warnings: Sequence[str] = ()  # what contradicts it
     format: int = FORMAT
     upgraded: bool = False  # begun by 0.1: its units are named, and its first parts made, as 0.1 did
     id: str = ""  # of the run, through all its growth
@@ -99,6 +101,8 @@ class Manifest:
         pictures: str = "",
         code: Mapping[str, str] | None = None,
         brought: Mapping[str, str] | None = None,
+        preprocess: str = "",
+        warnings: Sequence[str] = (),
     ) -> Manifest:
         """A manifest of this moment: versions, git state of the working directory, machine, time."""
         return Manifest(
@@ -116,6 +120,8 @@ class Manifest:
             pictures=pictures,
             code=dict(code or {}),
             brought=dict(brought or {}),
+            preprocess=preprocess,
+            warnings=list(warnings),
             id=uuid.uuid4().hex,
         )
 

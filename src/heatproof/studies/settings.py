@@ -23,6 +23,7 @@ CLASS_HEAD = "What the output is: softmax, logit, probabilities. Found by itself
 LAYER = "Where CAMs look; found by itself by default."
 LIMIT = "At most so many pictures, classes in proportion."
 DEVICE = "cpu, cuda, cuda:1, ...; a GPU where there is one."
+EXPECT_ACCURACY = "Share of images that the network should get right; stop where it is far off."
 THREADS = "Of torch; OMP_NUM_THREADS or one per CPU by default."
 KEY = "option"
 
@@ -61,6 +62,59 @@ class Settings:
                 raise InputError(f"{name} is at most {about.most}; got {value}")
             if about.choices and value not in about.choices:
                 raise InputError(f"{name} cannot be {value!r}; {did_you_mean(value, about.choices)}")
+
+
+def pixels(text: str) -> tuple[int, ...]:
+    """
+    >>> pixels("128"), pixels("96,128")
+    ((128,), (96, 128))
+    """
+    try:
+        sides = tuple(map(int, words(text)))
+    except ValueError:
+        sides = ()
+    if not sides or len(sides) > 3 or min(sides) < 1:
+        raise InputError(
+            f"sizes are whole numbers of pixels, such as 128 or 96,128 (height,width); got {text!r}"
+        )
+    return sides
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """
+    >>> numbers("0.5, 0.25")
+    (0.5, 0.25)
+    """
+    try:
+        return tuple(map(float, words(text)))
+    except ValueError:
+        raise InputError(
+            f"mean and std are one number per channel, such as 0.5,0.5,0.5; got {text!r}"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessSettings(Settings):
+    """Parts of the preprocessing that replace the network's own: the [preprocess] table of a study."""
+
+    size: tuple[int, ...] = option(
+        (), "Pixels that the network sees: 128, or height,width.", read=pixels, shown=""
+    )
+    resize: tuple[int, ...] = option(
+        (), "Shorter side before the centre crop, or exact height,width; --size by default.",
+        read=pixels, shown="",
+    )  # fmt: skip
+    mean: tuple[float, ...] = option((), "Subtracted, one number per channel.", read=numbers, shown="")
+    std: tuple[float, ...] = option((), "Divided by, one number per channel.", read=numbers, shown="")
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Keys and values of what is given."""
+        size = self.size * 2 if len(self.size) == 1 else self.size
+        resize = self.resize or (size[:1] if len(set(size)) == 1 and len(size) == 2 else size)
+        keys: dict[str, Any] = {"size": list(size), "resize": resize[0] if len(resize) == 1 else list(resize)}
+        keys |= {"mean": list(self.mean), "std": list(self.std)}
+        return {key: value for key, value in keys.items() if value}
 
 
 def with_floors(methods: Sequence[str], floors: Sequence[str]) -> tuple[str, ...]:

@@ -164,7 +164,9 @@ class Verdict:
     notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
     rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and where they are from
     labels: LabelAgreement = LabelAgreement()
-    remarks: tuple[str, ...] = ()  # what to know about the images beside the answers
+    warnings: tuple[
+        str, ...
+    ] = ()  # what to check about network and images, though it does not change an answer
 
     @property
     def follow(self) -> Answer:
@@ -212,7 +214,7 @@ class Verdict:
             told.append(
                 f"Maps of {names}, which never look at it, lie there as well, so that this says little"
             )
-        return ". ".join([*told, *self.remarks]) + "."
+        return ". ".join(told) + "."
 
     @property
     def measured(self) -> str:
@@ -284,8 +286,8 @@ class Verdict:
             "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence,
             "checkpoint": self.checkpoint, "methods": methods, "network": network,
             "labels": asdict(self.labels),
-            "alarms": list(self.alarms), "notes": list(self.notes), "rates": dict(self.rates),
-            "remarks": list(self.remarks),
+            "alarms": list(self.alarms), "notes": list(self.notes), "warnings": list(self.warnings),
+            "rates": dict(self.rates),
         })  # fmt: skip
         return found
 
@@ -300,7 +302,7 @@ class Verdict:
         lines = [f"{self.headline}.", self.sentence]
         lines += [f"  {m.method}: {WORDS[m.follows]}{f' ({m.note})' if m.note else ''}" for m in self.methods]
         lines += [f"  {one}" for one in self.network.classes]
-        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"  note: {note}" for note in (*self.notes, *self.warnings))])
 
     def _repr_html_(self) -> str:
         rows = [[m.method, WORDS[m.follows], m.why] for m in self.methods]

@@ -9,7 +9,9 @@ from dataclasses import asdict
 import numpy as np
 
 from heatproof.errors import StoreError, counted
+from heatproof.metrics.class_order import class_order
 from heatproof.metrics.stats import mean_interval
+from heatproof.run.answers import read_answers
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
@@ -98,10 +100,8 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
     rates |= {"rates": calibration()["rates_alone"]} if stored else {}
     network = looks(data, following, _untold(data, values, following))
-    remarks = tuple(_remarks(data))
-    return Verdict(
-        data.checkpoint, tuple(methods), network, alarms, notes, rates, _label_agreement(data), remarks
-    )
+    labels, warnings = _label_agreement(data), (*data.manifest.warnings, *_image_warnings(data))
+    return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, labels, warnings)
 
 
 def keep(data: RunData, verdict: Verdict) -> str:
@@ -231,13 +231,14 @@ def _in_the_way(data: RunData) -> Iterator[str]:
         yield f"the network's answers to {silent} of {asked} are not numbers"
     if len(tiny := _tiny(data)) > MOSTLY * len(data.images.ids):
         yield _tiny_images(tiny)
+    yield from _other_order(data)
     if data.manifest.several:
         yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH, data.images.copies)
     else:
         yield from _no_skill(data)
 
 
-def _remarks(data: RunData) -> Iterator[str]:
+def _image_warnings(data: RunData) -> Iterator[str]:
     """What to know about the images beside the answers."""
     images, tiny = data.images, _tiny(data)
     if images.copies:
@@ -299,6 +300,23 @@ def _label_agreement(data: RunData) -> LabelAgreement:
     never = [c for c, own in right.items() if len(own) >= ENOUGH_OF_A_CLASS and not any(own)]
     names = tuple(data.class_name(c) for c in sorted(c for c in never if c is not None))
     return LabelAgreement(float(np.mean(answers)) if answers else math.nan, len(answers), names)
+
+
+def _other_order(data: RunData) -> Iterator[str]:
+    """Whether another order of the classes explains the labels much better."""
+    names = [data.class_name(label) for label in range(max(data.classes, default=-1) + 1)]
+    if data.manifest.several:
+        answers = read_answers(data.folder, data.checkpoint, model=data.model)
+        truth, scores = answers.labels, answers.probabilities
+    else:
+        pairs = zip(data.images.labels, data.images.predicted, strict=True)
+        known = np.array([(a, b) for a, b in pairs if a is not None and b is not None], dtype=int)
+        if not len(known) or known.min() < 0:
+            return
+        columns = np.eye(max(known.max() + 1, len(names)), dtype=bool)
+        truth, scores = columns[known[:, 0]], columns[known[:, 1]].astype(float)
+    if truth.shape[1] == len(names) and (order := class_order(truth, scores)):
+        yield order.sentence(names, scores.shape[1])
 
 
 def _no_skill(data: RunData) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from heatproof.models.heads.base import Columns, Head
 from heatproof.models.heads.classes import Multilabel, class_scores, predicted, probabilities
 from heatproof.models.heads.dense import Detection, Segmentation
-from heatproof.models.heads.find import HEADS, LastStep, chosen_head, named_head, read_first
+from heatproof.models.heads.find import HEADS, LastStep, check_inputs, chosen_head, named_head, read_first
 from heatproof.models.heads.values import Embedding, Function, Regression
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Multilabel",
     "Regression",
     "Segmentation",
+    "check_inputs",
     "chosen_head",
     "class_scores",
     "named_head",

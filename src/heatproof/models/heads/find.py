@@ -27,6 +27,7 @@ from heatproof.errors import InputError, ModelError, did_you_mean
 from heatproof.models.function import is_function
 from heatproof.models.heads.base import Head, inside
 from heatproof.models.heads.classes import (
+    LINEAR,
     Multilabel,
     OneLogit,
     OneOfMany,
@@ -36,8 +37,16 @@ from heatproof.models.heads.classes import (
     in_unit_interval,
 )
 from heatproof.models.heads.dense import Detection, Segmentation, is_boxes
-from heatproof.models.heads.values import Embedding, Regression
+from heatproof.models.heads.values import VECTORS, Embedding, Regression
 
+NORMS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm")
+HIDDEN = ("last_hidden_state", *VECTORS)  # of a Hugging Face encoder's record, which has no logits
+HEAD_NAMES = ("fc", "classifier", "head", "heads", "last_linear")
+FEWEST_FEATURES = 64  # that a normalisation layer may return; fewer may be classes
+ADD_A_HEAD = (
+    "add a classification head (timm: num_classes, Hugging Face: AutoModelForImageClassification, "
+    "torchvision: a Linear as fc), or explain similarities: head='embedding' with references"
+)
 SIGMOIDS = ("sigmoid", "sigmoid_", "special_expit")
 HEADS: dict[str, type[Head]] = {
     head.name: head
@@ -56,9 +65,12 @@ class LastStep(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.made: dict[int, str] = {}
+        self.weighted = ""  # the last function that had weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "").strip("_") in (*LINEAR, *NORMS):
+            self.weighted = func.__name__.strip("_")
         if isinstance(result, Tensor) and (place := _memory(result)) is not None:
             name = getattr(func, "__name__", "")
             is_view = any(isinstance(a, Tensor) and _memory(a) == place for a in args)
@@ -120,9 +132,12 @@ def read_first(
     told: Head | None, module: nn.Module, output: Any, count: int, last: LastStep
 ) -> tuple[Head, Tensor]:
     """The head, and the table "b k" of a first pass in which `last` has watched the network."""
+    if told is None:
+        _refuse_record(module, output)
     head = told or _kind(output)
     table = head.table(output, count)
     if isinstance(head, OneOfMany) and told is None:
+        _refuse_features(module, table, last)
         if is_function(module) and table.shape[1] == 1 and in_unit_interval(table):
             raise ModelError(
                 "the function returns one number between 0 and 1 for an image, a probability or a "
@@ -131,6 +146,38 @@ def read_first(
         head = _classifier(module, table, last)
     settled = head.settled(module, output, table, last)
     return settled, settled.table(output, count) if settled.asks else table
+
+
+def check_inputs(module: nn.Module) -> None:
+    """Raise InputError for a network that takes images and texts together, as CLIP does."""
+    if callable(getattr(module, "get_image_features", None)):
+        raise InputError(
+            f"{type(module).__name__} takes images and texts together; wrap it so that it returns "
+            f"get_image_features(images), which are features and not class scores: {ADD_A_HEAD}"
+        )
+
+
+def _refuse_record(module: nn.Module, output: Any) -> None:
+    """Raise InputError for the record of an encoder."""
+    if inside(output) is not output:
+        return
+    names = [n for n in HIDDEN if (n in output if isinstance(output, dict) else hasattr(output, n))]
+    if names:
+        raise InputError(
+            f"{type(module).__name__} returns {', '.join(names)} and no logits: it has no classification "
+            f"head; {ADD_A_HEAD}"
+        )
+
+
+def _refuse_features(module: nn.Module, table: Tensor, last: LastStep) -> None:
+    """Raise InputError for a backbone without a head, whose features would be explained as classes."""
+    headless = any(isinstance(getattr(module, name, None), nn.Identity) for name in HEAD_NAMES)
+    normed = last.weighted in NORMS and table.shape[1] >= FEWEST_FEATURES
+    if getattr(module, "num_classes", None) == 0 or normed or (headless and last.weighted != "linear"):
+        raise InputError(
+            f"{type(module).__name__} returns {table.shape[1]} features, not class scores: it has no "
+            f"classification head; {ADD_A_HEAD}; if they are class scores: head='softmax'"
+        )
 
 
 def _kind(output: Any) -> Head:

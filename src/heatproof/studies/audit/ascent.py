@@ -56,7 +56,9 @@ def read_kept(settings: AuditSettings) -> Kept:
         kept = Kept(**content, choices=choices)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"cannot read {path}: {error}; name a new folder with --out") from error
-    if other := [key for key in asked if key != "minutes" and before.get(key) != asked[key]]:
+    if other := [
+        key for key in asked if key != "minutes" and (before.get(key) or None) != (asked[key] or None)
+    ]:
         key = other[0]
         raise InputError(
             f"{settings.out} holds an audit with {key} = {before.get(key)}, not {asked[key]}; name a new "
@@ -143,6 +145,8 @@ class Ascent:
         tables = study_tables(settings, source, Path.cwd(), self.pictures.preprocess)
         tables["images"]["growing"] = True
         looked = look(settings, tables, self.network)
+        for line in looked.opened.describe():
+            self.say(line)
         if is_function(looked.opened.model(looked.opened.checkpoints[-1].name).module):
             raise ModelError(
                 f"{settings.model} is only a function: it has no weights to redraw, on which an audit "

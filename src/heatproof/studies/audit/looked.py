@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from heatproof.errors import CheckpointError, HeatproofError, InputError
-from heatproof.images import batches
-from heatproof.images.source import draw
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import Model, predicted
+from heatproof.models.libraries import check_name
+from heatproof.models.model import Model
 from heatproof.run.engine import settle
+from heatproof.run.inputs import check_accuracy, first_answers, order_warning
 from heatproof.run.study import Opened, check_classes, check_study, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.studies.audit.settings import AuditSettings
@@ -37,6 +37,7 @@ def look(settings: AuditSettings, tables: Mapping[str, Any], network: Model | No
     """Open everything; where the network has other classes than the pictures, do without labels."""
     library, _, name = settings.model.partition(":")
     if library in LIBRARIES_WITHOUT_WEIGHTS and name and not settings.checkpoint and not settings.pretrained:
+        check_name(settings.model)
         raise CheckpointError(
             f"{settings.model} has random weights, whose maps say nothing: name yours with --checkpoint "
             "FILE, or take --pretrained to download the library's"
@@ -51,6 +52,7 @@ def look(settings: AuditSettings, tables: Mapping[str, Any], network: Model | No
         except HeatproofError as error:
             why = why or error
             continue
+        check_accuracy(opened, settings.expect_accuracy)
         if targets is None:
             return Looked(opened, _classes(opened), head, tuple(_warnings(opened)))
         note = f"labels are not used, predictions are explained: {_for_people(why).partition(';')[0]}"
@@ -92,20 +94,13 @@ def _warnings(opened: Opened) -> list[str]:
         return [
             f"all pictures are of the class {name}: nobody knows whether the network tells it from others"
         ]
-    right = _right(opened)
+    answers = first_answers(opened, FEW)
+    warnings = order_warning(opened, answers)
+    if answers is None or not answers.single or len(answers.truth) < FEW:
+        return warnings
     chance = 1 / len(source.classes)
-    if right is None or right / FEW > chance + 2 * math.sqrt(chance * (1 - chance) / FEW):
-        return []
-    return [f"of {FEW} pictures the network is right on {right}, hardly more than by guessing"]
-
-
-def _right(opened: Opened) -> int | None:
-    """How many of a few pictures the network is right on; None where that cannot be said."""
-    source, model = opened.source, opened.model(opened.checkpoints[-1].name)
-    if len(source) < FEW or any(sample.label is None for sample in source.samples):
-        return None
-    places = draw([sample.label for sample in source.samples], FEW, opened.study.run.seed)
-    batch = next(iter(batches(source, model.preprocess, FEW, places, opened.study.run.workers))).batch
-    if batch.labels is None or len(batch.ids) < FEW:
-        return None
-    return int((predicted(model.logits(batch.images)).cpu() == batch.labels.cpu()).sum())
+    if answers.right / FEW <= chance + 2 * math.sqrt(chance * (1 - chance) / FEW):
+        warnings.append(
+            f"of {FEW} pictures the network is right on {answers.right}, hardly more than by guessing"
+        )
+    return warnings

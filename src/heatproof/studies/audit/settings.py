@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from heatproof.images.guess import Guess
 from heatproof.models.specs import placed_spec
-from heatproof.studies.settings import DEVICE, HEAD, LAYER, THREADS, Settings, calls, option, words
+from heatproof.registry import check_methods
+from heatproof.studies.settings import (
+    DEVICE,
+    EXPECT_ACCURACY,
+    HEAD,
+    LAYER,
+    THREADS,
+    PreprocessSettings,
+    Settings,
+    calls,
+    option,
+    words,
+)
 
 BATCH = 8  # pictures per unit: what Ctrl-C has to wait for
 HELD = "python:"  # before the name of a network that only Python holds
-WHERE_NOT_WHAT = ("out", "device", "threads")  # which may differ when an audit is taken up again
+WHERE_NOT_WHAT = (
+    "out",
+    "device",
+    "threads",
+    "expect_accuracy",
+)  # which may differ when an audit is taken up again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +55,17 @@ class AuditSettings(Settings):
     limit: int | None = option(None, "At most so many pictures, classes in proportion.", least=1)
     layer: str | None = option(None, LAYER, short="l")
     head: str | None = option(None, HEAD)
+    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
+    expect_accuracy: float | None = option(None, EXPECT_ACCURACY, least=0, most=1)
     allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
     seed: int = option(0, "Everything follows from it.", least=0)
     out: Path = option(Path("audit"), "Folder.", short="o")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_methods(self.methods)  # before torch is imported
 
     @property
     def held(self) -> bool:
@@ -52,6 +75,7 @@ class AuditSettings(Settings):
     def asked(self) -> dict[str, Any]:
         """What makes it this audit and no other, in plain values."""
         said = {key: value for key, value in asdict(self).items() if key not in WHERE_NOT_WHAT}
+        said["preprocess"] = self.preprocess.table
         return {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v
                 for k, v in said.items()}  # fmt: skip
 
@@ -72,7 +96,7 @@ def study_tables(
                   "allow_pickle": settings.allow_pickle or None},
         "images": {"kind": pictures.kind, "path": seen_from(folder, pictures.path), "seed": settings.seed,
                    "options": options or None},
-        "preprocess": dict(preprocess),
+        "preprocess": {**preprocess, **settings.preprocess.table},
     }  # fmt: skip
     return {
         name: {key: value for key, value in table.items() if value is not None}

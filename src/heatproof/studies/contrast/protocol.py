@@ -11,7 +11,8 @@ its pictures are only read. Floors (random, edges, centre) always stand beside t
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from heatproof.contrast.api import FLOORS, Contrast, Progress, contrast, labelle
 from heatproof.contrast.score import ContrastScore
 from heatproof.contrast.tokens import Token
 from heatproof.disk import write_whole
+from heatproof.images import open_source
 from heatproof.models.load import best_device, load_model
 from heatproof.report.tables import Cell, Column, Table, Value
+from heatproof.run.inputs import input_warnings, listed_classes
 from heatproof.studies.contrast.page import contrast_page
 from heatproof.studies.contrast.settings import ContrastSettings
 from heatproof.studies.settings import with_floors
@@ -39,17 +42,31 @@ class ContrastOutcome:
     found: Contrast
 
 
-def contrast_study(settings: ContrastSettings, progress: Progress | None = None) -> ContrastOutcome:
-    """Run the whole test, or go on with it; OUT/page.html is its page."""
+def contrast_study(
+    settings: ContrastSettings,
+    progress: Progress | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> ContrastOutcome:
+    """Run the whole test, or go on with it; OUT/page.html is its page. say: gets a line on the input."""
     methods = with_floors(settings.methods, FLOORS)
-    token = Token(settings.token, settings.size)
+    token = Token(settings.token, settings.token_size)
     model = load_model(
         settings.model, settings.checkpoint, pretrained=settings.checkpoint is None,
         device=best_device(settings.device), layer=settings.layer, allow_pickle=settings.allow_pickle,
         classes=settings.class_names or None, head=settings.head,
     )  # fmt: skip
+    given = settings.preprocess.table
+    model = replace(model, preprocess=model.preprocess.replaced(given))
+    say(f"the network's input: {model.preprocess.description}")
+    images = labelled(model, settings.images, limit=settings.limit, seed=settings.seed)
+    names = [images.names.get(k, f"class {k}") for k in range(max(images.names) + 1)]
+    say(f"classes, in the order of its outputs: {listed_classes(model.classes or names)}")
+    files = [sample.content for sample in open_source("folder", settings.images).samples]
+    own = settings.checkpoint is None and not settings.model.partition(":")[0].endswith(".py")
+    for warning in input_warnings(model, files, given, own):
+        say(f"warning: {warning}")
     found = contrast(
-        model, labelled(model, settings.images, limit=settings.limit, seed=settings.seed), None, methods,
+        model, images, None, methods,
         token=token, positive=settings.positive, strength=settings.strength, seed=settings.seed,
         out=settings.out, progress=progress, epochs=settings.epochs, lr=settings.lr,
     )  # fmt: skip

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from heatproof.errors import InputError
-from heatproof.studies.settings import CLASS_HEAD, DEVICE, LAYER, LIMIT, Settings, calls, option, words
+from heatproof.registry import check_methods
+from heatproof.studies.settings import (
+    CLASS_HEAD,
+    DEVICE,
+    LAYER,
+    LIMIT,
+    PreprocessSettings,
+    Settings,
+    calls,
+    option,
+    words,
+)
 
 METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrated-gradients")
 
@@ -34,7 +45,9 @@ class ContrastSettings(Settings):
     )
     limit: int | None = option(None, LIMIT, least=1)
     token: str = option("tag", "What is planted: tag, tint, blur, texture, or a picture file.")
-    size: float | None = option(None, "Of the token, as a share of the picture's side; by default its own.")
+    token_size: float | None = option(
+        None, "Of the token, as a share of the picture's side; by default its own."
+    )
     positive: str | None = option(
         None, "The class that gets the token, by name or number; by default the largest."
     )
@@ -48,7 +61,12 @@ class ContrastSettings(Settings):
     lr: float = option(3e-4, "Learning rate of the first epoch.")
     layer: str | None = option(None, LAYER, short="l")
     head: str | None = option(None, CLASS_HEAD)
+    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
     allow_pickle: bool = option(False, "Let the checkpoint run code. Only if you trust it.")
     device: str | None = option(None, DEVICE)
     seed: int = option(0, "Everything follows from it.", least=0)
     out: Path = option(Path("runs/contrast"), "Folder.", short="o")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_methods(self.methods)  # before torch is imported

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from heatproof.run.metrics import read_metrics
 from heatproof.studies.audit.settings import AuditSettings, seen_from
-from heatproof.studies.settings import DEVICE, HEAD, LIMIT, THREADS, Settings, calls, option, words
+from heatproof.studies.settings import (
+    DEVICE,
+    HEAD,
+    LIMIT,
+    THREADS,
+    PreprocessSettings,
+    Settings,
+    calls,
+    option,
+    words,
+)
 
 SHARED = (  # with an audit
     "model", "images", "checkpoint", "pretrained", "num_classes", "class_names", "limit", "head",
-    "allow_pickle", "device", "threads", "seed", "out",
+    "preprocess", "allow_pickle", "device", "threads", "seed", "out",
 )  # fmt: skip
 
 
@@ -39,11 +50,16 @@ class ScoreSettings(Settings):
     )
     limit: int | None = option(None, LIMIT, least=1)
     head: str | None = option(None, HEAD)
+    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
     allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
     seed: int = option(0, "Everything follows from it.", least=0)
     out: Path = option(Path("scores"), "Folder.", short="o")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_metrics(self.metrics)  # before torch is imported
 
     @property
     def audit(self) -> AuditSettings:
