@@ -48,6 +48,11 @@ class Truth:
     masks: Mapping[str, Tensor] = field(default_factory=dict)  # each "b H W", bool
     lost: tuple[tuple[str, ...], ...] = ()  # where there are boxes: why those that the crop left out are gone
 
+    def take(self, rows: slice) -> Truth:
+        """The truth of some images."""
+        boxes = None if self.boxes is None else self.boxes[rows]
+        return Truth(boxes, {part: mask[rows] for part, mask in self.masks.items()}, self.lost[rows])
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -69,6 +74,13 @@ class Batch:
     findings: Tensor | None = None
     by_finding: Mapping[int, Truth] = field(default_factory=dict)
     sides: tuple[int, ...] = ()
+
+    def take(self, rows: slice) -> Batch:
+        """Some of the images, with what is known about them."""
+        labels, findings = (None if each is None else each[rows] for each in (self.labels, self.findings))
+        truth = None if self.truth is None else self.truth.take(rows)
+        by_finding = {finding: own.take(rows) for finding, own in self.by_finding.items()}
+        return Batch(self.ids[rows], self.images[rows], labels, truth, findings, by_finding, self.sides[rows])
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,11 @@ from heatproof.cli import main
 from heatproof.errors import CheckpointError, InputError, StoreError
 from heatproof.images import Preprocess, open_source
 from heatproof.metrics.checkpoint_pairs import comparable
+from heatproof.metrics.scene import Scene
 from heatproof.models import probabilities
 from heatproof.run import worker
 from heatproof.run.engine import prepare, run_study
+from heatproof.run.measure import Findings, measure
 from heatproof.run.plan import make_plan
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
@@ -541,3 +544,36 @@ class HoldsThree(nn.Sequential):
     assert [{**row, "value": 0} for row in rows[0]] == [{**row, "value": 0} for row in rows[1]]
     values = [[row["value"] for row in some] for some in rows]
     assert values[1] == pytest.approx(values[0], abs=2e-3, nan_ok=True)
+
+
+def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods, metrics = ["gradcam", "gradient", "random"], ["accuracy", "cscore", "randomisation", "localise"]
+    sizes: list[int] = []
+
+    def limited(names: Sequence[str], scene: Scene) -> Findings:
+        sizes.append(len(scene.batch.ids))
+        if sizes[-1] > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 MiB")
+        return measure(names, scene)
+
+    study = make_study(tmp_path, 9, methods, metrics, "epochs/epoch01.pt")
+    study.write_text(study.read_text().replace("batch_size = 4", "batch_size = 9"))
+    lines = ["path,label,x0,y0,x1,y1"]
+    files = sorted(tmp_path.glob("pictures/*/*.png"))
+    lines += [f"{file.relative_to(tmp_path)},{file.parent.name},4,5,20,21" for file in files]
+    (tmp_path / "boxes.csv").write_text("\n".join(lines))
+    images = 'kind = "folder"\npath = "pictures"'
+    study.write_text(study.read_text().replace(images, 'kind = "csv"\npath = "boxes.csv"'))
+    run_study(study, tmp_path / "whole")
+    monkeypatch.setattr("heatproof.run.worker.measure", limited)
+    run_study(study, tmp_path / "halves")
+    assert sizes == [9, 4, 2, 2, 5, 2, 3]
+    query = "select image, method, metric, label, explained, reason, value from scores order by all"
+    one, other = (RunFolder.open(tmp_path / name).scores().sql(query) for name in ("whole", "halves"))
+    assert [{**row, "value": 0} for row in one] == [{**row, "value": 0} for row in other]
+    values = [[row["value"] for row in rows] for rows in (one, other)]
+    assert values[1] == pytest.approx(values[0], abs=2e-3, nan_ok=True)
+    stores = [RunFolder.open(tmp_path / name).maps() for name in ("whole", "halves")]
+    assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)

@@ -24,6 +24,7 @@ from heatproof.images.source import draw
 from heatproof.metrics.scene import Gallery, Scene
 from heatproof.models import Model
 from heatproof.models.asked import asked
+from heatproof.models.model import is_out_of_memory
 from heatproof.models.queue import all_logits, how_it_runs
 from heatproof.run.behind import Ahead, Behind
 from heatproof.run.findings import answer_rows, said
@@ -89,19 +90,34 @@ class Worker:
             if task.kind == "score":
                 behind.finish()  # its maps may be those of the task before
             with span(FRAME, task.unit.hash[:8]):
-                computed = self.compute(task, loaded)
-            behind.do(partial(self.write, task, computed))
+                parts = self.compute_parts(task, loaded)
+            behind.do(partial(self.write, task, loaded.batch, parts))
 
-    def write(self, task: Task, computed: Computed) -> None:
-        """The rows, maps and pictures of what was computed, on disk."""
+    def compute_parts(self, task: Task, loaded: Loaded) -> list[Computed]:
+        """What `compute` returns for the block, or for each half of its images if memory runs out."""
+        count = len(loaded.batch.ids)
+        try:
+            return [self.compute(task, loaded)]
+        except (MemoryError, RuntimeError) as error:
+            if count < 2 or not is_out_of_memory(error):
+                raise
+        self.opened.model(task.unit.checkpoint).free_memory(count)  # outside: the error refers to tensors
+        first, second = (loaded.batch.take(rows) for rows in (slice(count // 2), slice(count // 2, None)))
+        halves = loaded._replace(batch=first), Loaded(second, [])
+        return [part for half in halves for part in self.compute_parts(task, half)]
+
+    def write(self, task: Task, batch: Batch, parts: Sequence[Computed]) -> None:
+        """Write the rows, maps and images of a batch, which was computed in one or several parts."""
         with span("rows"):
-            scores = list(self._rows(task, computed))
-            maps = {name: only_finite(made) for name, made in computed.maps.items()}
-            keep = self.opened.study.run.pictures and task.with_answers
-            pictures = self.pictures(task, computed.explained_batch, maps) if keep else None
+            scores = [row for part in parts for row in self._rows(task, part)]
+            maps = _joined([part.maps for part in parts])
+            pictures: dict[str, np.ndarray | Sheet] | None = None
+            if self.opened.study.run.pictures and task.with_answers:
+                made = [self.pictures(task, part.explained_batch, maps) for part in parts]
+                pictures = {name: picture for own in made for name, picture in own.items()}
         with span("writing"):
-            others = {of_prediction(m): only_finite(made.to("cpu")) for m, made in computed.others.items()}
-            seen = self.seen(task, computed.loaded.batch) if task.with_answers else None
+            others = {of_prediction(m): made for m, made in _joined([part.others for part in parts]).items()}
+            seen = self.seen(task, batch) if task.with_answers else None
             self.folder.write_unit(task.unit, scores, maps | others, pictures, seen)
 
     def begin(self, job: Job, loaded: Loaded) -> None:
@@ -288,6 +304,13 @@ class Worker:
             shown = partial(self.gallery, task)
             rows = group_rows(self.folder, task, ids, name, self.opened.device, shown)
         self.folder.write_unit(task.unit, rows)
+
+
+def _joined(parts: Sequence[Mapping[str, Maps]]) -> dict[str, Maps]:
+    """By method, the maps of all parts that can be stored, on the host."""
+    methods = dict.fromkeys(method for part in parts for method in part)
+    own = {method: [part[method].to("cpu") for part in parts if method in part] for method in methods}
+    return {method: only_finite(Maps.concatenate(maps)) for method, maps in own.items()}
 
 
 def hottest_planes(maps: Mapping[str, Maps], name: str, size: tuple[int, ...]) -> tuple[int, ...]:
