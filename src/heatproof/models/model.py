@@ -212,7 +212,7 @@ class Model:
         if self.name not in _reported:
             _reported.add(self.name)
             log.warning(
-                "%s: memory does not hold a pass of %d images; smaller passes are made, with equal results",
+                "%s: memory does not hold a pass of %d images; smaller passes are made; results agree up to rounding",
                 self.name,
                 inputs,
             )
