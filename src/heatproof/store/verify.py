@@ -85,12 +85,16 @@ def _records(path: Path) -> Iterator[Finding]:
     except StoreError:
         if (path / "run.json").exists():
             yield Finding("run.json", "damaged")
+    by_0_2 = False  # whose verdict.json has no checksum
     for name in RECORDS:
         try:
             record = known_record(path / name)
-            required.update(RECORDS.keys() & (record or {}).get("records", ()) if name == "plan.json" else ())
+            if name == "plan.json" and record:
+                by_0_2 = "records" not in record
+                required.update(RECORDS.keys() & record.get("records", ()))
         except StoreError:
-            yield Finding(name, "damaged")
+            if not (name == "verdict.json" and by_0_2):
+                yield Finding(name, "damaged")
     yield from (Finding(name, "missing") for name in sorted(required) if not (path / name).exists())
 
 
