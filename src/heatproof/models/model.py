@@ -212,8 +212,8 @@ class Model:
         if self.name not in _reported:
             _reported.add(self.name)
             log.warning(
-                "%s: memory does not hold a pass of %d images; smaller passes are made, whose results agree up "
-                "to rounding",
+                "%s: memory does not hold a pass of %d images; smaller passes are made, whose results agree "
+                "up to rounding",
                 self.name,
                 inputs,
             )
