@@ -44,6 +44,8 @@ from heatproof.studies.qr.trainings import as_data
 from heatproof.train import small_net
 from heatproof.verdict.follow import calibration
 
+pytestmark = pytest.mark.trains
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
