@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscop
 # After a training, numbers differ between instruction sets and numbers of threads; what tests assert must not. oneDNN and ATen read
 # the first two variables; the third keeps threads that wait from taking the core of the other process.
 OTHER_CPU := ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE
-MOST_SENSITIVE := tests/project/test_docs.py tests/verdict tests/demo
+MOST_SENSITIVE := tests/project/test_docs.py tests/verdict
 
 .PHONY: help venv browser demo test test-portable bench docs clean
 
