@@ -8,11 +8,19 @@ INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-ch
 # pip compiles every file with one core; this takes all of them, and leaves out what nobody here imports.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' .venv/lib src benchmarks research
 
-.PHONY: help venv browser demo test bench calibrate docs clean
+# In the order of their names: files with few tests, which take longest, would come last and leave a core idle.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# After a training, numbers differ between instruction sets and numbers of threads; what tests assert must not. oneDNN and ATen read
+# the first two variables; the third keeps threads that wait from taking the core of the other process.
+OTHER_CPU := ONEDNN_MAX_CPU_ISA=SSE41 ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE
+MOST_SENSITIVE := tests/project/test_docs.py tests/verdict
+
+.PHONY: help venv browser demo test test-portable bench calibrate docs clean
 
 help:
 	@echo "make demo    train a small network twice, audit its heatmaps, write a report (minutes, no data needed)"
 	@echo "make test    format, lint, types, tests"
+	@echo "make test-portable   all tests that train a network, on other instruction sets and numbers of threads (an hour)"
 	@echo "make bench   measure speed against bare forward passes and other packages"
 	@echo "make calibrate  measure the error rates of the verdict (hours; see python -m research.calibration --help)"
 	@echo "make docs    the documentation as a site that needs no server, in site/"
@@ -44,12 +52,19 @@ $(READY): pyproject.toml | $(BIN)/python
 demo: $(LIGHT)
 	@$(BIN)/heatproof demo --out demo
 
-# In the order of their names: files with few tests, which take longest, would come last and leave a core idle.
 test: $(READY) browser
 	@$(BIN)/ruff format --check --quiet src tests benchmarks research docs/*.py examples
 	@$(BIN)/ruff check --quiet --output-format concise src tests benchmarks research docs/*.py examples
 	@$(BIN)/mypy --no-error-summary
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(PYTEST)
+	@$(OTHER_CPU) $(PYTEST) -m trains $(MOST_SENSITIVE)
+
+# Every pair of an instruction set of oneDNN, one of ATen and a number of threads; DEFAULT and no value are the machine's own.
+test-portable: $(READY)
+	@set -e; for setting in "DEFAULT avx2 1" "DEFAULT default 2" "AVX2 default 1" "AVX2 avx2 2" "SSE41 default 2" "SSE41 avx2 1"; do \
+	  set -- $$setting; echo "oneDNN $$1, ATen $$2, threads $$3"; \
+	  ONEDNN_MAX_CPU_ISA=$$1 ATEN_CPU_CAPABILITY=$$2 OMP_NUM_THREADS=$$3 OMP_WAIT_POLICY=PASSIVE $(PYTEST) -m "trains or seeds"; \
+	done
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks

@@ -9,6 +9,8 @@ from heatproof.contrast import ContrastScore, make_pair
 from heatproof.contrast.score import inside_token
 from research.calibration.collect import CONTROLS, all_maps
 
+pytestmark = pytest.mark.trains
+
 EXACT = ("random", "edges", "centre", "untrained network", "untrained gradient")  # the same under A and B
 SEEDS = range(12)
 

@@ -24,6 +24,8 @@ from heatproof.errors import HeatproofError, InputError, ModelError
 from heatproof.models import Model
 from heatproof.types import Maps
 
+pytestmark = pytest.mark.trains
+
 FLOORS = ("random", "edges", "centre")
 CAMS = ("gradcam", "layercam", "eigencam")
 

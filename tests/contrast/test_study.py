@@ -14,6 +14,8 @@ from discs import folder, network
 
 from heatproof.cli import main
 
+pytestmark = pytest.mark.trains
+
 NETWORK = """
 import sys
 sys.path.insert(0, {here!r})

@@ -31,7 +31,8 @@ def test_a_picture_is_resized_as_pillow_does_it(name: str, size: tuple[int, int]
     ready = Preprocess(size, size, (0.0,), (1.0,), name)
     ours = ready(raster(grey, "hw"))
     theirs = to_tensor(ready.crop(Image.fromarray(grey)))
-    assert (ours - theirs).abs().max() <= 1.01 / 255  # Pillow rounds to 8 bits after each axis
+    # Pillow rounds to 8 bits after each axis; cubic weights enlarge the first rounding by up to 1.25.
+    assert (ours - theirs).abs().max() <= 1.13 / 255
 
 
 def test_a_crop_and_what_lies_beyond_the_picture() -> None:

@@ -21,6 +21,8 @@ from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from tiny_study import make_study
 
+pytestmark = pytest.mark.trains
+
 METHODS = ["gradcam", "layercam", "gradient", "gradient-x-input"]
 SIZE, EPSILON = 24, 0.05
 

@@ -27,6 +27,7 @@ VIT = {
     "patch_size": 16,
 }
 # class in transformers, configuration, layer, grid of a 64x64 image
+BLOCKS = "layers" if int(transformers.__version__.split(".")[0]) >= 5 else "encoder.layer"  # of ViT and DeiT
 CLASSIFIERS: list[tuple[str, dict[str, Any], str, int]] = [
     ("ResNet", STAGES | {"layer_type": "basic"}, "resnet.encoder.stages.3", 2),
     ("RegNet", STAGES | {"groups_width": 8}, "regnet.encoder.stages.3", 2),
@@ -39,7 +40,7 @@ CLASSIFIERS: list[tuple[str, dict[str, Any], str, int]] = [
     ),
     ("MobileNetV1", {"depth_multiplier": 0.25}, "mobilenet_v1.layer.25", 2),
     ("MobileNetV2", {"depth_multiplier": 0.35}, "mobilenet_v2.conv_1x1", 2),
-    ("ViT", VIT, "vit.layers.2.layernorm_before", 4),
+    ("ViT", VIT, f"vit.{BLOCKS}.2.layernorm_before", 4),
     ("Dinov2", VIT, "dinov2.encoder.layer.2.norm1", 4),
     (
         "Dinov2WithRegisters",
@@ -47,7 +48,7 @@ CLASSIFIERS: list[tuple[str, dict[str, Any], str, int]] = [
         "dinov2_with_registers.encoder.layer.2.norm1",
         4,
     ),
-    ("DeiT", VIT, "deit.layers.2.layernorm_before", 4),
+    ("DeiT", VIT, f"deit.{BLOCKS}.2.layernorm_before", 4),
     (
         "Swin",
         {"embed_dim": 12, "depths": [1, 1, 1], "num_heads": [2, 2, 2], "image_size": 64, "window_size": 4},
@@ -90,7 +91,7 @@ def test_a_distilled_deit_has_two_extra_tokens() -> None:
     model = hp.load_model(original)
     images = torch.randn(1, 3, 64, 64)
     seen: list[torch.Tensor] = []
-    layer = original.deit.layers[2].layernorm_before
+    layer = original.get_submodule(f"deit.{BLOCKS}.2.layernorm_before")
     handle = layer.register_forward_hook(lambda _m, _i, output: seen.append(output))
     with untouched(original):
         trace = capture(model, images)
@@ -176,8 +177,8 @@ def test_a_new_number_of_classes_keeps_the_backbone(tmp_path: Path) -> None:
     original = build("ViT", VIT)
     model = hp.load_model(save(original, tmp_path), num_classes=9)
     assert model.module.classifier.out_features == 9
-    ours = model.module.vit.layers[0].mlp.fc1.weight
-    assert torch.equal(ours, original.vit.layers[0].mlp.fc1.weight)
+    name = f"vit.{BLOCKS}.0.{'mlp.fc1' if BLOCKS == 'layers' else 'intermediate.dense'}.weight"
+    assert torch.equal(model.module.get_parameter(name), original.get_parameter(name))
 
 
 def test_what_is_no_classifier_is_one_sentence(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from heatproof.store import RunFolder
 from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.trajectory import Trajectory
 
+pytestmark = pytest.mark.trains
+
 COUNT = 40
 
 

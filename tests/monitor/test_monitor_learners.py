@@ -17,6 +17,8 @@ from heatproof.monitor import fastai as in_fastai
 from heatproof.monitor import monai as in_monai
 from heatproof.monitor.watch import Monitor
 
+pytestmark = pytest.mark.trains
+
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 
 

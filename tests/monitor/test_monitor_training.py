@@ -18,6 +18,8 @@ from heatproof.monitor import keras as in_keras
 from heatproof.monitor import lightning as in_lightning
 from heatproof.monitor.watch import Monitor
 
+pytestmark = pytest.mark.trains
+
 EPOCHS = 3
 # Methods that only read a pass, and ones that draw random numbers and perturb the input.
 METHODS = ("gradcam", "rise(masks=16)", "smoothgrad(samples=2)")

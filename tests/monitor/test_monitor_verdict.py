@@ -20,6 +20,8 @@ from heatproof.verdict.gate import check
 from heatproof.verdict.judge import FILE
 from verdict.test_verdict import heatproof
 
+pytestmark = pytest.mark.trains
+
 VOTER = follow.voter().name
 
 

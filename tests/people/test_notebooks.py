@@ -34,6 +34,7 @@ def shown(cell: dict[str, Any]) -> list[tuple[str, list[str]]]:
     return [(one["output_type"], sorted(one.get("data", ()))) for one in cell["outputs"]]
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_it_showed(path: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.ipynb"

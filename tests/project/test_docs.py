@@ -119,20 +119,47 @@ def workshop(tmp_path: Path, first_run: Path, monkeypatch: pytest.MonkeyPatch) -
         yield page.__dict__
 
 
-@pytest.mark.parametrize("page", with_python, ids=named)
-def test_the_code_on_a_page_runs_and_prints_what_the_page_shows(
-    page: Path, workshop: dict[str, object]
-) -> None:
+def trains(page: Path) -> bool:
+    return any(
+        block.language == "python" and re.search(r"small_net\(|\.step\(\)", block.text)
+        for block in fenced(page)
+    )
+
+
+def run_page(page: Path, namespace: dict[str, object], seed: int = 0) -> None:
+    """Run the code of a page and compare what it prints; another seed replaces the line `seed = 0`."""
     blocks = fenced(page)
     for block, following in zip(blocks, [*blocks[1:], Block("", "", -1, -1)], strict=True):
         if block.language != "python" or block.info.startswith("python no-run"):
             continue
         printed = io.StringIO()
         lines = "\n" * block.first + block.text  # so that a traceback names the line of the page
+        lines = lines.replace("\nseed = 0\n", f"\nseed = {seed}\n")
         with redirect_stdout(printed):
-            exec(compile(lines, named(page), "exec", dont_inherit=True), workshop)
+            exec(compile(lines, named(page), "exec", dont_inherit=True), namespace)
         if following.info == "text output":
             assert printed.getvalue() == following.text, f"{named(page)}, line {following.first}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.trains if trains(page) else (), id=named(page))
+        for page in with_python
+    ],
+)
+def test_the_code_on_a_page_runs_and_prints_what_the_page_shows(
+    page: Path, workshop: dict[str, object]
+) -> None:
+    run_page(page, workshop)
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize("seed", range(1, 10))
+def test_the_shortcut_is_reported_for_other_trainings(seed: int, workshop: dict[str, object]) -> None:
+    page = DOCS / "tutorials" / "shortcut.md"
+    assert page.read_text(encoding="utf-8").count("\nseed = 0\n") == 1
+    run_page(page, workshop, seed)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

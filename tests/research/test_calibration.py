@@ -44,6 +44,8 @@ from research.calibration.thresholds import (
     separation,
 )
 
+pytestmark = pytest.mark.trains
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 

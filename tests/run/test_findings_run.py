@@ -19,6 +19,8 @@ from heatproof.verdict.gate import check
 from heatproof.verdict.judge import judge
 from heatproof.verdict.trajectory import Trajectory
 
+pytestmark = pytest.mark.trains
+
 COUNT = 84
 LOOKS = {"square": "yes", "cross": "yes", "dot": "no"}
 

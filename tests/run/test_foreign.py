@@ -22,6 +22,8 @@ from heatproof.errors import HeatproofError, InputError, StoreError
 from heatproof.run.foreign import READ
 from tiny_study import make_study, write_study
 
+pytestmark = pytest.mark.trains
+
 METRICS = [
     "cscore", "accuracy", "insertion(steps=4)", "deletion(steps=4)", "dispersion", "method_agreement",
     "specificity(draws=1, steps=4)", "randomisation(depths=1)", "grid_pointing",

@@ -36,6 +36,8 @@ from heatproof.verdict.trajectory import CheckpointState, Trajectory
 from published_training import TABLES
 from published_training import published as trajectory
 
+pytestmark = pytest.mark.trains
+
 DATA = Path(__file__).parents[1] / "data"
 PRINTED = json.loads((DATA / "cscore_differences.json").read_text())
 ENDS = ("E20", "E30")

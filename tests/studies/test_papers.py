@@ -21,6 +21,8 @@ from PIL import Image
 
 from heatproof.cli import main
 
+pytestmark = pytest.mark.trains
+
 PAGE = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
 Row = tuple[str, str, tuple[str, ...]]  # what the paper has, command, files
 

@@ -22,7 +22,7 @@ from heatproof.studies.cscore.page import candidates, recommend
 from heatproof.studies.cscore.protocol import check
 from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 
-pytestmark = pytest.mark.usefixtures("one_format")
+pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_format")]
 NETWORK = """
 from heatproof.train import small_net
 def build(num_classes=2):

@@ -33,6 +33,8 @@ from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.skeleton import mean_value
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 
+pytestmark = pytest.mark.trains
+
 TINY = [
     "--size", "40", "--width", "2", "--train", "16", "--test", "8", "--proxy", "24", "--proxy-epochs", "1",
     "--head-epochs", "1", "--epochs", "2", "--train-batch", "16", "--subset", "2", "--robust", "4",

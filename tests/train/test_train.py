@@ -36,6 +36,8 @@ from heatproof.train import (
     two_phase_recipe,
 )
 
+pytestmark = pytest.mark.trains
+
 
 def bright_or_dark(n: int = 24, size: int = 16, seed: int = 0) -> Data:
     """Class 1 has a bright upper half; masks mark that half."""

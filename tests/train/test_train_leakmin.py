@@ -18,6 +18,8 @@ from heatproof.train import Data, LeakMin, ablation_grid, fit, regime, regime_re
 from heatproof.train.leakmin import cam_layer, soft_gradcam, unit_mass
 from heatproof.train.recipe import TrainedBatch
 
+pytestmark = pytest.mark.trains
+
 SEED = 7  # whose first maps have mass: those of many fresh networks are clipped to nothing
 
 

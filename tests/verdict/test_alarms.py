@@ -27,6 +27,8 @@ from heatproof.verdict.auc import auc_error, auc_falls, difference_error
 from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 from published_training import TABLES, published
 
+pytestmark = pytest.mark.trains
+
 DOCS = Path(__file__).parents[2] / "docs" / "alarms.md"
 ARCHITECTURES = TABLES["archs"]
 

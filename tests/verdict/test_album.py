@@ -28,6 +28,8 @@ from heatproof.verdict.album import Album, CropGroup, make_album
 from heatproof.verdict.kept_album import album_of_run, png, read_album, write_album
 from tiny_study import make_study
 
+pytestmark = pytest.mark.trains
+
 METHODS = ("gradcam", "layercam")
 NAMES = ("green", "blue")
 

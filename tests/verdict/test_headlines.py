@@ -26,6 +26,8 @@ from heatproof.verdict.answers import HEADLINES, LOW_ACCURACY, UNDECIDED
 from heatproof.verdict.judge import FILE, UNMOVED
 from verdict.test_verdict import heatproof
 
+pytestmark = pytest.mark.trains
+
 EACH = 40
 NETWORK = f"""
 from torch import nn

@@ -211,25 +211,27 @@ def _clear_query_failure() -> Iterator[None]:
 def write_part(path: Path, scores: Sequence[Score], unit: str) -> None:
     """Write the rows of a unit as one Parquet file under the path itself, which must be a temporary name."""
     rows: dict[str, np.ndarray] = {}
+    typed: list[str] = []
     for name, kind in COLUMNS.items():
         if name == "unit":
             continue
+        typed.append(f"{name}::{kind} as {name}")
         values = list(map(attrgetter(name), scores))
         if kind == "VARCHAR":
             texts = {value: valid_unicode(value) for value in set(values)}  # few, over and over
             rows[name] = np.array([texts[value] for value in values], dtype=object)
         elif kind == "BIGINT":
-            missing = np.array([value is None for value in values], dtype=bool)
-            filled = np.array([0 if value is None else int(value) for value in values], dtype=np.int64)
-            rows[name] = np.ma.masked_array(filled, mask=missing)
+            # DuckDB 1 ignores the mask of a masked array, so what is missing is a column of its own.
+            rows[f"no_{name}"] = np.array([value is None for value in values], dtype=bool)
+            rows[name] = np.array([0 if value is None else int(value) for value in values], dtype=np.int64)
+            typed[-1] = f"(case when no_{name} then null else {name} end)::{kind} as {name}"
         else:
             rows[name] = np.array(values, dtype=np.float64)
-    typed = ", ".join(f"{name}::{COLUMNS[name]} as {name}" for name in rows)
     cursor = _database().cursor()
     cursor.register("rows", rows)
     # DuckDB reads NaN in an array as NULL; a score's value is never NULL, so that is undone without loss.
     defined = "* replace (coalesce(value, 'nan') as value)"
-    query = f"select {defined}, {_literal(unit)} as unit from (select {typed} from rows)"
+    query = f"select {defined}, {_literal(unit)} as unit from (select {', '.join(typed)} from rows)"
     _copy(cursor, query, path, "format parquet, compression zstd")
 
 
