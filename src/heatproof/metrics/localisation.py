@@ -6,7 +6,7 @@ the truth:
     mask_iou = |P & A| / |P or A|                A: the mask where there is one, else the union of the boxes
     box_iou  = IoU of P's tight box with a box   the best over the boxes, else with the mask's tight box
     inside   = |P & A| / |P|                     share of the budget inside the boxes, else the mask
-    pointing = 1 if the largest pixel lies in A (boxes, else mask), else 0; of several, the share in A
+    pointing = 1 if the first largest pixel lies in A (boxes, else mask), else 0
 
 A fixed budget of B = floor(K H W) pixels caps mask_iou at min(|A|, B) / max(|A|, B), reported as `reachable`;
 so look at the curve over K as well. Pixels at the map's minimum, after clipping, are never kept: where fewer
@@ -16,10 +16,8 @@ and it is a miss in the pointing game.
 
 Cite: keak2026budget; zhang2018excitation for the pointing game.
 
-Conventions: ties at the budget are kept in row-major order; the thesis says neither that nor what a map with
-too few positive pixels keeps. Equal maxima share the pointing game: half precision, in which maps are stored,
-gives noise of 224x224 pixels 13 equal maxima, and the first of them lies in the top 8 % of the image on
-average; taking the first would understate chance. Negatives are clipped; min-max keeps the order. A box is
+Conventions: ties are kept in row-major order; the thesis says neither that nor what a map with too few
+positive pixels keeps. Negatives are clipped; min-max does not change the order and is skipped. A box is
 (x0, y0, x1, y1) in pixel indices from 0, both corners inside it, so it covers x0 <= x <= x1; x1 = W, where
 tools count edges, means the last column. Class means are means of means (`macro_mean`), as in the thesis.
 """
@@ -167,8 +165,8 @@ def _localise(
         filled = [(k - positive).clamp(min=0) / k for k in counts]
         rows = [torch.stack([*step, share.double()], 1) for step, share in zip(steps, filled, strict=True)]
         tables.append(torch.stack(rows, 2).float())
-        largest = (pixels == pixels.amax(1, keepdim=True)) & (positive > 0)[:, None]
-        points.append((largest & region.flatten(1)).sum(1) / largest.sum(1).clamp(min=1))
+        hit = region.flatten(1).gather(1, pixels.argmax(1, keepdim=True))[:, 0] & (positive > 0)
+        points.append(hit.float())
         known.append(region.flatten(1).any(1))
         blank.append(positive == 0)
     if not tables:
