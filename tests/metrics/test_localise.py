@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
+import heatproof as hp
 from heatproof.errors import InputError
 from heatproof.metrics.kit import CONSTANT
 from heatproof.metrics.localisation import (
@@ -348,3 +350,22 @@ def test_real_boxes_are_inside_their_images(real_data: Any) -> None:
         area = (box[2] - box[0] + 1) * (box[3] - box[1] + 1)
         count = kept_pixels(0.2, (height, width))
         assert scores["reachable"].item() == pytest.approx(min(area, count) / max(area, count), abs=1e-6)
+
+
+def test_stored_noise_points_anywhere() -> None:
+    """Equal maxima, which half precision makes of uniform noise, would move its peak to the top rows."""
+    images = torch.randn(60, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    noise = (
+        hp.explain(
+            nn.Sequential(nn.Conv2d(3, 2, 32, 32), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            images,
+            "random",
+            targets=0,
+        )["random"]
+        .values.half()
+        .float()
+    )
+    boxes = [(0, 0, 223, 111), (0, 112, 223, 223)]
+    top, bottom = (float(localise(noise, [[box]] * 60)["pointing"].mean()) for box in boxes)
+    assert 0.3 < top < 0.7 and top + bottom == pytest.approx(1)
+    assert ((noise == noise.amax((1, 2), keepdim=True)).sum((1, 2)) == 1).all()
