@@ -73,20 +73,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def findings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run over pictures that may have two findings, with lists that are anchored."""
     config = {"methods": ["gradcam"], "model": {"head": "multilabel", "thresholds": [0.4, 0.6]}}
-    manifest = Manifest.collect(config, models={"epoch01": "abc"}, classes=("mass", "node"))
+    epochs = ("epoch01", "epoch02")  # alarms over training need two
+    manifest = Manifest.collect(config, models=dict.fromkeys(epochs, "abc"), classes=("mass", "node"))
     folder = RunFolder.create(tmp_path_factory.mktemp("startup") / "findings", manifest)
-    rows = []
-    for i in range(40):
-        for c in (0, 1):
-            there = c if i % (c + 2) == 0 else None
-            chance = (0.2 if there is None else 0.7) + i / 200
-            rows.append(Score("net", "epoch01", f"{i}.png", there, c, "", "probability", chance, ""))
-    for metric, value in (("cscore", 0.5), ("cscore_n", 12), ("cscore_degenerate", 0)):
-        name = f"{metric}(tau='adaptive', anchor='epoch01')"
-        of = (None, 0, 1)
-        rows += [Score("net", "epoch01", "", c, c, "gradcam", name, value, "") for c in of]
-    folder.write_unit(Unit("epoch01", (0, 40), ("gradcam",), ("cscore",)), rows)
-    folder.plan(folder.ledger.seals(), 40, ("epoch01",))
+    for epoch in epochs:
+        rows = []
+        for i in range(40):
+            for c in (0, 1):
+                there = c if i % (c + 2) == 0 else None
+                chance = (0.2 if there is None else 0.7) + i / 200
+                rows.append(Score("net", epoch, f"{i}.png", there, c, "", "probability", chance, ""))
+        for metric, value in (("cscore", 0.5), ("cscore_n", 12), ("cscore_degenerate", 0)):
+            name = f"{metric}(tau='adaptive', anchor='epoch01')"
+            rows += [Score("net", epoch, "", c, c, "gradcam", name, value, "") for c in (None, 0, 1)]
+        folder.write_unit(Unit(epoch, (0, 40), ("gradcam",), ("cscore",)), rows)
+    folder.plan(folder.ledger.seals(), 40, epochs)
     return folder.path
 
 

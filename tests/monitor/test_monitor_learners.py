@@ -58,7 +58,7 @@ def test_fastai() -> None:
         train(network(), in_fastai.HeatproofCallback(Monitor(data()[0], data()[1] + 1)))
     stopping = monitor(layer="1", **STOPS)
     _, epochs = train(blind(), in_fastai.HeatproofCallback(stopping), rate=0.0)
-    assert epochs == 1 and len(stopping.trajectory) == 1
+    assert epochs == 2 and len(stopping.trajectory) == 2
 
     looking = monitor()
     learn = learner(network(), in_fastai.HeatproofCallback(looking))
@@ -89,7 +89,7 @@ def test_monai() -> None:
     assert same(watched, train(network())[0])
     with pytest.raises(InputError, match="labels do not match"):
         train(network(), in_monai.HeatproofHandler(Monitor(data()[0], data()[1] + 1)))
-    assert train(blind(), in_monai.HeatproofHandler(monitor(layer="1", **STOPS)), rate=0.0)[1] == 1
+    assert train(blind(), in_monai.HeatproofHandler(monitor(layer="1", **STOPS)), rate=0.0)[1] == 2
 
     net, plain = network(), monitor()
     engine = ignite.Engine(lambda _engine, batch: net(batch[0]))

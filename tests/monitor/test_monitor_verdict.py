@@ -14,6 +14,7 @@ from torch import nn
 from contrast.discs import model_ready, network
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.monitor import Monitor
+from heatproof.store.ledger import read_record
 from heatproof.verdict import follow
 from heatproof.verdict.answers import HEADLINES, UNDECIDED
 from heatproof.verdict.gate import check
@@ -44,8 +45,7 @@ def watch(out: Path, **options: Any) -> Monitor:
 
 
 def kept(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / FILE).read_text(encoding="utf-8"))
-    return found
+    return read_record(out / FILE)
 
 
 def test_without_the_test_that_votes_the_verdict_says_so(trained: nn.Module, tmp_path: Path) -> None:

@@ -275,4 +275,4 @@ def test_transparent_and_tiny_images_in_a_run(tmp_path: Path) -> None:
         "it is fully transparent, so that it shows nothing; give it an opaque background",
     )
     verdict = judge(read_run(result.folder))
-    assert "1 image far smaller than the network's input (a side of 4 pixels" in verdict.sentence
+    assert "1 image far smaller than the network's input (a side of 4 pixels" in verdict.warnings[-1]

@@ -35,7 +35,8 @@ OPTIONS = {
         replace_stride_with_dilation
         zero_init_residual growth_rate block_config num_init_features bn_size drop_rate memory_efficient
         min_size max_size score_thresh box_score_thresh nms_thresh box_nms_thresh detections_per_img
-        box_detections_per_img""",
+        box_detections_per_img rpn_pre_nms_top_n_test rpn_post_nms_top_n_test rpn_nms_thresh rpn_score_thresh
+        topk_candidates""",
     "timm": """in_chans img_size patch_size embed_dim embed_dims depth depths num_heads window_size mlp_ratio
         mlp_ratios qkv_bias qk_norm init_values class_token reg_tokens dynamic_img_size dynamic_img_pad
         strict_img_size drop_rate drop_path_rate attn_drop_rate proj_drop_rate pos_drop_rate patch_drop_rate

@@ -94,7 +94,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
             whose = "their" if silent_on[1:] else "its"
             told.append(f"judged without {listed(silent_on)}: on none of {whose} pictures can the test tell")
         if blank >= FEW_BLANK:
-            told.append(_blank(data, m, blank, following))
+            told.append(_blank(data, m, following))
         methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(told)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
@@ -201,7 +201,7 @@ def _would_decide(n: int, in_the_way: bool, nobody: bool, stored: bool) -> str:
     return f"too close to its shadows on {n} pictures: more pictures, or {CONTRAST}"
 
 
-def _blank(data: RunData, method: str, share: float, following: Sequence[str]) -> str:
+def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
     """How many maps are blank and why, and how many where another method that follows shows something."""
     own = data.images.scores[BLANK.name, method] > 0
     others = [data.images.scores[BLANK.name, m] == 0 for m in following if m != method]
@@ -213,7 +213,7 @@ def _blank(data: RunData, method: str, share: float, following: Sequence[str]) -
     if others:
         beside = np.mean(own & np.any(others, axis=0))
         why.append(f"{beside:.0%} where another method that follows shows something")
-    return f"{share:.0%} of its maps are blank{': ' * bool(why)}{', '.join(why)}"
+    return f"{np.mean(own):.0%} of its maps are blank{': ' * bool(why)}{', '.join(why)}"
 
 
 def _in_the_way(data: RunData) -> Iterator[str]:
