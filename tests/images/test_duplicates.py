@@ -18,9 +18,9 @@ PHOTOGRAPHS = [
 
 
 def thumbnails(images: list[Image.Image]) -> np.ndarray:
-    return np.stack(
-        [np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)) for image in images]
-    )
+    """As a run makes them: from the image at the network's input size."""
+    resized = (image.convert("RGB").resize((224, 224), Image.Resampling.BICUBIC) for image in images)
+    return np.stack([np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)) for image in resized])
 
 
 def distinct(images: list[Image.Image]) -> int:
@@ -47,7 +47,7 @@ COPIES = {
     "darker": lambda image, i: ImageEnhance.Brightness(image).enhance(0.6 + i / 100),
     "contrast": lambda image, i: ImageEnhance.Contrast(image).enhance(1.3 + i / 100),
     "compressed": lambda image, i: compressed(image, 30 + i),
-    "small": lambda image, i: image.resize((60 + i, 60 + i)),
+    "small": lambda image, i: image.resize((150 + i, 150 + i), Image.Resampling.LANCZOS),
 }
 
 
@@ -101,3 +101,16 @@ def test_noise_and_more_images_than_crops_are_looked_for() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (MOST_CROPS + 20, SIDE, SIDE, 1), dtype=np.uint8)
     noise[-20:] = noise[:20, :, ::-1]
     assert len(set(near_duplicates(noise).tolist())) == MOST_CROPS
+
+
+def test_images_of_one_scene_by_a_fixed_camera_are_different_images() -> None:
+    """The same scene with noise, other light and a small defect, which is all that a network looks at."""
+    random, scene = np.random.default_rng(0), np.asarray(ImageOps.fit(PHOTOGRAPHS[0], (128, 128)), float)
+    images = []
+    for _ in range(40):
+        taken = scene * random.uniform(0.95, 1.05) + random.normal(0, 5, scene.shape)
+        y, x = random.integers(10, 100, 2)
+        taken[y : y + 12, x : x + 12] += 80
+        images.append(Image.fromarray(taken.clip(0, 255).astype(np.uint8)))
+    assert distinct(images) >= 36
+    assert distinct([*images, *(ImageOps.mirror(image) for image in images)]) <= 44

@@ -243,9 +243,10 @@ def _image_warnings(data: RunData) -> Iterator[str]:
     images, tiny = data.images, _tiny(data)
     if images.copies:
         total = images.distinct_files + len(images.copies)
+        only = "Only " * (images.distinct_files < MOSTLY * total)
         yield (
-            f"Only {images.distinct_files:,} of the {total:,} images are distinct: the others are copies, "
-            "perhaps mirrored, cropped, brightened or compressed, and count together with their original"
+            f"{only}{images.distinct_files:,} of the {total:,} images are distinct: the others are "
+            "near-duplicates (equal, mirrored, cropped, darker or compressed) and count with their original"
         )
     if 0 < len(tiny) <= MOSTLY * len(images.ids):
         yield _tiny_images(tiny)
