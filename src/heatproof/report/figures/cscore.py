@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from heatproof.metrics.consistency import CScore
-from heatproof.report.figures import COLOURS, MARKERS, drawing
+from heatproof.report.figures import COLOURS, drawing, line_style
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.epochs import Norms, whole_norm
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
@@ -78,7 +78,7 @@ def depths(swept: Mapping[str, Trajectory]) -> Iterator[Any]:
         for axes, name in zip(grid[0], names, strict=True):
             states = [named(run, name) for run in swept.values()]
             for k, method in enumerate(dict.fromkeys(m for state in states for m in state.methods)):
-                _line(axes, k, method, range(len(states)), [score(s, method) for s in states], 4)
+                axes.plot([score(s, method) for s in states], label=method, markersize=4, **line_style(k))
             axes.set_xticks(range(len(swept)), list(swept), rotation=40, ha="right", fontsize=7)
             axes.set_ylim(0, 1.06)
             axes.set_title(name, fontsize=9)
@@ -90,40 +90,41 @@ def depths(swept: Mapping[str, Trajectory]) -> Iterator[Any]:
 @contextmanager
 def ends(run: Trajectory, names: Sequence[str]) -> Iterator[Any]:
     """Figure 2: method x class at the end of each phase."""
-    with drawing(3.6 * len(names) + 0.8, 3.2, 1, len(names), squeeze=False, sharey=True) as (figure, grid):
-        for axes, checkpoint in zip(grid[0], (named(run, name) for name in names), strict=True):
-            table, columns = score_table(run, checkpoint)
-            image = _shaded(axes, table, methods([run]), f"{checkpoint.name}, AUC {checkpoint.auc:.3f}")
-            axes.set_xticks(range(len(columns)), columns, fontsize=8)
-        figure.colorbar(image, ax=grid[0].tolist(), label="C-Score")
+    panels = [(f"{c.name}, AUC {c.auc:.3f}", *score_table(run, c)) for c in (named(run, n) for n in names)]
+    with _heatmaps(panels, methods([run]), 3.6 * len(names) + 0.8, 3.2) as figure:
         yield figure
 
 
 @contextmanager
 def network_ends(runs: Mapping[str, Trajectory], names: Mapping[str, tuple[str, str]]) -> Iterator[Any]:
     """Figure 2 for several networks: method x network at the end of each phase."""
-    rows = methods(runs.values())
-    with drawing(2.2 * len(runs) + 3.2, 0.3 * len(rows) + 1.6, 1, 2, sharey=True) as (figure, grid):
-        for side, axes in enumerate(grid):
-            chosen = [named(run, names[name][side]) for name, run in runs.items()]
-            table = np.array([[score(c, m) for c in chosen] for m in rows])
-            image = _shaded(axes, table, rows, PHASES[side])
-            axes.set_xticks(range(len(runs)), list(runs), fontsize=8, rotation=20, ha="right")
-        figure.colorbar(image, ax=grid.tolist(), label="C-Score")
+    rows, panels = methods(runs.values()), []
+    for side, title in enumerate(PHASES):
+        chosen = [named(run, names[name][side]) for name, run in runs.items()]
+        panels.append((title, np.array([[score(c, m) for c in chosen] for m in rows]), list(runs)))
+    size = 2.2 * len(runs) + 3.2, 0.3 * len(rows) + 1.6
+    with _heatmaps(panels, rows, *size, rotation=20, ha="right") as figure:
         yield figure
 
 
-def _shaded(axes: Any, table: np.ndarray, rows: Sequence[str], title: str) -> Any:
-    """Scores as colours with their numbers; returns the image, for a colour bar."""
-    image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-    axes.set_yticks(range(len(rows)), rows, fontsize=8)
-    axes.set_title(title, fontsize=9)
-    axes.grid(False)
-    for (i, j), value in np.ndenumerate(table):
-        text = "–" if math.isnan(value) else f"{value:.2f}"
-        colour = "white" if value <= 0.6 else "black"
-        axes.text(j, i, text, ha="center", va="center", fontsize=8, color=colour)
-    return image
+@contextmanager
+def _heatmaps(
+    panels: Sequence[tuple[str, np.ndarray, Sequence[str]]], rows: Sequence[str], width: float, height: float,
+    **ticks: Any,
+) -> Iterator[Any]:  # fmt: skip
+    """Scores as colours with their numbers. panels: title, rows x columns, names of the columns."""
+    with drawing(width, height, 1, len(panels), squeeze=False, sharey=True) as (figure, grid):
+        for axes, (title, table, columns) in zip(grid[0], panels, strict=True):
+            image = axes.imshow(table, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+            axes.set_yticks(range(len(rows)), rows, fontsize=8)
+            axes.set_title(title, fontsize=9)
+            axes.grid(False)
+            for (i, j), value in np.ndenumerate(table):
+                text, colour = f"{value:.2f}", "white" if value <= 0.6 else "black"
+                axes.text(j, i, text.replace("nan", "–"), ha="center", va="center", fontsize=8, color=colour)
+            axes.set_xticks(range(len(columns)), columns, fontsize=8, **ticks)
+        figure.colorbar(image, ax=grid[0].tolist(), label="C-Score")
+        yield figure
 
 
 @contextmanager
@@ -238,16 +239,14 @@ def score_table(run: Trajectory, checkpoint: CheckpointState) -> tuple[np.ndarra
     return table, ["all", *(run.class_name(label) for label in classes)]
 
 
-def _line(axes: Any, k: int, label: str, x: Sequence[float], y: Sequence[float], size: float) -> None:
-    axes.plot(x, y, MARKERS[k % 9], linestyle="-", color=COLOURS[k % 9], markersize=size, label=label)
-
-
 def _curves(
     axes: Any, run: Trajectory, names: Sequence[str], label: int | None = None, size: float = 3
 ) -> None:
     """The C-Score of each method over training."""
+    x = [place(run, c) for c in run]
     for k, method in enumerate(names):
-        _line(axes, k, method, [place(run, c) for c in run], [score(c, method, label) for c in run], size)
+        y = [score(c, method, label) for c in run]
+        axes.plot(x, y, label=method, markersize=size, **line_style(k))
 
 
 def _axis(run: Trajectory) -> str:

@@ -172,10 +172,11 @@ def compare(
     checkpoint: of the reference; its last by default. Alarms are judged as if the new weights followed it.
     """
     old = RunFolder.open(reference)
-    known = [c for c in Trajectory.from_run(old) if checkpoint in (None, c.name)]
+    trained = Trajectory.from_run(old)
+    known = [c for c in trained if checkpoint in (None, c.name)]
     if not known:
-        names = ", ".join(c.name for c in Trajectory.from_run(old)) or "none with a C-Score"
-        raise InputError(f"the reference has no checkpoint {checkpoint or ''!r}; it has {names}")
+        names = ", ".join(c.name for c in trained) or "no checkpoint with a C-Score"
+        raise InputError(f"the reference cannot be compared at {checkpoint or 'its end'}; it has {names}")
     if not weights.is_file():
         raise InputError(f"there is no weight file {weights}")
     config = old.manifest.config
