@@ -13,7 +13,7 @@ from heatproof.report.gallery import pack, unpack
 from heatproof.report.panels import Tile, panel, sheet
 from heatproof.show import COLOUR_MAPS, brightened, colours, overlay
 from heatproof.studies.localise.panels import Studio
-from heatproof.studies.localise.scored import Scored
+from heatproof.studies.localise.results import Scored
 from heatproof.types import Maps
 
 

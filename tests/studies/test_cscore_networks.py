@@ -18,18 +18,20 @@ from heatproof.errors import InputError
 from heatproof.metrics.classifier import auc, auc_errors
 from heatproof.report.tables import number
 from heatproof.studies.cscore import CscoreSettings, networks_study
-from heatproof.studies.cscore.networks import (
+from heatproof.studies.cscore.results import (
     CHOICE,
     RECOMMENDED,
     REFUSED,
     Network,
     auc_table,
+    classes_table,
+    gap_table,
     method_table,
+    overall_table,
     read_network,
     recommendation,
     standing,
 )
-from heatproof.studies.cscore.tables import classes_table, gap_table, overall_table
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict.auc import auc_difference
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
@@ -72,7 +74,7 @@ def test_the_published_tables_give_the_papers_own_recommendation() -> None:
 def test_net_changes_are_those_of_the_table_notes() -> None:
     for one in PUBLISHED:
         notes = PRINTED["table_notes"][one.name]
-        for method, change in one.changes().items():
+        for method, change in one.changes.items():
             if method in notes:
                 assert change == pytest.approx(notes[method], abs=1e-9)
         table = overall_table(one.run, ENDS)

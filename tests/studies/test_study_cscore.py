@@ -6,6 +6,7 @@ import csv
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from PIL import Image
 
 from heatproof.cli import main
 from heatproof.errors import InputError
+from heatproof.images import Preprocess, Source
 from heatproof.metrics.consistency import CScore
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
-from heatproof.studies.cscore import CscoreSettings, compare, cscore_study
-from heatproof.studies.cscore.page import candidates, recommend
+from heatproof.studies.cscore import CscoreSettings, compare, cscore_study, protocol
 from heatproof.studies.cscore.protocol import check
+from heatproof.studies.cscore.results import candidates, recommend
+from heatproof.train import read_data
 from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 
 pytestmark = [pytest.mark.trains, pytest.mark.usefixtures("one_format")]
@@ -132,10 +135,29 @@ def test_consistency_and_correctness_stand_in_one_table(tmp_path: Path) -> None:
     assert any(isinstance(cell, Value) and cell.n for cell in inside)
 
 
-def test_held_out_pictures_were_not_trained_on(finished: Path) -> None:
-    every = set((finished / "out" / "all-pictures.csv").read_text().splitlines()[1:])
-    held_out = set((finished / "out" / "pictures.csv").read_text().splitlines()[1:])
-    assert len(every) == 48 and len(held_out) == 10 and held_out < every
+def test_held_out_pictures_were_not_trained_on(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[set[str]] = []
+
+    def spy(source: Source, preprocess: Preprocess, rows: list[int]) -> Any:
+        read.append({source.samples[i].id for i in rows})
+        return read_data(source, preprocess, rows)
+
+    monkeypatch.setattr(protocol, "read_data", spy)
+    cscore_study(settings(finished))
+    trained, held_out = read
+    rows = (finished / "out" / "pictures.csv").read_text().splitlines()[1:]
+    assert {row.split(",")[0] for row in rows} == held_out and not trained & held_out
+    assert len(trained) == 38 and len(held_out) == 10
+
+
+def test_a_picture_named_twice_counts_once_and_has_one_label(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "pictures", 3)
+    source, _ = check(settings(tmp_path, images=(folder, folder), keep=(1,)))
+    assert len(source) == 6
+    for k, label in enumerate(("disc", "square")):
+        (tmp_path / f"{k}.csv").write_text(f"path,label\npictures/disc/00.png,{label}\n")
+    with pytest.raises(InputError, match="two labels, 'disc' and 'square'"):
+        check(settings(tmp_path, images=(tmp_path / "0.csv", tmp_path / "1.csv"), kind="csv"))
 
 
 def test_pictures_drawn_from_one_of_two_places_are_still_found(tmp_path: Path) -> None:

@@ -27,12 +27,12 @@ from heatproof.report.tables import Column, number
 from heatproof.run import engine, worker
 from heatproof.run.config import toml
 from heatproof.store import RunFolder
-from heatproof.studies.localise import FlagThresholds, LocaliseSettings, localise_study, tables
-from heatproof.studies.localise import scored as rules
+from heatproof.studies.localise import FlagThresholds, LocaliseSettings, localise_study, results
+from heatproof.studies.localise import flags as rules
+from heatproof.studies.localise.images import sift
 from heatproof.studies.localise.panels import pick_cases, pick_confused
-from heatproof.studies.localise.pictures import sift
 from heatproof.studies.localise.protocol import write_report
-from heatproof.studies.localise.scored import Scored, macro_value, read_scores
+from heatproof.studies.localise.results import Scored, macro_value, read_scores
 from heatproof.studies.localise.settings import FLOORS
 from heatproof.types import Maps
 from tiny_study import make_study
@@ -187,13 +187,13 @@ def test_floors_stand_beside_the_methods_and_do_not_compete(finished: Any) -> No
 def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: Scored) -> None:
     page = finished[1].page.read_text()
     assert "7 whose box covers 10% to 80% of the picture" in page
-    assert tables.order_text(tables.orders(scored)) in page
+    assert results.order_text(results.orders(scored)) in page
     assert "faithfulness.png" in page and (finished[0].out / "figures" / "budgets.svg").exists()
     assert (finished[0].out / "tables" / "classes.csv").read_text().count("\n") == 1 + 3 * 5
 
 
 def test_the_order_of_two_methods_is_judged_image_by_image(scored: Scored) -> None:
-    for order in tables.orders(scored):
+    for order in results.orders(scored):
         ahead = []
         for label in range(3):
             ours, theirs = (scored.column(method, order.metric) for method in ("gradcam", TINY))
@@ -216,13 +216,13 @@ def test_published_classes_give_all_published_means(papers: dict[str, Any]) -> N
             columns.append((Column(f"{key} {k}"), {int(c): [v[2][k]] for c, v in thesis[key].items()}))
     classes = {int(c): v[0] for c, v in thesis["t2"].items()}
     sizes = {int(c): v[1] for c, v in thesis["t2"].items()}
-    table = tables.class_table("golden", "golden", classes, sizes, columns)
+    table = results.class_table("golden", "golden", classes, sizes, columns)
     means = [number(cell) for cell in table.rows[-1][3:]]
     assert means == pytest.approx([*thesis["t2_mean"], *thesis["t3_mean"]], abs=1e-12)
     box, mask, pointing = means[0:2], means[2:4], means[4:6]
     ours = [*box, *mask, *pointing, *means[7:11]]
-    shown = [value for name in tables.THESIS for value in tables.THESIS[name]]
-    assert shown == [round(value, 4) for value in ours] and round(means[6], 4) == tables.THESIS_RECALL
+    shown = [value for name in results.THESIS for value in results.THESIS[name]]
+    assert shown == [round(value, 4) for value in ours] and round(means[6], 4) == results.THESIS_RECALL
     assert table.rows[-1][2] == 1122 and len(table.rows) == 44
 
 
@@ -313,7 +313,7 @@ def test_flags_are_raised_where_the_rule_says(
 def test_thresholds_are_settings() -> None:
     loose = FlagThresholds(low_insertion=0.1, confident=0.95, overlap=0.5)
     assert not rules.raise_flags(one_image(insertion=0.2, guess=1), {"a": 0.51}, loose)
-    assert "below 0.1" in tables.count_table([], one_image(), loose).markdown()
+    assert "below 0.1" in rules.count_table([], one_image(), loose).markdown()
 
 
 def test_overlap_equals_sets_of_pixels() -> None:

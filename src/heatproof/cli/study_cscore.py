@@ -58,20 +58,35 @@ def cscore_command(
     settings = CscoreSettings(**_with_words(given, words))
     if reference is not None:
         _compare(ctx, reference, settings)
-        return
-    if settings.networks or settings.beside:
+    elif settings.networks or settings.beside:
         _networks(ctx, settings)
-        return
+    else:
+        _one_network(ctx, settings)
+
+
+def _one_network(ctx: click.Context, settings: CscoreSettings) -> None:
     from heatproof.studies.cscore import cscore_study
 
     with steps("training", settings.last_epoch) as bar:
-        outcome = cscore_study(settings, Progress(console), _told(bar))
+        outcome = cscore_study(settings, Progress(console), _callback(bar))
+    tables = outcome.book.tables
+    alarms = len(tables["alarms"].rows) if "alarms" in tables else 0
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
-    tables = outcome.book.tables
     console.print(shown(tables["overall"]))
-    alarms = len(tables["alarms"].rows) if "alarms" in tables else 0
     tell(ctx, outcome.page, failed=outcome.run.broken, before=f"{alarms} alarms; ")
+
+
+def _networks(ctx: click.Context, settings: CscoreSettings) -> None:
+    from heatproof.studies.cscore import networks_study
+
+    with steps("training", settings.last_epoch * len(settings.networks)) as bar:
+        outcome = networks_study(settings, Progress(console), lambda name: _callback(bar, f"{name}, "))
+    if outcome.broken:
+        errors.print(broken_table(outcome.broken))
+    for name in ("networks", "methods"):
+        console.print(shown(outcome.book.tables[name]))
+    tell(ctx, outcome.page, failed=outcome.broken)
 
 
 def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> None:
@@ -81,45 +96,30 @@ def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> N
 
     images = settings.images[0] if settings.images else None
     weights = Path(settings.checkpoints[0])
-    found = compare(reference, weights, settings.out, None, images, Progress(console))
-    for table in found.book.tables.values():
+    outcome = compare(reference, weights, settings.out, None, images, Progress(console))
+    for table in outcome.book.tables.values():
         console.print(shown(table))
-    worse = f"worse: {len(found.fell)} scores fell, {len(found.alarms)} alarms; "
-    tell(ctx, found.page, failed=found.worse, before=worse if found.worse else "no worse; ")
+    worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
+    tell(ctx, outcome.page, failed=outcome.worse, before=worse if outcome.worse else "no worse; ")
 
 
 def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:
-    """Words are finished studies where such a folder exists, else networks; --model is one of them."""
+    """Words are finished studies if such a folder exists, else networks; --model is one of them."""
     folders = [word for word in words if Path(word).is_dir()]
-    said = [word for word in words if word not in folders]
-    networks, beside = (*given.get("networks", ()), *said), (*given.get("beside", ()), *map(Path, folders))
-    if not networks and (given.get("images") or "model" in given):
-        networks = (given.get("model", CscoreSettings.model),)
-    elif "model" in given:
-        networks = (given["model"], *networks)
+    named = [word for word in words if word not in folders]
+    networks, beside = (*given.get("networks", ()), *named), (*given.get("beside", ()), *map(Path, folders))
+    if "model" in given or (given.get("images") and not networks):
+        networks = (given.get("model", CscoreSettings.model), *networks)
     if len(networks) == 1 and not beside:
         return given | {"model": networks[0], "networks": ()}
     return given | {"networks": networks, "beside": beside}
 
 
-def _networks(ctx: click.Context, settings: CscoreSettings) -> None:
-    from heatproof.studies.cscore import networks_study
+def _callback(bar: Steps, prefix: str = "") -> Callable[[Any], None]:
+    def show(state: Any) -> None:
+        bar.now(f"{prefix}epoch {state.epoch}, batch {state.batch} of {state.batches}")
+        if (epoch := state.result) is not None:
+            scores = f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
+            bar.done(f"{prefix}epoch {epoch.epoch}, {epoch.phase}: {scores}")
 
-    total = settings.last_epoch * len(settings.networks)
-    with steps("training", total) as bar:
-        outcome = networks_study(settings, Progress(console), lambda name: _told(bar, f"{name}, "))
-    if outcome.broken:
-        errors.print(broken_table(outcome.broken))
-    for name in ("networks", "methods"):
-        console.print(shown(outcome.book.tables[name]))
-    tell(ctx, outcome.page, failed=outcome.broken)
-
-
-def _told(bar: Steps, whose: str = "") -> Callable[[Any], None]:
-    def told(state: Any) -> None:
-        bar.now(f"{whose}epoch {state.epoch}, batch {state.batch} of {state.batches}")
-        if (one := state.result) is not None:
-            scores = f"loss {one.loss:.3f}, accuracy {one.accuracy:.3f}, AUC {one.auc:.3f}"
-            bar.done(f"{whose}epoch {one.epoch}, {one.phase}: {scores}")
-
-    return told
+    return show

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from heatproof.studies.cscore.protocol import (
         CscoreOutcome,
         NetworksOutcome,
+        compare,
         cscore_study,
         networks_study,
     )
-    from heatproof.studies.cscore.reference import compare
     from heatproof.studies.cscore.settings import CscoreSettings
 
 __all__ = [

@@ -1,17 +1,16 @@
 """C-Score over training: does the model look at the same place for every image of a class, and since when?
 
-    split     four fifths of the pictures train, one fifth is held out, each class in proportion
-    train     two phases (train/protocols.py), weights kept at seven epochs; or weights that exist are taken
-    run       six CAMs at every checkpoint on the held-out pictures, C-Score per class: the engine
+    split     four fifths of the images train, one fifth is held out, each class in proportion
+    train     two phases (train/protocols.py), weights kept at seven epochs; or existing weights are used
+    run       six CAMs at every checkpoint on the held-out images, C-Score per class: the engine
     sweep     the C-Score of every CAM at every depth of the network, at the end of each phase
-    report    tables, figures, alarms, and a recommendation with its evidence (page.py)
-    beside    several networks, each in a folder of its own, on one page (networks.py)
+    report    tables, alarms and recommendations (results.py), the page with its figures (page.py)
 
-The run is an ordinary run folder (OUT/run, from OUT/study.toml): it can be killed and taken up again, and so
-can the training (OUT/training). elangovan2026cscore.
+The run is an ordinary run folder (OUT/run, from OUT/study.toml and OUT/pictures.csv): it can be killed and
+resumed, and so can the training (OUT/training). elangovan2026cscore.
 
 Deviations: every number carries a 95 % interval; gold lists are drawn anew at each checkpoint (see
-metrics/gold.py). With weights that exist nothing is held out: all pictures given are scored.
+metrics/gold.py). With existing weights nothing is held out: all images given are scored.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ from typing import Any
 
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
-from heatproof.images import Failure, Source, open_source
-from heatproof.images.source import Sample
+from heatproof.images import Failure, Source, open_source, select
+from heatproof.images.csv import CORNERS
+from heatproof.images.files import picture_reader
+from heatproof.images.source import Sample, file_source
 from heatproof.metrics.gold import FIRST, ListRule
 from heatproof.models import Model, load_model
 from heatproof.models.activated import default_layer
@@ -36,72 +37,85 @@ from heatproof.report.book import Book
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
-from heatproof.run.study import open_study
+from heatproof.run.study import Opened, open_study
 from heatproof.run.weights import find_checkpoints, seeded_builder
 from heatproof.store import RunFolder
-from heatproof.studies.cscore import networks, page
-from heatproof.studies.cscore.networks import phase_ends
+from heatproof.studies import skeleton
+from heatproof.studies.cscore import page
+from heatproof.studies.cscore.results import moves, phase_ends, read_network
 from heatproof.studies.cscore.settings import CscoreSettings
-from heatproof.studies.skeleton import (
-    local_spec,
-    named_run,
-    need_one_class,
-    run_config,
-    study_file,
-    write_rows,
-)
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
+from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.trajectory import Trajectory
 
 METRICS = ("accuracy", "recall", "auc")
-CORNERS = ("x0", "y0", "x1", "y1")
-FRAME = ("width", "height")
+TRAINING = ("head_epochs", "full_epochs", "head_lr", "full_lr", "label_smoothing", "clip", "amp",
+            "transforms", "gradients")  # fmt: skip
 LAST = "last"  # an anchor
 DEPTHS_SWEPT = 5
-
-Told = Callable[[TrainProgress], object]
-TellOf = Callable[[str], Told]  # of a network
-Images = Mapping[str, Any]  # the table of a study file
+ProgressCallback = Callable[[TrainProgress], object]
 
 
 @dataclass(frozen=True)
 class CscoreOutcome:
-    """What a study left behind."""
+    """Results of a study of one network."""
 
     page: Path
     book: Book
     run: Result
 
 
+@dataclass(frozen=True)
+class NetworksOutcome:
+    """Results of a study of several networks."""
+
+    page: Path
+    book: Book
+    broken: list[dict[str, str]]  # images that could not be used, of all networks
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of new weights against a reference."""
+
+    page: Path
+    book: Book
+    fell: tuple[str, ...]  # one sentence each
+    alarms: tuple[Alarm, ...]
+
+    @property
+    def worse(self) -> bool:
+        return bool(self.fell or self.alarms)
+
+
 def cscore_study(
-    settings: CscoreSettings, progress: Progress | None = None, training: Told | None = None
+    settings: CscoreSettings, progress: Progress | None = None, training: ProgressCallback | None = None
 ) -> CscoreOutcome:
-    """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
+    """Run or resume the whole protocol; OUT/summary.md is its page."""
     source, root = check(settings)
     untrained = build(settings, len(source.classes))
-    need_one_class(untrained, "a C-Score study")
+    skeleton.need_one_class(untrained, "a C-Score study")
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
-    scored = list(range(len(source)))
+    samples: Sequence[Sample] = source.samples
     if not weights:
-        labels = [sample.label for sample in source.samples]
-        trained, held_out = stratified_split(labels, settings.held_out, settings.seed)
-        scored = held_out.tolist()
-        history, failures = train(settings, source, trained.tolist(), scored, training)
-        weights = ["training/epoch*.safetensors"]
-    samples = [source.samples[i] for i in scored]
-    write_rows(settings.out / "pictures.csv", *listing(samples, source.classes, root))
+        labels = [sample.label for sample in samples]
+        trained, held_out = (
+            part.tolist() for part in stratified_split(labels, settings.held_out, settings.seed)
+        )
+        history, failures = train(settings, source, trained, held_out, training)
+        weights, samples = ["training/epoch*.safetensors"], [samples[i] for i in held_out]
+    write_list(settings.out / "pictures.csv", samples, source.classes, root)
     images = {
         "kind": "csv", "path": "pictures.csv",
         "options": {"root": str(root), "class_names": list(source.classes)},
     }  # fmt: skip
-    layer = settings.layer or paper_layer(untrained)
     places = source.boxed or bool(source.parts)
-    more = ("localise",) if places else ()
+    layer, more = settings.layer or paper_layer(untrained), ("localise",) if places else ()
     config = config_of(settings, images, weights, settings.methods, layer, more)
-    result = named_run(settings.out, "run", config, progress)
+    result = skeleton.named_run(settings.out, "run", config, progress)
     ends = phase_ends(Trajectory.from_run(result.folder), history)
     swept = sweep_depths(settings, images, ends, progress) if settings.sweep else {}
     book = Book(settings.out, f"C-Score of {settings.model} over training" if history else "C-Score")
@@ -110,47 +124,84 @@ def cscore_study(
     return CscoreOutcome(book.write(), book, result)
 
 
-@dataclass(frozen=True)
-class NetworksOutcome:
-    """What a study of several networks left behind."""
-
-    page: Path
-    book: Book
-    broken: list[dict[str, str]]  # pictures that could not be used, of all of them
-
-
 def networks_study(
-    settings: CscoreSettings, progress: Progress | None = None, training: TellOf | None = None
+    settings: CscoreSettings,
+    progress: Progress | None = None,
+    training: Callable[[str], ProgressCallback] | None = None,
 ) -> NetworksOutcome:
-    """One study after the other, each in a folder of its own, then all of them on one page.
+    """One study for each network, in a folder of its own, then all of them on one page.
 
-    training: called with a network's name, gives what is told about its training.
+    training: called with a network's name, returns the callback for its training.
     """
     if len(settings.networks) + len(settings.beside) < 2:
         raise InputError("one network alone has nothing beside it; name two or more, or finished studies")
-    finished = [networks.read_network(Path(folder)) for folder in settings.beside]
+    finished = [read_network(Path(folder)) for folder in settings.beside]
     own = [
         replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
         for spec in settings.networks
     ]
-    for one in own:  # what cannot work is refused before the first is trained
+    for one in own:  # invalid settings are refused before the first is trained
         build(one, len(check(one)[0].classes))
     broken: list[dict[str, str]] = []
-    found, places = [], {}
+    networks, pages = [], {}
     for one in own:
         outcome = cscore_study(one, progress, training(one.model) if training else None)
         broken += outcome.run.broken
-        found.append(networks.read_network(one.out, one.model))
-        places[one.model] = f"{one.out.name}/{outcome.page.name}"
-    found += finished
-    names = [one.name for one in found]
-    named = [
-        one if names.count(one.name) == 1 else replace(one, name=f"{one.name} ({k})")
-        for k, one in enumerate(found, 1)
-    ]
+        networks.append(read_network(one.out, one.model))
+        pages[one.model] = f"{one.out.name}/{outcome.page.name}"
+    networks += finished
+    names = [one.name for one in networks]
+    for k, name in enumerate(names):
+        if names.count(name) > 1:
+            networks[k] = replace(networks[k], name=f"{name} ({k + 1})")
     book = Book(settings.out, "C-Score of several networks")
-    networks.write(book, named, lambda one: places.get(one.name))
+    page.write_networks(book, networks, pages)
     return NetworksOutcome(book.write(), book, broken)
+
+
+def compare(
+    reference: Path,
+    weights: Path,
+    out: Path,
+    checkpoint: str | None = None,
+    images: Path | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Score `weights` on the network, images, methods and metrics of the reference.
+
+    checkpoint: of the reference; its last by default. Alarms are judged as if the new weights followed it.
+    """
+    old = RunFolder.open(reference)
+    trained = Trajectory.from_run(old)
+    known = [c for c in trained if checkpoint in (None, c.name)]
+    if not known:
+        names = ", ".join(c.name for c in trained) or "no checkpoint with a C-Score"
+        raise InputError(f"the reference cannot be compared at {checkpoint or 'its end'}; it has {names}")
+    if not weights.is_file():
+        raise InputError(f"there is no weight file {weights}")
+    config = old.manifest.config
+    model = {"checkpoints": [str(weights.absolute())], "random_init": False, "pretrained": False}
+    place = {"path": str((images or old.path.parent / config["images"]["path"]).absolute())}
+    config = {**config, "model": config["model"] | model, "images": config["images"] | place}
+    if Opened(study_from(config), out).source.hash != old.manifest.data:
+        raise InputError(
+            f"the pictures are not those of {reference}; name their folder with --images, unchanged"
+        )
+    run = Trajectory.from_run(skeleton.named_run(out, "run", config, progress).folder)
+    before, after = replace(known[-1], epoch=None), run.checkpoints[-1]
+    after = replace(after, name=f"{after.name} (new)", epoch=None)
+    pair = Trajectory((before, after), run.class_names)
+    alarms = tuple(a for a in find_alarms(pair) if a.checkpoint == after.name)
+    moved = list(moves(before, after))
+    fell = tuple(
+        f"{one.method}, {'all classes' if one.label is None else pair.class_name(one.label)}: "
+        f"C-Score {one.old.value:.3f} to {one.new.value:.3f}"
+        for one in moved
+        if one.fell
+    )
+    book = Book(out, f"{weights.name} beside {before.name} of the reference")
+    page.write_comparison(book, pair, moved, fell, alarms)
+    return Comparison(book.write(), book, fell, alarms)
 
 
 def folder_name(spec: str) -> str:
@@ -161,26 +212,22 @@ def folder_name(spec: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", spec.rpartition("/")[2] or spec).strip("-") or "network"
 
 
-def listing(
-    samples: Sequence[Sample], classes: Sequence[str], root: Path
-) -> tuple[list[str], list[list[object]]]:
-    """A CSV manifest of pictures with their boxes and masks, as head and rows: one for each box."""
+def write_list(path: Path, samples: Sequence[Sample], classes: Sequence[str], root: Path) -> None:
+    """The images of the run as a CSV file with their boxes and masks, a row for each box."""
     parts = sorted({part for sample in samples for part in sample.masks})
-    boxed = any(sample.boxes for sample in samples)
-    head = ["path", "label", *(f"mask_{part}" for part in parts), *((*CORNERS, *FRAME) if boxed else ())]
+    frame = (*CORNERS, "width", "height") if any(sample.boxes for sample in samples) else ()
     rows: list[list[object]] = []
     for sample in samples:
         masks = [os.path.relpath(sample.masks[part], root) if part in sample.masks else "" for part in parts]
         own = [sample.id, classes[sample.label or 0], *masks]
-        frame = sample.frame or ("", "")
-        rows += [[*own, *box, *frame] for box in sample.boxes]
+        rows += [[*own, *box, *(sample.frame or ("", ""))] for box in sample.boxes]
         if not sample.boxes:
-            rows.append([*own, *[""] * (6 * boxed)])
-    return head, rows
+            rows.append([*own, *[""] * len(frame)])
+    skeleton.write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
 
 
 def check(settings: CscoreSettings) -> tuple[Source, Path]:
-    """The pictures and where their names start; what cannot work is refused before anything is trained."""
+    """The images and the folder their names are relative to; refuses invalid settings before training."""
     read_methods(settings.methods)
     if not settings.images:
         raise InputError("no pictures were named; give a folder with one folder for each class")
@@ -196,30 +243,34 @@ def check(settings: CscoreSettings) -> tuple[Source, Path]:
 
 
 def pooled(settings: CscoreSettings) -> tuple[Source, Path]:
-    """One source over all places named, and their common folder; a class may have pictures in each."""
-    found: list[tuple[Path, str, Sample]] = []
+    """One source of all folders, and their common folder; a class may have images in each."""
+    listed: list[tuple[Path, str, Sample]] = []
     for path in settings.images:
         source = open_source(settings.kind, path)
         if not source.labelled:
             raise InputError(f"the pictures of {path} have no labels; put them in one folder for each class")
         known = [(sample, sample.label) for sample in source.samples if sample.label is not None]
-        found += [(Path(s.content).resolve(), source.classes[label], s) for s, label in known]
-    root = Path(os.path.commonpath([path.parent for path, *_ in found]))
-    listed = settings.out / "all-pictures.csv"
-    classes = sorted({name for _, name, _ in found})
-    samples = [
-        replace(sample, id=path.relative_to(root).as_posix(), label=classes.index(name))
-        for path, name, sample in found
-    ]
-    write_rows(listed, *listing(samples, classes, root))
-    drawn = {"limit": settings.limit, "seed": settings.seed}
-    return open_source("csv", listed, root=root, class_names=classes, **drawn), root
+        listed += [(Path(s.content).resolve(), source.classes[label], s) for s, label in known]
+    root = Path(os.path.commonpath([path.parent for path, *_ in listed]))
+    classes = sorted({name for _, name, _ in listed})
+    samples: dict[str, Sample] = {}
+    for path, name, sample in listed:
+        own = replace(sample, id=path.relative_to(root).as_posix(), label=classes.index(name), content=path)
+        if samples.setdefault(own.id, own).label != own.label:
+            other = classes[samples[own.id].label or 0]
+            raise InputError(f"{own.id} is listed with two labels, {other!r} and {name!r}; remove one")
+    every = file_source(samples.values(), classes, picture_reader(None))
+    return select(every, limit=settings.limit, seed=settings.seed), root
 
 
 def train(
-    settings: CscoreSettings, source: Source, trained: list[int], held_out: list[int], told: Told | None
+    settings: CscoreSettings,
+    source: Source,
+    trained: list[int],
+    held_out: list[int],
+    callback: ProgressCallback | None,
 ) -> tuple[History, list[Failure]]:
-    """The two phases, from where they were left, and the pictures that could not be read."""
+    """Run or resume the two phases; returns also the images that could not be read."""
     model = build(settings, len(source.classes))
     model.module.to(best_device(settings.device))
     data, failed = read_data(source, model.preprocess, trained)
@@ -227,12 +278,9 @@ def train(
     last = settings.last_epoch
     history = two_phase(
         model, data, valid, settings.out / "training", settings.seed,
-        sorted({e for e in settings.keep if e <= last} | {last}), told,
-        head_epochs=settings.head_epochs, full_epochs=settings.full_epochs, head_lr=settings.head_lr,
-        full_lr=settings.full_lr, label_smoothing=settings.label_smoothing, clip=settings.clip,
-        first_depth=settings.first_phase, batch_size=settings.train_batch, amp=settings.amp,
-        transforms=settings.transforms,
-        class_weights="balanced" if settings.class_weights else None, gradients=settings.gradients,
+        sorted({e for e in settings.keep if e <= last} | {last}), callback,
+        first_depth=settings.first_phase, batch_size=settings.train_batch,
+        class_weights="balanced" if settings.class_weights else None, **skeleton.some(settings, *TRAINING),
     )  # fmt: skip
     return history, failed
 
@@ -255,49 +303,45 @@ def paper_layer(model: Model) -> str | None:
 
 def config_of(
     settings: CscoreSettings,
-    images: Images,
+    images: Mapping[str, Any],
     weights: Sequence[str],
     methods: Sequence[str],
     layer: str | None,
     more: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A run over the pictures that are scored. more: metrics."""
+    """The configuration of a run over the images that are scored. more: metrics."""
     model = {
-        "spec": local_spec(settings.model), "num_classes": len(images["options"]["class_names"]),
+        "spec": skeleton.local_spec(settings.model), "num_classes": len(images["options"]["class_names"]),
         "checkpoints": list(weights), "layer": layer, "name": settings.model, "head": settings.head,
         "options": dict(settings.options),
     }  # fmt: skip
     rule = ListRule(settings.tau, settings.weights, settings.anchor)  # type: ignore[arg-type]
     if rule.anchor == LAST:
-        plain = study_from(run_config(settings, methods, METRICS, model, images))
+        plain = study_from(skeleton.run_config(settings, methods, METRICS, model, images))
         rule = replace(rule, anchor=find_checkpoints(plain, settings.out)[-1].name)
-    return run_config(settings, methods, (*METRICS, rule.text, *more), model, images)
+    return skeleton.run_config(settings, methods, (*METRICS, rule.text, *more), model, images)
 
 
 def sweep_depths(
-    settings: CscoreSettings, images: Images, ends: tuple[str, str], progress: Progress | None
-) -> dict[str, RunFolder]:
-    """The C-Score of every CAM of one layer at every depth, one run folder each."""
-    cams = [
-        call.text for call in read_methods(settings.methods) if "activations" in call.entry.needs
-    ]  # those of several layers have depths of their own
+    settings: CscoreSettings, images: Mapping[str, Any], ends: tuple[str, str], progress: Progress | None
+) -> dict[str, Trajectory]:
+    """The C-Score of every CAM of one layer, by layer from early to late; one run folder for each layer."""
+    calls = read_methods(settings.methods)  # methods of several layers have depths of their own
+    cams = [call.text for call in calls if "activations" in call.entry.needs]
     if not cams:
         return {}
     own = replace(settings, anchor=settings.anchor if settings.anchor in (None, FIRST, LAST) else None)
-    opened = open_study(study_file(settings.out))
+    opened = open_study(skeleton.study_file(settings.out))
     files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
     model = opened.model(ends[-1])
-    found: dict[str, RunFolder] = {}
-    for number, layer in enumerate(depths(model, settings.layer or paper_layer(model))):
-        config = config_of(own, images, files, cams, layer)
-        found[layer] = named_run(settings.out, f"depth-{number}", config, progress).folder
-    return found
-
-
-def depths(model: Model, layer: str | None) -> tuple[str, ...]:
-    """Layers from early to late: the last one at every size of the picture inside the network."""
-    main = layer or default_layer(model)
+    main = settings.layer or paper_layer(model) or default_layer(model)
     try:
-        return searched_scales(model, model.preprocess.blank, main, DEPTHS_SWEPT)
+        layers = searched_scales(model, model.preprocess.blank, main, DEPTHS_SWEPT)
     except InputError:
-        return known_scales(model) or ()
+        layers = known_scales(model) or ()
+    swept = {}
+    for number, layer in enumerate(layers):
+        config = config_of(own, images, files, cams, layer)
+        result = skeleton.named_run(settings.out, f"depth-{number}", config, progress)
+        swept[layer] = Trajectory.from_run(result.folder)
+    return swept

@@ -1,18 +1,25 @@
-"""Which pictures a localisation study shows, and their panels: case studies, confused classes side by side.
+"""Panels of a localisation study: case studies, confused classes, segments, what flagged images share.
 
-Maps come from the run folder; curves are taken again at all points, and wrongly classified pictures are
+Maps come from the run folder; curves are computed again at all points, and wrongly classified images are
 explained once more for the class they were taken for. That is all the model does here.
+
+For each class with at least FEWEST images that are faithful but off-object, the crops under the strongest
+place of those maps are grouped by what they look like to the network, as the evidence album does it
+(verdict/album.py), and painted over: a shortcut is a habit, not one image.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from heatproof.disk import valid_unicode
@@ -20,27 +27,37 @@ from heatproof.explain.api import explain
 from heatproof.explain.segments import segments_of, top_segments
 from heatproof.images import Source
 from heatproof.images.loader import batches
+from heatproof.images.preprocess import Box
 from heatproof.metrics import insertion_deletion
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.registry import parse_call
-from heatproof.report.case_study import ClassMap, View, case_study, confusion, tinted, with_boxes
-from heatproof.report.panels import Tile, explains, sheet
-from heatproof.show import pixels
+from heatproof.report.panels import INK, PAPER, Tile, explains, panel, sheet
+from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
-from heatproof.studies.localise.scored import KINDS, Flag, Scored
+from heatproof.studies.localise.flags import KINDS, OFF, Flag
+from heatproof.studies.localise.results import METRICS, Scored
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.studies.skeleton import some
 from heatproof.types import Batch, Maps, per_map, upsample
+from heatproof.verdict.album import CROP, bind
+from heatproof.verdict.crops import find_crops
 
 METHODS_SHOWN = 4  # rows of a panel
-AT_ONCE = 8  # pictures in memory
+AT_ONCE = 8  # images in memory
+FEWEST = 3  # flagged images of a class whose crops are grouped, and crops of a group that is shown
+MOST = 40  # flagged images of a class whose crops are grouped
+SHOWN = 8  # crops of a group
+GREEN, RED, BOX = (0, 158, 60), (213, 40, 30), (0, 220, 70)
+SHADE = 0.5  # weight of green and red over a segment
+DIM = 0.25  # brightness of the image outside a mask
+SHARPER = 3  # curves are drawn at this scale, then reduced
 Picked = tuple[str, str]  # image, why it is shown
 
 
 @dataclass(frozen=True)
 class Studio:
-    """What drawing a panel needs."""
+    """Draws panels of a run."""
 
     scored: Scored
     maps: MapStore
@@ -52,82 +69,130 @@ class Studio:
     def methods(self) -> list[str]:
         return self.scored.real_methods[:METHODS_SHOWN]
 
+    def batches(self, images: Sequence[str]) -> list[Batch]:
+        """The images, a few at a time; their ids are those of the rows."""
+        place = {valid_unicode(sample.id): i for i, sample in enumerate(self.source.samples)}
+        rows = [place[image] for image in images]
+        return [one.batch for one in batches(self.source, self.model.preprocess, AT_ONCE, rows)]
+
     def cases(self, picked: Sequence[Picked]) -> list[Path]:
-        """A case-study panel of each picture."""
-        return [path for lot in self.lots(picked) for path in self._cases(*lot)]
+        """A case-study panel of each image, a row per method.
+
+        keak2026budget shows these for Grad-CAM and LIME; LIME's own images are the heatmap and the two with
+        segments. Without segments of its own, a method's segment weighs the mean of the map in it.
+        """
+        return [path for batch in self.batches([i for i, _ in picked]) for path in self._cases(batch, picked)]
+
+    def _cases(self, batch: Batch, picked: Sequence[Picked]) -> Iterator[Path]:
+        entries, inputs = self._entries(batch), batch.images.to(self.model.device)
+        ids = [name for name, _, _ in entries]
+        stored = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
+        targets = next(iter(stored.values())).explained
+        options = some(self.settings, "steps", "baseline", "seed")
+        walked = insertion_deletion(stored, targets, model=self.model, images=inputs, **options)
+        rows: dict[str, list[list[Tile]]] = {name: [] for name in ids}
+        top = f"top {self.scored.budget:.0%}"
+        for method, maps in stored.items():
+            cut, signed = self._segments(method, inputs), upsample(maps.signed, maps.image_size)
+            heat, kept = maps.for_display(), self._budget_masks(maps)
+            first, both = top_segments(signed, cut, 5).cpu(), top_segments(signed, cut, 10, signed=True).cpu()
+            for i, (name, image, boxes) in enumerate(entries):
+                deletion, insertion = (
+                    c[i].tolist() for c in (walked[method].deletion, walked[method].insertion)
+                )
+                notes = self._notes(method, name)
+                rows[name].append([
+                    Tile(with_boxes(image, boxes), "original, box"),
+                    Tile(overlay(image, heat[i]), method),
+                    Tile(tinted(image, first[i], dim=True), "top 5 for the class"),
+                    Tile(tinted(image, both[i]), "top 10, for and against"),
+                    Tile(with_boxes(tinted(image, kept[i], dim=True), boxes), top, notes[0]),
+                    Tile(curves(deletion, insertion, image.size), "deletion, insertion", notes[1]),
+                ])  # fmt: skip
+        for name in ids:
+            heading = f"{self._heading(name)}; {dict(picked)[name]}"
+            yield self.save(sheet(rows[name], heading=heading, cmap="inferno"), name, "case")
 
     def confused(self, picked: Sequence[Picked]) -> list[Path]:
-        """True and predicted class side by side, for pictures that were classified wrongly."""
-        return [path for lot in self.lots(picked) for path in self._confused(*lot)]
+        """Each method's map for the true and for the predicted class of wrongly classified images."""
+        return [
+            path for batch in self.batches([i for i, _ in picked]) for path in self._confused(batch, picked)
+        ]
+
+    def _confused(self, batch: Batch, picked: Sequence[Picked]) -> Iterator[Path]:
+        entries, scored, settings = self._entries(batch), self.scored, self.settings
+        ids = [name for name, _, _ in entries]
+        classes = [scored.labels[name] for name in ids], [scored.predicted[name] for name in ids]
+        sides: list[dict[str, tuple[Tensor, Tensor]]] = []
+        for targets in classes:
+            if [scored.explained[name] for name in ids] == targets:
+                maps: Mapping[str, Maps] = {m: self._stored(m, ids) for m in self.methods}
+            else:
+                inputs = batch.images.to(self.model.device)
+                maps = explain(self.model, inputs, self.methods, targets, settings.layer, settings.seed)
+            sides.append({m: (one.for_display(), self._budget_masks(one)) for m, one in maps.items()})
+        for i, (name, image, boxes) in enumerate(entries):
+            chances = [scored.chances.get((name, c[i]), math.nan) for c in classes]
+            true, guess = (
+                f"{scored.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)
+            )
+            rows = []
+            for method in self.methods:
+                (heat, kept), (other_heat, other_kept) = (side[method] for side in sides)
+                apart = tinted(image, kept[i].int() - other_kept[i].int())
+                rows.append([
+                    Tile(with_boxes(image, boxes), method),
+                    Tile(overlay(image, heat[i]), f"true: {true}"),
+                    Tile(overlay(image, other_heat[i]), f"predicted: {guess}"),
+                    Tile(apart, f"top {scored.budget:.0%} of one only", "green: true class, red: predicted"),
+                ])  # fmt: skip
+            reason = dict(picked)[name]
+            heading = f"{name}: the true label is {true}; the network says {guess}; {reason}"
+            yield self.save(sheet(rows, heading=heading, cmap="inferno"), name, "confused")
 
     def segment_sheet(self, maps: MapStore, methods: Mapping[int, str], images: Sequence[str]) -> Path:
         """The five segments that speak most for the class, for each number of segments."""
         rows: list[list[Tile]] = []
-        for batch, _ in self.lots([(image, "") for image in images]):
-            ids, best = [valid_unicode(name) for name in batch.ids], {}
+        for batch in self.batches(images):
+            entries, best = self._entries(batch), {}
             for count, method in methods.items():
-                lot = maps.read(self.scored.checkpoint, method, ids).to(self.model.device)
+                ids = [name for name, _, _ in entries]
+                read = maps.read(self.scored.checkpoint, method, ids).to(self.model.device)
                 cut = self._segments(method, batch.images.to(self.model.device))
-                best[count] = top_segments(upsample(lot.signed, lot.image_size), cut, 5).cpu()
-            for i, (name, picture, boxes) in enumerate(self._pictures(batch)):
-                shown = [
-                    Tile(tinted(picture, five[i], dim=True), f"{n} segments") for n, five in best.items()
-                ]
-                rows.append([Tile(with_boxes(picture, boxes), name), *shown])
+                best[count] = top_segments(upsample(read.signed, read.image_size), cut, 5).cpu()
+            for i, (name, image, boxes) in enumerate(entries):
+                tiles = (Tile(tinted(image, five[i], dim=True), f"{n} segments") for n, five in best.items())
+                rows.append([Tile(with_boxes(image, boxes), name), *tiles])
         return self.save(sheet(rows, heading="LIME: the five segments that speak most"), "counts", "segments")
 
-    def lots(self, picked: Sequence[Picked]) -> list[tuple[Batch, dict[str, str]]]:
-        """The pictures, a few at a time, with why they are shown."""
-        place = {valid_unicode(sample.id): i for i, sample in enumerate(self.source.samples)}
-        rows = [place[image] for image, _ in picked]
-        loaded = batches(self.source, self.model.preprocess, AT_ONCE, rows)
-        return [(one.batch, dict(picked)) for one in loaded]
-
-    def _cases(self, batch: Batch, why: dict[str, str]) -> list[Path]:
-        ids = [valid_unicode(name) for name in batch.ids]
-        images = batch.images.to(self.model.device)
-        lots = {m: self._stored(m, ids).to(self.model.device) for m in self.methods}
-        targets = next(iter(lots.values())).explained
-        options = some(self.settings, "steps", "baseline", "seed")
-        walked = insertion_deletion(lots, targets, model=self.model, images=images, **options)
-        views: dict[str, list[View]] = {name: [] for name in ids}
-        for method, maps in lots.items():
-            cut = self._segments(method, images)
-            signed, walk = upsample(maps.signed, maps.image_size), walked[method]
-            heat, kept = maps.for_display(), self._budget_masks(maps)
-            first, both = top_segments(signed, cut, 5).cpu(), top_segments(signed, cut, 10, signed=True).cpu()
-            for i, name in enumerate(ids):
-                deletion, insertion = (c[i].tolist() for c in (walk.deletion, walk.insertion))
-                tiles = heat[i], first[i], both[i], kept[i]
-                views[name].append(View(method, *tiles, deletion, insertion, self._notes(method, name)))
-        written = []
-        for name, picture, boxes in self._pictures(batch):
-            heading = f"{self._heading(name)}; {why[name]}"
-            panel = case_study(picture, boxes, views[name], heading, self.scored.budget)
-            written.append(self.save(panel, name, "case"))
-        return written
-
-    def _confused(self, batch: Batch, why: dict[str, str]) -> list[Path]:
-        ids = [valid_unicode(name) for name in batch.ids]
-        images, scored = batch.images.to(self.model.device), self.scored
-        classes = ([scored.labels[name] for name in ids], [scored.predicted[name] for name in ids])
-        sides: list[dict[str, tuple[Tensor, Tensor]]] = []
-        for targets in classes:
-            if all(scored.explained[name] == target for name, target in zip(ids, targets, strict=True)):
-                lots = {m: self._stored(m, ids) for m in self.methods}
-            else:
-                told = self.settings
-                lots = explain(self.model, images, self.methods, targets, told.layer, told.seed)
-            sides.append({m: (one.for_display(), self._budget_masks(one)) for m, one in lots.items()})
-        written = []
-        for i, (name, picture, boxes) in enumerate(self._pictures(batch)):
-            pairs = [[ClassMap(m, *(lot[i] for lot in side[m])) for side in sides] for m in self.methods]
-            chances = [scored.chances.get((name, c[i]), math.nan) for c in classes]
-            titles = [f"{scored.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)]
-            heading = f"{name}: the true label is {titles[0]}; the network says {titles[1]}; {why[name]}"
-            panel = confusion(picture, boxes, pairs, (titles[0], titles[1]), heading, scored.budget)
-            written.append(self.save(panel, name, "confused"))
-        return written
+    def patterns(self, flags: Sequence[Flag]) -> list[str]:
+        """What several flagged images of a class share, as Markdown; the largest group first."""
+        scored, texts = self.scored, []
+        off = [flag for flag in flags if flag.kind == OFF]
+        for label in sorted({scored.explained[flag.image] for flag in off}):
+            own = [flag for flag in off if scored.explained[flag.image] == label]
+            method = Counter(flag.method for flag in own).most_common(1)[0][0]
+            images = sorted({flag.image for flag in own if flag.method == method})
+            if len(images) < FEWEST:
+                continue
+            loaded = self.batches(images[:MOST])
+            maps = self._stored(method, [valid_unicode(name) for batch in loaded for name in batch.ids])
+            inputs = torch.cat([batch.images for batch in loaded])
+            crops = find_crops(self.model, label, inputs, [maps], CROP, self.settings.layer)
+            (pages,) = bind({label: crops}, scored.classes)
+            group = pages.groups[0] if pages.groups else None
+            if group is None or group.n < FEWEST:
+                continue
+            name, crops_shown = scored.class_name(label), group.crops[:SHOWN]
+            tiles = [Tile(Image.fromarray(crop.pixels), f"{i}") for i, crop in enumerate(crops_shown, 1)]
+            drawn = panel(tiles, columns=SHOWN, heading=f"{name}: under the strongest place of {method}")
+            path = self.save(drawn, f"{label}", "shared")
+            text = (
+                f"**{name}** ({method}): {group.n} of {len(images)} flagged pictures share what these crops "
+                f"show. {group.sentence}\n\n![{name}](panels/{path.name})"
+            )
+            texts.append((group.n, text))
+        return [text for _, text in sorted(texts, key=lambda pair: -pair[0])]
 
     def _budget_masks(self, maps: Maps) -> Tensor:
         """Masks of the pixels that maps keep; a constant map keeps none."""
@@ -137,50 +202,52 @@ class Studio:
     def _stored(self, method: str, ids: Sequence[str]) -> Maps:
         return self.maps.read(self.scored.checkpoint, method, ids)
 
-    def _segments(self, method: str, images: Tensor) -> Tensor:
+    def _segments(self, method: str, inputs: Tensor) -> Tensor:
         """LIME's own segments; for other methods those LIME has by default."""
         name, options = parse_call(method)
         given = options if name.lower() == "lime" else {}
         return segments_of(
-            self.model, images, given.get("segments", "slic"), given.get("segment_count", 100),
+            self.model, inputs, given.get("segments", "slic"), given.get("segment_count", 100),
             given.get("compactness", 10.0), self.settings.seed,
         )  # fmt: skip
 
-    def _pictures(self, batch: Batch) -> list[tuple[str, Image.Image, Sequence[Sequence[float]]]]:
-        shown = pixels(batch.images, self.model.preprocess)
+    def _entries(self, batch: Batch) -> list[tuple[str, Image.Image, Sequence[Box]]]:
+        """Name, image and boxes of each input."""
+        arrays = pixels(batch.images, self.model.preprocess)
         boxes = batch.truth.boxes if batch.truth and batch.truth.boxes else [()] * len(batch.ids)
         return [
-            (valid_unicode(n), Image.fromarray(p), b) for n, p, b in zip(batch.ids, shown, boxes, strict=True)
+            (valid_unicode(n), Image.fromarray(a), b)
+            for n, a, b in zip(batch.ids, arrays, boxes, strict=True)
         ]
 
     def _notes(self, method: str, image: str) -> tuple[str, str]:
-        at = {m: self.scored.column(method, m).get(image, math.nan) for m in (
-            "mask_iou", "box_iou", "inside", "pointing", "insertion", "deletion")}  # fmt: skip
+        """What stands under the mask and under the curves."""
+        at = {metric: self.scored.value(method, metric, image) for metric in METRICS}
         hit = "hit" if at["pointing"] == 1 else "miss"
-        curves = f"AUC: del {at['deletion']:.2f}, ins {at['insertion']:.2f}"
+        aucs = f"AUC: del {at['deletion']:.2f}, ins {at['insertion']:.2f}"
         return (
             f"mask {at['mask_iou']:.2f} box {at['box_iou']:.2f} in {at['inside']:.0%} {hit}",
-            "empty map" if math.isnan(at["deletion"]) else curves,
+            "empty map" if math.isnan(at["deletion"]) else aucs,
         )
 
     def _heading(self, image: str) -> str:
         scored, guess = self.scored, self.scored.predicted[image]
         chance = scored.chances.get((image, guess), math.nan)
-        told = explains(scored.explained[image], scored.labels[image], guess, scored.class_name)
-        return f"{image}: {told}; {chance:.0%} sure"
+        about = explains(scored.explained[image], scored.labels[image], guess, scored.class_name)
+        return f"{image}: {about}; {chance:.0%} sure"
 
-    def save(self, panel: Image.Image, image: str, kind: str) -> Path:
+    def save(self, drawn: Image.Image, image: str, kind: str) -> Path:
         folder = self.settings.out / "panels"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{kind}-{Path(image).with_suffix('').as_posix().replace('/', '_')}.png"
-        panel.save(path)
+        drawn.save(path)
         return path
 
 
 def pick_cases(scored: Scored, flags: Sequence[Flag], count: int) -> list[Picked]:
-    """Up to `count` pictures: half the worst of each kind of flag in turn, half unflagged, class by class."""
-    usable = [image for image in scored.images if _has_maps(scored, image)]
-    queues = [[f for f in flags if f.kind == kind and f.image in set(usable)] for kind in KINDS]
+    """Up to `count` images: half the worst of each kind of flag in turn, half unflagged, class by class."""
+    usable = dict.fromkeys(image for image in scored.images if _has_maps(scored, image))
+    queues = [[f for f in flags if f.kind == kind and f.image in usable] for kind in KINDS]
     chosen: dict[str, str] = {}
     while any(queues) and len(chosen) < (count + 1) // 2:
         for queue in queues:
@@ -200,7 +267,7 @@ def pick_cases(scored: Scored, flags: Sequence[Flag], count: int) -> list[Picked
 
 
 def pick_confused(scored: Scored, count: int) -> list[Picked]:
-    """Wrongly classified pictures, the most confident first."""
+    """Wrongly classified images, the most confident first."""
     wrong = [i for i in scored.images if scored.predicted[i] != scored.labels[i] and _has_maps(scored, i)]
     wrong.sort(key=lambda i: (-scored.chances.get((i, scored.predicted[i]), 0.0), i))
     return [(image, "true and predicted class explained") for image in wrong[:count]]
@@ -208,6 +275,50 @@ def pick_confused(scored: Scored, count: int) -> list[Picked]:
 
 def _has_maps(scored: Scored, image: str) -> bool:
     """Whether every method's map was stored: one that is not finite is not."""
-    return not any(
-        math.isnan(scored.column(m, "degenerate").get(image, math.nan)) for m in scored.real_methods
-    )
+    return not any(math.isnan(scored.value(m, "degenerate", image)) for m in scored.real_methods)
+
+
+def with_boxes(image: Image.Image, boxes: Sequence[Sequence[float]]) -> Image.Image:
+    """The image with a green frame around each box."""
+    drawn = image.convert("RGB")
+    pen = ImageDraw.Draw(drawn)
+    width = max(1, round(max(image.size) / 100))
+    for x0, y0, x1, y1 in boxes:
+        pen.rectangle((x0, y0, x1, y1), outline=BOX, width=width)
+    return drawn
+
+
+def tinted(image: Image.Image, marks: Any, dim: bool = False) -> Image.Image:
+    """Green over marks above 0, red over those below; `dim`: marks stay as they are, the rest goes dark."""
+    signs = np.asarray(marks).astype(int)
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float64)
+    if dim:
+        mixed = np.where((signs > 0)[..., None], pixels, DIM * pixels)
+    else:
+        colour = np.where((signs > 0)[..., None], GREEN, RED)
+        mixed = np.where((signs != 0)[..., None], (1 - SHADE) * pixels + SHADE * colour, pixels)
+    return Image.fromarray(mixed.round().astype(np.uint8))
+
+
+def curves(deletion: Sequence[float], insertion: Sequence[float], size: tuple[int, int]) -> Image.Image:
+    """Probability against the share of pixels that were taken away (red) or shown (green)."""
+    width, height = max(size[0], 224), max(size[1], 224)
+    canvas = Image.new("RGB", (width * SHARPER, height * SHARPER), PAPER)
+    pen = ImageDraw.Draw(canvas)
+    font: Any = ImageFont.load_default(11 * SHARPER)
+    left, right, top, bottom = 26 * SHARPER, (width - 8) * SHARPER, 8 * SHARPER, (height - 20) * SHARPER
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x * (right - left), bottom - y * (bottom - top)
+
+    for level in (0, 0.5, 1):
+        pen.line([at(0, level), at(1, level)], fill=(215, 215, 215), width=SHARPER)
+        pen.text((2 * SHARPER, at(0, level)[1] - 7 * SHARPER), f"{level:g}", fill=INK, font=font)
+        start = min(at(level, 0)[0] - 9 * SHARPER, (width - 30) * SHARPER)
+        pen.text((start, bottom + 3 * SHARPER), f"{level:.0%}", fill=INK, font=font)
+    pen.line([at(0, 1), at(0, 0), at(1, 0)], fill=INK, width=SHARPER)
+    for values, colour in ((deletion, RED), (insertion, GREEN)):
+        points = [at(i / (len(values) - 1), float(v)) for i, v in enumerate(values) if v == v]
+        if len(points) > 1:
+            pen.line(points, fill=colour, width=2 * SHARPER, joint="curve")
+    return canvas.resize((width, height), Image.Resampling.LANCZOS)

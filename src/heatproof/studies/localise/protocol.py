@@ -1,14 +1,14 @@
 """Localisation and faithfulness under a fair budget: the thesis's protocol, end to end.
 
-    sift      pictures with one box that covers 10 to 80 % of them (pictures.py; filters in images/source.py)
+    sift      images with one box that covers 10 to 80 % of them (images.py; filters in images/source.py)
     run       all methods in one shared pass, localisation at every budget, insertion and deletion: the engine
-    report    tables per class and as macro means, budget and faithfulness curves, shortcut flags, panels
+    report    tables per class and as macro means (results.py), shortcut flags (flags.py), panels (panels.py)
 
-The run is an ordinary run folder (OUT/run, from OUT/study.toml), so it can be killed and taken up again, and
+The run is an ordinary run folder (OUT/run, from OUT/study.toml), so it can be killed and resumed, and
 everything but the panels is rebuilt from it without a model pass. keak2026budget.
 
 Deviations: the floors (random, edges, centre) are always beside the methods; means carry 95 % intervals;
-pictures whose label looks wrong to a person, which the thesis drops by hand, stay in unless `exclude` names
+images whose label looks wrong to a person, which the thesis drops by hand, stay in unless `exclude` names
 them; CAMs read behind the last activation, not in front of it, unless layer="last_conv" (the thesis: conv2 of
 the last block) says so.
 """
@@ -17,43 +17,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby, islice, starmap
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
-from heatproof.explain.floors import is_floor
 from heatproof.images import open_source, select
 from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
 from heatproof.models.load import best_device
 from heatproof.report.book import Book
-from heatproof.report.figures.localise import budget_figure, faithfulness_figure
+from heatproof.report.figures.localise import curve_figure
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import Opened, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.store import RunFolder
-from heatproof.studies.localise import further, tables
-from heatproof.studies.localise.groups import class_groups, excluded, group_table
-from heatproof.studies.localise.panels import Studio, pick_cases, pick_confused
-from heatproof.studies.localise.patterns import FEWEST, find_patterns
-from heatproof.studies.localise.pictures import Aside, Sifted, reasons, sift, write_list
-from heatproof.studies.localise.scored import Flag, Scored, at_budget, budgets_of, find_flags, read_scores
-from heatproof.studies.localise.settings import FLOORS, PREPROCESS, FlagThresholds, LocaliseSettings
+from heatproof.studies.localise import results
+from heatproof.studies.localise.flags import Flag, count_table, find_flags, flag_table
+from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
+from heatproof.studies.localise.panels import FEWEST, Studio, pick_cases, pick_confused
+from heatproof.studies.localise.results import COLUMNS, Scored, at_budget, budgets_of, read_scores
+from heatproof.studies.localise.settings import FLOORS, PREPROCESS, LocaliseSettings
 from heatproof.studies.settings import with_floors
 from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file
 
-SHOWN_SWEPT = 3  # pictures
+SHOWN_SWEPT = 3  # images
 ON_THE_PAGE = 8  # flagged images of each kind; the rest is in the table's files
 
 
 @dataclass(frozen=True)
 class LocaliseOutcome:
-    """What a study left behind."""
+    """Results of a study."""
 
     page: Path
     book: Book
@@ -63,12 +61,12 @@ class LocaliseOutcome:
 
 
 def localise_study(settings: LocaliseSettings, progress: Progress | None = None) -> LocaliseOutcome:
-    """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
+    """Run or resume the whole protocol; OUT/summary.md is its page."""
     read_methods(settings.methods)
     kept_pixels(settings.budget, (224, 224))  # refuses a budget before anything is loaded
     opened = Opened(study_from(_config(settings)), settings.out, best_device(settings.device))
     model = opened.model(opened.checkpoints[0].name)
-    sifted = known_pictures(settings, model)
+    sifted = known_images(settings, model)
     groups = class_groups(settings.groups, sifted.classes) if settings.groups else {}
     write_list(sifted, settings.out / "pictures.csv")
     steps = filter_steps(sifted, settings)
@@ -82,22 +80,32 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     flags = write_report(book, scored, result.folder, settings, groups)
     source = open_study(study_file(settings.out)).source
     studio = Studio(scored, result.folder.maps(), model, source, settings)
-    _write_patterns(book, studio, flags)
+    book.heading("What flagged pictures share")
+    none = f"No class has {FEWEST} pictures that are faithful but off-object and look alike to the network."
+    for text in studio.patterns(flags) or [none]:
+        book.text(text)
     if settings.repeats > 1:
-        _write_repeats(book, studio)
+        book.heading("Stability")
+        batches = studio.batches(scored.images[: settings.subset])
+        book.table(results.repeat_table(model, batches, scored.explained, settings))
     if settings.segment_counts:
         _write_sweep(book, studio, images, progress)
     panels = _write_panels(book, studio, flags) if settings.panels else []
     return LocaliseOutcome(book.write(), book, result, sifted, tuple(panels))
 
 
-def known_pictures(settings: LocaliseSettings, model: Model) -> Sifted:
-    """The pictures, their classes numbered as the model does; a sentence where they are not the model's."""
+def known_images(settings: LocaliseSettings, model: Model) -> Sifted:
+    """The images, their classes numbered as the model does.
+
+    Raises InputError if the classes are not the model's.
+    """
     count, names = max(2, model.logits(model.preprocess.blank).shape[1]), settings.class_names
     model.read.need_one_class("a localisation study")
     if names and len(names) != count:
         raise InputError(f"class_names lists {len(names)} names, but {model.name} has {count} classes")
-    sifted = without(sift(settings.kind, settings.images, count, names or model.classes), settings.exclude)
+    sifted = sift(settings.kind, settings.images, count, names or model.classes)
+    if settings.exclude is not None:
+        sifted = without(sifted, settings.exclude)
     if names or not model.classes:
         return sifted
     used = {label: sifted.classes[label] for _, label in sifted.entries}
@@ -105,26 +113,10 @@ def known_pictures(settings: LocaliseSettings, model: Model) -> Sifted:
     return replace(sifted, entries=tuple((entry, numbers[label]) for entry, label in sifted.entries))
 
 
-def without(sifted: Sifted, exclude: str | None) -> Sifted:
-    """Less what the user leaves out."""
-    if exclude is None:
-        return sifted
-    labels, pictures = excluded(exclude, sifted.classes)
-    asides = {
-        entry.image: labels.get(label, f"it is listed in {Path(exclude).name}")
-        for entry, label in sifted.entries
-        if label in labels or entry.image in pictures
-    }
-    kept = tuple(pair for pair in sifted.entries if pair[0].image not in asides)
-    if not kept:
-        raise InputError(f"no picture is left: {exclude} leaves out all {len(sifted.entries)}")
-    return replace(sifted, entries=kept, left_out=tuple(starmap(Aside, asides.items())))
-
-
 def _config(
     settings: LocaliseSettings, images: Mapping[str, Any] | None = None, *, lime: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The run that the protocol asks for, in the form of run/config.py; lime: the sweep over segments."""
+    """The configuration of the run, in the form of run/config.py; lime: the sweep over segments."""
     unusual = (("steps", settings.steps, 100), ("baseline", settings.baseline, "blur"))
     options = [f"{name}={value!r}" for name, value, usual in unusual if value != usual]
     curve, chosen = f"({', '.join([*options, 'adaptive=False'])})", settings.budget  # the thesis's own points
@@ -138,7 +130,7 @@ def _config(
         "checkpoints": [str(settings.checkpoint.resolve())] if settings.checkpoint else None,
         "pretrained": True if library and not settings.checkpoint else None,
     }  # fmt: skip
-    pictures = {
+    listed = {
         "kind": "csv", "path": "pictures.csv", "single_object": True,
         "limit": min(settings.limit or settings.subset, settings.subset) if lime else settings.limit,
         "box_share": list(settings.box_share), "seed": settings.seed, "options": dict(images or {}),
@@ -146,11 +138,11 @@ def _config(
     methods = lime or with_floors(settings.methods, FLOORS)
     metrics = ["accuracy", "recall", *measured, f"insertion{curve}", f"deletion{curve}"]
     own = PREPROCESS[settings.preprocess]
-    return run_config(settings, methods, metrics, model, pictures, settings.target, preprocess=own)
+    return run_config(settings, methods, metrics, model, listed, settings.target, preprocess=own)
 
 
 def filter_steps(sifted: Sifted, settings: LocaliseSettings) -> list[tuple[str, int]]:
-    """How many pictures are left after each step of the thesis's filter."""
+    """How many images are left after each step of the thesis's filter."""
     source = open_source(
         "csv", settings.out / "pictures.csv", root=sifted.root, class_names=list(sifted.classes)
     )
@@ -174,8 +166,8 @@ def _write_filter(book: Book, sifted: Sifted, steps: Sequence[tuple[str, int]], 
     classes = len(set(scored.labels.values()))
     book.text(f"Scored: {len(scored.images):,} pictures of {classes} classes.")
     aside, left_out = (
-        [f"- {count}, such as {image}: {reason}" for reason, count, image in reasons(lot)]
-        for lot in (sifted.aside, sifted.left_out)
+        [f"- {count}, such as {image}: {reason}" for reason, count, image in reasons(of)]
+        for of in (sifted.aside, sifted.left_out)
     )
     broken = [f"- {image}: {reason}" for image, reason in scored.broken.items()]
     for what, count, listed in (
@@ -194,100 +186,79 @@ def write_report(
     settings: LocaliseSettings,
     groups: Mapping[str, set[int]] | None = None,
 ) -> list[Flag]:
-    """Tables, figures and flags, from the run folder alone; the flags."""
-    budgets = budgets_of(settings.budget)
+    """Write tables, figures and flags from the run folder alone; returns the flags."""
     book.heading("Results")
+    recall = results.macro_value(scored.recall(), scored.seed).value
     book.text(
         f"Explained class: the {'true' if settings.target == 'label' else 'predicted'} one. Budget: "
-        f"{scored.budget:.0%} of the pixels. Mean recall over classes: {scored.mean_recall():.3f} "
-        f"(thesis, ResNet-18: {tables.THESIS_RECALL:.3f})."
+        f"{scored.budget:.0%} of the pixels. Mean recall over classes: {recall:.3f} "
+        f"(thesis, ResNet-18: {results.THESIS_RECALL:.3f})."
     )
-    book.table(tables.method_table(scored, "localisation", "Localisation", tables.LOCALISATION))
-    book.table(tables.method_table(scored, "faithfulness", "Faithfulness", tables.FAITHFULNESS))
+    book.table(results.method_table(scored, "localisation", "Localisation", results.LOCALISATION))
+    book.table(results.method_table(scored, "faithfulness", "Faithfulness", results.FAITHFULNESS))
     book.heading("Against the thesis")
-    found = tables.orders(scored)
-    book.text(tables.order_text(found))
-    if found:
-        book.table(tables.order_table(found))
+    compared = results.orders(scored)
+    book.text(results.order_text(compared))
+    if compared:
+        book.table(results.ORDER.fill((order,) for order in compared))
     book.heading("Other budgets")
-    book.table(tables.budget_table(scored, budgets))
-    floors = set(filter(is_floor, scored.methods))
+    budgets, methods = budgets_of(settings.budget), scored.methods
     located = {
-        tables.NAMES[metric]: {m: [scored.macro(m, metric, b).value for b in budgets] for m in scored.methods}
+        COLUMNS[metric].name: {m: [scored.macro(m, metric, b).value for b in budgets] for m in methods}
         for metric in ("mask_iou", "box_iou", "inside")
     }
-    reach = [scored.macro(scored.methods[0], "reachable", b).value for b in budgets]
-    with budget_figure(budgets, located, reach, floors, scored.budget) as figure:
+    reach = [scored.macro(methods[0], "reachable", b).value for b in budgets]
+    book.table(results.budget_table(scored, located["Mask IoU"] | {"reachable": reach}, budgets))
+    percents = [100 * budget for budget in budgets]
+    with curve_figure(located, percents, "kept pixels, %", reach, 100 * scored.budget) as figure:
         book.figure(figure, "budgets", "Localisation against the budget, means over classes; grey: floors")
     book.heading("Deletion and insertion")
     tenths = range(0, 101, 10)
     walked = {
-        kind: {m: [scored.macro(m, f"{kind}_at_{p}").value for p in tenths] for m in scored.methods}
+        kind: {m: [scored.macro(m, f"{kind}_at_{p}").value for p in tenths] for m in methods}
         for kind in ("deletion", "insertion")
     }
     caption = "Mean curves over classes: pixels taken away (deletion) or shown (insertion), the best first"
-    with faithfulness_figure(walked, floors, "probability of the class") as figure:
+    with curve_figure(walked, tenths, "pixels, %", ylabel="probability of the class") as figure:
         book.figure(figure, "faithfulness", caption)
-    book.table(further.sufficient_table(scored))
-    book.table(further.dispersion_table(scored))
+    book.table(results.sufficient_table(scored))
+    book.table(results.dispersion_table(scored))
     if groups:
         book.heading("By group")
-        table = group_table(scored, groups)
-        if table is None:
-            book.text("None of the groups has a picture here.")
-        else:
+        table = results.group_table(scored, groups)
+        if table.rows:
             book.table(table)
+        else:
+            book.text("None of the groups has a picture here.")
     book.heading("By class")
-    for table in tables.class_tables(scored):
+    for table in results.class_tables(scored):
         book.table(table)
-    tables.long_table(scored).write(book.folder / "tables")
+    results.long_table(scored).write(book.folder / "tables")
     flags = find_flags(scored, folder, settings.thresholds)
-    _write_flags(book, scored, flags, settings.thresholds)
-    return flags
-
-
-def _write_flags(book: Book, scored: Scored, flags: list[Flag], limits: FlagThresholds) -> None:
     book.heading("Shortcut flags")
+    limits = asdict(settings.thresholds).items()
     book.text(
         "Rules for what the thesis finds by eye. A flag asks for a look at the picture; it proves nothing. "
-        f"Settings: {', '.join(f'{k} = {v}' for k, v in asdict(limits).items() if v is not None)}."
+        f"Settings: {', '.join(f'{k} = {v}' for k, v in limits if v is not None)}."
     )
-    book.table(tables.count_table(flags, scored, limits))
+    book.table(count_table(flags, scored, settings.thresholds))
     if flags:
-        tables.flag_table(flags, scored).write(book.folder / "tables")
+        flag_table(flags, scored).write(book.folder / "tables")
         every = "[tables/flagged_images.csv](tables/flagged_images.csv)"
         book.text(f"Every flag with its image: {every}. Here are the worst of each kind.")
         kinds = groupby(flags, key=lambda flag: flag.kind)  # they are in order
-        worst = [flag for _, lot in kinds for flag in islice(lot, ON_THE_PAGE)]
-        book.text(tables.flag_table(worst, scored).markdown())
-
-
-def _write_patterns(book: Book, studio: Studio, flags: list[Flag]) -> None:
-    book.heading("What flagged pictures share")
-    found = find_patterns(studio, flags)
-    if not found:
-        book.text(
-            f"No class has {FEWEST} pictures that are faithful but off-object and look alike to the network."
-        )
-    for pattern in found:
-        book.text(f"{pattern.sentence}\n\n![{pattern.class_name}](panels/{pattern.picture.name})")
-
-
-def _write_repeats(book: Book, studio: Studio) -> None:
-    scored, settings = studio.scored, studio.settings
-    picked = [(image, "") for image in scored.images[: settings.subset]]
-    batches = [batch for batch, _ in studio.lots(picked)]
-    book.heading("Stability")
-    book.table(further.repeated(studio.model, batches, scored.explained, settings))
+        worst = [flag for _, of in kinds for flag in islice(of, ON_THE_PAGE)]
+        book.text(flag_table(worst, scored).markdown())
+    return flags
 
 
 def _write_sweep(book: Book, studio: Studio, images: Mapping[str, Any], progress: Progress | None) -> None:
-    settings, methods = studio.settings, further.swept_methods(studio.settings)
+    settings, methods = studio.settings, results.swept_methods(studio.settings)
     config = _config(settings, images, lime=list(methods.values()))
     result = named_run(settings.out, "segments", config, progress)
     book.heading("How many segments")
     scored = read_scores(result.folder, settings.budget, settings.seed)
-    book.table(further.sweep_table(scored, methods))
+    book.table(results.sweep_table(scored, methods))
     drawn = studio.segment_sheet(result.folder.maps(), methods, scored.images[:SHOWN_SWEPT])
     book.text(f"![LIME with other numbers of segments](panels/{drawn.name})")
 
