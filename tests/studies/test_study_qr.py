@@ -24,11 +24,22 @@ from heatproof.images.edits import EDITS
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.qr import QrSettings
-from heatproof.studies.qr import tables as published
+from heatproof.studies.qr import results as published
 from heatproof.studies.qr.page import floor_text, leakage_answer, seed_text
 from heatproof.studies.qr.protocol import Probe
-from heatproof.studies.qr.results import Columns, Results, curve_value, read_columns, rho_value
-from heatproof.studies.qr.tables import apart, flips, ours, over_seeds, seed_value, structure_table
+from heatproof.studies.qr.results import (
+    Columns,
+    Results,
+    apart,
+    curve_value,
+    flips,
+    ours,
+    over_seeds,
+    read_columns,
+    rho_value,
+    seed_value,
+    structure_table,
+)  # fmt: skip
 from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.skeleton import mean_value
 from heatproof.train import DEPTHS, REGIMES, Epoch, History

@@ -21,10 +21,17 @@ from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Cell, Table, Value, cell_text, number
 from heatproof.show import overlay
 from heatproof.store import RunFolder
-from heatproof.studies.qr import tables as paper
-from heatproof.studies.qr.further import further_tables
-from heatproof.studies.qr.results import Results, mean_curves
-from heatproof.studies.qr.tables import apart, backbone_of, flips, ours, over_seeds, tables
+from heatproof.studies.qr import results as paper
+from heatproof.studies.qr.results import (
+    Results,
+    apart,
+    backbone_of,
+    flips,
+    mean_curves,
+    ours,
+    over_seeds,
+    tables,
+)
 from heatproof.studies.qr.trainings import BASE, depth_name, uses_proxy
 from heatproof.train import DEPTHS, REGIMES
 
@@ -45,7 +52,7 @@ Tables = Mapping[str, Table]
 def write(book: Book, results: Sequence[Results]) -> None:
     """Everything, in the order a reader wants it; the first of several seeds is shown in full."""
     first = results[0]
-    every = [tables(one) | further_tables(one) for one in results]
+    every = [tables(one) for one in results]
     main: Tables = every[0]
     if len(results) > 1:
         main = {name: over_seeds([one[name] for one in every]) for name in every[0]}
