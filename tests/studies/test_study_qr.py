@@ -35,10 +35,10 @@ from heatproof.studies.qr.results import (
     flips,
     ours,
     over_seeds,
+    qr_table,
     read_columns,
     rho_value,
     seed_value,
-    structure_table,
 )  # fmt: skip
 from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.skeleton import mean_value
@@ -277,7 +277,7 @@ def test_an_oracle_and_an_anti_oracle_get_the_extremes() -> None:
         "layercam": torch.from_numpy(~codes.masks["box"]).float(),  # and this for its opposite
         "xgradcam": torch.rand(4, 64, 64, generator=torch.Generator().manual_seed(0)),
     }
-    table = structure_table(results(columns_of(maps, codes.masks), tuple(maps)))
+    table = qr_table(results(columns_of(maps, codes.masks), tuple(maps)), "table-2")
     leak, finder, distance = (
         {m: number(cell) for m, cell in ours(table, "zs", column).items()} for column in ("BL", "FMR", "DtS")
     )
@@ -297,7 +297,7 @@ def drawn(leaks: dict[str, float], seed: int, codes: int = 80) -> Table:
             columns[regime, method, metric] = {
                 str(i): v for i, v in enumerate(random.normal(mean, 0.1, codes))
             }
-    return structure_table(results(columns, tuple(leaks), seed=seed))
+    return qr_table(results(columns, tuple(leaks), seed=seed), "table-2")
 
 
 def test_the_order_of_methods_does_not_change_with_the_seed_beyond_its_intervals() -> None:

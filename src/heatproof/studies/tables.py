@@ -31,3 +31,21 @@ def study_table(
     unranked = floors | set(range(len(cells), len(cells) + len(published)))
     cells += [(*row, *[None] * (len(columns) - len(row))) for row in published]
     return Table(name, title, columns, tuple(cells), note, marked, frozenset(unranked))
+
+
+def declared_fields(columns: Iterable[Sequence[Any]], cells: object) -> list[Field]:
+    """Fields from data: name, better ("less", "more" or ""), format, cell and its arguments.
+
+    A cell is a method of `cells`, called with the first two values of a row and the arguments, or "key" for
+    the value of the row at a place.
+    """
+
+    def cell(name: str, arguments: Sequence[Any], *row: Any) -> Cell:
+        found: Cell = row[arguments[0]] if name == "key" else getattr(cells, name)(*row[:2], *arguments)
+        return found
+
+    better = {"less": False, "more": True, "": None}
+    return [
+        (Column(title, form, better[way]), partial(cell, name, arguments))
+        for title, way, form, name, *arguments in columns
+    ]

@@ -71,7 +71,7 @@ from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.qr import page, trainings
-from heatproof.studies.qr.results import CLEAN, PARTS, Results, at, read_columns
+from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
 from heatproof.studies.qr.settings import QrSettings, check, remember
 from heatproof.studies.skeleton import named_run, run_config, study_file
 from heatproof.studies.units import UnitGroup, UnitRows, compute_units
@@ -82,6 +82,7 @@ CODE = 1  # the class that is explained
 STRUCTURE = ("structure", "structure_score(variant='mass')")
 CURVES = ("insertion", "deletion")
 MASSES = ("bl", "fmr", "tmr")
+PARTS = ("finder", "timing")
 SCENE = ("scene_codes", "scene_distractors", "scene_found", "scene_weakest")
 MARKED = 0.5  # of a code's pixels among the best ones
 CODES, DISTRACTORS = 2, 1

@@ -7,18 +7,19 @@ means of a value of each code, and their intervals draw codes all the same:
                  own m(s) / m(0) is not averaged: where m(0) is near zero, the ratio is huge.
     causality    Spearman's rho over codes
 
-Published rows (cambench.json) stand below ours for reference and are not ranked, and neither are the floors
-(random, edges). Over seeds, a cell is the mean of the seeds' values with the 95 % interval of Student's t; n
-counts seeds. Cite: chakraborty2025cambench.
+The tables are declared in tables.toml. Published rows (cambench.json) stand below ours for reference and are
+not ranked, and neither are the floors (random, edges). Over seeds, a cell is the mean of the seeds' values
+with the 95 % interval of Student's t; n counts seeds. Cite: chakraborty2025cambench.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from importlib.resources import files
 from itertools import product
 from typing import Any
@@ -33,19 +34,18 @@ from heatproof.images.edits import EDITS
 from heatproof.metrics import aurc, bl_slope
 from heatproof.metrics.on_parts import structure_score
 from heatproof.metrics.stats import percentile_interval, resample
-from heatproof.registry import Explainer, explainers, parse_call
+from heatproof.registry import Explainer, explainers, parse_call, split_calls
 from heatproof.report.tables import Cell, Column, Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained, cell_name, depth_name
 from heatproof.studies.skeleton import mean_value, rho_value
-from heatproof.studies.tables import Field, less, more, study_table
+from heatproof.studies.tables import declared_fields, study_table
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
 TWINS = 2e-3  # of BL: what half precision of the stored maps may change
 CLEAN = "clean"
-RUNS = ("run", "depth", "ablation", "subset")  # all codes before some of them
-MEASURED = ("measured",)
+RUNS = ("run", "depth", "ablation", "subset", "measured")  # all codes before some of them
 
 BACKBONES = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}
 _PUBLISHED: dict[str, Any] = json.loads(
@@ -60,15 +60,11 @@ TABLE_4: ByRegime = _PUBLISHED["table_4"]
 TABLE_5: dict[str, list[float]] = _PUBLISHED["table_5"]
 # (lambda, alpha): BL, FMR, TMR, accuracy; ResNet-50, no explainer is named
 TABLE_6 = {(lam, alpha): tuple(numbers) for lam, alpha, *numbers in _PUBLISHED["table_6"]}
-CONTRADICTIONS = (  # a test checks them against the numbers
-    "its Table 6 is on another scale than its Table 2: for the same regime, backbone and settings BL is 0.18 "
-    "there and at most 0.039 here",
-    "in its Table 6 the rows with lambda = 0 differ by alpha, which then multiplies nothing (eq. 2)",
-    "it says that FT-LeakMin lifts every method's StructureScore above FT-Struct's; by its own Table 2 that "
-    "holds for XGrad-CAM only, and for LayerCAM and EigenGrad-CAM the score falls, on both backbones",
-    "it says that a map inside the finders has a coverage AUC of 1; with its quantile thresholds a version-1 "
-    "code's own finder mask gets 0.548",
+_DECLARED: dict[str, Any] = tomllib.loads(
+    files("heatproof.studies.qr").joinpath("tables.toml").read_text(encoding="utf-8")
 )
+TABLES: dict[str, dict[str, Any]] = _DECLARED["tables"]
+CONTRADICTIONS: list[str] = _DECLARED["contradictions"]
 
 ByImage = Mapping[str, float]
 Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric -> image -> value
@@ -112,10 +108,33 @@ class Results:
     def mean(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> Value:
         return mean_value(self.column(checkpoint, method, metric, runs).values(), self.seed)
 
-    def accuracy(self, name: str) -> float:
-        """On the test codes and negatives, at the end of a training."""
-        return self.trained.histories[name].epochs[-1].accuracy
+    def count(self, checkpoint: str, method: str, metric: str) -> int:
+        return len(self.column(checkpoint, method, metric))
 
+    def undefined_share(self, checkpoint: str, method: str, metric: str) -> float:
+        values = self.column(checkpoint, method, metric)
+        return (len(values) - defined(values)) / max(1, len(values))
+
+    def empty_share(self, checkpoint: str, method: str) -> float:
+        """Of the maps of all codes."""
+        return self.mean(checkpoint, method, "degenerate").value
+
+    def network_mean(self, checkpoint: str, _: str, metric: str) -> Value:
+        """Of a metric that is about no method."""
+        return self.mean(checkpoint, "", metric)
+
+    def mean_of_methods(self, checkpoint: str, methods: str, metric: str) -> float:
+        return mean_value(self.mean(checkpoint, m, metric).value for m in split_calls(methods)).value
+
+    def accuracy(self, checkpoint: str, _: str = "") -> float:
+        """On the test codes and negatives, at the end of a training."""
+        return self.trained.histories[checkpoint].epochs[-1].accuracy
+
+    def trained_per_cent(self, checkpoint: str, _: str) -> float:
+        """Of the parameters."""
+        return 100 * next(self.trained.shares[depth] for depth in DEPTHS if depth_name(depth) == checkpoint)
+
+    @cached_property
     def twins(self) -> list[list[str]]:
         """Light methods whose leakage is the same on every code under every regime: so are their maps."""
         groups: list[tuple[np.ndarray, list[str]]] = []
@@ -130,13 +149,13 @@ class Results:
         return [members for _, members in groups if len(members) > 1]
 
     def milliseconds(self, regime: str, method: str) -> float:
-        return self.column(regime, method, "ms", MEASURED).get("", math.nan)
+        return self.column(regime, method, "ms").get("", math.nan)
 
     def curves(self, regime: str, method: str, mass: str) -> np.ndarray:
         """ "n d s" of every distorted code."""
 
         def values(kind: str, level: float) -> list[float]:
-            return list(self.column(regime, method, at(mass, kind, level), MEASURED).values())
+            return list(self.column(regime, method, at(mass, kind, level)).values())
 
         clean = values(CLEAN, 0)
         lines = [[clean, *(values(kind, level) for level in SEVERITIES[1:])] for kind in DISTORTIONS]
@@ -146,7 +165,7 @@ class Results:
         """BL's slope, or the AURC of FMR and TMR."""
         return curve_value(self.curves(regime, method, mass), mass, self.seed)
 
-    def empty(self, regime: str, method: str) -> float:
+    def distorted_empty_share(self, regime: str, method: str) -> float:
         """Share of all-zero maps of distorted codes."""
         return float(np.isnan(self.curves(regime, method, "bl")[..., 1:]).mean())
 
@@ -158,34 +177,48 @@ class Results:
     def causal_pairs(self, regime: str, method: str, part: str) -> tuple[ByImage, ByImage]:
         """The mass on a part, and the fall of the logit without it."""
         mass = self.column(regime, method, {"finder": "fmr", "timing": "tmr"}[part])
-        return mass, self.column(regime, "", f"drop_{part}", MEASURED)
+        return mass, self.column(regime, "", f"drop_{part}")
 
-    def causality_at_size(
-        self, regime: str, method: str, part: str, how: Callable[[np.ndarray], float]
-    ) -> Value:
-        """A correlation of both that takes the size of the code into account.
+    def causality(self, regime: str, method: str, part: str) -> Value:
+        """Spearman's rho of both."""
+        return self._rho(*self.causal_pairs(regime, method, part))
+
+    def causal_count(self, regime: str, method: str) -> int:
+        return defined(*self.causal_pairs(regime, method, "finder"))
+
+    def causality_at_size(self, regime: str, method: str, part: str, how: str) -> Value:
+        """The same among codes of about one size (within_thirds), or without its effect (partial_rho).
 
         Large codes have large parts and lose more without them, which even a random map shows.
         """
         first, second = self.causal_pairs(regime, method, part)
         shared = [i for i in first if i in second and i in self.sizes]
         columns = np.array([(first[i], second[i], self.sizes[i]) for i in shared]).reshape(-1, 3)
-        return controlled(columns[np.isfinite(columns).all(1)], how, self.seed)
+        return controlled(columns[np.isfinite(columns).all(1)], AT_SIZE[how], self.seed)
 
-    def edited(self, regime: str, method: str, what: str, kind: str) -> ByImage:
-        """What an edit of a finder did to each code: leaves, arrives, or, without a method, drop."""
-        return self.column(regime, method, f"edit_{what}({kind})", MEASURED)
+    def edit_rho(self, regime: str, method: str, kind: str) -> Value:
+        """Spearman's rho of the mass that leaves an edited finder with the fall of the logit."""
+        leaves = self.column(regime, method, f"edit_leaves({kind})")
+        return self._rho(leaves, self.column(regime, "", f"edit_drop({kind})"))
 
-    def empty_share(self, checkpoint: str, method: str, *_: object) -> float:
-        """Of the maps of all codes."""
-        return self.mean(checkpoint, method, "degenerate").value
+    def area(self, regime: str, method: str, metric: str) -> Value:
+        """Mean insertion or deletion."""
+        return self.mean(regime, method, metric, self.curve_runs)
+
+    def area_rho(self, regime: str, method: str, metric: str) -> Value:
+        """Spearman's rho of the StructureScore with insertion or deletion."""
+        names = ("structure_score", metric)
+        return self._rho(*(self.column(regime, method, name, self.curve_runs) for name in names))
+
+    def area_count(self, regime: str, method: str) -> int:
+        return defined(self.column(regime, method, "insertion", self.curve_runs))
 
     @property
     def curve_runs(self) -> list[str]:
         """Where insertion and deletion are: on all codes, or on some of them."""
         return ["run", "subset"] if self.settings.curves == "all" else ["subset"]
 
-    def rho(self, first: ByImage, second: ByImage) -> Value:
+    def _rho(self, first: ByImage, second: ByImage) -> Value:
         """Spearman's, over the codes that both have."""
         shared = [image for image in first if image in second]
         return rho_value([first[i] for i in shared], [second[i] for i in shared], self.seed)
@@ -254,186 +287,67 @@ def _interval(draws: np.ndarray) -> tuple[float, float] | None:
 
 
 OURS = "ours"
-EMPTY = Column("empty maps", ".1%")
-MASS_COLUMNS = {"bl": less("BL"), "fmr": more("FMR"), "tmr": more("TMR"), "dts": less("DtS")}
-PARTS = {"finder": "FMR", "timing": "TMR"}
-BY_REGIME: list[Field] = [
-    (Column("source"), lambda *_: OURS),
-    (Column("regime"), lambda regime, method: regime),
-    (Column("method"), lambda regime, method: method),
-]
+AT_SIZE = {"within_thirds": within_thirds, "partial_rho": partial_rho}
+AGGREGATIONS = {
+    "subspace": ("eigencam", "eigengradcam"),
+    "layer-wise": ("layercam", "hirescam", "ms-gradcam++", "fullgrad"),
+}
 
 
-def regime_table(
-    name: str, title: str, methods: Sequence[str], fields: Sequence[Field], note: str = "", source: str = "",
-    published: Mapping[str, Mapping[str, Sequence[Cell]]] | None = None,
-) -> Table:  # fmt: skip
-    """A row for each method under each regime, then those of the paper (regime -> method -> cells)."""
-    below = [
-        (source, regime, method, *cells)
-        for regime in REGIMES if published for method, cells in published[regime].items()
-    ]  # fmt: skip
-    return study_table(name, title, product(REGIMES, methods), [*BY_REGIME, *fields], note, below)
-
-
-def mass_fields(results: Results, metrics: Iterable[str] = MASS_COLUMNS) -> list[Field]:
-    return [(MASS_COLUMNS[m], lambda c, method, *_, m=m: results.mean(c, method, m)) for m in metrics]
-
-
-def structure_table(results: Results) -> Table:
-    note = (
-        "Codes only, explained class: code. n: codes; an all-zero map has no mass and counts as empty. "
-        f"Accuracy: on the test codes and negatives. Time: one image, warm, median, on {results.device}. "
-        "Floors (random, edges) and published rows are not ranked."
-    )
-    for members in results.twins():
-        note += f" The same maps here, up to rounding: {', '.join(members)}."
-    fields: list[Field] = [
-        *mass_fields(results),
-        (less("ms/image", ".2f"), results.milliseconds),
-        (EMPTY, results.empty_share),
-        (Column("accuracy"), lambda regime, _: results.accuracy(regime)),
-        (Column("n"), lambda regime, method: len(results.column(regime, method, "bl"))),
-    ]
-    backbone = backbone_of(results.settings.model)
-    return regime_table(
-        "table-2", "Table 2: structure and speed", results.settings.listed, fields, note,
-        f"paper, {backbone}", TABLE_2[backbone],
-    )  # fmt: skip
-
-
-def coverage_table(results: Results) -> Table:
-    columns = {
-        "auc_f": more("AUC finder"), "auc_t": more("AUC timing"), "auc_bg": less("AUC background"),
-        "structure_score": more("StructureScore"), "structure_score(variant='mass')": more("mass score"),
+def qr_table(results: Results, name: str) -> Table:
+    """A table of tables.toml: our rows, then the published ones."""
+    spec, settings, backbone = TABLES[name], results.settings, backbone_of(results.settings.model)
+    rows = {
+        "listed": lambda: product(REGIMES, settings.listed),
+        "light": lambda: product(REGIMES, settings.light),
+        "depth": lambda: [(depth_name(d), m, d) for m, d in product(settings.shown, DEPTHS)],
+        "ablation": lambda: [
+            (cell_name(settings, *cell), m, *cell) for m, cell in product(settings.shown, ablation_grid())
+        ],
+        "axes": lambda: axis_rows([m for m in settings.listed if not is_floor(m)]),
+    }[spec["rows"]]()
+    columns = spec["columns"]
+    if spec["rows"] in ("listed", "light"):
+        columns = [["regime", "", ".3f", "key", 0], ["method", "", ".3f", "key", 1], *columns]
+    fields = declared_fields(columns, results)
+    if name != "axes":
+        fields.insert(0, (Column("source"), lambda *_: OURS))
+    words = {
+        "backbone": backbone, "device": results.device,
+        "distortions": ", ".join(DISTORTIONS).replace("_", " "),
+        "twins": "".join(f" The same maps here, up to rounding: {', '.join(of)}." for of in results.twins),
     }  # fmt: skip
-    fields: list[Field] = [(c, partial(results.mean, metric=name)) for name, c in columns.items()]
-    backbone = backbone_of(results.settings.model)
-    scores: Any = {
-        regime: {m: [None] * 4 + [mass_score(backbone, regime, m)] for m in methods}
-        for regime, methods in TABLE_2[backbone].items()
+    source, note = (spec.get(key, "").format(**words) for key in ("source", "note"))
+    published = [(source, *row) for row in published_rows(name, backbone)]
+    return study_table(name, spec["title"], rows, fields, note, published, marked=name != "axes")
+
+
+def published_rows(name: str, backbone: str) -> list[Any]:
+    """The paper's rows of a table, without their source."""
+    by_regime: dict[str, Any] = {
+        "table-2": TABLE_2[backbone], "table-3": TABLE_3, "table-4": TABLE_4,
+        "coverage": {
+            regime: {m: [None] * 4 + [mass_score(backbone, regime, m)] for m in methods}
+            for regime, methods in TABLE_2[backbone].items()
+        },
+    }  # fmt: skip
+    if name in by_regime:
+        return [(regime, m, *cells) for regime in REGIMES for m, cells in by_regime[name][regime].items()]
+    others = {
+        "table-5": [(depth, "eigengradcam", *cells) for depth, cells in TABLE_5.items()],
+        "table-6": [("not named", *cell, *numbers) for cell, numbers in TABLE_6.items()],
     }
-    note = (
-        "StructureScore: eq. 10, of coverages; mass score: FMR + TMR - 3 BL - DtS, which Figure 5 shows. The "
-        "paper prints no coverages; its mass scores are computed from its Table 2."
-    )
-    return regime_table(
-        "coverage", "Table 2, continued: coverage and StructureScore", results.settings.listed,
-        [*fields, (EMPTY, results.empty_share)], note, f"paper, {backbone}", scores,
-    )  # fmt: skip
+    return others.get(name, [])
 
 
-def faithfulness_table(results: Results) -> Table:
-    runs = results.curve_runs
-
-    def rho(metric: str, regime: str, method: str) -> Value:
-        return results.rho(*(results.column(regime, method, m, runs) for m in ("structure_score", metric)))
-
-    fields: list[Field] = [
-        (more("insertion"), partial(results.mean, metric="insertion", runs=runs)),
-        (less("deletion"), partial(results.mean, metric="deletion", runs=runs)),
-        (Column("rho(score, insertion)", "+.3f"), partial(rho, "insertion")),
-        (Column("rho(score, deletion)", "+.3f"), partial(rho, "deletion")),
-        (EMPTY, results.empty_share),
-        (Column("n"), lambda regime, method: defined(results.column(regime, method, "insertion", runs))),
-    ]
-    note = (
-        "Probability of the class, blurred baseline, 100 steps. rho: Spearman, over codes, of the "
-        "StructureScore with the area; both agree where it is positive for insertion, negative for deletion."
-    )
-    return regime_table("faithfulness", "Insertion and deletion", results.settings.listed, fields, note)
-
-
-def robustness_table(results: Results) -> Table:
-    fields: list[Field] = [
-        (less("BL slope", "+.3f"), partial(results.robustness, mass="bl")),
-        (more("FMR-AURC"), partial(results.robustness, mass="fmr")),
-        (more("TMR-AURC"), partial(results.robustness, mass="tmr")),
-        (EMPTY, results.empty),
-        (Column("n"), lambda regime, method: len(results.curves(regime, method, "bl"))),
-    ]
-    note = (
-        f"Over {', '.join(DISTORTIONS).replace('_', ' ')}, severities 0 to 1; masks are distorted with the "
-        "image. Slope and AURC are those of the mean curves. 1 is an AURC that does not change. Empty maps "
-        "have no mass to leak and are left out; a distortion under which all of them are empty at some "
-        "severity does not count, so that many empty maps make a slope look better than it is."
-    )
-    return regime_table(
-        "table-3", "Table 3: robustness", results.settings.light, fields, note, "paper", TABLE_3
-    )
-
-
-def distortion_table(results: Results) -> Table:
-    fields: list[Field] = [
-        (less(kind.replace("_", " "), "+.3f"), partial(results.slope, kind=kind)) for kind in DISTORTIONS
-    ]
-    title = "Table 3, by distortion: growth of BL with severity"
-    return regime_table("distortions", title, results.settings.light, [*fields, (EMPTY, results.empty)])
-
-
-def causal_table(results: Results) -> Table:
-    def rho(part: str, regime: str, method: str) -> Value:
-        return results.rho(*results.causal_pairs(regime, method, part))
-
-    ways = {"one size": within_thirds, "size taken out": partial_rho}
-    fields: list[Field] = [
-        *((more(f"rho({mass}, drop without {p})", "+.3f"), partial(rho, p)) for p, mass in PARTS.items()),
-        *(
-            (more(f"{part}, {title}", "+.3f"), partial(results.causality_at_size, part=part, how=how))
-            for part in PARTS
-            for title, how in ways.items()
-        ),
-        *(
-            (
-                Column(f"drop without {p}"),
-                lambda regime, _, p=p: results.mean(regime, "", f"drop_{p}", MEASURED),
-            )
-            for p in PARTS
-        ),
-        (EMPTY, results.empty_share),
-        (Column("n"), lambda regime, method: defined(*results.causal_pairs(regime, method, "finder"))),
-    ]
-    note = (
-        "Spearman over codes; drop: of the class's logit when the part's pixels are blurred away (sigma 10). "
-        "Pooled over codes it is confounded: large codes have large parts and lose more without them, which "
-        "a random map shows too. One size: mean over three thirds by size; size taken out: partial."
-    )
-    title = "Table 4: does mass on a part go with what the part means?"
-    return regime_table("table-4", title, results.settings.light, fields, note, "paper", TABLE_4)
-
-
-def depth_table(results: Results) -> Table:
-    fields: list[Field] = [
-        BY_REGIME[0],
-        (Column("trained"), lambda checkpoint, method, depth: depth),
-        (Column("method"), lambda checkpoint, method, depth: method),
-        *mass_fields(results),
-        (Column("% of parameters", ".1f"), lambda *row: 100 * results.trained.shares[row[2]]),
-        (Column("accuracy"), lambda checkpoint, *_: results.accuracy(checkpoint)),
-        (EMPTY, results.empty_share),
-    ]
-    rows = [(depth_name(depth), method, depth) for method in results.settings.shown for depth in DEPTHS]
-    below: Any = [("paper, ResNet-50", depth, "eigengradcam", *cells) for depth, cells in TABLE_5.items()]
-    note = "Of parameters the paper says: less than 0.1, about 40, about 75 and 100 per cent."
-    return study_table("table-5", "Table 5: how deep to fine-tune (cross-entropy)", rows, fields, note, below)
-
-
-def ablation_table(results: Results) -> Table:
-    fields: list[Field] = [
-        BY_REGIME[0],
-        (Column("method"), lambda checkpoint, method, *_: method),
-        (Column("lambda", ".2f"), lambda *row: row[2]),
-        (Column("alpha", ".2f"), lambda *row: row[3]),
-        *mass_fields(results, ("bl", "fmr", "tmr")),
-        (more("accuracy"), lambda checkpoint, *_: results.accuracy(checkpoint)),
-        (EMPTY, results.empty_share),
-    ]
-    cells = product(results.settings.shown, ablation_grid())
-    rows = [(cell_name(results.settings, *cell), method, *cell) for method, cell in cells]
-    below: Any = [("paper, ResNet-50", "not named", *cell, *numbers) for cell, numbers in TABLE_6.items()]
-    note = "lambda 0 is FT-Struct, whatever alpha is. The paper's table is on another scale than its Table 2."
-    title = "Table 6: the price of leakage and the pull inside"
-    return study_table("table-6", title, rows, fields, note, below)
+def axis_rows(methods: Sequence[str]) -> list[tuple[str, ...]]:
+    """Regime, methods, axis and level: the levels of each axis of Figure 3 under each regime."""
+    rows: list[tuple[str, ...]] = []
+    for k, axis in enumerate(("importance", "aggregation", "cost")):
+        levels = {m: axes_of(explainers.get(parse_call(m)[0]))[k] for m in methods}
+        for level, regime in product(dict.fromkeys(levels.values()), REGIMES):
+            rows.append((regime, ", ".join(m for m in methods if levels[m] == level), axis, level))
+    return rows
 
 
 def axes_of(entry: Explainer) -> tuple[str, str, str]:
@@ -462,101 +376,15 @@ def axes_of(entry: Explainer) -> tuple[str, str, str]:
     return importance, aggregation, "light" if shared and importance != "perturbation" else "heavy"
 
 
-AGGREGATIONS = {
-    "subspace": ("eigencam", "eigengradcam"),
-    "layer-wise": ("layercam", "hirescam", "ms-gradcam++", "fullgrad"),
-}
-
-
-def axis_table(results: Results) -> Table:
-    """Levels of the axes of Figure 3, and the mean structure of the methods of each under each regime."""
-    methods = [m for m in results.settings.listed if not is_floor(m)]
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for axis, title in enumerate(("importance", "aggregation", "cost")):
-        levels = {m: axes_of(explainers.get(parse_call(m)[0]))[axis] for m in methods}
-        for level, regime in product(dict.fromkeys(levels.values()), REGIMES):
-            rows[title, level, regime] = [m for m in methods if levels[m] == level]
-
-    def mean(metric: str, axis: str, level: str, regime: str) -> float:
-        found = [results.mean(regime, m, metric).value for m in rows[axis, level, regime]]
-        return mean_value(found).value
-
-    fields: list[Field] = [
-        *((Column(name), lambda *row, k=k: row[k]) for k, name in enumerate(("axis", "level", "regime"))),
-        (Column("methods"), lambda *row: ", ".join(rows[row])),
-        *((column, partial(mean, metric)) for metric, column in MASS_COLUMNS.items()),
-    ]
-    note = (
-        "Means over the methods of a level. Levels are not independent: methods do not fill all combinations "
-        "of the three axes, so a difference between levels is one between the methods named there."
-    )
-    return study_table("axes", "Figure 3: families along three axes", rows, fields, note, marked=False)
-
-
-def scene_table(results: Results) -> Table:
-    """Two codes and a distractor in one image."""
-    columns = {
-        "scene_codes": more("mass on codes"), "scene_distractors": less("mass on the distractor"),
-        "scene_found": more("codes marked", ".1%"), "scene_weakest": more("weaker code's share"),
-    }  # fmt: skip
-
-    def count(regime: str, method: str) -> int:
-        return len(results.column(regime, method, "scene_codes", MEASURED))
-
-    def empty(regime: str, method: str) -> float:
-        known = defined(results.column(regime, method, "scene_codes", MEASURED))
-        return (count(regime, method) - known) / max(1, count(regime, method))
-
-    fields: list[Field] = [
-        (c, partial(results.mean, metric=name, runs=MEASURED)) for name, c in columns.items()
-    ]
-    note = (
-        "Codes marked: of which the best pixels, as many as the codes have, cover half or more. Weaker "
-        "code's share: of the mass on codes, against an even split (1: both the same). The networks saw one "
-        "code at a time in training."
-    )
-    return regime_table(
-        "scenes", "Several objects in one picture", results.settings.light,
-        [*fields, (EMPTY, empty), (Column("n"), count)], note,
-    )  # fmt: skip
-
-
-def edit_table(results: Results) -> Table:
-    """One finder removed, moved, swapped."""
-
-    def mean(what: str, kind: str, regime: str, method: str) -> Value:
-        of = "" if what == "drop" else method
-        return mean_value(results.edited(regime, of, what, kind).values(), results.seed)
-
-    def rho(kind: str, regime: str, method: str) -> Value:
-        sides = ((method, "leaves"), ("", "drop"))
-        return results.rho(*(results.edited(regime, of, what, kind) for of, what in sides))
-
-    fields: list[Field] = []
-    for kind in EDITS:
-        for what in ("leaves",) if kind == "remove" else ("leaves", "arrives"):
-            fields.append((more(f"{what}, {kind}", "+.3f"), partial(mean, what, kind)))
-        fields.append((more(f"rho with the drop, {kind}", "+.3f"), partial(rho, kind)))
-        fields.append((Column(f"drop of the logit, {kind}", "+.2f"), partial(mean, "drop", kind)))
-    note = (
-        "Leaves: mass that goes from where the finder was; arrives: mass that comes to where it is now. "
-        "Edges follow every edit, because the image changed: only the correlation with the fall of the logit "
-        "(rho) is about the network. Codes without room for a moved finder, and empty maps, are left out."
-    )
-    return regime_table("edits", "Counterfactual edits of a finder", results.settings.light, fields, note)
-
-
 def tables(results: Results) -> dict[str, Table]:
     """Every table of one seed for which there are rows, in the order of the page."""
-    settings, first = results.settings, (REGIMES[0], results.settings.light[0])
-    makers = {
-        structure_table: True, coverage_table: True, faithfulness_table: True, robustness_table: True,
-        distortion_table: True, causal_table: True, depth_table: settings.depth_study,
-        ablation_table: settings.ablation, axis_table: True,
-        scene_table: bool(results.column(*first, "scene_codes", MEASURED)),
-        edit_table: bool(results.edited(*first, "leaves", EDITS[0])),
+    first = REGIMES[0], results.settings.light[0]
+    there = {
+        "table-5": results.settings.depth_study, "table-6": results.settings.ablation,
+        "scenes": results.count(*first, "scene_codes"),
+        "edits": results.count(*first, f"edit_leaves({EDITS[0]})"),
     }  # fmt: skip
-    return {table.name: table for table in (make(results) for make, there in makers.items() if there)}
+    return {name: qr_table(results, name) for name in TABLES if there.get(name, True)}
 
 
 def backbone_of(model: str) -> str:
