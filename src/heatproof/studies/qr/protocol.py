@@ -47,7 +47,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -121,10 +120,8 @@ def one_seed(
     folder = settings.out / "seeds" / str(number) if number else settings.out
     seed = settings.seed + number
     trained = trainings.train_all(settings, folder, seed, sets, told)
-    runs = {
-        plan.name: read_columns(engine_run(settings, folder, seed, plan, progress))
-        for plan in engine_runs(settings)
-    }
+    seeded = replace(settings, seed=seed)
+    runs = {run[0]: read_columns(engine_run(seeded, folder, *run, progress)) for run in engine_runs(settings)}
     probe = Probe(settings, folder, seed, sets.test, progress)
     measured = probe.measure()
     runs["measured"] = read_columns(measured)
@@ -134,45 +131,37 @@ def one_seed(
     return Results(settings, seed, trained, runs, device, dict(zip(probe.ids, boxes, strict=True)))
 
 
-class EngineRun(NamedTuple):
-    """One run of the engine: its folder's name, weights, methods, metrics and how many codes."""
-
-    name: str
-    weights: tuple[str, ...]
-    methods: tuple[str, ...]
-    metrics: tuple[str, ...] = STRUCTURE
-    limit: int | None = None
-
-
-def engine_runs(settings: QrSettings) -> Iterator[EngineRun]:
-    """The engine's runs of one seed."""
-    light = settings.every_method
-    everywhere = (*STRUCTURE, *CURVES) if settings.curves == "all" else STRUCTURE
-    yield EngineRun("run", REGIMES, light, everywhere)
-    yield EngineRun("subset", REGIMES, (*light, *settings.heavy), (*STRUCTURE, *CURVES), settings.subset)
+def engine_runs(settings: QrSettings) -> Iterator[tuple[str, Sequence[str], Sequence[str], Sequence[str]]]:
+    """The engine's runs of one seed: folder, weights, methods and metrics."""
+    light, both = settings.every_method, (*STRUCTURE, *CURVES)
+    yield "run", REGIMES, light, both if settings.curves == "all" else STRUCTURE
+    yield "subset", REGIMES, (*light, *settings.heavy), both
     if settings.depth_study:
-        yield EngineRun("depth", tuple(map(trainings.depth_name, DEPTHS[2:])), settings.shown)
+        yield "depth", [trainings.depth_name(depth) for depth in DEPTHS[2:]], settings.shown, STRUCTURE
     if settings.ablation:
         cells = dict.fromkeys(trainings.cell_name(settings, *cell) for cell in ablation_grid())
-        yield EngineRun("ablation", tuple(c for c in cells if c not in REGIMES), settings.shown)
+        yield "ablation", [cell for cell in cells if cell not in REGIMES], settings.shown, STRUCTURE
 
 
 def engine_run(
-    settings: QrSettings, folder: Path, seed: int, run: EngineRun, progress: Progress
-) -> RunFolder:
-    """One of the study's runs, to its end."""
-    pictures = os.path.relpath(settings.out / "data" / "test" / MANIFEST, folder)
+    settings: QrSettings, folder: Path, name: str, weights: Sequence[str], methods: Sequence[str],
+    metrics: Sequence[str], progress: Progress,
+) -> RunFolder:  # fmt: skip
+    """One of the study's runs, to its end; the seed of the settings is that of the folder."""
     model = {
-        "spec": trainings.network_spec(settings, folder, seed), "name": settings.model,
+        "spec": trainings.network_spec(settings, folder, settings.seed), "name": settings.model,
         "layer": settings.layer, "num_classes": len(trainings.CLASSES), "head": settings.head,
-        "checkpoints": [f"weights/{name}.safetensors" for name in run.weights],
+        "checkpoints": [f"weights/{name}.safetensors" for name in weights],
     }  # fmt: skip
-    images = {"kind": "csv", "path": pictures, "classes": [str(CODE)], "limit": run.limit}
+    images = {
+        "kind": "csv", "path": os.path.relpath(settings.out / "data" / "test" / MANIFEST, folder),
+        "classes": [str(CODE)], "limit": settings.subset if name == "subset" else None,
+    }  # fmt: skip
     config = run_config(
-        replace(settings, seed=seed), in_order(folder / run.name, "methods", run.methods), run.metrics,
-        model, images, preprocess={"size": [settings.size, settings.size], "resize": settings.size},
+        settings, in_order(folder / name, "methods", methods), metrics, model, images,
+        preprocess={"size": [settings.size, settings.size], "resize": settings.size},
     )  # fmt: skip
-    return named_run(folder, run.name, config, progress).folder
+    return named_run(folder, name, config, progress).folder
 
 
 def in_order(run: Path, key: str, wanted: Sequence[str]) -> list[str]:

@@ -451,7 +451,8 @@ def flips(several: Sequence[Table], column: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def ours(table: Table, group: str, column: str) -> dict[str, Cell]:
-    """By method: our cells of one regime (or depth) in a column."""
+def ours(table: Table, group: str, column: str, paper: bool = False) -> dict[str, Cell]:
+    """By method: our cells, or the paper's, of one regime (or depth) in a column."""
     place = [c.name for c in table.columns].index(column)
-    return {str(row[2]): row[place] for row in table.rows if row[0] == OURS and row[1] == group}
+    rows = (row for row in table.rows if (row[0] != OURS) == paper and row[1] == group)
+    return {str(row[2]): row[place] for row in rows}
