@@ -218,6 +218,8 @@ def test_a_stopped_study_goes_on_and_computes_nothing_twice(
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
     assert sum(path.parent.parent.name == "measured" for path in kept) == 2 * len(REGIMES) * 4
     assert not (tmp_path / "summary.md").exists()
+    status = RunFolder.open(tmp_path / "measured").status()  # planned before anything is measured
+    assert status.units > status.done == 2 * len(REGIMES) * 4
 
     def no_more(*_: Any) -> Any:
         raise AssertionError("something was computed again")
