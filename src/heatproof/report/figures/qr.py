@@ -34,14 +34,8 @@ def depth(depths: Sequence[str], lines: Mapping[str, Sequence[Sequence[Cell]]], 
         for k, (axis, (name, (ours, published))) in enumerate(zip((left, right), lines.items(), strict=True)):
             style = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 4}
             _with_intervals(axis, places, ours, f"{name}, {method}", style)
-            axis.plot(
-                places,
-                [*map(number, published)],
-                linestyle="--",
-                alpha=0.5,
-                label=f"{name}, published",
-                **style,
-            )
+            dashed = style | {"linestyle": "--", "alpha": 0.5, "label": f"{name}, published"}
+            axis.plot(places, [*map(number, published)], **dashed)
             axis.set_ylabel(name, color=COLOURS[k])
             axis.set_ylim(bottom=0)
         left.set_xticks(list(places), depths)
