@@ -17,9 +17,8 @@ from heatproof.cli import main
 from heatproof.images.codes import make_codes
 from heatproof.images.edits import edit_finders
 from heatproof.registry import explainers
-from heatproof.studies.qr.further import axes_of
-from heatproof.studies.qr.probes import edit_scores, masses, scene_scores
-from heatproof.studies.qr.results import controlled, partial_rho, within_thirds
+from heatproof.studies.qr.protocol import edit_scores, masses, scene_scores
+from heatproof.studies.qr.results import axes_of, controlled, partial_rho, within_thirds
 from heatproof.types import Maps
 
 SMALL = [

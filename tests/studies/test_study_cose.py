@@ -28,9 +28,10 @@ from heatproof.metrics.stability import cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
-from heatproof.studies.cose import CoseResult, CoseSettings, cose_study, pairs
+from heatproof.studies.cose import CoseResult, CoseSettings, cose_study
+from heatproof.studies.cose.page import PUBLISHED
+from heatproof.studies.cose.protocol import input_pairs
 from heatproof.studies.cose.settings import PAPER_METHODS
-from heatproof.studies.cose.several import PUBLISHED
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study
 
@@ -108,7 +109,7 @@ def compared(method: str, level: float, names: list[str] | None = None, **option
     model, pictures = fixed_model(level), discs()
     ids = [f"disc{i}" for i in range(len(pictures))]
     reference = explain(model, model.preprocess.from_bytes(pictures), [method], ids=ids)
-    found = pairs.input_pairs(model, pictures, reference, draw(0, ids, names=names), **options)
+    found = input_pairs(model, pictures, reference, draw(0, ids, names=names), **options)
     return found.ssim[method], found.predicted == reference[method].explained.numpy()[:, None]
 
 
@@ -152,8 +153,8 @@ def test_both_sides_of_a_pair_draw_their_own_numbers_unless_told(cnn: nn.Module)
     method = "smoothgrad(samples=2)"
     reference = explain(model, model.preprocess.from_bytes(pictures), [method])
     drawn = draw(0, ["a"], names=["colour"])
-    own = pairs.input_pairs(model, pictures, reference, drawn).ssim[method]
-    repeated = pairs.input_pairs(model, pictures, reference, drawn, same_seed=True).ssim[method]
+    own = input_pairs(model, pictures, reference, drawn).ssim[method]
+    repeated = input_pairs(model, pictures, reference, drawn, same_seed=True).ssim[method]
     assert own.max() < 0.9 and repeated == pytest.approx(1, abs=1e-4)
 
 
@@ -162,7 +163,7 @@ def test_pairs_equal_the_slow_way(methods: None) -> None:
     model, pictures = fixed_model(-1.0), discs(2)
     reference = explain(model, model.preprocess.from_bytes(pictures), ["edges"], ids=["a", "b"])
     drawn = draw(5, ["a", "b"], 2, ["rotate", "translate-y", "brightness", "blur"])
-    found = pairs.input_pairs(model, pictures, reference, drawn, batch_size=3)
+    found = input_pairs(model, pictures, reference, drawn, batch_size=3)
     for i in range(2):
         for run_ in drawn.runs():
             for v in range(run_.first, run_.end):
@@ -186,7 +187,7 @@ def test_one_pass_serves_all_cams_and_batches_change_nothing(cnn: nn.Module) -> 
     results = []
     for batch_size, passes_wanted in ((36, 4), (7, 21)):
         with counting(cnn) as passes:
-            results.append(pairs.input_pairs(model, pictures, reference, drawn, batch_size=batch_size))
+            results.append(input_pairs(model, pictures, reference, drawn, batch_size=batch_size))
         assert passes.forward == passes_wanted and passes.backward == passes_wanted
         assert sum(passes.batches) == 48 * 3
     for cam in cams:
@@ -400,9 +401,7 @@ def test_every_registered_method_goes_through_cose(cnn: nn.Module) -> None:
         torch.uint8
     )
     reference = explain(model, model.preprocess.from_bytes(pictures), methods)
-    found = pairs.input_pairs(
-        model, pictures, reference, draw(0, ["a"], 1, ["rotate", "flip-x", "brightness"])
-    )
+    found = input_pairs(model, pictures, reference, draw(0, ["a"], 1, ["rotate", "flip-x", "brightness"]))
     for method in methods:
         defined = ~np.isnan(found.ssim[method])
         assert (np.abs(found.ssim[method][defined]) <= 1 + 1e-6).all()

@@ -24,11 +24,22 @@ from heatproof.images.edits import EDITS
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.qr import QrSettings
-from heatproof.studies.qr import tables as published
+from heatproof.studies.qr import results as published
 from heatproof.studies.qr.page import floor_text, leakage_answer, seed_text
 from heatproof.studies.qr.protocol import Probe
-from heatproof.studies.qr.results import Columns, Results, curve_value, read_columns, rho_value
-from heatproof.studies.qr.tables import apart, flips, ours, over_seeds, seed_value, structure_table
+from heatproof.studies.qr.results import (
+    Columns,
+    Results,
+    apart,
+    curve_value,
+    flips,
+    ours,
+    over_seeds,
+    qr_table,
+    read_columns,
+    rho_value,
+    seed_value,
+)  # fmt: skip
 from heatproof.studies.qr.trainings import Trained
 from heatproof.studies.skeleton import mean_value
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
@@ -207,6 +218,8 @@ def test_a_stopped_study_goes_on_and_computes_nothing_twice(
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
     assert sum(path.parent.parent.name == "measured" for path in kept) == 2 * len(REGIMES) * 4
     assert not (tmp_path / "summary.md").exists()
+    status = RunFolder.open(tmp_path / "measured").status()  # planned before anything is measured
+    assert status.units > status.done == 2 * len(REGIMES) * 4
 
     def no_more(*_: Any) -> Any:
         raise AssertionError("something was computed again")
@@ -266,7 +279,7 @@ def test_an_oracle_and_an_anti_oracle_get_the_extremes() -> None:
         "layercam": torch.from_numpy(~codes.masks["box"]).float(),  # and this for its opposite
         "xgradcam": torch.rand(4, 64, 64, generator=torch.Generator().manual_seed(0)),
     }
-    table = structure_table(results(columns_of(maps, codes.masks), tuple(maps)))
+    table = qr_table(results(columns_of(maps, codes.masks), tuple(maps)), "table-2")
     leak, finder, distance = (
         {m: number(cell) for m, cell in ours(table, "zs", column).items()} for column in ("BL", "FMR", "DtS")
     )
@@ -286,7 +299,7 @@ def drawn(leaks: dict[str, float], seed: int, codes: int = 80) -> Table:
             columns[regime, method, metric] = {
                 str(i): v for i, v in enumerate(random.normal(mean, 0.1, codes))
             }
-    return structure_table(results(columns, tuple(leaks), seed=seed))
+    return qr_table(results(columns, tuple(leaks), seed=seed), "table-2")
 
 
 def test_the_order_of_methods_does_not_change_with_the_seed_beyond_its_intervals() -> None:

@@ -24,9 +24,7 @@ class Point(NamedTuple):
 
 
 @contextmanager
-def depth(
-    depths: Sequence[str], lines: Mapping[str, tuple[Sequence[Cell], Sequence[float]]], method: str
-) -> Iterator[Any]:
+def depth(depths: Sequence[str], lines: Mapping[str, Sequence[Sequence[Cell]]], method: str) -> Iterator[Any]:
     """Figure 4: FMR (left axis) and BL (right axis), ours and published, against how much was trained."""
     with drawing(6.0, 3.4) as (figure, left):
         right = left.twinx()
@@ -36,7 +34,8 @@ def depth(
         for k, (axis, (name, (ours, published))) in enumerate(zip((left, right), lines.items(), strict=True)):
             style = {"color": COLOURS[k], "marker": MARKERS[k], "markersize": 4}
             _with_intervals(axis, places, ours, f"{name}, {method}", style)
-            axis.plot(places, published, linestyle="--", alpha=0.5, label=f"{name}, published", **style)
+            dashed = style | {"linestyle": "--", "alpha": 0.5, "label": f"{name}, published"}
+            axis.plot(places, [*map(number, published)], **dashed)
             axis.set_ylabel(name, color=COLOURS[k])
             axis.set_ylim(bottom=0)
         left.set_xticks(list(places), depths)

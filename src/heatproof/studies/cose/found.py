@@ -1,9 +1,8 @@
-"""The stored pairs of a COSE study as columns, and what they say: overall, by kind, magnitude, checkpoint."""
+"""The stored pairs of a COSE study as columns, and the scores that follow: by kind, magnitude, checkpoint."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,62 +22,12 @@ CHECKPOINT = "checkpoint"
 KINDS = GEOMETRIC, PHOTOMETRIC, MODELS = "geometric", "photometric", "checkpoints"
 CHANGES = (*TRANSFORMS, CHECKPOINT)
 BAND = 5  # steps of magnitude that are shown as one point
-PAIR = re.compile(r"cose_(same|changed)\(([\w-]+),(.*)\)$", re.DOTALL)
-QUERY = """select image, method, checkpoint, metric, value from scores
-           where starts_with(metric, 'cose_same(') or starts_with(metric, 'cose_changed(') order by all"""
-
-
-@dataclass(frozen=True)
-class PairColumns:
-    """Columns, one entry per pair."""
-
-    image: np.ndarray
-    method: np.ndarray
-    checkpoint: np.ndarray
-    transform: np.ndarray  # or "checkpoint"
-    magnitude: np.ndarray  # NaN for a checkpoint
-    same: np.ndarray  # bool
-    ssim: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.ssim)
-
-    def where(self, kept: np.ndarray) -> PairColumns:
-        return PairColumns(*(getattr(self, name)[kept] for name in self.__dataclass_fields__))
-
-    @cached_property
-    def kind(self) -> np.ndarray:
-        kinds = {name: GEOMETRIC if t.geometric else PHOTOMETRIC for name, t in TRANSFORMS.items()}
-        kinds |= {CHECKPOINT: MODELS}
-        return np.array([kinds[name] for name in self.transform], dtype=object)
-
-    @cached_property
-    def step(self) -> np.ndarray:
-        """How many of the 30 steps from zero; 0 where there is no magnitude."""
-        reach = {name: t.reach for name, t in TRANSFORMS.items()}
-        reaches = np.array([reach.get(name, 0.0) for name in self.transform], dtype=np.float64)
-        part = np.divide(np.abs(self.magnitude), reaches, out=np.zeros_like(reaches), where=reaches > 0)
-        return np.asarray(np.rint(part * STEPS).astype(int))
-
-    def by_image(self, names: Sequence[str]) -> np.ndarray:
-        """ "2 2 n": sums of SSIM or of 1 - SSIM, and how many, for kept and changed predictions."""
-        place = {name: i for i, name in enumerate(names)}
-        at = np.array([place[name] for name in self.image], dtype=int)
-        found = np.zeros((2, 2, len(names)))
-        for side, (rows, values) in enumerate(((self.same, self.ssim), (~self.same, 1 - self.ssim))):
-            kept = rows & ~np.isnan(values)
-            found[side, 0] = np.bincount(at[kept], values[kept], len(names))
-            found[side, 1] = np.bincount(at[kept], minlength=len(names))
-        return found
-
-    def cose(self, **options: Any) -> Cose:
-        sides = self.same, ~self.same
-        return cose(*(self.ssim[s] for s in sides), *(self.image[s] for s in sides), **options)
-
-    def split(self, groups: np.ndarray, order: Iterable[Any]) -> dict[Any, Cose]:
-        """COSE of each group in this order, without intervals, which nobody reads there."""
-        found = cose_split(self.ssim, self.same, list(groups), list(self.image), resamples=1)
-        return {group: found[group] for group in order if group in found}
+QUERY = r"""
+    select image, method, checkpoint, starts_with(metric, 'cose_same(') as same, value as ssim,
+        regexp_extract(metric, '\(([\w-]+),', 1) as transform,
+        if(transform = 'checkpoint', 'nan', regexp_extract(metric, ',([^)]*)\)$', 1))::double as magnitude
+    from scores where starts_with(metric, 'cose_same(') or starts_with(metric, 'cose_changed(')
+    order by image, method, checkpoint, metric, value"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +41,7 @@ class Found:
     methods: tuple[str, ...]
     checkpoints: tuple[str, ...]  # in order of training, the final one last
     images: int
-    pairs: PairColumns
+    pairs: np.recarray  # the columns of QUERY, with kind and step
     accuracy: Mapping[str, float]  # by checkpoint; NaN without labels
     degenerate: Mapping[str, float]  # share of empty maps of the final model, by method
     pretraining: str | None = None
@@ -102,19 +51,45 @@ class Found:
     @cached_property
     def scores(self) -> dict[str, Cose]:
         """COSE of each method over all its pairs."""
-        return {m: self.of(m).cose() for m in self.methods}
+        return {m: _score(self.of(m)) for m in self.methods}
 
     @cached_property
     def ranked(self) -> dict[str, Cose]:
         """The methods that have a COSE, floors left out, the best first."""
         known = {m: s for m, s in self.scores.items() if not is_floor(m) and not math.isnan(s.value)}
-        return dict(sorted(known.items(), key=lambda one: -one[1].value))
+        return dict(sorted(known.items(), key=lambda item: -item[1].value))
 
     @cached_property
     def by_equation(self) -> dict[str, Cose]:
         """The same with consistency over inputs alone, as eq. 4 has it."""
-        counted = self.pairs.where(~self.pairs.same | (self.pairs.transform != CHECKPOINT))
-        return {m: counted.where(counted.method == m).cose() for m in self.methods}
+        counted = self.pairs[~self.pairs.same | (self.pairs.transform != CHECKPOINT)]
+        return {m: _score(counted[counted.method == m]) for m in self.methods}
+
+    def of(self, method: str) -> np.recarray:
+        mine: np.recarray = self.pairs[self.pairs.method == method]
+        return mine
+
+    def split(self, method: str, by: str, order: Iterable[str]) -> dict[str, Cose]:
+        """COSE without intervals of each kind ("kind") or change ("transform"), in this order."""
+        pairs = self.of(method)
+        return _split(pairs, pairs[by], order)
+
+    def by_magnitude(self, method: str, kind: str | None = None) -> dict[float, Cose]:
+        """COSE in bands of magnitude, as a share of the largest, over signed transforms."""
+        pairs = self.of(method)
+        pairs = pairs[(pairs.step > 0) & ((pairs.kind == kind) if kind else True)]
+        bands = _split(pairs, (pairs.step - 1) // BAND, range(STEPS))
+        return {(band + 0.5) * BAND / STEPS: score for band, score in bands.items()}
+
+    def image_sums(self, method: str, images: Sequence[str]) -> np.ndarray:
+        """ "2 2 n": sums of SSIM or of 1 - SSIM, and how many, for kept and changed predictions."""
+        pairs, place = self.of(method), {name: i for i, name in enumerate(images)}
+        at, n = np.array([place[name] for name in pairs.image], dtype=int), len(images)
+        sides = []
+        for rows, values in ((pairs.same, pairs.ssim), (~pairs.same, 1 - pairs.ssim)):
+            known = rows & ~np.isnan(values)
+            sides.append([np.bincount(at[known], values[known], n), np.bincount(at[known], minlength=n)])
+        return np.array(sides, dtype=np.float64)
 
     def ahead(self, first: str, second: str, resamples: int = 1000) -> tuple[float, Interval]:
         """By how much the first method's COSE is above the second's, with its 95 % interval.
@@ -122,49 +97,24 @@ class Found:
         Both are taken on the same resampled images, so that images which are hard for both do not count.
         """
         names = sorted({*self.of(first).image, *self.of(second).image})
-        sums = [self.of(method).by_image(names) for method in (first, second)]
         drawn = [np.arange(len(names)), *resample(len(names), resamples)]
+        sums = [self.image_sums(method, names) for method in (first, second)]
         totals = np.array([[one[:, :, rows].sum(-1) for rows in drawn] for one in sums])  # "2 r 2 2"
-        halves = np.divide(
-            totals[..., 0], totals[..., 1], out=np.full(totals.shape[:-1], np.nan), where=totals[..., 1] > 0
-        )
+        with np.errstate(invalid="ignore"):
+            halves = totals[..., 0] / totals[..., 1]
         scores = harmonic(halves[..., 0], halves[..., 1])
         apart = scores[0] - scores[1]
         return float(apart[0]), percentile_interval(apart[1:])
 
-    def of(self, method: str) -> PairColumns:
-        return self.pairs.where(self.pairs.method == method)
-
-    def by_kind(self, method: str) -> dict[str, Cose]:
-        """Geometric, photometric and checkpoints apart."""
-        pairs = self.of(method)
-        return pairs.split(pairs.kind, KINDS)
-
-    def by_transform(self, method: str) -> dict[str, Cose]:
-        pairs = self.of(method)
-        return pairs.split(pairs.transform, CHANGES)
-
-    def by_magnitude(self, method: str, kind: str | None = None) -> dict[float, Cose]:
-        """COSE in bands of magnitude, as a share of the largest, over signed transforms."""
-        pairs = self.of(method)
-        pairs = pairs.where((pairs.step > 0) & ((pairs.kind == kind) if kind else True))
-        found = pairs.split((pairs.step - 1) // BAND, range(STEPS))
-        return {(band + 0.5) * BAND / STEPS: score for band, score in found.items()}
-
     def per_image(self, method: str, same: bool) -> np.ndarray:
         """Each image's mean SSIM over pairs with the same (or 1 - SSIM with another) prediction."""
-        pairs = self.of(method)
-        pairs = pairs.where((pairs.same == same) & ~np.isnan(pairs.ssim))
-        _, which = np.unique(pairs.image.astype(str), return_inverse=True)
-        if not len(which):
-            return np.array([])
-        means = np.bincount(which, weights=pairs.ssim) / np.bincount(which)
-        return means if same else 1 - means
+        sums, counts = self.image_sums(method, sorted({*self.of(method).image}))[0 if same else 1]
+        return np.asarray(sums[counts > 0] / counts[counts > 0])
 
     def to_final(self, method: str) -> dict[str, float]:
         """Mean SSIM of each earlier checkpoint's maps to the final one's."""
         pairs = self.of(method)
-        pairs = pairs.where(pairs.transform == CHECKPOINT)
+        pairs = pairs[pairs.transform == CHECKPOINT]
         earlier = (c for c in self.checkpoints if c != self.final)
         return {c: mean_value(pairs.ssim[pairs.checkpoint == c]).value for c in earlier}
 
@@ -172,6 +122,16 @@ class Found:
         """Of SSIM to the final maps with accuracy, over checkpoints."""
         near = self.to_final(method)
         return ssim_to_final(list(near.values()), [self.accuracy[c] for c in near])
+
+
+def _score(pairs: np.recarray) -> Cose:
+    sides = pairs[pairs.same], pairs[~pairs.same]
+    return cose(*(side.ssim for side in sides), *(side.image for side in sides))
+
+
+def _split(pairs: np.recarray, groups: np.ndarray, order: Iterable[Any]) -> dict[Any, Cose]:
+    scores = cose_split(pairs.ssim, pairs.same, list(groups), list(pairs.image), resamples=1)
+    return {group: scores[group] for group in order if group in scores}
 
 
 def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
@@ -182,11 +142,11 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
     scores, final = folder.scores(), config["final"]
     answers = scores.sql("select checkpoint, image, value from scores where metric = 'correct' order by all")
     answered = {row["image"]: row["value"] for row in answers if row["checkpoint"] == final}
-    pairs = _columns(scores.sql(QUERY))
+    pairs = _with_kind_and_step(scores.columns(QUERY))
     if require_correct:
         if 1 not in answered.values():
             raise InputError("require_correct needs labels and a final model that gets an image right")
-        pairs = pairs.where(np.array([answered[image] == 1 for image in pairs.image], dtype=bool))
+        pairs = pairs[np.array([answered[image] == 1 for image in pairs.image], dtype=bool)]
     order = (*(c for c in folder.manifest.models if c != final), final)
     empty = scores.sql(
         "select method, avg(value order by value) as share from scores "
@@ -194,34 +154,23 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
         [final],
     )
     return Found(
-        model=config["name"],
-        dataset=config["dataset"],
-        family=config["family"],
-        final=final,
-        methods=tuple(config["methods"]),
-        checkpoints=order,
-        images=len(answered),
-        pairs=pairs,
+        config["name"], config["dataset"], config["family"], final, tuple(config["methods"]), order,
+        len(answered), pairs,
         accuracy={c: mean_value(r["value"] for r in answers if r["checkpoint"] == c).value for c in order},
         degenerate={row["method"]: row["share"] for row in empty},
         pretraining=config.get("pretraining"),
         trained_with=config.get("trained_with", "unknown"),
         similarity=config.get("similarity", "local5"),
-    )
+    )  # fmt: skip
 
 
-def _columns(rows: list[dict[str, Any]]) -> PairColumns:
-    parts = [match.groups() for row in rows if (match := PAIR.match(row["metric"]))]
-    assert len(parts) == len(rows)
-    image, method, checkpoint = (
-        np.array([row[key] for row in rows], dtype=object) for key in ("image", "method", "checkpoint")
-    )
-    return PairColumns(
-        image,
-        method,
-        checkpoint,
-        transform=np.array([name for _, name, _ in parts], dtype=object),
-        magnitude=np.array([np.nan if name == CHECKPOINT else float(m) for _, name, m in parts]),
-        same=np.array([kind == "same" for kind, _, _ in parts], dtype=bool),
-        ssim=np.array([row["value"] for row in rows], dtype=np.float64),
-    )
+def _with_kind_and_step(columns: dict[str, np.ndarray]) -> np.recarray:
+    """One record per pair. step: of the 30 from magnitude zero, 0 where there is no magnitude."""
+    kinds = {name: GEOMETRIC if t.geometric else PHOTOMETRIC for name, t in TRANSFORMS.items()}
+    names = columns["transform"]
+    kind = np.array([kinds.get(name, MODELS) for name in names], dtype=object)
+    reach = np.array([TRANSFORMS[n].reach if n in TRANSFORMS else 0.0 for n in names], dtype=np.float64)
+    part = np.divide(np.abs(columns["magnitude"]), reach, out=np.zeros_like(reach), where=reach > 0)
+    made = columns | {"kind": kind, "step": np.rint(part * STEPS).astype(int)}
+    pairs: np.recarray = np.rec.fromarrays(list(made.values()), names=list(made))  # type: ignore[call-overload]
+    return pairs

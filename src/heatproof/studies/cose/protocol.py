@@ -1,12 +1,11 @@
 """COSE, end to end: does a map stay when the prediction stays, and change when the prediction changes?
 
-    inputs   each image under the final model, and its 48 transformed selves (images/transforms.py)
+    inputs   each image under the final model, and its 48 transformed versions (images/transforms.py)
     models   each image under the untrained network and every training checkpoint, against the final model
 
-Every input is explained for the class that its model predicts on it. One forward and one partial backward
-pass per batch of transformed inputs serves all CAMs together. daroya2023cose.
+Every input is explained for the class that its model predicts on it. daroya2023cose.
 
-What is stored, and how to ask for it (one row per image, method and pair; `value` is the SSIM):
+Rows (one per image, method and pair; `value` is the SSIM):
 
     metric                        checkpoint        explained
     cose_same(rotate,+45)         the final one     the class predicted on the transformed image
@@ -17,38 +16,39 @@ What is stored, and how to ask for it (one row per image, method and pair; `valu
     cose                          the final one     (an image that cannot be used; NaN with the reason)
 
 so consistency is `avg(value)` over 'cose_same%', and sensitivity `avg(1 - value)` over 'cose_changed%'. The
-final model's maps are kept too, so that another checkpoint costs only its own passes. A unit is one
-checkpoint, a few images and the methods that were asked for together: a killed study goes on with the next.
-
-The paper trains its networks with these transforms, so that answers stay under them; `heatproof study cscore
---transforms` does that for networks of ours, and the page says which networks it is true of.
+final model's maps are stored too, so that another checkpoint costs only its own passes. A unit is one
+checkpoint, a few images and the methods that were requested together.
 
 Deviations: consistency and sensitivity both pool inputs and models; the paper's eq. 4 leaves models out of
 consistency, which is shown beside. The stored maps have half precision, so an SSIM against a checkpoint may
-be off by 1e-4. `require_correct` keeps only images that the final model gets right, as the authors' code
-does. Methods that draw random numbers draw others for each side of a pair unless `same_seed` is set (the
-authors repeat them for LIME and not for SmoothGrad).
+be off by 1e-4. `require_correct` uses only images that the final model gets right, as the authors' code
+does. Originals are explained with the study's seed and their variants with the next one, so that the noise of
+a method that draws random numbers counts against it; `same_seed` repeats the numbers (the authors do so for
+LIME and not for SmoothGrad).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from heatproof.errors import InputError, ModelError, UnknownNameError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Failure, batches
-from heatproof.images.transforms import draw
-from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
+from heatproof.images.transforms import Drawn, draw
+from heatproof.metrics.checkpoint_pairs import alike, checkpoint_pairs, comparable
 from heatproof.metrics.similarity import REASONS
 from heatproof.models import Model
 from heatproof.models.load import best_device
+from heatproof.models.queue import Queue
 from heatproof.registry import call_text, explainers, parse_call
 from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads
@@ -58,19 +58,28 @@ from heatproof.run.study import Opened, check_classes
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
-from heatproof.studies.cose.examples import example_pairs
 from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
-from heatproof.studies.cose.pairs import input_pairs
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.studies.skeleton import need_one_class, run_config, some
+from heatproof.studies.units import UnitGroup, UnitRows, compute_units
 from heatproof.train.folder import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
+
+# Keys of the manifest that may change: no number depends on them, or hashes guard them.
+FREE = (
+    "images.path", "model.checkpoints", "batch_size", "name", "dataset", "pretraining", "trained_with",
+)  # fmt: skip
+FAILED = "select distinct image, reason from scores where metric = 'cose' order by image"
+AUTHORS: dict[str, dict[str, Any]] = {
+    "lime": {"segments": "quickshift", "form": "published", "samples": 1000},
+    "smoothgrad": {"squared": True},
+}
 
 
 @dataclass(frozen=True)
 class CoseResult:
-    """What a study found and where it is."""
+    """The scores of a study and its files."""
 
     folder: RunFolder
     page: Path
@@ -91,29 +100,22 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     final = _final(settings, hashes)
     need_one_class(opened.model(final), "COSE")
     check_classes(opened, opened.model(final))
-    manifest = _manifest(settings, opened, hashes, final)
-    folder = RunFolder.resume(settings.out, manifest, free=FREE)
-    with folder.lock(), fixed_threads(settings.threads or torch.get_num_threads()):
-        CoseWorker(settings, opened, folder, final, progress).run(hashes)
+    folder = RunFolder.resume(settings.out, _manifest(settings, opened, hashes, final), free=FREE)
+    worker = CoseWorker(settings, opened, folder, final, progress)
+    order = [final, *(c for c in hashes if c != final)]  # the others are compared with the final model's maps
+    with fixed_threads(settings.threads or torch.get_num_threads()):
+        compute_units(folder, [group for c in order for group in worker.groups(c)], order, progress)
     found = read_pairs(folder, settings.require_correct)
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
     if found.images == 0:
         raise InputError(f"no image could be used: {failed[0].id}: {failed[0].reason}")
-    shown = example_pairs(settings, opened, found, final)
-    page = write_page(settings, found, others, failed, skipped, shown)
+    page = write_page(settings, opened, found, others, failed, skipped)
     return CoseResult(folder, page, found, failed, skipped)
-
-
-# What may change without a word: no number depends on it, or hashes guard it.
-FREE = (
-    "images.path", "model.checkpoints", "batch_size", "name", "dataset", "pretraining", "trained_with",
-)  # fmt: skip
-FAILED = "select distinct image, reason from scores where metric = 'cose' order by image"
 
 
 @dataclass(frozen=True)
 class CoseWorker:
-    """Computes the units that are not there yet."""
+    """Computes the rows of units."""
 
     settings: CoseSettings
     opened: Opened
@@ -121,110 +123,152 @@ class CoseWorker:
     final: str
     progress: Progress
 
-    def run(self, checkpoints: Iterable[str]) -> None:
-        done = self.folder.done()
-        # The final model first: the others are compared with its maps.
-        order = [self.final, *(c for c in checkpoints if c != self.final)]
-        units = [unit for checkpoint in order for unit in self.units(checkpoint)]
-        waiting = [unit for unit in units if unit.hash not in done]
-        images = sum(len(range(*unit.images)) for unit in waiting)
-        self.folder.plan([unit.hash for unit in units], 0, order)  # 0: its rows are about pairs
-        self.progress.start(images, len(units), len(units) - len(waiting))
-        try:
-            for unit in waiting:
-                self.compute(unit)
-                self.progress.advance(len(range(*unit.images)), 1)
-        finally:
-            self.progress.finish()
+    @property
+    def method_groups(self) -> list[tuple[str, ...]]:
+        """Methods that were requested together, in the order in which the study grew."""
+        manifest, seen = self.folder.manifest, list[tuple[str, ...]]()
+        for config in [*(stage["config"] for stage in manifest.earlier), manifest.config]:
+            seen.append(tuple(m for m in config["methods"] if not any(m in group for group in seen)))
+        return [group for group in seen if group]
 
-    def units(self, checkpoint: str) -> Iterator[Unit]:
+    def groups(self, checkpoint: str) -> Iterator[UnitGroup]:
         metrics = ("cose", f"draws={self.settings.draws}", f"final={self.final}")
         count, step = len(self.opened.source), self.settings.unit_images
-        for methods in method_groups(self.folder.manifest):
+        for methods in self.method_groups:
             for start in range(0, count, step):
-                span = start, min(start + step, count)
-                yield Unit(checkpoint, span, methods, metrics, self.settings.seed)
+                stop = min(start + step, count)
+                unit = Unit(checkpoint, (start, stop), methods, metrics, self.settings.seed)
+                yield UnitGroup([unit], self.compute, stop - start)
 
-    def compute(self, unit: Unit) -> None:
-        model, indices = self.opened.model(unit.checkpoint), range(*unit.images)
-        (loaded,) = batches(self.opened.source, model.preprocess, len(indices), indices)
-        maker = RowMaker(self.opened.model_name, unit.checkpoint)
-        rows = [maker.row(f.id, None, None, "", "cose", math.nan, f.reason) for f in loaded.failures]
-        maps: dict[str, Maps] = {}
-        batch, is_final = loaded.batch, unit.checkpoint == self.final
-        if batch.ids:
-            pictures = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
-            # Why the others take the next seed is said in pairs.py.
-            seed = self.settings.seed + (not is_final and not self.settings.same_seed)
-            ready = model.preprocess.from_bytes(pictures)
-            maps = explain(model, ready, unit.methods, seed=seed, ids=batch.ids, **self.passes)
-            if unit.methods == method_groups(self.folder.manifest)[0]:
-                rows += correct_rows(maker, batch, maps[unit.methods[0]].explained.tolist())
-            for method, one in maps.items():
-                empty = zip(batch.ids, one.degenerate.tolist(), strict=True)
-                rows += [maker.row(name, None, None, method, "degenerate", float(was)) for name, was in empty]
-            if is_final:
-                rows += self.input_rows(maker, model, batch, pictures, maps)
-            else:
-                rows += self.model_rows(maker, batch, maps)
-        self.folder.write_unit(unit, rows, maps if is_final else {})
+    def compute(self, units: Sequence[Unit]) -> Iterator[UnitRows]:
+        for unit in units:
+            model, indices = self.opened.model(unit.checkpoint), range(*unit.images)
+            (loaded,) = batches(self.opened.source, model.preprocess, len(indices), indices)
+            row = RowMaker(self.opened.model_name, unit.checkpoint).row
+            rows = [row(f.id, None, None, "", "cose", math.nan, f.reason) for f in loaded.failures]
+            maps: Mapping[str, Maps] = {}
+            batch, is_final = loaded.batch, unit.checkpoint == self.final
+            if batch.ids:
+                pictures = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
+                seed = self.settings.seed + (not is_final and not self.settings.same_seed)
+                ready = model.preprocess.from_bytes(pictures)
+                maps = explain(model, ready, unit.methods, seed=seed, ids=batch.ids, **self.passes)
+                if unit.methods == self.method_groups[0]:
+                    rows += self.correct_rows(row, batch, maps[unit.methods[0]].explained.tolist())
+                for method, one in maps.items():
+                    empty = zip(batch.ids, one.degenerate.tolist(), strict=True)
+                    rows += [row(name, None, None, method, "degenerate", float(is_)) for name, is_ in empty]
+                pairs = partial(self.input_rows, model, pictures) if is_final else self.model_rows
+                rows += pairs(row, batch, maps)
+            yield unit, rows, maps if is_final else {}
+
+    def correct_rows(self, row: Any, batch: Batch, predicted: Sequence[int]) -> Iterator[Score]:
+        for image, label, guess in zip(batch.ids, labels_of(batch), predicted, strict=True):
+            no_label = (math.nan, "the images have no labels")
+            yield row(
+                image, label, guess, "", "correct", *(no_label if label is None else (float(label == guess),))
+            )
 
     def input_rows(
-        self, maker: RowMaker, model: Model, batch: Batch, pictures: Tensor, maps: Mapping[str, Maps]
+        self, model: Model, pictures: Tensor, row: Any, batch: Batch, maps: Mapping[str, Maps]
     ) -> Iterator[Score]:
-        """The final model's maps against those of transformed pictures."""
-        told, labels = self.settings, labels_of(batch)
-        drawn = draw(told.seed, batch.ids, told.draws, told.transforms)
-        found = input_pairs(
-            model, pictures, maps, drawn, seed=told.seed, same_seed=told.same_seed,
-            similarity=told.similarity, **self.passes,
-        )  # fmt: skip
-        classes = found.predicted.tolist()
+        """The final model's maps against those of transformed images."""
+        given, labels = self.settings, labels_of(batch)
+        drawn = draw(given.seed, batch.ids, given.draws, given.transforms)
+        pairs = input_pairs(
+            model, pictures, maps, drawn, **some(given, "seed", "same_seed", "similarity"), **self.passes
+        )
+        classes = pairs.predicted.tolist()
         for method, one in maps.items():
-            values, whys, before = (
-                c.tolist() for c in (found.ssim[method], found.why[method], one.explained)
-            )
+            columns = pairs.ssim[method], pairs.why[method], one.explained
+            values, whys, before = (column.tolist() for column in columns)
             for i, image in enumerate(batch.ids):
                 for v, name in enumerate(drawn.names):
                     what = f"{_kind(classes[i][v] == before[i])}({name},{drawn.magnitudes[i, v]:+.4g})"
                     cell = method, what, values[i][v], REASONS[whys[i][v]]
-                    yield maker.row(image, labels[i], classes[i][v], *cell)
+                    yield row(image, labels[i], classes[i][v], *cell)
 
-    def model_rows(self, maker: RowMaker, batch: Batch, maps: Mapping[str, Maps]) -> Iterator[Score]:
+    def model_rows(self, row: Any, batch: Batch, maps: Mapping[str, Maps]) -> Iterator[Score]:
         """An earlier checkpoint's maps against the final ones, which are stored."""
-        store, labels = self.folder.maps(), labels_of(batch)
         for method, one in maps.items():
-            final = store.read(self.final, method, batch.ids).to(one.values.device)
+            final = self.folder.maps().read(self.final, method, batch.ids).to(one.values.device)
             pairs = checkpoint_pairs(one, final, self.settings.similarity)
-            columns = (one.explained, pairs.ssim, pairs.same)
-            listed = zip(batch.ids, labels, *(c.tolist() for c in columns), pairs.reasons(), strict=True)
-            for image, label, explained, value, same, reason in listed:
+            columns = (column.tolist() for column in (one.explained, pairs.same, pairs.ssim))
+            listed = zip(batch.ids, labels_of(batch), *columns, pairs.reasons(), strict=True)
+            for image, label, explained, same, *value_and_reason in listed:
                 what = f"{_kind(same)}(checkpoint,{self.final})"
-                yield maker.row(image, label, explained, method, what, value, reason)
+                yield row(image, label, explained, method, what, *value_and_reason)
 
     @property
     def passes(self) -> dict[str, Any]:
         return some(self.settings, "layer", "batch_size") | {"progress": self.progress.inputs}
 
 
-def correct_rows(maker: RowMaker, batch: Batch, predicted: Sequence[int]) -> Iterator[Score]:
-    for image, label, guess in zip(batch.ids, labels_of(batch), predicted, strict=True):
-        known = label is not None
-        value, reason = (float(label == guess), "") if known else (math.nan, "the images have no labels")
-        yield maker.row(image, label, guess, "", "correct", value, reason)
-
-
 def _kind(same: bool) -> str:
     return "cose_same" if same else "cose_changed"
 
 
-def method_groups(manifest: Manifest) -> list[tuple[str, ...]]:
-    """Methods that were asked for together, in the order in which the study grew."""
-    groups: list[tuple[str, ...]] = []
-    for config in [*(stage["config"] for stage in manifest.earlier), manifest.config]:
-        seen = {method for group in groups for method in group}
-        groups.append(tuple(method for method in config["methods"] if method not in seen))
-    return [group for group in groups if group]
+class InputPairs(NamedTuple):
+    """Images and their variants, "b v"."""
+
+    ssim: Mapping[str, np.ndarray]  # by method; NaN where it is not defined
+    why: Mapping[str, np.ndarray]  # by method: which of `similarity.REASONS`
+    predicted: np.ndarray  # class of the variant
+
+
+def input_pairs(
+    model: Model, pictures: Tensor, reference: Mapping[str, Maps], drawn: Drawn, *, seed: int = 0,
+    same_seed: bool = False, similarity: str = "local5", layer: str | Sequence[str] | None = None,
+    batch_size: int | None = None, progress: Callable[[int], Any] | None = None,
+) -> InputPairs:  # fmt: skip
+    """Compare the maps of transformed pictures with those of the pictures.
+
+    Input j is variant j // b of picture j % b. Variants are built batch by batch and go through one shared
+    pass for all methods; only SSIMs and predictions stay, so memory does not grow with the variants.
+
+    Args:
+        pictures: "b c h w" uint8 on the model's device.
+        reference: their maps by method, made with `seed`.
+    """
+    count, methods = len(pictures), list(reference)
+    originals = {method: comparable(maps) for method, maps in reference.items()}
+    table = torch.from_numpy(drawn.magnitudes.T.copy()).to(pictures.device)  # "v b"
+    size = int(pictures.shape[-2]), int(pictures.shape[-1])
+    results: list[dict[str, tuple[Tensor, ...]]] = []
+
+    def work(start: int, stop: int) -> dict[str, tuple[Tensor, ...]]:
+        numbers = torch.arange(start, stop, device=pictures.device)
+        which = numbers % count
+        magnitudes = table[numbers // count, which]
+        inputs, pieces = pictures[which], []
+        for run in drawn.runs():  # the transforms of this batch, and the rows that each makes
+            low, high = max(start, run.first * count), min(stop, run.end * count)
+            if low < high:
+                part = slice(low - start, high - start)
+                inputs[part] = run.transform.apply(inputs[part], magnitudes[part])
+                pieces.append((run.transform, part, run.transform.valid(size, magnitudes[part])))
+        maps = explain(
+            model, model.preprocess.from_bytes(inputs), methods, layer=layer, seed=seed + (not same_seed),
+            batch_size=stop - start, progress=progress,
+        )  # fmt: skip
+        result = {}
+        for method, original in originals.items():
+            heat = comparable(maps[method])
+            compared = [
+                alike(original[which[p]], t.inverse_maps(heat[p], magnitudes[p]), mask, similarity)
+                for t, p, mask in pieces
+            ]
+            columns = (torch.cat(column) for column in zip(*compared, strict=True))
+            result[method] = *columns, maps[method].explained
+        return result
+
+    Queue(model, size, batch_size).each(count * len(drawn.names), work, results.append)
+
+    def column(method: str, k: int) -> np.ndarray:
+        return torch.cat([result[method][k] for result in results]).view(-1, count).T.cpu().numpy()
+
+    ssims, whys = ({method: column(method, k) for method in methods} for k in (0, 1))
+    return InputPairs(ssims, whys, column(methods[0], 2))
 
 
 def as_the_authors(settings: CoseSettings) -> CoseSettings:
@@ -236,19 +280,6 @@ def as_the_authors(settings: CoseSettings) -> CoseSettings:
         return call_text(name, more) if more else text
 
     return replace(settings, methods=tuple(map(method, settings.methods)), require_correct=True)
-
-
-AUTHORS: dict[str, dict[str, Any]] = {
-    "lime": {"segments": "quickshift", "form": "published", "samples": 1000},
-    "smoothgrad": {"squared": True},
-}
-
-
-def _trained_with(settings: CoseSettings, opened: Opened) -> str:
-    """What the user says, else what the training wrote beside its weights."""
-    places = [c.file.parent for c in opened.checkpoints if c.file]
-    found = trained_with_transforms(places[-1]) if places else None
-    return settings.trained_with if found is None else "yes" if found else "no"
 
 
 def _open(settings: CoseSettings) -> Opened:
@@ -271,7 +302,7 @@ def _open(settings: CoseSettings) -> Opened:
     }
     study = study_from(run_config(settings, settings.methods, (), model, images))
     opened = Opened(study, Path.cwd(), best_device(settings.device))
-    opened.source  # noqa: B018  (images that are not there are said before weights are read)
+    opened.source  # noqa: B018  (missing images are reported before weights are read)
     return opened
 
 
@@ -299,6 +330,9 @@ def _final(settings: CoseSettings, hashes: Mapping[str, str]) -> str:
 
 
 def _manifest(settings: CoseSettings, opened: Opened, hashes: Mapping[str, str], final: str) -> Manifest:
+    files = [c.file.parent for c in opened.checkpoints if c.file]
+    recorded = trained_with_transforms(files[-1]) if files else None  # by the training, beside its weights
+    attends = any("attention" in type(part).__name__.lower() for part in opened.model(final).module.modules())
     config = some(settings, "draws", "same_seed", "unit_images", "batch_size", "layer") | {
         "protocol": "cose",
         "methods": list(settings.methods),
@@ -306,22 +340,16 @@ def _manifest(settings: CoseSettings, opened: Opened, hashes: Mapping[str, str],
         "final": final,
         "name": opened.model_name,
         "dataset": settings.dataset or Path(settings.images).name,
-        "family": family(opened.model(final).module),
+        "family": "transformer" if attends else "CNN",
         "pretraining": settings.pretraining,
-        "trained_with": _trained_with(settings, opened),
+        "trained_with": settings.trained_with if recorded is None else "yes" if recorded else "no",
         "model": {"spec": settings.model, "checkpoints": list(map(str, settings.checkpoints))},
         "images": {"kind": settings.kind, "path": str(settings.images), "limit": settings.limit},
     }
-    if settings.similarity != "local5":  # older folders do not say it
+    if settings.similarity != "local5":  # absent from older folders
         config["similarity"] = settings.similarity
     if settings.head is not None:
         config["head"] = settings.head
     return Manifest.collect(
         config, seed=settings.seed, models=hashes, data=opened.source.hash, device=opened.device
     )
-
-
-def family(module: nn.Module) -> str:
-    """transformer where something in the network attends, else CNN."""
-    names = {type(part).__name__.lower() for part in module.modules()}
-    return "transformer" if any("attention" in name for name in names) else "CNN"

@@ -21,31 +21,34 @@ from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Cell, Table, Value, cell_text, number
 from heatproof.show import overlay
 from heatproof.store import RunFolder
-from heatproof.studies.qr import tables as paper
-from heatproof.studies.qr.further import further_tables
-from heatproof.studies.qr.results import Results, mean_curves
-from heatproof.studies.qr.tables import apart, backbone_of, flips, ours, over_seeds, tables
+from heatproof.studies.qr.results import (
+    CONTRADICTIONS,
+    TABLES,
+    Results,
+    apart,
+    flips,
+    mean_curves,
+    ours,
+    over_seeds,
+    tables,
+)
+from heatproof.studies.qr.settings import MAIN
 from heatproof.studies.qr.trainings import BASE, depth_name, uses_proxy
 from heatproof.train import DEPTHS, REGIMES
 
-HEADLINES = {
-    "table-2": "Structure and speed", "faithfulness": "Insertion and deletion", "table-3": "Robustness",
-    "table-4": "Causality", "axes": "Families of methods", "scenes": "Several codes, edited codes",
-    "table-5": "How deep to fine-tune", "table-6": "The price of leakage",
-}  # fmt: skip
 LEAST_POINTS = 0.01  # of accuracy that FT-LeakMin may cost
 EMPTIED = 0.01  # more all-zero maps than this are said
 TUNED = REGIMES[1:]  # FT-Struct and FT-LeakMin
 SHOWN = 3  # codes of the sheet of examples
 METHODS = ("gradcam", "layercam", "eigengradcam")  # in it, where they were asked for
 
+PARETO = {"table-2": "ms/image", "coverage": "mass score"}
 Tables = Mapping[str, Table]
 
 
 def write(book: Book, results: Sequence[Results]) -> None:
     """Everything, in the order a reader wants it; the first of several seeds is shown in full."""
-    first = results[0]
-    every = [tables(one) | further_tables(one) for one in results]
+    first, every = results[0], [tables(one) for one in results]
     main: Tables = every[0]
     if len(results) > 1:
         main = {name: over_seeds([one[name] for one in every]) for name in every[0]}
@@ -56,13 +59,13 @@ def write(book: Book, results: Sequence[Results]) -> None:
         "RQ2: what does the depth of fine-tuning do?": depth_answer(first.settings.shown[0], main),
         "RQ3: does a light penalty lower leakage without emptying the code?": leakage_answer(main["table-2"]),
         "RQ4: do explanations hold under distortion?": robustness_answer(main),
+        "Against the floors.": floor_text(main["table-2"]),
     }
     for question, answer in answers.items():
         book.text(f"**{question}** {answer}")
-    book.text(f"**Against the floors.** {floor_text(main['table-2'])}")
     book.text(
         "Published numbers stand below ours for reference. They are not the truth: the paper contradicts "
-        f"itself in places, namely {'; '.join(paper.CONTRADICTIONS)}."
+        f"itself in places, namely {'; '.join(CONTRADICTIONS)}."
     )
     if len(results) > 1:
         book.heading(f"Over {len(results)} seeds")
@@ -70,9 +73,8 @@ def write(book: Book, results: Sequence[Results]) -> None:
         for table in main.values():
             book.table(table)
     for name, table in every[0].items():
-        if name in HEADLINES:
-            of = f" (seed {first.seed})" if len(results) > 1 else ""
-            book.heading(HEADLINES[name] + of)
+        if heading := TABLES[name].get("heading"):
+            book.heading(heading + (f" (seed {first.seed})" if len(results) > 1 else ""))
         book.table(table)
         if first.settings.figures:
             draw(book, name, first, every[0])
@@ -258,12 +260,9 @@ def draw(book: Book, name: str, results: Results, made: Tables) -> None:
     """The figures that belong to a table."""
     method = results.settings.shown[0]
     if name == "coverage":
-        panels = pareto_panels(made, backbone_of(results.settings.model))
-        with figures.pareto(panels, set(filter(is_floor, results.settings.listed))) as figure:
-            book.figure(
-                figure, "figure-5",
-                "Figure 5: structure against speed. The line joins what nothing beats in both; grey: floors.",
-            )  # fmt: skip
+        with figures.pareto(pareto_panels(made), set(filter(is_floor, results.settings.listed))) as figure:
+            caption = "structure against speed. The line joins what nothing beats in both; grey: floors."
+            book.figure(figure, "figure-5", f"Figure 5: {caption}")
         book.text(examples(results, book.folder))
     if name == "table-3":
         lines = {regime: mean_curves(results.curves(regime, method, "bl")) for regime in REGIMES}
@@ -271,30 +270,28 @@ def draw(book: Book, name: str, results: Results, made: Tables) -> None:
         with figures.distortions(SEVERITIES, curves, method) as figure:
             book.figure(figure, "distortions", "Leakage as distortions grow; masks move with the picture.")
     if name == "table-5":
-        pairs = {
-            column: (
-                [ours(made[name], depth, column)[method] for depth in DEPTHS],
-                [paper.TABLE_5[depth][place] for depth in DEPTHS],
+        cells = {
+            column: tuple(
+                [ours(made[name], depth, column, paper)[of] for depth in DEPTHS]
+                for of, paper in ((method, False), (MAIN, True))
             )
-            for column, place in (("FMR", 1), ("BL", 0))
+            for column in ("FMR", "BL")
         }
-        with figures.depth(DEPTHS, pairs, method) as figure:
+        with figures.depth(DEPTHS, cells, method) as figure:
             book.figure(figure, "figure-4", "Figure 4: mass on finders and leakage by depth of fine-tuning.")
 
 
-def pareto_panels(made: Tables, backbone: str) -> dict[str, list[figures.Point]]:
+def pareto_panels(made: Tables) -> dict[str, list[figures.Point]]:
     """Ours and the published ones: their times are of other machines, so they do not share an axis."""
-    mine = [
-        figures.Point(m, regime, number(ours(made["table-2"], regime, "ms/image")[m]), number(score))
-        for regime in REGIMES
-        for m, score in ours(made["coverage"], regime, "mass score").items()
-    ]
-    theirs = [
-        figures.Point(m, regime, numbers[-1], paper.mass_score(backbone, regime, m))
-        for regime in REGIMES
-        for m, numbers in paper.TABLE_2[backbone][regime].items()
-    ]
-    return {"measured here": mine, f"published, {backbone}": theirs}
+    titles = {False: "measured here", True: str(made["coverage"].rows[-1][0]).replace("paper", "published")}
+    return {
+        title: [
+            figures.Point(m, r, *(number(ours(made[t], r, c, paper)[m]) for t, c in PARETO.items()))
+            for r in REGIMES
+            for m in ours(made["coverage"], r, "mass score", paper)
+        ]
+        for paper, title in titles.items()
+    }
 
 
 def examples(results: Results, out: Path) -> str:

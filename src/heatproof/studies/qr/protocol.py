@@ -15,8 +15,19 @@ is added later costs only its own maps. Its rows:
 
     bl(rotation=0.25), fmr(...), tmr(...)    of a distorted code; bl(clean=0) of the same code as it is
     drop_finder, drop_timing                 fall of the class's logit without that part; no method
-    scene_codes, edit_leaves(move), ...      several codes in one picture, edited finders (probes.py)
     ms                                       milliseconds to explain one picture, about no image
+
+Rows of scenes, with the share of a map's positive mass on each side and what its best pixels mark:
+
+    scene_codes         mass on all codes                 scene_distractors   mass on what is none
+    scene_found         share of the codes of which the best pixels (as many as codes have) mark half or more
+    scene_weakest       mass of the code that gets least, against an even share
+
+Rows of edits, with `old` and `new` the places where the finder was and is:
+
+    edit_leaves(move)   mass on `old` before the edit, less that after it
+    edit_arrives(move)  mass on `new` after the edit, less that before it
+    edit_drop(move)     fall of the class's logit; no method
 
 Time is that of hp.explain() for one method and one picture, with the model's passes: the median of 3 to 15
 calls, after two to warm up. chakraborty2025cambench.
@@ -36,35 +47,45 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.images import open_source
 from heatproof.images.codes import MANIFEST, QRSet
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
+from heatproof.images.edits import EDITS, Edited, edit_finders
+from heatproof.images.scenes import make_scenes
 from heatproof.metrics import part_occlusion, structure
-from heatproof.metrics.kit import PerImage
+from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
+from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
+from heatproof.models.queue import all_logits
 from heatproof.report.book import Book
 from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.qr import page, trainings
-from heatproof.studies.qr.probes import CODE, measure_edits, measure_scenes, ready
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
 from heatproof.studies.qr.settings import QrSettings, check, remember
 from heatproof.studies.skeleton import named_run, run_config, study_file
+from heatproof.studies.units import UnitGroup, UnitRows, compute_units
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
-from heatproof.types import Maps, Score, Unit
+from heatproof.types import Maps, Score, Unit, constant
 
+CODE = 1  # the class that is explained
 STRUCTURE = ("structure", "structure_score(variant='mass')")
 CURVES = ("insertion", "deletion")
 MASSES = ("bl", "fmr", "tmr")
 PARTS = ("finder", "timing")
+SCENE = ("scene_codes", "scene_distractors", "scene_found", "scene_weakest")
+MARKED = 0.5  # of a code's pixels among the best ones
+CODES, DISTRACTORS = 2, 1
+UNDONE = "the finder could not be edited so"
 WARM_UP, FEWEST, MOST, SECONDS = 2, 3, 15, 1.0
 
 
@@ -99,10 +120,8 @@ def one_seed(
     folder = settings.out / "seeds" / str(number) if number else settings.out
     seed = settings.seed + number
     trained = trainings.train_all(settings, folder, seed, sets, told)
-    runs = {
-        plan.name: read_columns(engine_run(settings, folder, seed, plan, progress))
-        for plan in engine_runs(settings)
-    }
+    seeded = replace(settings, seed=seed)
+    runs = {run[0]: read_columns(engine_run(seeded, folder, *run, progress)) for run in engine_runs(settings)}
     probe = Probe(settings, folder, seed, sets.test, progress)
     measured = probe.measure()
     runs["measured"] = read_columns(measured)
@@ -112,45 +131,37 @@ def one_seed(
     return Results(settings, seed, trained, runs, device, dict(zip(probe.ids, boxes, strict=True)))
 
 
-class EngineRun(NamedTuple):
-    """One run of the engine: its folder's name, weights, methods, metrics and how many codes."""
-
-    name: str
-    weights: tuple[str, ...]
-    methods: tuple[str, ...]
-    metrics: tuple[str, ...] = STRUCTURE
-    limit: int | None = None
-
-
-def engine_runs(settings: QrSettings) -> Iterator[EngineRun]:
-    """The engine's runs of one seed."""
-    light = settings.every_method
-    everywhere = (*STRUCTURE, *CURVES) if settings.curves == "all" else STRUCTURE
-    yield EngineRun("run", REGIMES, light, everywhere)
-    yield EngineRun("subset", REGIMES, (*light, *settings.heavy), (*STRUCTURE, *CURVES), settings.subset)
+def engine_runs(settings: QrSettings) -> Iterator[tuple[str, Sequence[str], Sequence[str], Sequence[str]]]:
+    """The engine's runs of one seed: folder, weights, methods and metrics."""
+    light, both = settings.every_method, (*STRUCTURE, *CURVES)
+    yield "run", REGIMES, light, both if settings.curves == "all" else STRUCTURE
+    yield "subset", REGIMES, (*light, *settings.heavy), both
     if settings.depth_study:
-        yield EngineRun("depth", tuple(map(trainings.depth_name, DEPTHS[2:])), settings.shown)
+        yield "depth", [trainings.depth_name(depth) for depth in DEPTHS[2:]], settings.shown, STRUCTURE
     if settings.ablation:
         cells = dict.fromkeys(trainings.cell_name(settings, *cell) for cell in ablation_grid())
-        yield EngineRun("ablation", tuple(c for c in cells if c not in REGIMES), settings.shown)
+        yield "ablation", [cell for cell in cells if cell not in REGIMES], settings.shown, STRUCTURE
 
 
 def engine_run(
-    settings: QrSettings, folder: Path, seed: int, run: EngineRun, progress: Progress
-) -> RunFolder:
-    """One of the study's runs, to its end."""
-    pictures = os.path.relpath(settings.out / "data" / "test" / MANIFEST, folder)
+    settings: QrSettings, folder: Path, name: str, weights: Sequence[str], methods: Sequence[str],
+    metrics: Sequence[str], progress: Progress,
+) -> RunFolder:  # fmt: skip
+    """One of the study's runs, to its end; the seed of the settings is that of the folder."""
     model = {
-        "spec": trainings.network_spec(settings, folder, seed), "name": settings.model,
+        "spec": trainings.network_spec(settings, folder, settings.seed), "name": settings.model,
         "layer": settings.layer, "num_classes": len(trainings.CLASSES), "head": settings.head,
-        "checkpoints": [f"weights/{name}.safetensors" for name in run.weights],
+        "checkpoints": [f"weights/{name}.safetensors" for name in weights],
     }  # fmt: skip
-    images = {"kind": "csv", "path": pictures, "classes": [str(CODE)], "limit": run.limit}
+    images = {
+        "kind": "csv", "path": os.path.relpath(settings.out / "data" / "test" / MANIFEST, folder),
+        "classes": [str(CODE)], "limit": settings.subset if name == "subset" else None,
+    }  # fmt: skip
     config = run_config(
-        replace(settings, seed=seed), in_order(folder / run.name, "methods", run.methods), run.metrics,
-        model, images, preprocess={"size": [settings.size, settings.size], "resize": settings.size},
+        settings, in_order(folder / name, "methods", methods), metrics, model, images,
+        preprocess={"size": [settings.size, settings.size], "resize": settings.size},
     )  # fmt: skip
-    return named_run(folder, run.name, config, progress).folder
+    return named_run(folder, name, config, progress).folder
 
 
 def in_order(run: Path, key: str, wanted: Sequence[str]) -> list[str]:
@@ -203,95 +214,213 @@ class Probe:
 
     def measure(self) -> RunFolder:
         """Everything that is not measured yet."""
-        with self.store.lock():
-            self.robustness()
-            self.causality()
-            if self.settings.scenes:
-                measure_scenes(self, self.settings.scenes)
-            if self.settings.edits:
-                measure_edits(self, self.settings.edits)
-            self.speed()
-            self.store.plan(self.store.ledger.seals(), 0, REGIMES)  # all that was to be measured is there
+        parts = (self.robustness, self.causality, self.scenes, self.edits, self.speed)
+        compute_units(self.store, [group for part in parts for group in part()], REGIMES, self.progress)
         return self.store
 
-    def robustness(self) -> None:
+    def robustness(self) -> Iterator[UnitGroup]:
         """Mass on the parts of distorted codes, whose masks were distorted with them."""
         codes = self.codes(self.settings.robust)
         for kind in (CLEAN, *DISTORTIONS):
             levels = SEVERITIES[:1] if kind == CLEAN else SEVERITIES[1:]
-            names = tuple(at(mass, kind, level) for level in levels for mass in MASSES)
-            left = self.left(names, len(codes.labels), self.settings.every_method)
-            if not any(left.values()):
-                continue
-            rows: dict[str, list[Score]] = defaultdict(list)
-            for level in levels:
-                pictures, masks = codes.pictures, codes.masks
-                if kind != CLEAN:
-                    moved = distort(codes.pictures, kind, level, self.settings.seed, codes.masks)
-                    pictures, masks = moved[0], moved[1] or {}
-                for regime, units in left.items():
-                    for method, maps in self.explained(regime, pictures, tuple(units)).items():
-                        found = structure(maps, masks["finder"], masks["timing"], masks["box"])
-                        named = {mass: at(mass, kind, level) for mass in MASSES}
-                        rows[units[method].hash] += self.rows(regime, method, found, named)
-            for unit in (unit for units in left.values() for unit in units.values()):
-                self.store.write_unit(unit, rows[unit.hash])
-            severities = ", ".join(f"{level:g}" for level in levels)
-            self.progress.say(f"{len(codes.labels)} codes, {kind}: {severities}")
+            names = [at(mass, kind, level) for level in levels for mass in MASSES]
+            title = f"{len(codes.labels)} codes, {kind}: {', '.join(f'{level:g}' for level in levels)}"
+            units = self.units(names, len(codes.labels), self.settings.every_method)
+            yield UnitGroup(units, partial(self.distorted_rows, codes, kind, levels), title=title)
 
-    def causality(self) -> None:
+    def distorted_rows(
+        self, codes: QRSet, kind: str, levels: Sequence[float], units: Sequence[Unit]
+    ) -> Iterator[UnitRows]:
+        rows: dict[str, list[Score]] = defaultdict(list)
+        for level in levels:
+            pictures, masks = codes.pictures, codes.masks
+            if kind != CLEAN:
+                moved = distort(codes.pictures, kind, level, self.settings.seed, codes.masks)
+                pictures, masks = moved[0], moved[1] or {}
+            named = {mass: at(mass, kind, level) for mass in MASSES}
+            for unit, maps in self.explained_units(pictures, units):
+                scores = structure(maps, masks["finder"], masks["timing"], masks["box"])
+                rows[unit.hash] += self.rows(unit, scores, named)
+        yield from ((unit, rows[unit.hash], {}) for unit in units)
+
+    def causality(self) -> Iterator[UnitGroup]:
         """How far the class's logit falls when a part is occluded."""
-        codes, done = self.codes(self.settings.causal), self.store.done()
-        count, names = len(codes.labels), tuple(f"drop_{part}" for part in PARTS)
+        codes = self.codes(self.settings.causal)
         masks = {part: codes.masks[part] for part in PARTS}
-        for regime in REGIMES:
-            unit = Unit(regime, (0, count), (), names, self.seed)
-            if unit.hash in done:
+
+        def drops(model: Model) -> PerImage:
+            targets = torch.full((len(codes.labels),), CODE)
+            return part_occlusion(masks, targets, model=model, images=ready(model, codes.pictures))
+
+        title = f"{len(codes.labels)} codes without their finder or timing patterns"
+        yield self.without_maps([f"drop_{part}" for part in PARTS], len(codes.labels), drops, title)
+
+    def scenes(self) -> Iterator[UnitGroup]:
+        """Every method on scenes with two codes and a distractor; nothing where they do not fit the image."""
+        given, count = self.settings, self.settings.scenes
+        if not count:
+            return
+        try:
+            scenes = make_scenes(
+                count, given.size, given.seed, symbol=given.symbol, codes=CODES, distractors=DISTRACTORS,
+                photos=given.photos,
+            )  # fmt: skip
+        except InputError as error:
+            self.progress.say(f"no scenes with several codes: {error}")
+            return
+
+        def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:
+            for unit, maps in self.explained_units(scenes.pictures, units):
+                scores = scene_scores(maps, scenes.codes, scenes.distractors)
+                yield unit, self.rows(unit, scores, ids=[f"scene {i}" for i in range(count)]), {}
+
+        title = f"{count} scenes with {CODES} codes and {DISTRACTORS} distractor"
+        yield UnitGroup(self.units(SCENE, count, given.every_method), compute, title=title)
+
+    def edits(self) -> Iterator[UnitGroup]:
+        """Every method on codes before and after one finder was removed, moved and swapped."""
+        if not self.settings.edits:
+            return
+        codes, before = self.codes(self.settings.edits), dict[tuple[str, str], Maps]()
+        for kind in EDITS:
+            edited = edit_finders(codes, kind, self.settings.seed)
+            if not edited.done.any():
+                self.progress.say(f"no code has a finder that could be edited ({kind})")
                 continue
-            model = self.models[regime]
-            images = ready(model, codes.pictures)
-            found = part_occlusion(masks, torch.full((count,), CODE), model=model, images=images)
-            self.store.write_unit(unit, self.rows(regime, "", found))
-            self.progress.say(f"{count} codes without their finder or timing patterns, {regime}")
+            count, title = len(codes.labels), f"{int(edited.done.sum())} codes, one finder edited: {kind}"
+            drops = partial(edit_drops, codes.pictures, edited, kind)
+            yield self.without_maps([f"edit_drop({kind})"], count, drops)
+            names = [f"edit_{what}({kind})" for what in ("leaves", "arrives")]
+            compute = partial(self.edited_rows, codes, edited, kind, before)
+            units = self.units(names, self.settings.edits, self.settings.every_method)
+            yield UnitGroup(units, compute, title=title)
 
-    def speed(self) -> None:
+    def edited_rows(
+        self, codes: QRSet, edited: Edited, kind: str, before: dict[tuple[str, str], Maps],
+        units: Sequence[Unit],
+    ) -> Iterator[UnitRows]:  # fmt: skip
+        """before: maps of the unedited codes by regime and method, which the kinds of edits share."""
+        new = [unit for unit in units if (unit.checkpoint, unit.methods[0]) not in before]
+        before |= {
+            (u.checkpoint, u.methods[0]): maps for u, maps in self.explained_units(codes.pictures, new)
+        }
+        for unit, maps in self.explained_units(edited.pictures, units):
+            scores = edit_scores(before[unit.checkpoint, unit.methods[0]], maps, edited, kind)
+            yield unit, self.rows(unit, scores), {}
+
+    def speed(self) -> Iterator[UnitGroup]:
         """Milliseconds per picture of every method by itself."""
-        every = (*self.settings.every_method, *self.settings.heavy)
         code = self.codes(1).pictures
-        for regime, units in self.left(("ms",), 1, every).items():
-            for method, unit in units.items():
-                value = milliseconds(partial(self.explained, regime, code, (method,)))
-                row = Score(self.settings.model, regime, "", None, CODE, method, "ms", value)
-                self.store.write_unit(unit, [row])
-            if units:
-                self.progress.say(f"speed of {len(units)} methods, {regime}")
 
-    def left(
-        self, metrics: tuple[str, ...], count: int, methods: Sequence[str]
-    ) -> dict[str, dict[str, Unit]]:
-        """By regime and method: the units that are not done."""
-        done = self.store.done()
-        every = {r: {m: Unit(r, (0, count), (m,), metrics, self.seed) for m in methods} for r in REGIMES}
-        return {r: {m: unit for m, unit in of.items() if unit.hash not in done} for r, of in every.items()}
+        def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:
+            for unit in units:
+                value = milliseconds(partial(self.explained, unit.checkpoint, code, unit.methods))
+                row = (self.settings.model, unit.checkpoint, "", None, CODE, unit.methods[0], "ms", value)
+                yield unit, [Score(*row)], {}
+
+        every = (*self.settings.every_method, *self.settings.heavy)
+        yield UnitGroup(self.units(["ms"], 1, every), compute, title=f"speed of {len(every)} methods")
+
+    def without_maps(
+        self, names: Sequence[str], count: int, scores: Callable[[Model], PerImage], title: str = ""
+    ) -> UnitGroup:
+        """A unit for each regime, about its network and no method."""
+
+        def compute(units: Sequence[Unit]) -> Iterator[UnitRows]:
+            return ((unit, self.rows(unit, scores(self.models[unit.checkpoint])), {}) for unit in units)
+
+        return UnitGroup(self.units(names, count, [""]), compute, title=title)
+
+    def units(self, metrics: Sequence[str], count: int, methods: Sequence[str]) -> list[Unit]:
+        return [
+            Unit(regime, (0, count), (method,) if method else (), tuple(metrics), self.seed)
+            for regime in REGIMES
+            for method in methods
+        ]
+
+    def explained_units(self, pictures: np.ndarray, units: Sequence[Unit]) -> Iterator[tuple[Unit, Maps]]:
+        """The maps of each unit's method, in one call for each regime."""
+        for regime in REGIMES:
+            mine = {unit.methods[0]: unit for unit in units if unit.checkpoint == regime}
+            if mine:
+                maps = self.explained(regime, pictures, tuple(mine))
+                yield from ((unit, maps[method]) for method, unit in mine.items())
 
     def explained(self, regime: str, pictures: np.ndarray, methods: Sequence[str]) -> Mapping[str, Maps]:
-        if not methods:
-            return {}
         model = self.models[regime]
         return explain(model, ready(model, pictures), methods, CODE, self.settings.layer, self.seed)
 
     def rows(
-        self, regime: str, method: str, found: PerImage, named: Mapping[str, str] | None = None,
+        self, unit: Unit, scores: PerImage, named: Mapping[str, str] | None = None,
         ids: Sequence[str] | None = None,
     ) -> list[Score]:  # fmt: skip
-        """Of each number that was found, or of those that get names here."""
+        """named: the scores to take, with their names in the rows; all of them where None."""
+        method = "".join(unit.methods)
         return [
-            Score(self.settings.model, regime, image, CODE, CODE, method, name, value, reason)
-            for key, name in (named or {key: key for key in found}).items()
+            Score(self.settings.model, unit.checkpoint, image, CODE, CODE, method, name, value, reason)
+            for key, name in (named or {key: key for key in scores}).items()
             for image, value, reason in zip(
-                ids or self.ids, found[key].double().tolist(), found.reasons(key), strict=False
+                ids or self.ids, scores[key].double().tolist(), scores.reasons(key), strict=False
             )
         ]
+
+
+def ready(model: Model, pictures: np.ndarray) -> Tensor:
+    """Pictures "n H W 3" uint8 as the network takes them, on its device."""
+    images = torch.from_numpy(np.ascontiguousarray(pictures)).to(model.device).permute(0, 3, 1, 2)
+    return model.preprocess.from_bytes(images)
+
+
+def masses(maps: Maps, masks: Tensor) -> Tensor:
+    """ "n k": share of each map's positive mass on each of its k masks; NaN for an empty map."""
+    heat = pixel_maps(maps).double()
+    inside = (heat[:, None] * masks.to(heat.device)).sum((-2, -1))
+    total = heat.sum((-2, -1))
+    return inside / torch.where(total > 0, total, torch.nan)[:, None]
+
+
+def scene_scores(maps: Maps, codes: np.ndarray, distractors: np.ndarray) -> PerImage:
+    """What one method's maps say about scenes."""
+    objects, others = torch.from_numpy(codes), torch.from_numpy(distractors)
+    on_codes = masses(maps, objects)
+    areas = objects.any(1).flatten(1).double().mean(1).tolist()
+    kept = torch.cat([budget_masks(maps.take([i]), area) for i, area in enumerate(areas)])
+    marked = (kept[:, None] & objects.to(kept.device)).sum((-2, -1)) / objects.sum((-2, -1)).to(kept.device)
+    together = on_codes.sum(1)
+    scores = {
+        "scene_codes": together,
+        "scene_distractors": masses(maps, others).sum(1) if others.shape[1] else torch.zeros_like(together),
+        "scene_found": (marked >= MARKED).double().mean(1),
+        "scene_weakest": on_codes.amin(1)
+        * on_codes.shape[1]
+        / torch.where(together > 0, together, torch.nan),
+    }
+    flat = constant(maps.values)
+    off = Cause("nothing of the map lies on a code", (together == 0) & ~flat, ("scene_weakest",))
+    return PerImage({name: value.float() for name, value in scores.items()}, [Cause(CONSTANT, flat), off])
+
+
+def edit_scores(before: Maps, after: Maps, edited: Edited, kind: str) -> PerImage:
+    """How much of a map's mass went with the finder."""
+    old, new = (torch.from_numpy(mask)[:, None] for mask in (edited.before, edited.after))
+    leaves = (masses(before, old) - masses(after, old))[:, 0]
+    arrives = (masses(after, new) - masses(before, new))[:, 0]
+    device = leaves.device
+    undone = Cause(UNDONE, torch.from_numpy(~edited.done).to(device))
+    empty = Cause("one of the maps is empty", (leaves.isnan() | arrives.isnan()) & ~undone.where)
+    removed = torch.full_like(undone.where, kind == "remove")
+    nowhere = Cause("a finder that is removed arrives nowhere", removed, (f"edit_arrives({kind})",))
+    return PerImage(
+        {f"edit_leaves({kind})": leaves.float(), f"edit_arrives({kind})": arrives.float()},
+        [undone, empty, nowhere],
+    )
+
+
+def edit_drops(pictures: np.ndarray, edited: Edited, kind: str, model: Model) -> PerImage:
+    """How far the class's logit falls by the edit."""
+    before, after = (all_logits(model, ready(model, of))[:, CODE] for of in (pictures, edited.pictures))
+    undone = torch.from_numpy(~edited.done).to(before.device)
+    return PerImage({f"edit_drop({kind})": before - after}, [Cause(UNDONE, undone)])
 
 
 def milliseconds(work: Callable[[], object]) -> float:

@@ -1,35 +1,70 @@
-"""What was measured for one seed, by checkpoint, method and metric, and the numbers that tables show of it.
+"""What was measured for one seed by checkpoint, method and metric, and the tables made from it.
 
 Means are over codes, with a 95 % bootstrap interval over codes (1,000 resamples, seeded). Two numbers are not
-means of what each code has, and their intervals draw codes all the same:
+means of a value of each code, and their intervals draw codes all the same:
 
     robustness   slope and AURC of the curve of means over severity, averaged over the distortions. A code's
-                 own m(s) / m(0) is not averaged: where m(0) is next to nothing, the ratio is huge.
+                 own m(s) / m(0) is not averaged: where m(0) is near zero, the ratio is huge.
     causality    Spearman's rho over codes
+
+The tables are declared in tables.toml. Published rows (cambench.json) stand below ours for reference and are
+not ranked, and neither are the floors (random, edges). Over seeds, a cell is the mean of the seeds' values
+with the 95 % interval of Student's t; n counts seeds. Cite: chakraborty2025cambench.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.resources import files
+from itertools import product
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
+from scipy.stats import t as student
 
+from heatproof.explain.floors import is_floor
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
+from heatproof.images.edits import EDITS
 from heatproof.metrics import aurc, bl_slope
+from heatproof.metrics.on_parts import structure_score
 from heatproof.metrics.stats import percentile_interval, resample
-from heatproof.report.tables import Value
+from heatproof.registry import Explainer, explainers, parse_call, split_calls
+from heatproof.report.tables import Cell, Column, Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.qr.settings import QrSettings
-from heatproof.studies.qr.trainings import Trained
+from heatproof.studies.qr.trainings import Trained, cell_name, depth_name
 from heatproof.studies.skeleton import mean_value, rho_value
-from heatproof.train import REGIMES
+from heatproof.studies.tables import declared_fields, study_table
+from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
 TWINS = 2e-3  # of BL: what half precision of the stored maps may change
 CLEAN = "clean"
-RUNS = ("run", "depth", "ablation", "subset")  # all codes before some of them
+RUNS = ("run", "depth", "ablation", "subset", "measured")  # all codes before some of them
+
+BACKBONES = {"resnet50": "ResNet-50", "convnext_base": "ConvNeXt-B"}
+_PUBLISHED: dict[str, Any] = json.loads(
+    files("heatproof.studies.qr").joinpath("cambench.json").read_text(encoding="utf-8")
+)
+ByRegime = dict[str, dict[str, list[float]]]  # regime -> method -> numbers
+TABLE_2: dict[str, ByRegime] = _PUBLISHED["table_2"]  # by backbone: BL, FMR, TMR, DtS, ms per image
+TABLE_3: ByRegime = _PUBLISHED["table_3"]  # BL slope, FMR-AURC, TMR-AURC; the backbone is not named
+# rho of FMR with the drop without finders, of TMR with the drop without timing; the backbone is not named
+TABLE_4: ByRegime = _PUBLISHED["table_4"]
+# by depth: BL, FMR, TMR, DtS, per cent of the parameters; ResNet-50, EigenGrad-CAM
+TABLE_5: dict[str, list[float]] = _PUBLISHED["table_5"]
+# (lambda, alpha): BL, FMR, TMR, accuracy; ResNet-50, no explainer is named
+TABLE_6 = {(lam, alpha): tuple(numbers) for lam, alpha, *numbers in _PUBLISHED["table_6"]}
+_DECLARED: dict[str, Any] = tomllib.loads(
+    files("heatproof.studies.qr").joinpath("tables.toml").read_text(encoding="utf-8")
+)
+TABLES: dict[str, dict[str, Any]] = _DECLARED["tables"]
+CONTRADICTIONS: list[str] = _DECLARED["contradictions"]
 
 ByImage = Mapping[str, float]
 Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric -> image -> value
@@ -45,7 +80,7 @@ def at(mass: str, kind: str, level: float) -> str:
 
 
 def read_columns(folder: RunFolder) -> Columns:
-    """Rows about images, and those about none under the image ''."""
+    """By checkpoint, method and metric: the value of each image; '' is the image of rows about none."""
     names = ("checkpoint", "method", "metric", "image", "value")
     rows = folder.scores().columns(f"select {', '.join(names)} from scores order by image")
     found: Columns = {}
@@ -73,38 +108,54 @@ class Results:
     def mean(self, checkpoint: str, method: str, metric: str, runs: Sequence[str] = RUNS) -> Value:
         return mean_value(self.column(checkpoint, method, metric, runs).values(), self.seed)
 
-    def measured(self, regime: str, method: str, metric: str) -> ByImage:
-        return self.column(regime, method, metric, ["measured"])
+    def count(self, checkpoint: str, method: str, metric: str) -> int:
+        return len(self.column(checkpoint, method, metric))
 
-    def accuracy(self, name: str) -> float:
+    def undefined_share(self, checkpoint: str, method: str, metric: str) -> float:
+        values = self.column(checkpoint, method, metric)
+        return (len(values) - defined(values)) / max(1, len(values))
+
+    def empty_share(self, checkpoint: str, method: str) -> float:
+        """Of the maps of all codes."""
+        return self.mean(checkpoint, method, "degenerate").value
+
+    def network_mean(self, checkpoint: str, _: str, metric: str) -> Value:
+        """Of a metric that is about no method."""
+        return self.mean(checkpoint, "", metric)
+
+    def mean_of_methods(self, checkpoint: str, methods: str, metric: str) -> float:
+        return mean_value(self.mean(checkpoint, m, metric).value for m in split_calls(methods)).value
+
+    def accuracy(self, checkpoint: str, _: str = "") -> float:
         """On the test codes and negatives, at the end of a training."""
-        return self.trained.histories[name].epochs[-1].accuracy
+        return self.trained.histories[checkpoint].epochs[-1].accuracy
 
+    def trained_per_cent(self, checkpoint: str, _: str) -> float:
+        """Of the parameters."""
+        return 100 * next(self.trained.shares[depth] for depth in DEPTHS if depth_name(depth) == checkpoint)
+
+    @cached_property
     def twins(self) -> list[list[str]]:
         """Light methods whose leakage is the same on every code under every regime: so are their maps."""
-        lots: list[list[str]] = []
-        leaks = {
-            method: np.array([list(self.column(regime, method, "bl").values()) for regime in REGIMES])
-            for method in self.settings.real
-        }
-        for method, mine in leaks.items():
-            for lot in lots:
-                theirs = leaks[lot[0]]
-                if mine.shape == theirs.shape and np.allclose(mine, theirs, atol=TWINS, equal_nan=True):
-                    lot.append(method)
+        groups: list[tuple[np.ndarray, list[str]]] = []
+        for method in self.settings.real:
+            mine = np.array([list(self.column(regime, method, "bl").values()) for regime in REGIMES])
+            for leak, members in groups:
+                if mine.shape == leak.shape and np.allclose(mine, leak, atol=TWINS, equal_nan=True):
+                    members.append(method)
                     break
             else:
-                lots.append([method])
-        return [lot for lot in lots if len(lot) > 1]
+                groups.append((mine, [method]))
+        return [members for _, members in groups if len(members) > 1]
 
     def milliseconds(self, regime: str, method: str) -> float:
-        return self.measured(regime, method, "ms").get("", math.nan)
+        return self.column(regime, method, "ms").get("", math.nan)
 
     def curves(self, regime: str, method: str, mass: str) -> np.ndarray:
         """ "n d s" of every distorted code."""
 
         def values(kind: str, level: float) -> list[float]:
-            return list(self.measured(regime, method, at(mass, kind, level)).values())
+            return list(self.column(regime, method, at(mass, kind, level)).values())
 
         clean = values(CLEAN, 0)
         lines = [[clean, *(values(kind, level) for level in SEVERITIES[1:])] for kind in DISTORTIONS]
@@ -114,51 +165,53 @@ class Results:
         """BL's slope, or the AURC of FMR and TMR."""
         return curve_value(self.curves(regime, method, mass), mass, self.seed)
 
-    def empty(self, regime: str, method: str) -> float:
+    def distorted_empty_share(self, regime: str, method: str) -> float:
         """Share of all-zero maps of distorted codes."""
         return float(np.isnan(self.curves(regime, method, "bl")[..., 1:]).mean())
 
-    def slopes(self, regime: str, method: str) -> list[float]:
-        """BL's slope under each distortion."""
-        lines = mean_curves(self.curves(regime, method, "bl"))
-        return [float(bl_slope(line[None], SEVERITIES)["bl_slope"]) for line in lines]
+    def slope(self, regime: str, method: str, kind: str) -> float:
+        """BL's slope under a distortion."""
+        line = mean_curves(self.curves(regime, method, "bl"))[list(DISTORTIONS).index(kind)]
+        return float(bl_slope(line[None], SEVERITIES)["bl_slope"])
+
+    def causal_pairs(self, regime: str, method: str, part: str) -> tuple[ByImage, ByImage]:
+        """The mass on a part, and the fall of the logit without it."""
+        mass = self.column(regime, method, {"finder": "fmr", "timing": "tmr"}[part])
+        return mass, self.column(regime, "", f"drop_{part}")
 
     def causality(self, regime: str, method: str, part: str) -> Value:
-        """Spearman's rho of the mass on a part with the fall of the logit without it."""
-        return self._rho(*self._causal(regime, method, part))
+        """Spearman's rho of both."""
+        return self._rho(*self.causal_pairs(regime, method, part))
 
-    def causality_at_size(self, regime: str, method: str, part: str) -> tuple[Value, Value]:
-        """The same among codes of about one size, and with the size of the code taken out (partial).
+    def causal_count(self, regime: str, method: str) -> int:
+        return defined(*self.causal_pairs(regime, method, "finder"))
+
+    def causality_at_size(self, regime: str, method: str, part: str, how: str) -> Value:
+        """The same among codes of about one size (within_thirds), or without its effect (partial_rho).
 
         Large codes have large parts and lose more without them, which even a random map shows.
         """
-        first, second = self._causal(regime, method, part)
+        first, second = self.causal_pairs(regime, method, part)
         shared = [i for i in first if i in second and i in self.sizes]
         columns = np.array([(first[i], second[i], self.sizes[i]) for i in shared]).reshape(-1, 3)
-        known = columns[np.isfinite(columns).all(1)]
-        return controlled(known, within_thirds, self.seed), controlled(known, partial_rho, self.seed)
+        return controlled(columns[np.isfinite(columns).all(1)], AT_SIZE[how], self.seed)
 
-    def edited(self, regime: str, method: str, what: str, kind: str) -> ByImage:
-        """What an edit of a finder did to each code: leaves, arrives, or, without a method, drop."""
-        return self.measured(regime, method, f"edit_{what}({kind})")
+    def edit_rho(self, regime: str, method: str, kind: str) -> Value:
+        """Spearman's rho of the mass that leaves an edited finder with the fall of the logit."""
+        leaves = self.column(regime, method, f"edit_leaves({kind})")
+        return self._rho(leaves, self.column(regime, "", f"edit_drop({kind})"))
 
-    def follows_edit(self, regime: str, method: str, kind: str) -> Value:
-        """Spearman's rho of the mass that leaves with the fall of the logit."""
-        return self._rho(self.edited(regime, method, "leaves", kind), self.edited(regime, "", "drop", kind))
+    def area(self, regime: str, method: str, metric: str) -> Value:
+        """Mean insertion or deletion."""
+        return self.mean(regime, method, metric, self.curve_runs)
 
-    def empty_share(self, checkpoint: str, method: str) -> float:
-        """Of the maps of all codes."""
-        return self.mean(checkpoint, method, "degenerate").value
+    def area_rho(self, regime: str, method: str, metric: str) -> Value:
+        """Spearman's rho of the StructureScore with insertion or deletion."""
+        names = ("structure_score", metric)
+        return self._rho(*(self.column(regime, method, name, self.curve_runs) for name in names))
 
-    def _causal(self, regime: str, method: str, part: str) -> tuple[ByImage, ByImage]:
-        mass = self.column(regime, method, {"finder": "fmr", "timing": "tmr"}[part])
-        return mass, self.measured(regime, "", f"drop_{part}")
-
-    def agreement(self, regime: str, method: str, metric: str) -> Value:
-        """Spearman's rho of the StructureScore with insertion or deletion, over the subset."""
-        runs = self.curve_runs
-        pair = (self.column(regime, method, name, runs) for name in ("structure_score", metric))
-        return self._rho(*pair)
+    def area_count(self, regime: str, method: str) -> int:
+        return defined(self.column(regime, method, "insertion", self.curve_runs))
 
     @property
     def curve_runs(self) -> list[str]:
@@ -166,8 +219,14 @@ class Results:
         return ["run", "subset"] if self.settings.curves == "all" else ["subset"]
 
     def _rho(self, first: ByImage, second: ByImage) -> Value:
+        """Spearman's, over the codes that both have."""
         shared = [image for image in first if image in second]
         return rho_value([first[i] for i in shared], [second[i] for i in shared], self.seed)
+
+
+def defined(*columns: ByImage) -> int:
+    """How many images have a value in all columns."""
+    return sum(not any(math.isnan(of.get(image, math.nan)) for of in columns) for image in columns[0])
 
 
 def mean_curves(curves: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -225,3 +284,175 @@ def _spearman(x: np.ndarray, y: np.ndarray) -> float:
 
 def _interval(draws: np.ndarray) -> tuple[float, float] | None:
     return percentile_interval(draws) if np.isfinite(draws).any() else None
+
+
+OURS = "ours"
+AT_SIZE = {"within_thirds": within_thirds, "partial_rho": partial_rho}
+AGGREGATIONS = {
+    "subspace": ("eigencam", "eigengradcam"),
+    "layer-wise": ("layercam", "hirescam", "ms-gradcam++", "fullgrad"),
+}
+
+
+def qr_table(results: Results, name: str) -> Table:
+    """A table of tables.toml: our rows, then the published ones."""
+    spec, settings, backbone = TABLES[name], results.settings, backbone_of(results.settings.model)
+    rows = {
+        "listed": lambda: product(REGIMES, settings.listed),
+        "light": lambda: product(REGIMES, settings.light),
+        "depth": lambda: [(depth_name(d), m, d) for m, d in product(settings.shown, DEPTHS)],
+        "ablation": lambda: [
+            (cell_name(settings, *cell), m, *cell) for m, cell in product(settings.shown, ablation_grid())
+        ],
+        "axes": lambda: axis_rows([m for m in settings.listed if not is_floor(m)]),
+    }[spec["rows"]]()
+    columns = spec["columns"]
+    if spec["rows"] in ("listed", "light"):
+        columns = [["regime", "", ".3f", "key", 0], ["method", "", ".3f", "key", 1], *columns]
+    fields = declared_fields(columns, results)
+    if name != "axes":
+        fields.insert(0, (Column("source"), lambda *_: OURS))
+    words = {
+        "backbone": backbone, "device": results.device,
+        "distortions": ", ".join(DISTORTIONS).replace("_", " "),
+        "twins": "".join(f" The same maps here, up to rounding: {', '.join(of)}." for of in results.twins),
+    }  # fmt: skip
+    source, note = (spec.get(key, "").format(**words) for key in ("source", "note"))
+    published = [(source, *row) for row in published_rows(name, backbone)]
+    return study_table(name, spec["title"], rows, fields, note, published, marked=name != "axes")
+
+
+def published_rows(name: str, backbone: str) -> list[Any]:
+    """The paper's rows of a table, without their source."""
+    by_regime: dict[str, Any] = {
+        "table-2": TABLE_2[backbone], "table-3": TABLE_3, "table-4": TABLE_4,
+        "coverage": {
+            regime: {m: [None] * 4 + [mass_score(backbone, regime, m)] for m in methods}
+            for regime, methods in TABLE_2[backbone].items()
+        },
+    }  # fmt: skip
+    if name in by_regime:
+        return [(regime, m, *cells) for regime in REGIMES for m, cells in by_regime[name][regime].items()]
+    others = {
+        "table-5": [(depth, "eigengradcam", *cells) for depth, cells in TABLE_5.items()],
+        "table-6": [("not named", *cell, *numbers) for cell, numbers in TABLE_6.items()],
+    }
+    return others.get(name, [])
+
+
+def axis_rows(methods: Sequence[str]) -> list[tuple[str, ...]]:
+    """Regime, methods, axis and level: the levels of each axis of Figure 3 under each regime."""
+    rows: list[tuple[str, ...]] = []
+    for k, axis in enumerate(("importance", "aggregation", "cost")):
+        levels = {m: axes_of(explainers.get(parse_call(m)[0]))[k] for m in methods}
+        for level, regime in product(dict.fromkeys(levels.values()), REGIMES):
+            rows.append((regime, ", ".join(m for m in methods if levels[m] == level), axis, level))
+    return rows
+
+
+def axes_of(entry: Explainer) -> tuple[str, str, str]:
+    """A method on the axes of Figure 3: importance, aggregation, cost.
+
+    importance    what a pixel's weight comes from: gradient, activation, perturbation
+    aggregation   how feature maps become one: global pooling, layer-wise, subspace; none at the input
+    cost          light: a part of one shared pass; heavy: more passes, or one to the input
+
+    >>> axes_of(explainers.get("eigengradcam"))
+    ('gradient', 'subspace', 'light')
+    >>> axes_of(explainers.get("rise"))
+    ('perturbation', 'at the input', 'heavy')
+    """
+    needs = set(entry.needs)
+    shared = bool(needs & {"gradients", "activations", "scales"})
+    importance = (
+        "gradient" if needs & {"gradients", "input_gradient", "scales"}
+        else "activation" if entry.name == "eigencam"
+        else "perturbation"
+    )  # fmt: skip
+    aggregation = next(
+        (name for name, members in AGGREGATIONS.items() if entry.name in members),
+        "global pooling" if shared else "at the input",
+    )
+    return importance, aggregation, "light" if shared and importance != "perturbation" else "heavy"
+
+
+def tables(results: Results) -> dict[str, Table]:
+    """Every table of one seed for which there are rows, in the order of the page."""
+    first = REGIMES[0], results.settings.light[0]
+    there = {
+        "table-5": results.settings.depth_study, "table-6": results.settings.ablation,
+        "scenes": results.count(*first, "scene_codes"),
+        "edits": results.count(*first, f"edit_leaves({EDITS[0]})"),
+    }  # fmt: skip
+    return {name: qr_table(results, name) for name in TABLES if there.get(name, True)}
+
+
+def backbone_of(model: str) -> str:
+    """The published backbone to set beside a network: its own where it is one of the two, else ResNet-50.
+
+    >>> backbone_of("torchvision:convnext_base"), backbone_of("small")
+    ('ConvNeXt-B', 'ResNet-50')
+    """
+    return next((title for name, title in BACKBONES.items() if name in model), "ResNet-50")
+
+
+def mass_score(backbone: str, regime: str, method: str) -> float:
+    """The StructureScore of the paper's Figure 5, from its Table 2."""
+    leakage, finder, timing, distance, _ = TABLE_2[backbone][regime][method]
+    return float(structure_score(finder, timing, leakage, distance))
+
+
+def over_seeds(several: Sequence[Table]) -> Table:
+    """One table of the same form, over the seeds of a study."""
+    first, count = several[0], len(several)
+    rows = tuple(
+        tuple(_over(cells) for cells in zip(*same, strict=True))
+        for same in zip(*(table.rows for table in several), strict=True)
+    )
+    note = f"Means over {count} seeds with the 95 % interval of Student's t. {first.note}".strip()
+    return replace(
+        first, name=f"{first.name}-seeds", title=f"{first.title}, {count} seeds", rows=rows, note=note
+    )
+
+
+def _over(cells: Sequence[Cell]) -> Cell:
+    counts = [cell for cell in cells if isinstance(cell, int)]
+    if len(counts) == len(cells):
+        return min(counts)
+    if all(isinstance(cell, Value) for cell in cells) or len(set(cells)) > 1:
+        return seed_value([number(cell) for cell in cells])
+    return cells[0]
+
+
+def seed_value(values: Iterable[float]) -> Value:
+    """Mean of a few seeds, and the t interval of that mean."""
+    known = np.array([value for value in values if not math.isnan(value)])
+    if len(known) < 2:
+        return Value(float(known[0]) if len(known) else math.nan, None, len(known))
+    half = float(student.ppf(0.975, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
+    mean = float(known.mean())
+    return Value(mean, (mean - half, mean + half), len(known))
+
+
+def apart(first: Cell, second: Cell) -> int:
+    """-1 where the first interval lies below the second, 1 above it, 0 where they meet or one is missing."""
+    if not (isinstance(first, Value) and isinstance(second, Value) and first.interval and second.interval):
+        return 0
+    return (first.interval[0] > second.interval[1]) - (first.interval[1] < second.interval[0])
+
+
+def flips(several: Sequence[Table], column: str) -> list[tuple[str, str, str]]:
+    """(regime, method, method): pairs that two seeds put in opposite orders, each beyond its intervals."""
+    found: list[tuple[str, str, str]] = []
+    for regime in REGIMES:
+        cells = [ours(table, regime, column) for table in several]
+        pairs = ((a, b) for a, b in product(cells[0], repeat=2) if a < b)
+        found += [(regime, a, b) for a, b in pairs if {-1, 1} <= {apart(one[a], one[b]) for one in cells}]
+    return found
+
+
+def ours(table: Table, group: str, column: str, paper: bool = False) -> dict[str, Cell]:
+    """By method: our cells, or the paper's, of one regime (or depth) in a column."""
+    place = [c.name for c in table.columns].index(column)
+    rows = (row for row in table.rows if (row[0] != OURS) == paper and row[1] == group)
+    return {str(row[2]): row[place] for row in rows}
