@@ -114,12 +114,12 @@ class Run:
             checkpoint, model: as for verdict.
         """
         from heatproof.report.page import write_page
-        from heatproof.report.paper import write_paper
+        from heatproof.report.print_pdf import write_pdf
 
         path = Path(path) if path is not None else self.folder.page
         data = self._data(checkpoint, model)
         if path.suffix.lower() == ".pdf":
-            write_paper(data, judge(data), path)
+            write_pdf(data, judge(data), path)
         else:
             keep(data, write_page(data, path))
         return path
