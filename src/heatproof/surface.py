@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from heatproof.models.model import Model
-    from heatproof.report.beside import RunComparison
+    from heatproof.report.compare import RunComparison
     from heatproof.types import ArrayLike
 
 MEANS = """
@@ -215,7 +215,7 @@ def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
     Returns:
         `.headline`, `.differences`, `.moved`; `.report()` writes the page.
     """
-    from heatproof.report.beside import compare_runs
+    from heatproof.report.compare import compare_runs
 
     return compare_runs([run.folder if isinstance(run, Run) else run for run in runs], pictures)
 

@@ -31,8 +31,7 @@ from heatproof.report.figures.cscore import score_table
 from heatproof.report.gallery import gallery, pack, unpack
 from heatproof.report.page import asset, embed, render, write_page
 from heatproof.report.pieces import TEMPLATES, Grid, fill
-from heatproof.report.scoretable import ScoreColumn, packed, scores
-from heatproof.report.sections import classes
+from heatproof.report.sections import ScoreColumn, classes, packed, scores
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Maps, normalise

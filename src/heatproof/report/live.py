@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from heatproof.errors import HeatproofError, StoreError, UnknownNameError
-from heatproof.report.front import front_pictures
-from heatproof.report.gallery import offered, packed_maps
+from heatproof.report.gallery import front_pictures, offered, packed_maps
 from heatproof.report.page import read_report
 from heatproof.report.pieces import Section
 from heatproof.store import RunFolder

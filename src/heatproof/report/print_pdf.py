@@ -24,12 +24,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from heatproof.disk import write_whole
-from heatproof.errors import MissingExtraError, StoreError, need
-from heatproof.report.front import draw_pictures, front_pictures
-from heatproof.report.gallery import GROUPS, choose, disagreement
+from heatproof.errors import MissingExtraError, need
+from heatproof.report.gallery import GROUPS, choose, disagreement, draw_pictures, front_pictures
 from heatproof.report.page import asset, policy, read_report
-from heatproof.report.pieces import Section, fill
-from heatproof.report.scoretable import scores
+from heatproof.report.pieces import Section, fill, output_path
+from heatproof.report.sections import scores
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData
 
@@ -54,9 +53,7 @@ def write_pdf(
 
     chromium: the path of Chromium; "" searches for it, None uses Typst.
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    path = output_path(path)
     program = find_chromium() if chromium == "" else chromium
     for left in range(len(LEFT_OUT_FIRST) + 1):
         text = paper_html(data, verdict, more, LEFT_OUT_FIRST[:left])
@@ -64,7 +61,7 @@ def write_pdf(
         content = printed or print_with_typst(text)
         if page_count(content) <= MOST_PAGES:
             break
-    write_whole({path: lambda temporary: temporary.write_bytes(content)})
+    write_whole({path: content})
     return f"printed by {Path(program).name}" if program and printed else "printed by typst"
 
 
