@@ -12,50 +12,35 @@ checkpoints have changed where their own intervals lie apart.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
-from PIL import Image
 
-from heatproof.disk import write_whole
 from heatproof.errors import HeatproofError, InputError, did_you_mean
-from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.registry import Metric
-from heatproof.report.charts import Chart, Scale, nice_ticks
-from heatproof.report.gallery import COMPARED_AT, MOST_COMPARED
-from heatproof.report.page import asset, policy
-from heatproof.report.panels import Tile, sheet
-from heatproof.report.pieces import Grid, Panels, fill, named, number, output_path, with_sub
-from heatproof.show import address, overlay, plain_table
+from heatproof.show import plain_table
 from heatproof.store import RunFolder
-from heatproof.store.ledger import DamagedError
-from heatproof.types import upsample
-from heatproof.verdict.answers import WORDS, Verdict, without_nan
+from heatproof.verdict.answers import Verdict, without_nan
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
 from heatproof.verdict.measures import Measure
 
 NAN = float("nan")
 SCHEMA = 1
+COMPARED_AT = 32, 32  # pixels at which maps are compared
+MOST_COMPARED = 2000  # pictures
 UNMOVED = 0.9995  # a correlation that is shown as 1
 RIGHT = Measure(
     "classified rightly", "classified rightly",
     Metric("classified rightly", higher_is_better=True, bounds=(0.0, 1.0), family="Classifier", floors=(),
            title="pictures classified rightly"),
 )  # fmt: skip
-PIXELS = 112  # of a picture's side
-METHODS = 2  # of a picture that moved
-PANELS = 12
-ORDER = ("worse", "better", "unclear")
 SAID_OF_ONE = {
     "yes": "Its maps follow the network", "no": "Its maps do not follow the network",
     "undecided": "Not decided yet whether its maps follow the network",
@@ -203,9 +188,9 @@ class RunComparison:
         Args:
             path: of the file.
         """
-        path = output_path(path)
-        write_whole({path: page(self).encode("utf-8", errors="replace")})
-        return path
+        from heatproof.report.compare_page import write_comparison  # needs torch
+
+        return write_comparison(self, path)
 
     def as_json(self) -> dict[str, Any]:
         """For programs; NaN becomes null."""
@@ -348,6 +333,9 @@ def _alike(
     a: RunSide, b: RunSide, methods: tuple[str, str], images: Sequence[str]
 ) -> Iterator[tuple[str, float]]:
     """Rank correlation of two sides' maps of each picture; 0 where only one of them is blank."""
+    from heatproof.metrics.agreement import map_similarity
+    from heatproof.types import upsample
+
     try:
         stores = [side.data.folder.maps() for side in (a, b)]
         known = [store.known(side.data.checkpoint, m, images)
@@ -360,124 +348,10 @@ def _alike(
     except HeatproofError:  # a run whose maps were not kept
         return
     blank = [one.degenerate for one in maps]
-    volumes = len(maps[0].image_size) > 2
-    size = (COMPARED_AT // 2,) * 3 if volumes else (COMPARED_AT,) * 2
+    size = COMPARED_AT if len(maps[0].image_size) == 2 else (16, 16, 16)
     alike = map_similarity(*(upsample(one.values, size) for one in maps))["spearman"]
     for i, name in enumerate(common):
         if bool(blank[0][i]) != bool(blank[1][i]):
             yield name, 0.0
         elif math.isfinite(float(alike[i])):
             yield name, float(alike[i])
-
-
-@dataclass(frozen=True)
-class Intervals(Chart):
-    """One row per name: a change with its interval, and the line of no change."""
-
-    rows: Sequence[tuple[str, float, float, float, str]]  # name, change, low, high, answer
-
-    width, step = 300, 24
-
-    @property
-    def height(self) -> int:
-        return self.step * len(self.rows) + 34
-
-    @property
-    def x(self) -> Scale:
-        ends = [e for _, *numbers, _ in self.rows for e in numbers if math.isfinite(e)]
-        return Scale(min([0.0, *ends]), max([0.0, *ends]), 112, self.width - 14)
-
-    @property
-    def ticks(self) -> list[float]:
-        return nice_ticks(self.x.low, self.x.high, 4)
-
-    @property
-    def description(self) -> str:
-        return "; ".join(f"{name}: {change:+.3f}, {answer}" for name, change, _, _, answer in self.rows)
-
-
-def page(found: RunComparison) -> str:
-    """The page as text."""
-    others = [
-        {
-            "name": side.name,
-            "same": found.same.get(k, 0),
-            "pictures": len(side.data.images.ids),
-            "charts": charts([d for d in found.differences if d.sides[1] == k]),
-            "numbers": numbers([d for d in found.differences if d.sides[1] == k], side.name),
-        }
-        for k, side in enumerate(found.sides)
-        if k
-    ]
-    content = {
-        "this": found,
-        "policy": policy(""),
-        "style": Markup(asset("page.css")),
-        "verdicts": verdicts(found),
-        "moved": [(one, strip(found, one)) for one in found.moved],
-        "others": others,
-    }
-    return str(fill("compare", content))
-
-
-def verdicts(found: RunComparison) -> list[tuple[RunSide, str]]:
-    """Each side, and what is said of its methods."""
-    told = []
-    for side in found.sides:
-        shown = [m for m in side.verdict.methods if side.method in ("", m.method)]
-        told.append((side, "; ".join(f"{m.method} {WORDS[m.follows]}" for m in shown) or "no method"))
-    return told
-
-
-def charts(differences: Sequence[Difference]) -> Panels | None:
-    """A panel for each number that surely changed for a method, all methods in it."""
-    moved = {d.of.name: d.of for d in differences if d.answer != "unclear"}
-    panels = []
-    for name, of in list(moved.items())[:PANELS]:
-        own = [d for d in differences if d.of.name == name]
-        rows = [(d.method or "network", d.change, d.low, d.high, d.answer) for d in own]
-        title = f"{of.plain} {of.arrow}, n = {max(max(d.n) for d in own)}"
-        panels.append((title, Intervals(f"Change of {of.short}", rows)))
-    return Panels(panels) if panels else None
-
-
-def numbers(differences: Sequence[Difference], name: str) -> Grid | None:
-    """Every number of both sides, what surely changed first."""
-    rows = []
-    for one in sorted(differences, key=lambda d: ORDER.index(d.answer)):
-        interval = "no interval" if math.isnan(one.low) else f"{number(one.low)} to {number(one.high)}"
-        n = f"n = {one.n[0]}, paired" if one.paired else f"n = {one.n[0]} and {one.n[1]}"
-        rows.append(
-            [
-                with_sub(named(f"{one.of.plain} {one.of.arrow}".strip()), one.of.options),
-                named(one.method), number(one.before), number(one.after),
-                with_sub(number(one.change), interval), n, one.answer,
-            ]
-        )  # fmt: skip
-    heads = ["Number", "Method", "Before", "After", "Change", "Pictures", "Answer"]
-    return Grid(heads, rows, f"Every number, from the first run to {name}") if rows else None
-
-
-def strip(found: RunComparison, one: Moved) -> str:
-    """The picture beside its maps on both sides, a row for each of the methods that moved most."""
-    rows = []
-    for methods in one.methods[:METHODS]:
-        tiles: list[Tile] = []
-        for k, method in zip(one.sides, methods[:2], strict=True):
-            side = found.sides[k]
-            maps = side.data.folder.maps().read(side.data.checkpoint, method, [one.image])
-            picture = _picture(found, one, maps.image_size)
-            tiles = tiles or [Tile(picture, method if methods[0] == methods[1] else "the picture")]
-            explained = side.data.class_name(int(maps.explained[0]))
-            tiles.append(Tile(overlay(picture, maps.for_display()[0]), side.name, f"explains {explained}"))
-        rows.append(tiles)
-    return address(sheet(rows, side=PIXELS))
-
-
-def _picture(found: RunComparison, one: Moved, size: tuple[int, ...]) -> Image.Image:
-    """As the model saw it, grey where no run kept it."""
-    for k in one.sides:
-        with suppress(DamagedError):  # the stored image is not what was written
-            if content := found.sides[k].data.folder.pictures().read(one.image):
-                return Image.open(io.BytesIO(content)).convert("RGB").resize((size[1], size[0]))
-    return Image.new("RGB", (size[1], size[0]), (128, 128, 128))
