@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from heatproof.cli.report import report_command
 from heatproof.errors import MissingExtraError, StoreError
 from heatproof.report import print_pdf
 from heatproof.report.page import ReportPage, read_report
 from heatproof.report.print_pdf import paper_html, paper_pictures, print_with_typst, write_pdf
+from heatproof.show import address
 from heatproof.store import RunFolder
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
@@ -197,9 +199,16 @@ def test_letters_of_other_countries_are_printed_and_can_be_searched(tmp_path: Pa
 def test_charts_images_and_long_names_stay_inside_the_page(tmp_path: Path) -> None:
     chart = '<svg class="chart" viewBox="0 0 10 5"><title>no</title><text x="1" y="2">5</text></svg>'
     cells = f"<td>{'abcdefghij' * 6}</td>" * 9
-    body = f'<figure>{chart}</figure><table class="scores"><tbody><tr>{cells}</tr></tbody></table>'
+    image = f'<img alt="" src="{address(Image.new("RGB", (8, 8)))}">'
+    body = (
+        f'<figure>{chart}</figure><table class="scores"><tbody><tr>{cells}</tr></tbody></table>'
+        f'<figure class="crops"><div>{image * 3}</div><figcaption>Alike.</figcaption></figure>'
+        f'<div class="tiles"><figure>{image}<figcaption>map</figcaption></figure></div>'
+        "<table><tbody></tbody></table>"
+    )
     text = typst_text(body, tmp_path / "a.pdf")
     assert "5" in text.split() and "no" not in text.split() and text.count("abcdefghij") == 9 * 6
+    assert "Alike." in text and "map" in text.split()
     told = subprocess.run(["pdftotext", "-bbox", tmp_path / "a.pdf", "-"], capture_output=True, text=True)
     assert max(float(x) for x in re.findall(r'xMax="([\d.]+)"', told.stdout)) < 595 - 39
 
