@@ -156,10 +156,10 @@ def photograph_picture(report: Path, width: int = WIDTH) -> None:
 
 def photograph_paper(audit: Audit) -> None:
     """Some pages of the PDF, side by side."""
-    from heatproof.report.paper import write_paper
+    from heatproof.report.print_pdf import write_pdf
 
     with tempfile.TemporaryDirectory() as folder:
-        write_paper(audit.audit, audit.verdict, Path(folder, "paper.pdf"))
+        write_pdf(audit.audit, audit.verdict, Path(folder, "paper.pdf"))
         subprocess.run(["pdftoppm", "-r", "45", "-png", "paper.pdf", "page"], cwd=folder, check=True)
         pages = [Image.open(path) for path in sorted(Path(folder).glob("page-*.png"))]
         shown = [pages[k] for k in SHOWN_PAGES]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from heatproof.models.model import Model
-    from heatproof.report.beside import RunComparison
+    from heatproof.report.compare import RunComparison
     from heatproof.types import ArrayLike
 
 MEANS = """
@@ -114,12 +114,12 @@ class Run:
             checkpoint, model: as for verdict.
         """
         from heatproof.report.page import write_page
-        from heatproof.report.paper import write_paper
+        from heatproof.report.print_pdf import write_pdf
 
         path = Path(path) if path is not None else self.folder.page
         data = self._data(checkpoint, model)
         if path.suffix.lower() == ".pdf":
-            write_paper(data, judge(data), path)
+            write_pdf(data, judge(data), path)
         else:
             keep(data, write_page(data, path))
         return path
@@ -215,7 +215,7 @@ def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
     Returns:
         `.headline`, `.differences`, `.moved`; `.report()` writes the page.
     """
-    from heatproof.report.beside import compare_runs
+    from heatproof.report.compare import compare_runs
 
     return compare_runs([run.folder if isinstance(run, Run) else run for run in runs], pictures)
 

@@ -20,7 +20,7 @@ from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.demo.twin import FOLDER, Twin, cheating_twin
 from heatproof.errors import InputError
 from heatproof.report.pieces import number
-from heatproof.report.steps import advice
+from heatproof.report.sections import advice
 from heatproof.run.process import fixed_threads
 from heatproof.store import RunFolder
 from heatproof.studies.cose.found import read_pairs

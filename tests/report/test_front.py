@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heatproof.report.front import choose_front, front_pictures
+from heatproof.report.gallery import choose_front, front_pictures
 from heatproof.report.page import ReportPage, read_report
 from heatproof.report.pieces import Section
-from heatproof.report.steps import NO_METHOD, next_steps
+from heatproof.report.sections import NO_METHOD, next_steps
 from heatproof.store import RunFolder
 from heatproof.verdict.answers import ClassAnswer, MethodAnswer, NetworkAnswer, Test, Verdict
 from heatproof.verdict.data import RunData, read_run

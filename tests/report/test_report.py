@@ -24,15 +24,14 @@ from markupsafe import Markup, escape
 from heatproof.cli.report import report_command
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.report.browse import Wanted, as_csv
 from heatproof.report.charts import LinePanel, Mark
 from heatproof.report.definitions import references
 from heatproof.report.figures.cscore import score_table
 from heatproof.report.gallery import gallery, pack, unpack
+from heatproof.report.live import Wanted, as_csv
 from heatproof.report.page import asset, embed, render, write_page
 from heatproof.report.pieces import TEMPLATES, Grid, fill
-from heatproof.report.scoretable import ScoreColumn, packed, scores
-from heatproof.report.sections import classes
+from heatproof.report.sections import ScoreColumn, classes, packed, scores
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Maps, normalise

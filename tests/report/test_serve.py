@@ -22,9 +22,8 @@ from click.testing import CliRunner
 from heatproof.cli.serve import serve_command
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.report.browse import PER_PAGE
 from heatproof.report.gallery import packed_maps
-from heatproof.report.live import Live, SharedCache, key_of
+from heatproof.report.live import PER_PAGE, Live, SharedCache, key_of
 from heatproof.report.serve import Server
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Score, Unit

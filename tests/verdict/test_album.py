@@ -19,7 +19,7 @@ from contrast.discs import TAG, model_ready, network
 from heatproof.contrast import Pair, make_pair
 from heatproof.errors import HeatproofError, InputError, StoreError
 from heatproof.models import Model
-from heatproof.report.album import album_section
+from heatproof.report.sections import album_section
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record

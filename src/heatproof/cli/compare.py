@@ -32,7 +32,7 @@ def compare_command(runs: tuple[str, ...], out: Path, pictures: int, everything:
       heatproof compare runs/first@gradcam runs/first@layercam
       heatproof compare runs/before runs/after --json > changes.json
     """
-    from heatproof.report.beside import compare_runs
+    from heatproof.report.compare import compare_runs
 
     found = compare_runs(runs, pictures)
     if as_json:

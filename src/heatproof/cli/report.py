@@ -33,7 +33,7 @@ BESIDE = "-"  # the file's usual name, in the run's folder
     flag_value=BESIDE,
     metavar="[FILE]",
     help="Also a PDF of at most six numbered pages; RUN/report.pdf by default. Chromium prints it where "
-    "there is one, else heatproof writes it with a simpler layout.",
+    "there is one, else Typst (the extra pdf) with a simpler layout.",
 )
 @click.option(
     "--model-card",
@@ -81,10 +81,10 @@ def report_command(
     verdict = write_page(data, path, most=gallery, jet=jet)
     told = [str(verdict), folder.status().sentence, keep(data, verdict), f"wrote {path}"]
     if pdf is not None:
-        from heatproof.report.paper import write_paper
+        from heatproof.report.print_pdf import write_pdf
 
         paper = folder.path / "report.pdf" if pdf == BESIDE else Path(pdf)
-        told.append(f"wrote {paper}, {write_paper(data, verdict, paper)}")
+        told.append(f"wrote {paper}, {write_pdf(data, verdict, paper)}")
     if card is not None:
         from heatproof.report.model_card import write_model_card
 

@@ -16,10 +16,9 @@ from heatproof.contrast.api import Contrast
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
 from heatproof.demo.twin import Twin
 from heatproof.explain.floors import is_floor
-from heatproof.report.album import AlbumClass
 from heatproof.report.charts import Line, LinePanel, Mark
 from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
-from heatproof.report.steps import advice, listed
+from heatproof.report.sections import AlbumClass, advice, listed
 from heatproof.show import address
 from heatproof.studies.contrast.page import maps_over_pictures, table
 from heatproof.studies.cose.found import Found

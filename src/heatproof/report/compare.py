@@ -1,151 +1,357 @@
-"""The page of runs side by side: verdicts, the maps that moved most, every number with what it became."""
+"""Runs side by side: what became better or worse from the first to each of the others, and which maps moved.
+
+A side is a run at its last checkpoint, or at one that is named, with all its methods or one of them:
+
+    runs/a     runs/a@epoch05     runs/a@gradcam     runs/a@epoch05@gradcam
+
+Numbers of pictures are compared picture by picture where at least half of the smaller side's pictures are
+in both (same name, same content), else as two samples; both with a 95 % bootstrap interval. Each interval
+stands by itself: of twenty comparisons in which nothing changed, about one leaves 0 out. Numbers about whole
+checkpoints have changed where their own intervals lie apart.
+"""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from markupsafe import Markup
-from PIL import Image
+import numpy as np
 
-from heatproof.disk import write_whole
-from heatproof.errors import StoreError
-from heatproof.report.beside import Difference, Moved, RunComparison
-from heatproof.report.charts import Chart, Scale, nice_ticks
-from heatproof.report.page import asset, policy
-from heatproof.report.panels import Tile, sheet
-from heatproof.report.pieces import Grid, Panels, fill, named, number, with_sub
-from heatproof.report.sides import RunSide
-from heatproof.show import address, overlay
-from heatproof.store.ledger import DamagedError
-from heatproof.verdict.answers import WORDS
+from heatproof.errors import HeatproofError, InputError, did_you_mean
+from heatproof.metrics.stats import mean_interval, percentile_interval, resample
+from heatproof.registry import Metric
+from heatproof.show import plain_table
+from heatproof.store import RunFolder
+from heatproof.verdict.answers import Verdict, without_nan
+from heatproof.verdict.data import RunData, read_run
+from heatproof.verdict.judge import judge
+from heatproof.verdict.measures import Measure
 
-PIXELS = 112  # of a picture's side
-METHODS = 2  # of a picture that moved
-PANELS = 12
-ORDER = ("worse", "better", "unclear")
+NAN = float("nan")
+SCHEMA = 1
+COMPARED_AT = 32, 32  # pixels at which maps are compared
+MOST_COMPARED = 2000  # pictures
+UNMOVED = 0.9995  # a correlation that is shown as 1
+RIGHT = Measure(
+    "classified rightly", "classified rightly",
+    Metric("classified rightly", higher_is_better=True, bounds=(0.0, 1.0), family="Classifier", floors=(),
+           title="pictures classified rightly"),
+)  # fmt: skip
+SAID_OF_ONE = {
+    "yes": "Its maps follow the network", "no": "Its maps do not follow the network",
+    "undecided": "Not decided yet whether its maps follow the network",
+    "": "A floor, which never looks at the network",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Intervals(Chart):
-    """One row per name: a change with its interval, and the line of no change."""
+class RunSide:
+    """One run at one checkpoint, judged."""
 
-    rows: Sequence[tuple[str, float, float, float, str]]  # name, change, low, high, answer
-
-    width, step = 300, 24
-
-    @property
-    def height(self) -> int:
-        return self.step * len(self.rows) + 34
+    name: str
+    data: RunData
+    verdict: Verdict
+    method: str = ""  # the only one that is compared; all where empty
 
     @property
-    def x(self) -> Scale:
-        ends = [e for _, *numbers, _ in self.rows for e in numbers if math.isfinite(e)]
-        return Scale(min([0.0, *ends]), max([0.0, *ends]), 112, self.width - 14)
+    def follows(self) -> str:
+        """The answer for its method, or for its maps as a whole; "" for a floor."""
+        if not self.method:
+            return self.verdict.follow
+        return next((m.follows for m in self.verdict.methods if m.method == self.method), "")
 
     @property
-    def ticks(self) -> list[float]:
-        return nice_ticks(self.x.low, self.x.high, 4)
+    def headline(self) -> str:
+        return SAID_OF_ONE[self.follows] if self.method else self.verdict.headline
 
-    @property
-    def description(self) -> str:
-        return "; ".join(f"{name}: {change:+.3f}, {answer}" for name, change, _, _, answer in self.rows)
+    @cached_property
+    def marks(self) -> Mapping[str, str]:
+        """What each picture was made of, where the run recorded it."""
+        return dict(self.data.folder.images())
 
-
-def write_comparison(found: RunComparison, path: Path) -> Path:
-    """The page as a file."""
-    if not path.parent.is_dir():
-        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
-    write_whole({path: page(found).encode("utf-8", errors="replace")})
-    return path
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        return {name: i for i, name in enumerate(self.data.images.ids)}
 
 
-def page(found: RunComparison) -> str:
-    """The page as text."""
-    others = [
-        {
-            "name": side.name,
-            "same": found.same.get(k, 0),
-            "pictures": len(side.data.images.ids),
-            "charts": charts([d for d in found.differences if d.sides[1] == k]),
-            "numbers": numbers([d for d in found.differences if d.sides[1] == k], side.name),
-        }
-        for k, side in enumerate(found.sides)
-        if k
-    ]
-    content = {
-        "this": found,
-        "policy": policy(""),
-        "style": Markup(asset("page.css")),
-        "verdicts": verdicts(found),
-        "moved": [(one, strip(found, one)) for one in found.moved],
-        "others": others,
+def read_side(run: str | Path | RunFolder) -> RunSide:
+    """A run, perhaps with a checkpoint and a method behind @."""
+    path, names = (run, []) if isinstance(run, RunFolder) or Path(run).exists() else _split(str(run))
+    folder = path if isinstance(path, RunFolder) else RunFolder.open(path)
+    data = read_run(folder)
+    checkpoint, method = None, ""
+    for name in names:
+        if name in data.checkpoints:
+            checkpoint = name
+        elif name in data.methods:
+            method = name
+        else:
+            known = [*data.checkpoints, *data.methods]
+            raise InputError(f"{path} has no checkpoint or method {name!r}; {did_you_mean(name, known)}")
+    if checkpoint is not None and checkpoint != data.checkpoint:
+        data = read_run(folder, data.model, checkpoint)
+    return RunSide("", data, judge(data), method)
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    """The longest beginning that is a path, and the words behind it."""
+    words = text.split("@")
+    for end in range(len(words) - 1, 0, -1):
+        if Path(path := "@".join(words[:end])).exists():
+            return path, words[end:]
+    return words[0], words[1:]
+
+
+def named_sides(sides: Sequence[RunSide]) -> list[RunSide]:
+    """With names that say in what they differ."""
+    paths = [s.data.folder.path.resolve() for s in sides]
+    folders = [path.parent.name if path.name == "run" else path.name for path in paths]
+    parts = {
+        "folder": folders if len(set(paths)) > 1 else [""] * len(sides),
+        "model": [s.data.model for s in sides],
+        "checkpoint": [s.data.checkpoint for s in sides],
+        "method": [s.method for s in sides],
     }
-    return str(fill("compare", content))
+    told = [key for key, values in parts.items() if len(set(values)) > 1]
+    names = [" ".join(filter(None, (parts[key][i] for key in told))) for i in range(len(sides))]
+    clear = all(names) and len(set(names)) == len(names)
+    return [
+        replace(side, name=name if clear else f"{name or side.data.model} ({i})")
+        for i, (name, side) in enumerate(zip(names, sides, strict=True), 1)
+    ]
 
 
-def verdicts(found: RunComparison) -> list[tuple[RunSide, str]]:
-    """Each side, and what is said of its methods."""
-    told = []
-    for side in found.sides:
-        shown = [m for m in side.verdict.methods if side.method in ("", m.method)]
-        told.append((side, "; ".join(f"{m.method} {WORDS[m.follows]}" for m in shown) or "no method"))
-    return told
+@dataclass(frozen=True)
+class Difference:
+    """One number of two sides: better counted by its direction."""
+
+    of: Measure
+    sides: tuple[int, int]
+    methods: tuple[str, str]
+    before: float
+    after: float
+    change: float
+    low: float
+    high: float
+    n: tuple[int, int]
+    paired: bool
+
+    @property
+    def answer(self) -> str:
+        """better, worse, or unclear."""
+        if not (self.low > 0 or self.high < 0) or self.of.higher_is_better is None:
+            return "unclear"
+        return "better" if (self.change > 0) == self.of.higher_is_better else "worse"
+
+    @property
+    def method(self) -> str:
+        a, b = self.methods
+        return a if a == b else f"{a} → {b}"
 
 
-def charts(differences: Sequence[Difference]) -> Panels | None:
-    """A panel for each number that surely changed for a method, all methods in it."""
-    moved = {d.of.name: d.of for d in differences if d.answer != "unclear"}
-    panels = []
-    for name, of in list(moved.items())[:PANELS]:
-        own = [d for d in differences if d.of.name == name]
-        rows = [(d.method or "network", d.change, d.low, d.high, d.answer) for d in own]
-        title = f"{of.plain} {of.arrow}, n = {max(max(d.n) for d in own)}"
-        panels.append((title, Intervals(f"Change of {of.short}", rows)))
-    return Panels(panels) if panels else None
+class Moved(NamedTuple):
+    """A picture whose maps are least alike on two sides."""
+
+    image: str
+    sides: tuple[int, int]
+    alike: float  # mean rank correlation over the methods
+    methods: tuple[tuple[str, str, float], ...]  # on either side, and how alike; the least alike first
 
 
-def numbers(differences: Sequence[Difference], name: str) -> Grid | None:
-    """Every number of both sides, what surely changed first."""
-    rows = []
-    for one in sorted(differences, key=lambda d: ORDER.index(d.answer)):
-        interval = "no interval" if math.isnan(one.low) else f"{number(one.low)} to {number(one.high)}"
-        n = f"n = {one.n[0]}, paired" if one.paired else f"n = {one.n[0]} and {one.n[1]}"
-        rows.append(
-            [
-                with_sub(named(f"{one.of.plain} {one.of.arrow}".strip()), one.of.options),
-                named(one.method), number(one.before), number(one.after),
-                with_sub(number(one.change), interval), n, one.answer,
-            ]
-        )  # fmt: skip
-    heads = ["Number", "Method", "Before", "After", "Change", "Pictures", "Answer"]
-    return Grid(heads, rows, f"Every number, from the first run to {name}") if rows else None
+@dataclass(frozen=True)
+class RunComparison:
+    """Sides, what changed from the first to each other one, and the pictures whose maps moved most."""
+
+    sides: tuple[RunSide, ...]
+    differences: tuple[Difference, ...]
+    moved: tuple[Moved, ...] = ()
+    same: Mapping[int, int] = field(default_factory=dict)  # pictures that a side shares with the first
+
+    def found(self, answer: str) -> list[Difference]:
+        return [one for one in self.differences if one.answer == answer]
+
+    @property
+    def headline(self) -> str:
+        better, worse, unclear = (len(self.found(word)) for word in ("better", "worse", "unclear"))
+        total = len(self.differences)
+        if not total:
+            return "The runs have no number in common"
+        return f"{better} of {total} numbers became better, {worse} worse, {unclear} did not surely change"
+
+    def report(self, path: str | Path = "compare.html") -> Path:
+        """Write the page, one HTML file.
+
+        Args:
+            path: of the file.
+        """
+        from heatproof.report.compare_page import write_comparison  # needs torch
+
+        return write_comparison(self, path)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; NaN becomes null."""
+        sides = [
+            {"name": s.name, "run": str(s.data.folder.path), "model": s.data.model,
+             "checkpoint": s.data.checkpoint, "method": s.method or None, "headline": s.headline,
+             "methods": {m.method: m.follows for m in s.verdict.methods},
+             "looks_there": s.verdict.network.looks_there}
+            for s in self.sides
+        ]  # fmt: skip
+        changes = [
+            {"metric": d.of.name, "methods": list(d.methods), "sides": list(d.sides), "answer": d.answer,
+             "paired": d.paired, "n": list(d.n), "before": d.before, "after": d.after, "change": d.change,
+             "low": d.low, "high": d.high}
+            for d in self.differences
+        ]  # fmt: skip
+        moved = [m._asdict() for m in self.moved]
+        found = {"schema": SCHEMA, "sides": sides, "differences": changes, "moved": moved}
+        return dict(without_nan(found))
+
+    def __str__(self) -> str:
+        lines = [f"{self.headline}.", *(f"  {s.name}: {s.headline}" for s in self.sides)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        heads = ["", "method", "before", "after", "change", "low", "high", "answer"]
+        rows = [[d.of.plain, d.method, d.before, d.after, d.change, d.low, d.high, d.answer]
+                for d in self.differences]  # fmt: skip
+        told = plain_table(["run", "verdict"], [[s.name, s.headline] for s in self.sides])
+        return told + (plain_table(heads, rows) if rows else "")
 
 
-def strip(found: RunComparison, one: Moved) -> str:
-    """The picture beside its maps on both sides, a row for each of the methods that moved most."""
-    rows = []
-    for methods in one.methods[:METHODS]:
-        tiles: list[Tile] = []
-        for k, method in zip(one.sides, methods[:2], strict=True):
-            side = found.sides[k]
-            maps = side.data.folder.maps().read(side.data.checkpoint, method, [one.image])
-            picture = _picture(found, one, maps.image_size)
-            tiles = tiles or [Tile(picture, method if methods[0] == methods[1] else "the picture")]
-            explained = side.data.class_name(int(maps.explained[0]))
-            tiles.append(Tile(overlay(picture, maps.for_display()[0]), side.name, f"explains {explained}"))
-        rows.append(tiles)
-    return address(sheet(rows, side=PIXELS))
+def compare_runs(runs: Sequence[str | Path | RunFolder], most: int = 12) -> RunComparison:
+    """Read and judge every side, and hold each against the first. most: pictures to name."""
+    if len(runs) < 2:
+        raise InputError("name at least two runs, or one at two checkpoints: RUN@epoch01 RUN@epoch10")
+    sides = named_sides([read_side(run) for run in runs])
+    differences: list[Difference] = []
+    moved: list[Moved] = []
+    same = {}
+    for k, other in enumerate(sides[1:], 1):
+        shared = _shared(sides[0], other)
+        same[k] = len(shared)
+        pairs = _methods(sides[0], other)
+        differences += _differences(sides, k, pairs, shared)
+        moved += _moved(sides, k, pairs, shared)
+    moved.sort(key=lambda one: one.alike)
+    return RunComparison(tuple(sides), tuple(differences), tuple(moved[:most]), same)
 
 
-def _picture(found: RunComparison, one: Moved, size: tuple[int, ...]) -> Image.Image:
-    """As the model saw it, grey where no run kept it."""
-    for k in one.sides:
-        with suppress(DamagedError):  # the stored image is not what was written
-            if content := found.sides[k].data.folder.pictures().read(one.image):
-                return Image.open(io.BytesIO(content)).convert("RGB").resize((size[1], size[0]))
-    return Image.new("RGB", (size[1], size[0]), (128, 128, 128))
+def _shared(a: RunSide, b: RunSide) -> list[str]:
+    """Pictures that are in both: of one name, and of one content where both runs know it."""
+    return [
+        name
+        for name in a.data.images.ids
+        if name in b.places and a.marks.get(name, "") == b.marks.get(name, a.marks.get(name, ""))
+    ]
+
+
+def _methods(a: RunSide, b: RunSide) -> list[tuple[str, str]]:
+    """Pairs of methods that are compared: the same one, unless a side names its own."""
+    if a.method or b.method:
+        return [(a.method or b.method, b.method or a.method)]
+    return [(m, m) for m in a.data.methods if m in b.data.methods]
+
+
+def _differences(
+    sides: Sequence[RunSide], k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
+) -> Iterator[Difference]:
+    a, b = sides[0].data, sides[k].data
+    at = [[side.places[name] for name in shared] for side in (sides[0], sides[k])]
+    half = 2 * len(shared) >= min(len(a.images.ids), len(b.images.ids)) > 0
+
+    def held(of: Measure, methods: tuple[str, str], one: np.ndarray, other: np.ndarray) -> Difference:
+        both = one[at[0]], other[at[1]]
+        known = np.isfinite(both[0]) & np.isfinite(both[1])
+        if paired := bool(half and known.sum() > 1):
+            one, other = (column[known] for column in both)
+            interval = mean_interval(other - one)
+        else:
+            one, other = (column[np.isfinite(column)] for column in (one, other))
+            interval = _unpaired(one, other)
+        before, after = (float(column.mean()) if len(column) else NAN for column in (one, other))
+        n = len(one), len(other)
+        return Difference(of, (0, k), methods, before, after, after - before, *interval, n, paired)
+
+    rights = [np.array([NAN if r is None else float(r) for r in data.images.right]) for data in (a, b)]
+    if all(np.isfinite(right).any() for right in rights) and not a.manifest.several:
+        yield held(RIGHT, ("", ""), *rights)
+    for of in a.measures:
+        for methods in pairs:
+            if of.higher_is_better is None:
+                continue
+            one, other = (
+                a.images.scores.get((of.name, methods[0])),
+                b.images.scores.get((of.name, methods[1])),
+            )
+            if one is not None and other is not None:
+                yield held(of, methods, one, other)
+            elif (of.name, methods[0]) in a.whole and (of.name, methods[1]) in b.whole:
+                yield _of_checkpoints(of, k, methods, a, b)
+
+
+def _of_checkpoints(of: Measure, k: int, methods: tuple[str, str], a: RunData, b: RunData) -> Difference:
+    """Of numbers about whole checkpoints, by their own intervals."""
+    one, other = a.whole[of.name, methods[0]], b.whole[of.name, methods[1]]
+    change = other.defined - one.defined
+    apart = other.low - one.high, other.high - one.low  # 0 lies within where the intervals meet
+    n = one.n or 0, other.n or 0
+    return Difference(of, (0, k), methods, one.defined, other.defined, change, *apart, n, False)
+
+
+def _unpaired(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Bootstrap interval of the difference of the means of two samples."""
+    if min(len(one), len(other)) < 2:
+        return NAN, NAN
+    means = [x[resample(len(x), seed=(0, i))].mean(1) for i, x in enumerate((one, other))]
+    return percentile_interval(means[1] - means[0])
+
+
+def _moved(
+    sides: Sequence[RunSide], k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
+) -> Iterator[Moved]:
+    """Every picture with maps on both sides, by how alike these are; floors say nothing here."""
+    a, b = sides[0], sides[k]
+    step = max(1, -(-len(shared) // MOST_COMPARED))
+    named = (a.method, b.method) != ("", "")
+    real = [p for p in pairs if named or (p[0] in a.data.real and p[1] in b.data.real)]
+    found: dict[str, list[tuple[str, str, float]]] = {}
+    for first, second in real:
+        for image, alike in _alike(a, b, (first, second), shared[::step]):
+            found.setdefault(image, []).append((first, second, alike))
+    for image, each in found.items():
+        mean = float(np.mean([alike for _, _, alike in each]))
+        if mean < UNMOVED:
+            yield Moved(image, (0, k), mean, tuple(sorted(each, key=lambda one: one[2])))
+
+
+def _alike(
+    a: RunSide, b: RunSide, methods: tuple[str, str], images: Sequence[str]
+) -> Iterator[tuple[str, float]]:
+    """Rank correlation of two sides' maps of each picture; 0 where only one of them is blank."""
+    from heatproof.metrics.agreement import map_similarity
+    from heatproof.types import upsample
+
+    try:
+        stores = [side.data.folder.maps() for side in (a, b)]
+        known = [store.known(side.data.checkpoint, m, images)
+                 for store, side, m in zip(stores, (a, b), methods, strict=True)]  # fmt: skip
+        common = [name for name, *there in zip(images, *known, strict=True) if all(there)]
+        if not common:
+            return
+        maps = [store.read(side.data.checkpoint, m, common)
+                for store, side, m in zip(stores, (a, b), methods, strict=True)]  # fmt: skip
+    except HeatproofError:  # a run whose maps were not kept
+        return
+    blank = [one.degenerate for one in maps]
+    size = COMPARED_AT if len(maps[0].image_size) == 2 else (16, 16, 16)
+    alike = map_similarity(*(upsample(one.values, size) for one in maps))["spearman"]
+    for i, name in enumerate(common):
+        if bool(blank[0][i]) != bool(blank[1][i]):
+            yield name, 0.0
+        elif math.isfinite(float(alike[i])):
+            yield name, float(alike[i])

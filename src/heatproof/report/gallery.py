@@ -8,32 +8,42 @@
 Maps travel as deflated bytes, 0 to 63 between a map's least and largest positive value (or its 99th
 percentile, see show.py), at their own size but at most 56 x 56: the script enlarges them bilinearly. Pictures
 are embedded once, whatever groups they are in.
+
+At the top of a page stand six others, each beside its map, which are not the best ones: two at most are wrong
+answers, those the network is surest of, and the rest are spread evenly from the highest to the lowest score.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import math
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from heatproof.errors import StoreError
 from heatproof.images.kinds import SOURCES, source_options
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
+from heatproof.report.pieces import Piece
 from heatproof.run.instead import of_prediction
-from heatproof.show import AXES, COLOUR_MAPS, brightened, middle, plane_words, sections
+from heatproof.show import AXES, COLOUR_MAPS, address, brightened, middle, overlay, plane_words, sections
 from heatproof.store.ledger import DamagedError
 from heatproof.store.maps import MapStore
 from heatproof.types import Maps, normalise, upsample
+from heatproof.verdict.answers import WORDS, Verdict
 from heatproof.verdict.data import RunData
 from heatproof.verdict.look import over_methods
+from heatproof.verdict.measures import Measure
 
 MOST = 48
 MOST_COMPARED = 2000
@@ -50,6 +60,9 @@ UNAVAILABLE = (
     "image unavailable: the stored file is not what the run wrote; heatproof verify names the damage"
 )
 GROUPS = {"best": "Best", "worst": "Worst", "disputed": "Most disputed"}
+MOST_FRONT, MOST_WRONG = 6, 2  # images at the top of a page
+FRONT_SIDE = 208  # pixels of the longer side
+NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 
 
 def colour_tables(jet: bool = False) -> dict[str, list[str]]:
@@ -271,8 +284,8 @@ def stored_picture(data: RunData, name: str) -> dict[str, str | None]:
         content = data.folder.pictures().read(name)
     except DamagedError:
         return {"picture": None, "unavailable": UNAVAILABLE}
-    address = content and f"data:{media_type(content)};base64,{base64.b64encode(content).decode()}"
-    return {"picture": address or None, "unavailable": ""}
+    link = content and f"data:{media_type(content)};base64,{base64.b64encode(content).decode()}"
+    return {"picture": link or None, "unavailable": ""}
 
 
 def media_type(content: bytes) -> str:
@@ -283,3 +296,113 @@ def media_type(content: bytes) -> str:
 def json_number(value: float) -> float | None:
     """JSON has no NaN."""
     return round(float(value), 6) if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class ShownPicture(Piece):
+    """A picture and maps over it, as addresses, with its answer and what it scores."""
+
+    record: Mapping[str, Any]
+    picture: str
+    maps: Mapping[str, str]  # by method
+    score: float = math.nan
+    linked: bool = False  # to its place in the gallery
+
+    @property
+    def wrong(self) -> bool:
+        return self.record["right"] is False
+
+
+@dataclass(frozen=True)
+class FrontPictures(Piece):
+    """Pictures that show the answer, with maps of one method."""
+
+    method: str
+    follows: str  # what the verdict says of the method
+    pictures: Sequence[ShownPicture]
+    headline: Measure | None
+    total: int
+
+    @property
+    def title(self) -> str:
+        count = len(self.pictures)
+        return f"{NUMBERS[count]} picture{'s' * (count != 1)} that show{'s' * (count == 1)} it"
+
+    @property
+    def how_chosen(self) -> str:
+        wrong = sum(one.wrong for one in self.pictures)
+        rank = (
+            f"from the highest to the lowest {self.headline.short}" if self.headline else "over all of them"
+        )
+        told = f"{len(self.pictures) - wrong} spread evenly {rank}"
+        if wrong:
+            surest = "the wrong answer" if wrong == 1 else f"the {wrong} wrong answers"
+            told += f", and {surest} that the network is surest of"
+        return f"{told}; {self.total:,} pictures in all"
+
+
+def front_pictures(data: RunData, verdict: Verdict, linked: bool = False) -> FrontPictures | None:
+    """None where the run kept no maps or no pictures. linked: each leads to its place in the gallery."""
+    follows = {one.method: one.follows for one in verdict.methods}
+    method = next((m for m in data.real if follows.get(m) == "yes"), next(iter(data.real), None))
+    if method is None:
+        return None
+    places = choose_front(data, method)
+    pictures = draw_pictures(data, places, [method], linked=linked)
+    if not pictures:
+        return None
+    said = WORDS[follows.get(method, "undecided")]
+    return FrontPictures(method, said, pictures, data.headline, len(data.images.ids))
+
+
+def choose_front(data: RunData, method: str, most: int = MOST_FRONT) -> list[int]:
+    """Places of the pictures: evenly from best to worst, then wrong answers, the surest first."""
+    images, kept, merit = data.images, data.folder.pictures(), merits(data, [method])
+    known = data.folder.maps().known(data.checkpoint, method, images.ids)
+    usable = [i for i, there in enumerate(known) if there and kept.path(images.ids[i]) is not None]
+    order = sorted(usable, key=lambda i: -merit[i] if math.isfinite(merit[i]) else math.inf)
+    sure = [c if math.isfinite(c) else 0.0 for c in images.confidence]
+    wrong = sorted((i for i in order if images.right[i] is False), key=lambda i: -sure[i])[:MOST_WRONG]
+    others = [i for i in order if images.right[i] is not False] or [i for i in order if i not in wrong]
+    count = min(most - len(wrong), len(others))
+    steps = [round(k * (len(others) - 1) / max(1, count - 1)) for k in range(count)]
+    return [others[step] for step in steps] + wrong
+
+
+def draw_pictures(
+    data: RunData, places: Sequence[int], methods: Sequence[str], side: int = FRONT_SIDE, linked: bool = False
+) -> list[ShownPicture]:
+    """Pictures with maps laid over them; one whose picture the run did not keep is left out."""
+    ids = [data.images.ids[i] for i in places]
+    packed = {method: packed_maps(data, method, ids) for method in methods}
+    merit, shown = merits(data, methods), []
+    for place, name in zip(places, ids, strict=True):
+        picture = _kept(data, name, side)
+        if picture is None:
+            continue
+        heats = {method: found[name] for method, found in packed.items() if name in found}
+        laid = {method: _jpeg(overlay(picture, _heat(heat, picture))) for method, heat in heats.items()}
+        turned = data.headline is not None and data.headline.higher_is_better is False
+        score = -float(merit[place]) if turned else float(merit[place])
+        shown.append(ShownPicture(image_record(data, place), _jpeg(picture), laid, score, linked))
+    return shown
+
+
+def _kept(data: RunData, name: str, side: int) -> Image.Image | None:
+    """A picture of the run, made small; None where it was not kept or is damaged, which `verify` tells."""
+    try:
+        content = data.folder.pictures().read(name)
+        picture = None if content is None else Image.open(io.BytesIO(content)).convert("RGB")
+    except (StoreError, OSError, SyntaxError):
+        return None
+    if picture is not None:
+        picture.thumbnail((side, side))
+    return picture
+
+
+def _heat(packed: Mapping[str, Any], picture: Image.Image) -> Any:
+    return normalise(upsample(unpack(packed)[None], (picture.height, picture.width)))[0]
+
+
+def _jpeg(picture: Image.Image) -> str:
+    return address(picture, "JPEG", quality=82)

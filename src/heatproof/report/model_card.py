@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from heatproof.disk import write_whole
 from heatproof.errors import StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.report.pieces import TEMPLATES
+from heatproof.report.pieces import TEMPLATES, output_path
 from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict
 from heatproof.verdict.data import RunData
 
@@ -41,11 +41,9 @@ class CardNumber(NamedTuple):
 
 def write_model_card(data: RunData, verdict: Verdict, path: str | Path) -> Path:
     """Write the card; raises StoreError instead of overwriting a card that heatproof did not write."""
-    path = Path(path)
+    path = output_path(path)
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         raise StoreError(f"{path} is a card that heatproof did not write; name another file and copy from it")
-    if not path.parent.is_dir():
-        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     write_whole({path: card_markdown(data, verdict)})
     return path
 

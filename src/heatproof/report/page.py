@@ -26,14 +26,20 @@ from markupsafe import Markup, escape
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.registry import split_calls
-from heatproof.report.album import album_section
 from heatproof.report.definitions import definitions
-from heatproof.report.front import FrontPictures, front_pictures
-from heatproof.report.gallery import MOST, gallery
-from heatproof.report.pieces import Grid, Section, fill, named
-from heatproof.report.scoretable import scores
-from heatproof.report.sections import agreement, classes, curves, made, trajectories
-from heatproof.report.steps import Step, next_steps
+from heatproof.report.gallery import MOST, FrontPictures, front_pictures, gallery
+from heatproof.report.pieces import Grid, Section, fill, named, output_path
+from heatproof.report.sections import (
+    Step,
+    agreement,
+    album_section,
+    classes,
+    curves,
+    made,
+    next_steps,
+    scores,
+    trajectories,
+)
 from heatproof.store import RunFolder
 from heatproof.store.ledger import known_record, write_record
 from heatproof.verdict import follow, look
@@ -170,17 +176,14 @@ def write_page(
     data: RunData, path: str | Path, *, most: int = MOST, jet: bool = False, more: Sequence[Section] = ()
 ) -> Verdict:
     """Write the page of a run; the verdict it begins with. more: sections to stand right behind it."""
-    path = Path(path)
+    path = output_path(path)
     if most < 0:
         raise InputError(f"the gallery cannot hold {most} pictures; name 0 or more")
-    if not path.parent.is_dir():
-        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     verdict = judge(data)
     front = front_pictures(data, verdict, linked=most > 0) if most else None
     besides = [one.record["id"] for one in front.pictures] if front else []
     text = render(data, verdict, gallery(data, most, jet, besides) if most else None, more, front)
-    content = text.encode("utf-8", errors="replace")
-    write_whole({path: lambda temporary: temporary.write_bytes(content)})
+    write_whole({path: text.encode("utf-8", errors="replace")})
     return verdict
 
 

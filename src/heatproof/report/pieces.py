@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
+
+from heatproof.errors import StoreError
 
 UNSURE = "–"
 TEMPLATES = Environment(
@@ -29,6 +32,14 @@ TEMPLATES = Environment(
 def fill(template: str, content: Mapping[str, Any], room: str = "report") -> Markup:
     """A template of a room with its content."""
     return Markup(TEMPLATES.get_template(f"{room}/templates/{template}.html").render(content))
+
+
+def output_path(path: str | Path) -> Path:
+    """The path of a file to write, whose folder must exist."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    return path
 
 
 class Piece:

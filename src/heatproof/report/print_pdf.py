@@ -1,14 +1,15 @@
 """The report as a PDF of at most six numbered pages, for readers without the run folder.
 
-It has the sections of the page without their folds: settings (run.json), tables behind charts and long
+It has the sections of report.html without their folds: settings (run.json), tables behind charts and long
 definitions stay in the run folder and in report.html. Charts that do not fit are left out and listed.
 
-Chromium prints it where there is one that can number pages; else a plain writer of heatproof's own does
-(plain_pdf.py), with the same content and simpler looks. Both read one HTML page that runs no script.
+Chromium prints it where there is a version that can number pages; else Typst (the extra `pdf`) does, with the
+same content and a simpler layout (assets/paper.typ). Both read one HTML page without scripts.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import shutil
@@ -17,18 +18,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from markupsafe import Markup
 
 from heatproof.disk import write_whole
-from heatproof.errors import StoreError
-from heatproof.report.front import draw_pictures, front_pictures
-from heatproof.report.gallery import GROUPS, choose, disagreement
+from heatproof.errors import MissingExtraError, need
+from heatproof.report.gallery import GROUPS, choose, disagreement, draw_pictures, front_pictures
 from heatproof.report.page import asset, policy, read_report
-from heatproof.report.paper_layout import plain_pdf
-from heatproof.report.pieces import Section, fill
-from heatproof.report.scoretable import scores
+from heatproof.report.pieces import Section, fill, output_path
+from heatproof.report.sections import scores
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData
 
@@ -42,36 +42,31 @@ MOST_PAGES = 6
 LEFT_OUT_FIRST = ("agreement", "curves", "classes", "trajectories", "paperpictures", "album", "scores")
 
 
-def write_paper(
+def write_pdf(
     data: RunData,
     verdict: Verdict,
     path: str | Path,
     more: Sequence[Section] = (),
     chromium: str | None = "",
 ) -> str:
-    """Write the PDF; what wrote it, in one sentence.
+    """Write the PDF; return which program wrote it, as half a sentence.
 
-    chromium: its program; "" looks for one, None does without.
+    chromium: the path of Chromium; "" searches for it, None uses Typst.
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise StoreError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    path = output_path(path)
     program = find_chromium() if chromium == "" else chromium
     for left in range(len(LEFT_OUT_FIRST) + 1):
         text = paper_html(data, verdict, more, LEFT_OUT_FIRST[:left])
-        content = print_with(program, text) if program else None
-        made = content or plain_pdf(text)
-        if page_count(made) <= MOST_PAGES:
+        printed = print_with_chromium(program, text) if program else None
+        content = printed or print_with_typst(text)
+        if page_count(content) <= MOST_PAGES:
             break
-    said = f"printed by {Path(program).name}" if program and content else (
-        "written plainly, for no Chromium that numbers pages was found: install one for the page's own looks"
-    )  # fmt: skip
-    write_whole({path: lambda temporary: temporary.write_bytes(made)})
-    return said
+    write_whole({path: content})
+    return f"printed by {Path(program).name}" if program and printed else "printed by typst"
 
 
 def page_count(pdf: bytes) -> int:
-    """Number of pages of a PDF by Chromium or by `plain_pdf`."""
+    """Number of pages of a PDF by Chromium or Typst."""
     return len(re.findall(rb"/Type\s*/Page\b", pdf))
 
 
@@ -132,15 +127,15 @@ def find_chromium() -> str | None:
 
 def _version(program: str) -> int:
     try:
-        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
+        version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return 0
-    found = re.search(r"(\d+)\.\d+", told)
-    return int(found[1]) if found else 0
+    number = re.search(r"(\d+)\.\d+", version)
+    return int(number[1]) if number else 0
 
 
-def print_with(program: str, text: str) -> bytes | None:
-    """The PDF of a page; None where the browser fails."""
+def print_with_chromium(program: str, text: str) -> bytes | None:
+    """The PDF of an HTML page; None where the browser fails."""
     with tempfile.TemporaryDirectory() as folder:
         page, pdf = Path(folder, "page.html"), Path(folder, "page.pdf")
         page.write_text(text, encoding="utf-8", errors="replace")
@@ -156,3 +151,29 @@ def print_with(program: str, text: str) -> bytes | None:
         except (OSError, subprocess.SubprocessError):
             return None
     return content if content.startswith(b"%PDF") else None
+
+
+def print_with_typst(text: str) -> bytes:
+    """The PDF of a page by heatproof's templates, which are XML but for what is changed here."""
+    if find_spec("typst") is None:
+        raise MissingExtraError(
+            f"neither Chromium {NUMBERS_PAGES} or newer nor typst was found to print the PDF; "
+            "install Chromium, or run: pip install 'heatproof[pdf]'"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        images: list[Path] = []
+
+        def write_image(match: re.Match[str]) -> str:
+            images.append(Path(folder, f"{len(images)}.image"))
+            images[-1].write_bytes(base64.b64decode(match[1]))
+            return f'src="{images[-1].name}"'
+
+        text = re.sub(r'src="data:image/[^"]*;base64,([^"]*)"', write_image, text)
+        text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
+        text = re.sub(r"<(meta|img|br)\b([^>]*)>", r"<\1\2/>", text.partition("<!DOCTYPE html>")[2])
+        chart = r'<svg\1><![CDATA[<svg xmlns="http://www.w3.org/2000/svg"\1>\2</svg>]]></svg>'
+        text = re.sub(r"<svg([^>]*)>(.*?)</svg>", chart, text, flags=re.DOTALL)
+        Path(folder, "page.xml").write_text(text.strip(), encoding="utf-8")
+        typst = need("typst", "pdf")
+        content: bytes = typst.compile(asset("paper.typ").encode(), root=folder, format="pdf")
+    return content
