@@ -35,7 +35,7 @@ def auc_falls(trajectory: Trajectory, confidence: float = 0.95, finding: int | N
 def difference_error(first: CheckpointState, second: CheckpointState) -> float:
     """The standard error of AUC - AUC': paired, or of two AUCs apart where their images are not known."""
     if first.moves and second.moves:
-        images = first.moves.keys() | second.moves.keys()
+        images = sorted(first.moves.keys() | second.moves.keys())  # sums in one order
         moved = (first.moves.get(name, 0.0) - second.moves.get(name, 0.0) for name in images)
         if not math.isnan(paired := math.sqrt(sum(each * each for each in moved))):
             return paired
