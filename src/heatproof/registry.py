@@ -39,6 +39,12 @@ class Card:
 
 
 PERTURBING = Card(target="probability of the explained class", relu="none")  # methods that only predict
+FLOOR_CARD = Card(  # methods that ignore the network
+    target="none: the same map for every class",
+    relu="none",
+    sign="never negative",
+    resize="none: at the image's size",
+)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -142,10 +142,12 @@ class Run:
         checkpoint = next(reversed(self._checkpoints()), "")
         rows = self.folder.scores().sql(MEANS, [checkpoint])
         methods = order_methods(list({row["method"] for row in rows}), self.folder.manifest)
-        means = {(row["metric"], row["method"]): row for row in rows}
+        means, facts = {(row["metric"], row["method"]): row for row in rows}, self.folder.manifest.facts
         shown = [
             [metric, *(_cell(means.get((metric, method))) for method in methods)]
-            for metric in dict.fromkeys(row["metric"] for row in rows if not stands_beside(row["metric"]))
+            for metric in dict.fromkeys(
+                row["metric"] for row in rows if not stands_beside(row["metric"], facts)
+            )
         ]
         table = plain_table([f"mean (n) at {checkpoint}", *methods], shown) if shown else ""
         first = next((method for method in methods if (checkpoint, method) in stored), None)

@@ -99,11 +99,11 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def check_types(content: Any, kind: Any) -> None:
-    """Raise ValueError where a value of a record has another type than `kind` declares."""
+def check_types(content: Any, kind: Any) -> Any:
+    """Content as an object of `kind`; ValueError where a value has another type than that declares."""
     from msgspec import convert  # a monitor that writes no run folder works without it
 
-    convert(content, kind)
+    return convert(content, kind)
 
 
 def is_plain(path: Path) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from heatproof.errors import StoreError
 from heatproof.lazy import torch
+from heatproof.store.facts import Facts
 from heatproof.store.ledger import check_types, plain, read_record, write_record
 
 PACKAGES = (
@@ -87,6 +88,7 @@ class Manifest:
     format: int = FORMAT
     upgraded: bool = False  # begun by 0.1: its units are named, and its first parts made, as 0.1 did
     id: str = ""  # of the run, through all its growth
+    facts: Facts = field(default_factory=Facts)  # of the metrics and methods it names
 
     @staticmethod
     def collect(
@@ -123,6 +125,7 @@ class Manifest:
             preprocess=preprocess,
             warnings=list(warnings),
             id=uuid.uuid4().hex,
+            facts=Facts.of_config(config),
         )
 
     @property
@@ -164,11 +167,13 @@ class Manifest:
 
     def completed_by(self, new: Manifest) -> Manifest:
         """With what an older heatproof did not record."""
-        return replace(self, pictures=self.pictures or new.pictures, code=self.code or new.code)
+        facts = self.facts if self.facts != Facts() else new.facts
+        pictures, code = self.pictures or new.pictures, self.code or new.code
+        return replace(self, pictures=pictures, code=code, facts=facts)
 
     def grown_from(self, old: Manifest) -> Manifest:
         """This manifest with the record of the one it adds to."""
-        past = {key: value for key, value in asdict(old).items() if key != "earlier"}
+        past = {key: value for key, value in asdict(old).items() if key not in ("earlier", "facts")}
         kept = {name: getattr(old, name) for name in ("format", "upgraded", "id")}
         return replace(self, earlier=[*old.earlier, past], **kept)
 
@@ -190,7 +195,8 @@ class Manifest:
                 check_types(content, Manifest)
                 check_types(content["config"], _Config)
             known = {key: content[key] for key in content if key in Manifest.__dataclass_fields__}
-            return Manifest(**known | {"format": version})
+            facts = check_types(content.get("facts", {}), Facts)
+            return Manifest(**known | {"format": version, "facts": facts})
         except FileNotFoundError as error:
             raise StoreError(
                 f"{path.parent} is not a run folder: it has no {path.name}; name the folder of a run"
