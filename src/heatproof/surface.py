@@ -17,7 +17,6 @@ from heatproof.errors import StoreError
 from heatproof.registry import split_calls
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
-from heatproof.types import Maps
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, order_methods, read_run
 from heatproof.verdict.judge import conclude, judge, keep
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from heatproof.models.model import Model
     from heatproof.report.beside import RunComparison
-    from heatproof.types import ArrayLike
+    from heatproof.types import ArrayLike, Maps
 
 MEANS = """
     select metric, method, avg(value order by value) filter (not isnan(value)) as mean,

@@ -84,10 +84,11 @@ class MethodFacts:
     @staticmethod
     def of(entry: Explainer, name: str = "") -> MethodFacts:
         """name: that of the config, where the entry of another package has another one."""
-        aliases = dict.fromkeys([*entry.aliases, *([name] if name else [])])
+        known = {key_of(one) for one in ("", entry.name, *entry.aliases)}
+        aliases = (*entry.aliases, *([name] if key_of(name) not in known else []))
         options = ", ".join(f"{k}={v!r}" for k, v in entry.options.items() if v is not REQUIRED)
         floor = entry.card == FLOOR_CARD
-        return MethodFacts(entry.name, tuple(aliases), entry.summary, options, entry.card, entry.cite, floor)
+        return MethodFacts(entry.name, aliases, entry.summary, options, entry.card, entry.cite, floor)
 
 
 @dataclass(frozen=True)

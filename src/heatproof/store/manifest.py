@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from heatproof.errors import StoreError
-from heatproof.lazy import torch
 from heatproof.store.facts import Facts
 from heatproof.store.ledger import check_types, plain, read_record, write_record
 
@@ -336,17 +335,23 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def device_name(device: str) -> str:
-    if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name(device)
-    return _cpu_name()
+    return _gpu_name(device) or _cpu_name()
+
+
+def _gpu_name(device: str) -> str:
+    """Name of a CUDA device; "" for another device."""
+    if device.partition(":")[0] != "cuda":
+        return ""
+    import torch  # readers of a run do without
+
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
 
 
 def _machine(device: str) -> dict[str, Any]:
-    on_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _cpu_name(), "cores": cores, "device": device,
-        "device_name": device_name(device) if on_gpu else "cpu",
+        "device_name": _gpu_name(device) or "cpu",
         "system": platform.platform(), "host": platform.node(),
     }  # fmt: skip
 

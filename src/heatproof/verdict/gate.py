@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
 from heatproof.registry import key_of, metrics
-from heatproof.run.weights import epoch_of
+from heatproof.rows import epoch_of
 from heatproof.store import RunFolder
 from heatproof.store.facts import Facts
 from heatproof.verdict.alarms import Alarm, find_alarms
