@@ -35,7 +35,6 @@ import heatproof as hp
 from heatproof.cli import main as command_line
 from heatproof.cli.listing import NETWORKS, better, bounds, cost
 from heatproof.explain.baselines import baseline_images
-from heatproof.facts import FILE, facts_text
 from heatproof.images.codes import QRSet, make_qr
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
@@ -453,7 +452,7 @@ def tables() -> dict[Path, str]:
             raise ValueError(f"{path.name} has no place for the table of {name}")
         start, end = found.span()
         made[path] = f"{text[:start]}{table()}\n{text[end:]}"
-    return made | {FILE: facts_text([explainers, metrics])}
+    return made
 
 
 def main(names: list[str]) -> None:

@@ -16,14 +16,17 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+import lazy_loader
+
 if TYPE_CHECKING:
     from heatproof import metrics, monitor
     from heatproof.contrast import contrast
     from heatproof.explain import explain
     from heatproof.images import open_image
     from heatproof.models import Model, load_model
+    from heatproof.rows import Score, Unit
     from heatproof.surface import Run, audit, compare, open_run, run
-    from heatproof.types import Batch, Maps, Score, Trace, Unit
+    from heatproof.types import Batch, Maps, Trace
 
 __version__ = "0.2.0"
 __all__ = [
@@ -31,14 +34,19 @@ __all__ = [
     "load_model", "metrics", "monitor", "open_image", "open_run", "run",
 ]  # fmt: skip
 
-_HOMES = {
-    "Batch": "types", "Maps": "types", "Score": "types", "Trace": "types", "Unit": "types",
-    "Model": "models", "load_model": "models", "open_image": "images",
-    "Run": "surface", "audit": "surface", "compare": "surface", "open_run": "surface",
-}  # fmt: skip
-_ROOMS = (
-    "errors", "images", "metrics", "models", "monitor", "registry", "report", "store", "studies", "train",
-    "types", "verdict",
+__getattr__, _attached, _ = lazy_loader.attach(
+    __name__,
+    submodules=[
+        "errors", "images", "metrics", "models", "monitor", "registry", "report", "store", "studies", "train",
+        "types", "verdict",
+    ],
+    submod_attrs={
+        "images": ["open_image"],
+        "models": ["Model", "load_model"],
+        "surface": ["Run", "audit", "compare", "open_run"],
+        "types": ["Batch", "Maps", "Trace"],
+        "rows": ["Score", "Unit"],
+    },
 )  # fmt: skip
 _CALLED = {
     "heatproof.contrast": "contrast.api", "heatproof.explain": "explain.api", "heatproof.run": "surface",
@@ -76,14 +84,5 @@ for _name in _CALLED:
     import_module(_name).__class__ = _CalledRoom
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        globals()[name] = getattr(import_module(f"heatproof.{_HOMES[name]}"), name)
-        return globals()[name]
-    if name in _ROOMS:
-        return import_module(f"heatproof.{name}")
-    raise AttributeError(f"module 'heatproof' has no attribute {name!r}")
-
-
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *__all__, *_attached()})

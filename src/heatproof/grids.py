@@ -6,12 +6,9 @@ Maps are "b h w" or, of volumes, "b d h w"; what is done to them is the same alo
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from heatproof.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 def size_of(images: Tensor) -> tuple[int, ...]:

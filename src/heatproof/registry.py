@@ -4,8 +4,7 @@ A plug-in package names its modules under the entry-point groups "heatproof.expl
 "heatproof.metrics"; importing them runs their decorators, as importing our own files does. Methods of other
 packages are known by a prefix, "captum:IntegratedGradients": see explain/providers.
 
-While torch is not imported, what is known of our own methods and metrics is read from facts.json (facts.py):
-commands that call none of them begin at once.
+The modules are imported when a registry is first read.
 """
 
 from __future__ import annotations
@@ -15,16 +14,14 @@ import importlib
 import inspect
 import pkgutil
 import re
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
+from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from heatproof.errors import InputError, UnknownNameError, did_you_mean
-from heatproof.facts import Facts, entry_of, facts_of, read_facts
-from heatproof.lazy import entry_points
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,12 @@ class Card:
 
 
 PERTURBING = Card(target="probability of the explained class", relu="none")  # methods that only predict
+FLOOR_CARD = Card(  # methods that ignore the network
+    target="none: the same map for every class",
+    relu="none",
+    sign="never negative",
+    resize="none: at the image's size",
+)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -164,9 +167,8 @@ class Registry(Generic[EntryT]):
         self.providers = providers  # the module that knows names with a prefix
         self._entries: dict[str, EntryT] = {}
         self._keys: dict[str, str] = {}
-        self._told: set[str] = set()  # of these the facts are known, not yet the function
         self._lent: dict[str, EntryT] = {}  # of this process alone: a user's function, another package's
-        self._complete = self._imported = self._importing = False
+        self._loaded = self._loading = False
         self._lock = threading.RLock()
 
     def add(self, entry: EntryT) -> None:
@@ -175,10 +177,9 @@ class Registry(Generic[EntryT]):
             if owner != entry.name:
                 raise InputError(f"{self.kind} name {name!r} is already taken by {owner!r}")
         known = self._entries.get(entry.name)
-        if known and entry.name not in self._told and known.function is not entry.function:
+        if known and known.function is not entry.function:
             raise InputError(f"{self.kind} {entry.name!r} is registered twice")
         self._entries[entry.name] = entry
-        self._told.discard(entry.name)
 
     def lend(self, entry: EntryT) -> None:
         """Know an entry in this process alone; one of the same name that was lent before gives way."""
@@ -218,53 +219,22 @@ class Registry(Generic[EntryT]):
         return module.rpartition(".")[0] != self.package, module
 
     def _load(self) -> None:
-        """Know every entry: its facts at least, and its function where torch is imported anyway."""
-        if self._imported or (self._complete and "torch" not in sys.modules):
+        """Import our modules and those of plug-ins, whose decorators register what they define."""
+        if self._loaded:
             return
         with self._lock:
-            if self._imported or self._importing:  # by another thread meanwhile, or further up in this one
+            if self._loaded or self._loading:  # by another thread meanwhile, or further up in this one
                 return
-            self._importing = True
+            self._loading = True
             try:
-                plugins = entry_points().select(group=self.group)
-                if "torch" in sys.modules or plugins or not self.tell():
-                    for module in self._files():  # whose decorators register what is in them
-                        importlib.import_module(module)
-                    for plugin in plugins:
-                        plugin.load()
-                    self._imported = True
-                self._complete = True
+                package = importlib.import_module(self.package)
+                for module in pkgutil.iter_modules(package.__path__):
+                    importlib.import_module(f"{self.package}.{module.name}")
+                for plugin in entry_points(group=self.group):
+                    plugin.load()
+                self._loaded = True
             finally:
-                self._importing = False
-
-    def _files(self) -> list[str]:
-        package = importlib.import_module(self.package)
-        return [f"{self.package}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
-
-    def facts(self) -> dict[str, list[Facts]]:
-        """Those of our own entries by file, as facts.json holds them."""
-        importlib.import_module("torch")  # so that the entries are read, not what was told of them
-        found: dict[str, list[Facts]] = {file: [] for file in self._files()}
-        for entry in self.as_registered():
-            if entry.function.__module__ in found:
-                found[entry.function.__module__].append(facts_of(entry))
-        return found
-
-    def tell(self) -> bool:
-        """Add what facts.json says; False where a file came or went since it was written."""
-        by_file = read_facts().get(self.package, {})
-        if by_file.keys() != set(self._files()):
-            return False
-        for file, entries in by_file.items():
-            for facts in entries:
-                if (name := facts["name"]) not in self._entries:
-                    self.add(entry_of(self.entry, file, partial(self._real, name), **facts))
-                    self._told.add(name)
-        return True
-
-    def _real(self, name: str) -> EntryT:
-        importlib.import_module("torch")
-        return self.get(name)
+                self._loading = False
 
 
 def key_of(name: str) -> str:
@@ -324,7 +294,7 @@ def check_options(entry: Entry, given: dict[str, Any]) -> None:
 
 
 def check_methods(texts: Iterable[str]) -> None:
-    """Raise for an unknown method or option, without importing torch.
+    """Raise for an unknown method or option.
 
     Names with a colon belong to files and other packages, which check them when they are loaded.
     """

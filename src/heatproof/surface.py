@@ -17,7 +17,6 @@ from heatproof.errors import StoreError
 from heatproof.registry import split_calls
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
-from heatproof.types import Maps
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, order_methods, read_run
 from heatproof.verdict.judge import conclude, judge, keep
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from heatproof.models.model import Model
     from heatproof.report.compare import RunComparison
-    from heatproof.types import ArrayLike
+    from heatproof.types import ArrayLike, Maps
 
 MEANS = """
     select metric, method, avg(value order by value) filter (not isnan(value)) as mean,
@@ -142,10 +141,12 @@ class Run:
         checkpoint = next(reversed(self._checkpoints()), "")
         rows = self.folder.scores().sql(MEANS, [checkpoint])
         methods = order_methods(list({row["method"] for row in rows}), self.folder.manifest)
-        means = {(row["metric"], row["method"]): row for row in rows}
+        means, facts = {(row["metric"], row["method"]): row for row in rows}, self.folder.manifest.facts
         shown = [
             [metric, *(_cell(means.get((metric, method))) for method in methods)]
-            for metric in dict.fromkeys(row["metric"] for row in rows if not stands_beside(row["metric"]))
+            for metric in dict.fromkeys(
+                row["metric"] for row in rows if not stands_beside(row["metric"], facts)
+            )
         ]
         table = plain_table([f"mean (n) at {checkpoint}", *methods], shown) if shown else ""
         first = next((method for method in methods if (checkpoint, method) in stored), None)

@@ -6,27 +6,26 @@ have a third axis in front of these two: their images are "b c D H W", their map
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.grids import constant, normalise, per_map, places, size_of, upsample  # noqa: F401, for all
-from heatproof.lazy import torch
+from heatproof.rows import Score as Score
+from heatproof.rows import Unit as Unit
 from heatproof.show import Strip, as_pictures, brightened, colours, hottest, overlay, pixels, sections, text
 
 if TYPE_CHECKING:
     import numpy.typing
-    from torch import Tensor
 
     from heatproof.images.preprocess import Preprocess
     from heatproof.models.model import Model
@@ -311,56 +310,3 @@ class Maps:
             return parts[0]
         every = parts[0]._each(lambda name: torch.cat([getattr(p, name) for p in parts]))
         return replace(parts[0], ids=tuple(i for p in parts for i in p.ids), **every)
-
-
-@dataclass(frozen=True)
-class Score:
-    """One row of results. A value that is not defined is NaN and says why in `reason`.
-
-    Args:
-        model, checkpoint: their names.
-        image: its name; "" for a row about a whole class or checkpoint.
-        label, explained: the true class, and the one that was explained.
-        method, metric: their names, with their options.
-        value, reason: the number, and one sentence where it is NaN.
-    """
-
-    model: str
-    checkpoint: str
-    image: str
-    label: int | None
-    explained: int | None
-    method: str
-    metric: str
-    value: float
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        if math.isnan(self.value) and not self.reason:
-            raise InputError(f"{self.metric} of {self.method} is NaN without a reason")
-
-
-@dataclass(frozen=True)
-class Unit:
-    """The smallest piece of a run: it is done when the seal named after its hash stands.
-
-    Args:
-        checkpoint, images: its name; the first image, and the last + 1.
-        methods, metrics: what is made of them.
-        seed: of everything that is drawn.
-        origin: hash of the weights, pictures, code and settings behind it, where they are known.
-    """
-
-    checkpoint: str
-    images: tuple[int, int]
-    methods: tuple[str, ...]
-    metrics: tuple[str, ...]
-    seed: int = 0
-    origin: str = ""
-
-    @property
-    def hash(self) -> str:
-        content: dict[str, Any] = {
-            key: value for key, value in asdict(self).items() if key != "origin" or value
-        }
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

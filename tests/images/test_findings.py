@@ -12,7 +12,7 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import Preprocess, Source, batches, open_source
-from heatproof.images.findings import entries
+from heatproof.images.entries import entries
 from heatproof.images.identity import Hashes, identify
 
 PLAIN = Preprocess((16, 16), (16, 16), (0.0,) * 3, (1.0,) * 3)

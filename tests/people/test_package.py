@@ -103,7 +103,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(built: tuple[Pat
     assert {name for name in names if ".dist-info/" not in name} == files
     wanted = (
         "py.typed",
-        "facts.json",
+        "store/__init__.pyi",
         "references.bib",
         "verdict/rates.json",
         "report/templates/report.html",

@@ -115,7 +115,7 @@ def test_help_shows_the_functions() -> None:
     assert "targets: the class to explain" in pydoc.render_doc(hp.explain)
     assert "out: the run's folder" in pydoc.render_doc(hp.run)
     assert all(getattr(hp, name).__doc__ for name in hp.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"attribute '?nothing"):
         hp.nothing  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         hp.run.nothing  # type: ignore[attr-defined]  # noqa: B018

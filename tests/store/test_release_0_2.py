@@ -41,6 +41,7 @@ def test_it_resumes_with_the_same_rows(study: Path) -> None:
     next(iter(sorted((run / "seals").iterdir()))).unlink()
     result = run_study(study, run)
     assert 0 < result.computed < result.units
+    assert RunFolder.open(run).manifest.facts.metrics  # which 0.2 did not record
     assert heatproof("verdict", run).exit_code == heatproof("verify", run).exit_code == 0
     after = RunFolder.open(run).scores().sql(query)
     assert [(r["image"], r["metric"]) for r in after] == [(r["image"], r["metric"]) for r in before]

@@ -16,7 +16,6 @@ from heatproof.cli._console import PATH, Steps, console, errors, new_table, say,
 from heatproof.cli._files import file_part, find_images, make_folder, numbers, read_names, save, unique_names
 from heatproof.cli._study import arguments, settings_options
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
-from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, LITE
 from heatproof.registry import check_methods, split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
@@ -186,6 +185,8 @@ def explain_some(
     progress: Steps,
 ) -> list[Explained]:
     """Those of the images that can be read, and that the network answers."""
+    from torch import stack
+
     from heatproof.explain.api import explain
     from heatproof.images.arrays import open_seen
     from heatproof.images.preprocess import to_tensor
@@ -203,7 +204,7 @@ def explain_some(
             _left_out(str(error), progress)
     if not seen:
         return []
-    images = torch.stack(ready)
+    images = stack(ready)
     model.check_repeatable(images[:2])
     maps = explain(model, images, **options, progress=progress.inputs, allow_nan=True)
     chances = answers(model, images, options["targets"])
@@ -217,7 +218,7 @@ def explain_some(
     found = []
     for i, (name, crop) in enumerate(seen.items()):
         own = {method: values[i] for method, values in heat.items()}
-        if not all(map(math.isfinite, [*map(float, map(torch.sum, own.values())), *chances[i].values()])):
+        if not all(map(math.isfinite, [*(float(one.sum()) for one in own.values()), *chances[i].values()])):
             output = all(map(math.isfinite, chances[i].values()))
             why = "a map of it has NaN or infinite values" if output else UNANSWERED
             _left_out(f"{name}: {why}", progress)
@@ -254,8 +255,10 @@ def _shown(model: Model, image: Tensor, crop: Image.Image | None, heat: dict[str
     """A picture and maps over it; of a volume the planes with most heat, and which they are."""
     if image.ndim == 3:
         return crop or Image.fromarray(pixels(image[None], model.preprocess)[0]), heat
+    from torch import from_numpy
+
     at = hottest(sum(heat.values()))
-    flat = {method: torch.from_numpy(sections(values, at)) for method, values in heat.items()}
+    flat = {method: from_numpy(sections(values, at)) for method, values in heat.items()}
     return Image.fromarray(pixels(image[None], model.preprocess, [at])[0]), flat, plane_words(at)
 
 

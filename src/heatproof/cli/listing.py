@@ -11,7 +11,6 @@ import click
 from heatproof.cli._console import console, new_table, say
 from heatproof.errors import InputError
 from heatproof.explain.providers import Provider, all_providers
-from heatproof.lazy import torch
 from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
 from heatproof.run.metrics import read_metrics
 
@@ -180,6 +179,8 @@ def list_layers(model: str, image_size: int | None) -> None:
     from heatproof.run.files import check_network
 
     check_network(model, ())  # before torch is imported, which takes its time
+    import torch
+
     from heatproof.models.activated import why
     from heatproof.models.capture import capture
     from heatproof.models.layers import picture_layers

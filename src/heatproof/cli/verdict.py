@@ -13,6 +13,7 @@ from heatproof.cli._console import console, new_table, say
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from heatproof.store.facts import Facts
     from heatproof.verdict.answers import Verdict
 
 
@@ -83,13 +84,13 @@ def verdict_command(
         table.add_row(of.name, LOOKS[of.looks_there], str(of.test))
     console.print(table)
     if tests:
-        console.print(_information(verdict))
+        console.print(_information(verdict, data.facts))
     alarms = [f"alarm at {alarm['checkpoint']}: {alarm['sentence']}" for alarm in verdict.alarms]
     for line in filter(None, (*alarms, verdict.measured, kept)):
         say(line)
 
 
-def _information(verdict: Verdict) -> Table:
+def _information(verdict: Verdict, facts: Facts) -> Table:
     """Tests that do not vote down, methods across; means over pictures, or over what the title says."""
     from heatproof.verdict.measures import measure
 
@@ -101,5 +102,5 @@ def _information(verdict: Verdict) -> Table:
     for name, title in titles.items():
         values = (found.get((one.method, name)) for one in verdict.methods)
         shown = ("" if test is None or math.isnan(test.value) else f"{test.value:.3f}" for test in values)
-        table.add_row(f"{title} {measure(name).arrow}".strip(), *shown)
+        table.add_row(f"{title} {measure(name, facts).arrow}".strip(), *shown)
     return table

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.grids import places
-from heatproof.lazy import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from heatproof.models.model import Model
 
 BLUR_SIGMA = 10.0

@@ -9,26 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import HeatproofError
 from heatproof.explain.pixels import LastBatch, in_threads
-from heatproof.lazy import torch
-from heatproof.registry import Card, explainer, explainers, parse_call
+from heatproof.registry import FLOOR_CARD, explainer, explainers, parse_call
 from heatproof.types import Trace
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 GREY = (0.2125, 0.7154, 0.0721)  # luminance of red, green, blue, as scikit-image weighs them
-FLOOR_CARD = Card(
-    target="none: the same map for every class",
-    relu="none",
-    sign="never negative",
-    resize="none: at the image's size",
-)
 
 
 @explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD, answers=True, volumes=True)

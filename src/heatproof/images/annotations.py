@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from heatproof.errors import InputError
-from heatproof.images.files import Size, picture_size, swaps_axes
-from heatproof.images.preprocess import Box, box_text
+from heatproof.images.files import Box, Size, box_text, picture_size, swaps_axes
 from heatproof.images.source import Sample, Source, same_shape, sample_size
 
 MAX_FAULTY = 0.05  # share of the boxes, or of the masks, that may not fit their images

@@ -17,9 +17,9 @@ from PIL import Image
 
 from heatproof.errors import HeatproofError, InputError
 from heatproof.images.csv import open_csv
+from heatproof.images.dicom import open_image
 from heatproof.images.files import check_bits, check_file
 from heatproof.images.folder import open_folder
-from heatproof.images.preprocess import open_image
 from heatproof.images.source import Source
 from heatproof.images.volumes import Raster, Seen, Spacing, check_axes, raster
 

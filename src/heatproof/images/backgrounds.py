@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError
+from heatproof.images.dicom import open_image
 from heatproof.images.folder import is_picture, walk
-from heatproof.images.preprocess import open_image
 from heatproof.images.symbols import Random
 
 PHOTO_SHARE = 0.5

@@ -34,9 +34,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.images.files import Size, picture_reader
+from heatproof.images.files import Box, Size, check_box, picture_reader
 from heatproof.images.findings import SEPARATORS, marked_findings, named_findings, number_findings
-from heatproof.images.preprocess import Box, check_box
 from heatproof.images.source import Sample, Source, file_source
 
 CORNERS = ("x0", "y0", "x1", "y1")

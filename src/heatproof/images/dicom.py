@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError, need
-from heatproof.images.files import MAX_PIXELS, check_file
+from heatproof.images.files import MAX_PIXELS, check_file, named_file, picture_reader
 
 SUFFIXES = (".dcm", ".dicom", ".ima")
 MARK = b"DICM"
@@ -99,3 +99,19 @@ def _windowed(pixels: Any, file: Any, values: np.ndarray, window: tuple[float, f
 def _first(value: Any) -> float:
     """A window may have several values; the first is the one to show first."""
     return float(value[0] if hasattr(value, "__len__") and not isinstance(value, str) else value)
+
+
+def open_image(path: str | Path, bits: int | None = None) -> Image.Image:
+    """Read a picture or DICOM file completely, or say in one sentence why that is not possible.
+
+    Args:
+        path: a file, or a photograph that comes with heatproof: example:cat, astronaut, coffee or rocket.
+        bits: the depth of 16-bit greys, where it is known (see files.py).
+    """
+    file = named_file(path)
+    try:
+        return read_dicom(file) if is_dicom_file(file) else picture_reader(bits)(file)
+    except InputError as error:
+        if isinstance(error.__context__, FileNotFoundError):
+            raise InputError(f"no such image: {path}") from None
+        raise InputError(f"cannot read {path} as an image: {error}") from error

@@ -33,11 +33,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.symbols import Random
-from heatproof.lazy import torch
 
 SEVERITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 PICTURES_AT_ONCE = 32

@@ -12,9 +12,10 @@ is refused. Floats are fractions of 1.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
@@ -53,6 +54,7 @@ EXAMPLES = {
 NO_FILE = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
 Size = tuple[int, int]  # width, height, as Pillow has it
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1
 
 
 def named_file(path: str | Path) -> Path:
@@ -229,3 +231,24 @@ def _is_empty(file: Path | BinaryIO) -> bool:
 def _too_large(pixels: int | None = None) -> str:
     asks = "more pixels" if pixels is None else f"{pixels:,} pixels, more"
     return f"its header asks for {asks} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
+
+
+def check_box(box: Iterable[float]) -> Box:
+    """Four finite numbers that do not run backwards."""
+    corners = tuple(float(v) for v in box)
+    if len(corners) != 4 or not all(map(math.isfinite, corners)):
+        raise InputError(f"a box is four finite numbers x0, y0, x1, y1; got {box_text(corners)}")
+    if corners[0] > corners[2] or corners[1] > corners[3]:
+        raise InputError(
+            f"the box {box_text(corners)} runs backwards; write x0, y0, x1, y1, not x, y, width, height"
+        )
+    return corners
+
+
+def box_text(box: Iterable[float]) -> str:
+    """Corners as messages show them."""
+    return f"({listed_numbers(box)})"
+
+
+def listed_numbers(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{v:g}" for v in numbers)

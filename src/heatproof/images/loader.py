@@ -18,20 +18,18 @@ import os
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.images.preprocess import Carried, Preprocess
 from heatproof.images.source import Source
 from heatproof.images.volumes import Raster
-from heatproof.lazy import torch
 from heatproof.timeline import span
 from heatproof.types import Batch, Truth
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_WORKERS = 16
 TRANSIENT = (

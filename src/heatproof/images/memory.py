@@ -8,15 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.images.files import bit_depth, check_bits, check_file, eight_bits, scale_to_bytes
+from heatproof.images.files import (
+    Box,
+    bit_depth,
+    check_bits,
+    check_box,
+    check_file,
+    eight_bits,
+    scale_to_bytes,
+)
 from heatproof.images.findings import lists_several, number_findings, read_findings
-from heatproof.images.preprocess import Box, check_box
 from heatproof.images.source import Sample, Source, content_stamp
 from heatproof.images.volumes import Raster, raster
-from heatproof.lazy import torch
 
 CHANNELS = (1, 3)
 

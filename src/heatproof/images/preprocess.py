@@ -19,15 +19,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.images.dicom import is_dicom_file, read_dicom
-from heatproof.images.files import MAX_PIXELS, Size, eight_bits, named_file, picture_reader
+from heatproof.images.dicom import open_image as open_image
+from heatproof.images.files import (
+    MAX_PIXELS,
+    Box,
+    Size,
+    box_text,
+    check_box,
+    eight_bits,
+    listed_numbers,
+)
 from heatproof.images.volumes import (
     Raster,
     Seen,
@@ -39,14 +48,8 @@ from heatproof.images.volumes import (
     fractions,
     resize_matrix,
 )
-from heatproof.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-Box = tuple[float, float, float, float]
 
 
 class Side(NamedTuple):
@@ -116,10 +119,10 @@ class Preprocess:
         if isinstance(self.resize, tuple):
             resize = f"resized to {'x'.join(map(str, self.resize))} px"
         if self.spacing is not None:
-            resize = f"resampled to voxels of {_listed(self.spacing)} mm"
+            resize = f"resampled to voxels of {listed_numbers(self.spacing)} mm"
         crop = "" if self.resize == self.size else f", centre crop {size} px"
         window = "" if self.window is None else f", window {self.window}"
-        scale = f"mean {_listed(self.mean)}, std {_listed(self.std)}"
+        scale = f"mean {listed_numbers(self.mean)}, std {listed_numbers(self.std)}"
         return f"{resize} ({self.interpolation}){crop}{window}, {scale}"
 
     def replaced(self, given: Mapping[str, Any]) -> Preprocess:
@@ -275,44 +278,7 @@ class Preprocess:
         return self.normalise(to_tensor(self.crop(picture)))
 
 
-def check_box(box: Iterable[float]) -> Box:
-    """Four finite numbers that do not run backwards."""
-    corners = tuple(float(v) for v in box)
-    if len(corners) != 4 or not all(map(math.isfinite, corners)):
-        raise InputError(f"a box is four finite numbers x0, y0, x1, y1; got {box_text(corners)}")
-    if corners[0] > corners[2] or corners[1] > corners[3]:
-        raise InputError(
-            f"the box {box_text(corners)} runs backwards; write x0, y0, x1, y1, not x, y, width, height"
-        )
-    return corners
-
-
-def box_text(box: Iterable[float]) -> str:
-    """Corners as messages show them."""
-    return f"({_listed(box)})"
-
-
-def _listed(numbers: Iterable[float]) -> str:
-    return ", ".join(f"{v:g}" for v in numbers)
-
-
 def to_tensor(picture: Image.Image) -> Tensor:
     """ "c H W" in [0, 1]."""
     array = np.asarray(picture, dtype=np.float32) / 255
     return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
-
-
-def open_image(path: str | Path, bits: int | None = None) -> Image.Image:
-    """Read a picture or DICOM file completely, or say in one sentence why that is not possible.
-
-    Args:
-        path: a file, or a photograph that comes with heatproof: example:cat, astronaut, coffee or rocket.
-        bits: the depth of 16-bit greys, where it is known (see files.py).
-    """
-    file = named_file(path)
-    try:
-        return read_dicom(file) if is_dicom_file(file) else picture_reader(bits)(file)
-    except InputError as error:
-        if isinstance(error.__context__, FileNotFoundError):
-            raise InputError(f"no such image: {path}") from None
-        raise InputError(f"cannot read {path} as an image: {error}") from error

@@ -22,12 +22,13 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.images.files import Size, picture_size, read_image
-from heatproof.images.preprocess import Box, Carried, Preprocess
+from heatproof.images.files import Box, Size, picture_size, read_image
 from heatproof.images.volumes import Raster, Seen, Spacing, uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from heatproof.images.preprocess import Carried, Preprocess
 
 HEADERS_READ = 32
 SAME_SHAPE = 0.02  # sides may be rounded when a picture is resized; more is another shape

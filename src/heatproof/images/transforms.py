@@ -34,15 +34,13 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 STEPS = 30  # magnitudes on each side of zero
 DRAWS = 6

@@ -32,13 +32,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from heatproof.errors import InputError
-from heatproof.metrics.gold import class_labels, class_probabilities, finding_table, is_table, thresholds
-from heatproof.metrics.kit import as_array, same_length
+from heatproof.metrics.arrays import as_array, same_length
+from heatproof.metrics.gold_masks import (
+    class_labels,
+    class_probabilities,
+    finding_table,
+    is_table,
+    thresholds,
+)
 from heatproof.registry import metric
-from heatproof.types import ArrayLike
 
 if TYPE_CHECKING:
     from heatproof.metrics.scene import Group
+    from heatproof.types import ArrayLike
 
 NAN = float("nan")
 

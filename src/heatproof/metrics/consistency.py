@@ -29,9 +29,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.lazy import torch
+from heatproof.metrics.cscores import CScore as CScore
+from heatproof.metrics.cscores import CScores as CScores
 from heatproof.metrics.gold import (
     Tau,
     Weights,
@@ -54,50 +57,13 @@ from heatproof.metrics.map_pairs import (
 )
 from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.registry import metric
-from heatproof.show import plain_table
 from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from heatproof.metrics.scene import Group
 
 NAN = float("nan")
 BLANK = "every map of the gold list is constant, so that no two share anything"
-
-
-@dataclass(frozen=True)
-class CScore:
-    """The C-Score of one class, or of all of them together."""
-
-    value: float
-    n: int  # images in the gold list
-    degenerate: float  # share of them whose map is all zeros
-    interval: Interval = (NAN, NAN)
-    reason: str = ""
-    sampled: bool = False
-
-    def _repr_html_(self) -> str:
-        return _html({"C-Score": self})
-
-
-@dataclass(frozen=True)
-class CScores:
-    """Per class, and the support-weighted global."""
-
-    classes: Mapping[int, CScore]
-    overall: CScore
-    thresholds: Mapping[int, float]  # what the gold lists were made with; NaN where anchored
-
-    def _repr_html_(self) -> str:
-        return _html({f"class {c}": score for c, score in self.classes.items()} | {"all": self.overall})
-
-
-def _html(scores: Mapping[str, CScore]) -> str:
-    head = ("", "C-Score", "95 % from", "to", "images", "blank maps", "why not")
-    return plain_table(
-        head, ((k, s.value, *s.interval, s.n, s.degenerate, s.reason) for k, s in scores.items())
-    )
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,21 @@ For metrics of other packages too; docs/extend.md shows one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
+from typing import NamedTuple, TypedDict
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.lazy import torch
+from heatproof.metrics.arrays import as_array as as_array
+from heatproof.metrics.arrays import as_numbers as as_numbers
+from heatproof.metrics.arrays import same_length as same_length
 from heatproof.registry import check_volumes, metrics
 from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
@@ -74,19 +75,6 @@ def as_tensor(values: ArrayLike) -> Tensor:
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(np.asarray(values))
 
 
-def as_array(values: ArrayLike) -> np.ndarray:
-    """A tensor, array or nested list as an array, without torch where no tensor is given."""
-    if hasattr(values, "detach"):
-        given = values.detach().cpu()
-        values = (given.double() if given.is_floating_point() else given).numpy()
-    return np.asarray(values)
-
-
-def as_numbers(values: ArrayLike) -> np.ndarray:
-    """ "n" float64: numbers of any shape, one after the other."""
-    return as_array(values).astype(np.float64).reshape(-1)
-
-
 def raw_maps(maps: Maps | ArrayLike) -> Tensor:
     """ "b h w" or "b d h w" as given: Maps, tensor or array, checked but not normalised."""
     values = maps.values if isinstance(maps, Maps) else as_tensor(maps)
@@ -128,16 +116,6 @@ def refuse_volumes(metric: str, size: tuple[int, ...]) -> None:
     """For a metric that is built for pictures alone: one sentence where it is given volumes."""
     if len(size) > 2:
         check_volumes(metrics.get(metric))
-
-
-def same_length(**arrays: ArrayLike | Sized | None) -> int:
-    """The common length of the named arguments, or a sentence that names the two that differ."""
-    lengths = {name: len(cast("Sized", values)) for name, values in arrays.items() if values is not None}
-    first, n = next(iter(lengths.items()))
-    for name, length in lengths.items():
-        if length != n:
-            raise InputError(f"{name} has {length} entries but {first} has {n}; they must match")
-    return n
 
 
 def ascending(pixels: Tensor) -> Tensor:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
-
-from heatproof.lazy import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 EXACT_UP_TO = 2000  # maps; beyond, pairs are sampled. 2,000 maps of 224x224 are 2 million pairs
 HALF_WIDTH = 0.005  # what the sampled mode aims at

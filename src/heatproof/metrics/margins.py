@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import as_numbers, same_length
+from heatproof.metrics.arrays import as_numbers, same_length
 from heatproof.metrics.stats import mean_interval
 from heatproof.registry import metric
-from heatproof.types import ArrayLike
+
+if TYPE_CHECKING:
+    from heatproof.types import ArrayLike
 
 
 class Margin(NamedTuple):

@@ -21,18 +21,16 @@ is what costs there, so each thread keeps its buffers from map to map.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.lazy import torch
 from heatproof.metrics.kit import align, as_tensor, chunks, in_threads, pixel_maps, refuse_volumes
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 K1, K2 = 0.01, 0.03
 C1, C2 = 0.01, 0.03

@@ -18,19 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.lazy import torch
 from heatproof.metrics.kit import as_numbers, as_tensor, same_length
 from heatproof.metrics.stats import Interval, percentile_interval
 from heatproof.registry import metric
 from heatproof.types import ArrayLike
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAN = float("nan")
 

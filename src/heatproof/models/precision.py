@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from heatproof.errors import InputError, did_you_mean
-from heatproof.lazy import torch
+import torch
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+from heatproof.errors import InputError, did_you_mean
+from heatproof.models.specs import PRECISIONS as PRECISIONS
 
 
 def check_precision(precision: str | None) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 LITE = ("lite0", "efficientnet-lite0", "efficientnet_lite0")
+PRECISIONS = ("fp32", "tf32", "bf16")  # see precision.py
 KERAS_FILES = (".keras", ".h5", ".hdf5")
 
 

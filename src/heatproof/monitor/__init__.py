@@ -7,16 +7,9 @@ Callbacks for Lightning, Hugging Face, Keras, fastai and MONAI, and an evaluator
 those names; each imports its library.
 """
 
-from typing import TYPE_CHECKING
-
-from heatproof.lazy import names_are_late
-
-if TYPE_CHECKING:
-    from heatproof.monitor.together import AlarmRaised
-    from heatproof.monitor.watch import Monitor
-    from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
-    from heatproof.verdict.trajectory import Trajectory
+from heatproof.monitor.together import AlarmRaised
+from heatproof.monitor.watch import Monitor
+from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
+from heatproof.verdict.trajectory import Trajectory
 
 __all__ = ["Alarm", "AlarmRaised", "Monitor", "Thresholds", "Trajectory", "find_alarms"]
-
-names_are_late(__name__)

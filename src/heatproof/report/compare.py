@@ -23,9 +23,9 @@ import numpy as np
 
 from heatproof.errors import HeatproofError, InputError, did_you_mean
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
-from heatproof.registry import Metric
 from heatproof.show import plain_table
 from heatproof.store import RunFolder
+from heatproof.store.facts import MetricFacts
 from heatproof.verdict.answers import Verdict, without_nan
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
@@ -38,8 +38,8 @@ MOST_COMPARED = 2000  # pictures
 UNMOVED = 0.9995  # a correlation that is shown as 1
 RIGHT = Measure(
     "classified rightly", "classified rightly",
-    Metric("classified rightly", higher_is_better=True, bounds=(0.0, 1.0), family="Classifier", floors=(),
-           title="pictures classified rightly"),
+    MetricFacts("classified rightly", title="pictures classified rightly", family="Classifier",
+                higher_is_better=True, bounds=(0.0, 1.0), floors=()),
 )  # fmt: skip
 SAID_OF_ONE = {
     "yes": "Its maps follow the network", "no": "Its maps do not follow the network",

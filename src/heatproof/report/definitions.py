@@ -1,20 +1,17 @@
-"""How each number and method is defined: from the registry, the words of its own file, and references.bib."""
+"""Definitions of metrics and methods, from the facts of the run and references.bib."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-import sys
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from heatproof.errors import HeatproofError
-from heatproof.registry import REQUIRED, explainers, parse_call
 from heatproof.report.pieces import Section
+from heatproof.store.facts import MethodFacts
 from heatproof.verdict.data import RunData
 from heatproof.verdict.measures import Measure
 
@@ -76,20 +73,20 @@ def definitions(data: RunData) -> Section:
     """A fold for each file that defines metrics, with its own words, and one for each method."""
     by_file: dict[str, list[Measure]] = {}
     for of in data.measures:
-        by_file.setdefault(of.entry.function.__module__ if of.entry else "", []).append(of)
+        by_file.setdefault(of.facts.module, []).append(of)
     content = {
-        "files": [_file(module, lot) for module, lot in by_file.items()],
-        "methods": [_method(method) for method in data.methods],
+        "files": [_file(data.facts.definition(module), lot) for module, lot in by_file.items()],
+        "methods": [_method(method, data.facts.method(method)) for method in data.methods],
     }
     return Section("definitions", "Definitions", content)
 
 
-def _file(module: str, lot: list[Measure]) -> dict[str, Any]:
-    cited = dict.fromkeys(of.entry.cite for of in lot if of.entry)
+def _file(words: str, lot: list[Measure]) -> dict[str, Any]:
+    cited = dict.fromkeys(of.facts.cite for of in lot if of.is_registered)
     return {
         "title": f"{lot[0].facts.family}: {', '.join(dict.fromkeys(of.base for of in lot))}",
         "numbers": [(of, _definition(of)) for of in lot],
-        "words": (inspect.getdoc(sys.modules[module]) or "") if module in sys.modules else "",
+        "words": words,
         "papers": [references().get(key) for key in cited],
     }
 
@@ -97,27 +94,24 @@ def _file(module: str, lot: list[Measure]) -> dict[str, Any]:
 def _definition(of: Measure) -> str:
     low, high = (
         {math.inf: "∞", -math.inf: "−∞"}.get(bound, f"{bound:g}".replace("-", "−"))
-        for bound in of.facts.bounds
+        for bound in of.facts.limits
     )
     between = "" if (low, high) == ("−∞", "∞") else f" Between {low} and {high}."
     options = f" Options: {of.options}." if of.options else ""
     return f"{_dot(of.facts.summary)} {of.direction.capitalize()}.{between}{options}"
 
 
-def _method(method: str) -> dict[str, Any]:
+def _method(method: str, facts: MethodFacts | None) -> dict[str, Any]:
     """Its idea, its conventions, its paper."""
-    try:
-        entry = explainers.get(parse_call(method)[0])
-        options = entry.options  # of another package, or of a file that is elsewhere now
-    except HeatproofError:
+    if facts is None:
         return {"name": method, "known": False}
     return {
         "name": method,
         "known": True,
-        "summary": _dot(entry.summary),
-        "card": vars(entry.card),
-        "paper": references().get(entry.cite),
-        "options": ", ".join(f"{k}={v!r}" for k, v in options.items() if v is not REQUIRED),
+        "summary": _dot(facts.summary),
+        "card": vars(facts.card),
+        "paper": references().get(facts.cite),
+        "options": facts.options,
     }
 
 

@@ -191,9 +191,9 @@ def trajectories(data: RunData) -> Section:
 def classes(data: RunData) -> Section:
     """C-Score by class at the checkpoint, and what else methods have for each class."""
     title, score = "By class", next((m for m in data.measures if m.base == "cscore"), None)
-    names = {metric for metric, method, _ in data.by_class if method and measure(metric).base != "cscore"}
+    names = {metric for metric, method, _ in data.by_class if method and metric.partition("(")[0] != "cscore"}
     others = []
-    for of in in_order(sorted(names)):
+    for of in in_order(sorted(names), data.facts):
         labels = _labels(data, of)
         told = f"{of.plain} by class, {min(LISTED_CLASSES, len(labels))} of {len(labels)}"
         others.append(_by_class(data, of, labels[:LISTED_CLASSES], told))
@@ -313,7 +313,7 @@ def agreement(data: RunData) -> Section:
     if isinstance(found, str):
         why.append(found)
     else:
-        of = [measure(label) for label in found.labels]
+        of = [measure(label, data.facts) for label in found.labels]
         labels, heads = [m.short for m in of], [m.base for m in of]
         metrics = ShadedTable(labels, found.values.tolist(), "Agreement between metrics", heads)
     content = {
@@ -337,7 +337,7 @@ def between_metrics(data: RunData) -> Matrix | str:
             table[of.name] = column
     if len(data.real) < 3 or len(table) < 2:
         return "agreement between metrics needs three methods and two metrics with a direction"
-    directions = {name: bool(measure(name).higher_is_better) for name in table}
+    directions = {name: bool(measure(name, data.facts).higher_is_better) for name in table}
     try:
         return metric_agreement(table, directions).spearman
     except InputError as error:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from heatproof.disk import valid_unicode
+from heatproof.errors import UnknownNameError
 from heatproof.images.findings import THRESHOLD, entry_id, finding_limits, finding_name
+from heatproof.metrics.gold_masks import FIRST
 
 if TYPE_CHECKING:
     from heatproof.store import Manifest, RunFolder
@@ -67,6 +69,13 @@ def read_answers(
     own = np.full(len(known), -1)
     own[at] = labels
     return StoredAnswers(known, own, table, complete)
+
+
+def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
+    """The checkpoint that an anchor means."""
+    if name != FIRST and name not in checkpoints:
+        raise UnknownNameError("checkpoint to anchor gold lists to", name, [FIRST, *checkpoints])
+    return checkpoints[0] if name == FIRST else name
 
 
 def anchor_answers(

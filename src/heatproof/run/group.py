@@ -35,10 +35,10 @@ from heatproof.metrics.scene import Gallery, Group
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.metrics.stats import mean_interval
-from heatproof.run.answers import StoredAnswers, anchor_answers, read_answers
+from heatproof.run.answers import StoredAnswers, anchor_answers, anchor_of, read_answers
 from heatproof.run.foreign import READ, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
-from heatproof.run.plan import Task, anchor_of
+from heatproof.run.plan import Task
 from heatproof.run.score import NOT_DEFINED, RowMaker
 from heatproof.store import MapStore, RunFolder
 from heatproof.types import Maps, Score

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.gold import FIRST
+from heatproof.errors import InputError
+from heatproof.rows import Unit
+from heatproof.run.answers import anchor_of
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.provenance import unit_origin
 from heatproof.store import Manifest
-from heatproof.types import Unit
 
 ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
 PER_MAP = ("degenerate",)  # in every unit that makes maps
@@ -110,13 +110,6 @@ def _across(manifest: Manifest, images: int, among: tuple[str, ...], origin: str
         for method in manifest.config["methods"]:
             unit = Unit(among[-1], (0, images), (method,), (request.text,), manifest.seed, origin)
             yield Task(unit, "group", among=among)
-
-
-def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
-    """The checkpoint that an anchor means."""
-    if name != FIRST and name not in checkpoints:
-        raise UnknownNameError("checkpoint to anchor gold lists to", name, [FIRST, *checkpoints])
-    return checkpoints[0] if name == FIRST else name
 
 
 def read_shard(text: str) -> tuple[int, int]:

@@ -12,15 +12,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError, StoreError
-from heatproof.images import Loaded, Source
 from heatproof.images.identity import Hashes, files_of, identify
 from heatproof.models.specs import placed_spec
 from heatproof.run.config import as_config, study_from
 from heatproof.store import Manifest
 from heatproof.store.ledger import read_record, write_record
+
+if TYPE_CHECKING:
+    from heatproof.images import Loaded, Source
 
 MEMORY = "hashes.json"
 BY_MTIME = "mtime:"

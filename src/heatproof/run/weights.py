@@ -17,27 +17,29 @@ from __future__ import annotations
 import hashlib
 import inspect
 import random
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
+from torch import Tensor
+
 from heatproof.errors import InputError, ModelError
-from heatproof.lazy import torch
 from heatproof.models.specs import KERAS_FILES, placed_spec
 from heatproof.registry import parse_call
+from heatproof.rows import PRETRAINED as PRETRAINED
+from heatproof.rows import RANDOM as RANDOM
+from heatproof.rows import epoch_of as epoch_of
 from heatproof.run.config import ModelTable, RunTable, Study
 from heatproof.run.files import at, checkpoint_files, listed
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from heatproof.models import Model
 
-RANDOM, PRETRAINED, OWN = "random", "pretrained", "own"
 Weights: TypeAlias = "list[tuple[str, Tensor]]"
+OWN = "own"
 LIBRARIES_WITHOUT_WEIGHTS = ("torchvision", "timm", "keras")
 
 
@@ -97,16 +99,6 @@ def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
         f"runs the code that {table.spec} brings" if remote else "",
     ]
     return " and ".join(filter(None, phrases))
-
-
-def epoch_of(name: str) -> int | None:
-    """The last number in a checkpoint's name.
-
-    >>> epoch_of("resnet50_epoch-07"), epoch_of("best")
-    (7, None)
-    """
-    numbers = re.findall(r"\d+", name)
-    return int(numbers[-1]) if numbers else None
 
 
 def build(table: ModelTable, folder: Path, checkpoint: Checkpoint, seed: int) -> Model:

@@ -20,21 +20,24 @@ from dataclasses import replace
 from functools import cached_property, partial
 from glob import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from heatproof.disk import clear_failure, valid_unicode, write_whole
+from heatproof.disk import Content, clear_failure, valid_unicode, write_whole
 from heatproof.errors import HeatproofError, StoreError
+from heatproof.rows import Score, Unit
 from heatproof.show import Sheet
 from heatproof.store.lease import Lease, Leftovers, claim, turn, writing
 from heatproof.store.ledger import Ledger, Seal, check_file, known_record, refuse_links, remove, write_record
 from heatproof.store.manifest import GROWING, Change, Manifest, maker
-from heatproof.store.maps import MapStore, shard_files
 from heatproof.store.pictures import PictureStore
 from heatproof.store.scores import Scores, write_part
 from heatproof.store.status import Status, read_status
-from heatproof.types import Maps, Score, Unit
+
+if TYPE_CHECKING:
+    from heatproof.store.maps import MapStore
+    from heatproof.types import Maps
 
 Identity = Sequence[tuple[str, str]]  # of pictures: id and hash of the content, in order
 
@@ -213,7 +216,11 @@ class RunFolder:
         `maps` is keyed by the method as the rows name it, `pictures` ("H W 3" uint8) by the image; a picture
         that is there is left alone. May be called from any thread or process.
         """
-        files = shard_files(self.path / "maps", unit, maps) if maps else {}
+        files: dict[Path, Content] = {}
+        if maps:
+            from heatproof.store.maps import shard_files  # which imports torch
+
+            files = shard_files(self.path / "maps", unit, maps)
         for name in self.unkept(pictures or ()):
             files |= self.pictures().files(name, pictures[name])  # type: ignore[index]  # unkept() names what was given
         if seen is not None:
@@ -304,6 +311,8 @@ class RunFolder:
         return Scores(self.path / "scores", self.checked_parts, lambda: self.status().row())
 
     def maps(self) -> MapStore:
+        from heatproof.store.maps import MapStore  # which imports torch
+
         return MapStore(self.path / "maps", self.units)
 
     def pictures(self) -> PictureStore:

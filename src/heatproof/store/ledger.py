@@ -10,8 +10,10 @@ link is followed: in a folder that somebody else made, it could lead anywhere.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -21,13 +23,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from heatproof.disk import clear_failure, digest, write_whole
+from heatproof.disk import clear_failure, digest, valid_unicode, write_whole
 from heatproof.errors import StoreError
+from heatproof.images.files import MAX_PIXELS
 from heatproof.images.identity import file_state, is_settled
-from heatproof.types import Unit
+from heatproof.rows import Unit
 
 FOLDERS = ("scores", "maps", "pictures", "seals")
 ASIDE = "set-aside"
+MAX_INDEX_BYTES = 1 << 26  # of an unpacked index of maps: a million maps
 CHECKSUM = '"checksum": "'
 OWN = re.compile(r"(scores|maps(/[\w-]+)?|pictures)/\w[\w.-]*")  # what a seal may name
 
@@ -99,11 +103,11 @@ def read_record(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def check_types(content: Any, kind: Any) -> None:
-    """Raise ValueError where a value of a record has another type than `kind` declares."""
+def check_types(content: Any, kind: Any) -> Any:
+    """Content as an object of `kind`; ValueError where a value has another type than that declares."""
     from msgspec import convert  # a monitor that writes no run folder works without it
 
-    convert(content, kind)
+    return convert(content, kind)
 
 
 def is_plain(path: Path) -> bool:
@@ -254,3 +258,28 @@ def _tuples(unit: Mapping[str, Any]) -> dict[str, Any]:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def slug(method: str) -> str:
+    """A folder name for a method with its options; different texts never share one.
+
+    >>> slug("gradcam"), slug("lime(samples=200)")
+    ('gradcam', 'lime-samples-200-6a7d122a')
+    """
+    if re.fullmatch(r"[a-z0-9_]{1,60}", method):
+        return method
+    words = re.sub(r"[^a-z0-9_]+", "-", method.lower()).strip("-")[:40].rstrip("-")
+    return f"{words}-{hashlib.sha256(valid_unicode(method).encode()).hexdigest()[:8]}".lstrip("-")
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """What a part holds. A few bytes may unpack to more than the memory, so they are not unpacked blindly."""
+    with gzip.open(plain(path)) as file:
+        text = file.read(MAX_INDEX_BYTES + 1)
+    if len(text) > MAX_INDEX_BYTES:
+        raise ValueError(f"it unpacks to more than {MAX_INDEX_BYTES >> 20} MB")
+    index: dict[str, Any] = json.loads(text)
+    for entry in index["maps"]:
+        if math.prod(map(int, entry["image_size"])) > MAX_PIXELS:
+            raise ValueError(f"its pictures of {entry['image_size']} are too large")
+    return index

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from heatproof.errors import StoreError
-from heatproof.lazy import torch
+from heatproof.store.facts import Facts
 from heatproof.store.ledger import check_types, plain, read_record, write_record
 
 PACKAGES = (
@@ -87,6 +87,7 @@ class Manifest:
     format: int = FORMAT
     upgraded: bool = False  # begun by 0.1: its units are named, and its first parts made, as 0.1 did
     id: str = ""  # of the run, through all its growth
+    facts: Facts = field(default_factory=Facts)  # of the metrics and methods it names
 
     @staticmethod
     def collect(
@@ -123,6 +124,7 @@ class Manifest:
             preprocess=preprocess,
             warnings=list(warnings),
             id=uuid.uuid4().hex,
+            facts=Facts.of_config(config),
         )
 
     @property
@@ -164,11 +166,13 @@ class Manifest:
 
     def completed_by(self, new: Manifest) -> Manifest:
         """With what an older heatproof did not record."""
-        return replace(self, pictures=self.pictures or new.pictures, code=self.code or new.code)
+        facts = self.facts if self.facts != Facts() else new.facts
+        pictures, code = self.pictures or new.pictures, self.code or new.code
+        return replace(self, pictures=pictures, code=code, facts=facts)
 
     def grown_from(self, old: Manifest) -> Manifest:
         """This manifest with the record of the one it adds to."""
-        past = {key: value for key, value in asdict(old).items() if key != "earlier"}
+        past = {key: value for key, value in asdict(old).items() if key not in ("earlier", "facts")}
         kept = {name: getattr(old, name) for name in ("format", "upgraded", "id")}
         return replace(self, earlier=[*old.earlier, past], **kept)
 
@@ -190,7 +194,8 @@ class Manifest:
                 check_types(content, Manifest)
                 check_types(content["config"], _Config)
             known = {key: content[key] for key in content if key in Manifest.__dataclass_fields__}
-            return Manifest(**known | {"format": version})
+            facts = check_types(content.get("facts", {}), Facts)
+            return Manifest(**known | {"format": version, "facts": facts})
         except FileNotFoundError as error:
             raise StoreError(
                 f"{path.parent} is not a run folder: it has no {path.name}; name the folder of a run"
@@ -330,17 +335,23 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def device_name(device: str) -> str:
-    if torch.device(device).type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.get_device_name(device)
-    return _cpu_name()
+    return _gpu_name(device) or _cpu_name()
+
+
+def _gpu_name(device: str) -> str:
+    """Name of a CUDA device; "" for another device."""
+    if device.partition(":")[0] != "cuda":
+        return ""
+    import torch  # readers of a run do without
+
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
 
 
 def _machine(device: str) -> dict[str, Any]:
-    on_gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": _cpu_name(), "cores": cores, "device": device,
-        "device_name": device_name(device) if on_gpu else "cpu",
+        "device_name": _gpu_name(device) or "cpu",
         "system": platform.platform(), "host": platform.node(),
     }  # fmt: skip
 

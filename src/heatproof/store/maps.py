@@ -16,32 +16,25 @@ original, also where a small contrast sits on a large constant. Only maps of fin
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
-import math
-import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import InputError, StoreError, UnknownNameError
-from heatproof.images.files import MAX_PIXELS
-from heatproof.lazy import torch
-from heatproof.store.ledger import Seal, check_file, check_types, plain
+from heatproof.store.ledger import Seal, check_file, check_types, plain, read_index, slug
 from heatproof.types import Maps, Unit, per_map, places
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 INDEX = tuple[str, list[str], list[list[str]]]  # types of a checkpoint's name, ids, and ids by method
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
-MOST = 1 << 26  # bytes of an unpacked index: a million maps
 SMALLEST = 2.0**-24  # the smallest half-precision number above zero
 
 
@@ -73,18 +66,6 @@ def halved(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def restored(stored: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
     """Undo `halved`: float32."""
     return stored.float().div_(TOP).mul_(scale).add_(offset)
-
-
-def slug(method: str) -> str:
-    """A folder name for a method with its options; different texts never share one.
-
-    >>> slug("gradcam"), slug("lime(samples=200)")
-    ('gradcam', 'lime-samples-200-6a7d122a')
-    """
-    if re.fullmatch(r"[a-z0-9_]{1,60}", method):
-        return method
-    plain = re.sub(r"[^a-z0-9_]+", "-", method.lower()).strip("-")[:40].rstrip("-")
-    return f"{plain}-{hashlib.sha256(valid_unicode(method).encode()).hexdigest()[:8]}".lstrip("-")
 
 
 def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, Content]:
@@ -302,19 +283,6 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
 
 def _unreadable(path: Path, error: Exception) -> StoreError:
     return StoreError(f"cannot read {path}: {error}; delete the part of this unit and run again")
-
-
-def read_index(path: Path) -> dict[str, Any]:
-    """What a part holds. A few bytes may unpack to more than the memory, so they are not unpacked blindly."""
-    with gzip.open(plain(path)) as file:
-        text = file.read(MOST + 1)
-    if len(text) > MOST:
-        raise ValueError(f"it unpacks to more than {MOST >> 20} MB")
-    index: dict[str, Any] = json.loads(text)
-    for entry in index["maps"]:
-        if math.prod(map(int, entry["image_size"])) > MAX_PIXELS:
-            raise ValueError(f"its pictures of {entry['image_size']} are too large")
-    return index
 
 
 def _explain_absence(stored: Sequence[tuple[str, str]], checkpoint: str, method: str) -> NoReturn:

@@ -25,7 +25,7 @@ import numpy as np
 
 from heatproof.disk import valid_unicode, write_whole
 from heatproof.errors import InputError, MissingExtraError, StoreError, did_you_mean
-from heatproof.types import Score
+from heatproof.rows import Score
 
 COLUMNS = {
     "model": "VARCHAR",

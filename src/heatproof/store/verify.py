@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from heatproof.disk import clear_failure, digest
 from heatproof.errors import StoreError
+from heatproof.rows import Unit
 from heatproof.store.folder import RunFolder
 from heatproof.store.lease import lease_of
 from heatproof.store.ledger import (
@@ -26,10 +27,10 @@ from heatproof.store.ledger import (
     is_plain,
     known_record,
     linked_folders,
+    read_index,
+    slug,
 )
 from heatproof.store.manifest import FORMAT, LaterFormatError, Manifest, maker
-from heatproof.store.maps import read_index, slug
-from heatproof.types import Unit
 
 
 class Finding(NamedTuple):

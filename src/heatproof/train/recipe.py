@@ -13,11 +13,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import torch
+
 from heatproof.errors import InputError, did_you_mean
-from heatproof.lazy import torch
+from heatproof.train.history import CHECKPOINTS as CHECKPOINTS
+from heatproof.train.history import SCHEDULES as SCHEDULES
+from heatproof.train.history import Epoch as Epoch
+from heatproof.train.history import GradientNorm as GradientNorm
+from heatproof.train.history import History as History
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,9 +32,7 @@ if TYPE_CHECKING:
     from heatproof.train.data import Data
     from heatproof.train.parts import Depth
 
-CHECKPOINTS = (1, 5, 10, 15, 20, 25, 30)  # epochs of elangovan2026cscore whose weights are kept
 OPTIMISERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("cosine", "constant")
 BALANCED = "balanced"
 
 
@@ -166,46 +170,3 @@ class Recipe:
         if not self.transforms:  # recipes of trainings that began before there was a choice read the same
             del said["transforms"]
         return json.dumps(said, sort_keys=True, default=repr)
-
-
-class GradientNorm(NamedTuple):
-    """Of a layer's gradients, over the steps of an epoch."""
-
-    mean: float
-    highest: float
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What one epoch came to: mean loss per training picture, accuracy and AUC of the validation set."""
-
-    epoch: int  # from 1 on, over all phases
-    phase: str
-    loss: float
-    accuracy: float
-    auc: float
-    lr: float
-    seconds: float
-    gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
-
-
-@dataclass(frozen=True)
-class History:
-    """The epochs of a training, in order."""
-
-    epochs: tuple[Epoch, ...] = field(default_factory=tuple)
-
-    def __len__(self) -> int:
-        return len(self.epochs)
-
-    def to_json(self) -> str:
-        return json.dumps([asdict(epoch) for epoch in self.epochs], indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> History:
-        names = {f.name for f in fields(Epoch)}
-        known = [{k: v for k, v in row.items() if k in names} for row in json.loads(text)]
-        norms = [
-            {layer: GradientNorm(*norm) for layer, norm in row.pop("gradients", {}).items()} for row in known
-        ]
-        return History(tuple(Epoch(**row, gradients=n) for row, n in zip(known, norms, strict=True)))

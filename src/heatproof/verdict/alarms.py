@@ -55,7 +55,7 @@ from heatproof.errors import InputError
 from heatproof.verdict.auc import auc_falls
 
 if TYPE_CHECKING:
-    from heatproof.metrics.consistency import CScore
+    from heatproof.metrics.cscores import CScore
     from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}

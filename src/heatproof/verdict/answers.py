@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from heatproof.errors import UnknownNameError
-from heatproof.registry import explainers, key_of
+from heatproof.registry import key_of
 from heatproof.show import plain_table, text
+from heatproof.store.facts import Facts
 from heatproof.verdict.rules import matching
 
 SCHEMA = 1
@@ -237,7 +238,7 @@ class Verdict:
             method: its name; without options, all its variants must follow.
         """
         names = [one.method for one in self.methods]
-        meant = matching(method, names, explainers)
+        meant = matching(method, names, Facts().method)
         if not meant:
             raise UnknownNameError("method in this verdict:", method, names)
         asked = [one for one in self.methods if one.method in meant]

@@ -17,12 +17,13 @@ import numpy as np
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, StoreError, did_you_mean
-from heatproof.explain.floors import floor_name, is_floor
 from heatproof.images.duplicates import near_duplicates
 from heatproof.images.findings import entry_id
 from heatproof.metrics.margins import Margin, above_floors
 from heatproof.metrics.stats import mean_interval
-from heatproof.store import Manifest, RunFolder
+from heatproof.store.facts import Facts
+from heatproof.store.folder import RunFolder
+from heatproof.store.manifest import Manifest
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.findings import entry_rows
 from heatproof.verdict.measures import BLANK, Measure, in_order, measure, part, stands_beside
@@ -120,31 +121,35 @@ class RunData:
         return self.folder.manifest
 
     @property
+    def facts(self) -> Facts:
+        return self.folder.manifest.facts
+
+    @property
     def real(self) -> list[str]:
         """Methods that are not floors."""
-        return [method for method in self.methods if not is_floor(method)]
+        return [method for method in self.methods if not self.facts.is_floor(method)]
 
     @property
     def floors(self) -> list[str]:
-        return [method for method in self.methods if is_floor(method)]
+        return [method for method in self.methods if self.facts.is_floor(method)]
 
     @cached_property
     def measures(self) -> list[Measure]:
         """Everything that was measured of a method, in the order of the table."""
         of_images = {name for name, method in self.images.scores if method in self.methods}
-        return in_order(sorted(of_images | {name for name, method in self.whole if method}))
+        return in_order(sorted(of_images | {name for name, method in self.whole if method}), self.facts)
 
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], Cell]:
         """(metric, method) -> mean and interval; resampling many images takes seconds, so only when asked."""
-        return _image_cells(self.images, self.methods) | dict(self.whole)
+        return _image_cells(self.images, self.methods, self.facts) | dict(self.whole)
 
     @cached_property
     def headline(self) -> Measure | None:
         """The metric that images are ranked by: a headline if one was scored."""
         known = [m for m in self.measures if any((m.name, x) in self.images.scores for x in self.real)]
         wanted = [m for m in known if m.facts.headline and m.base == m.facts.name]
-        others = [m for m in known if m.entry and m.higher_is_better is not None]
+        others = [m for m in known if m.is_registered and m.higher_is_better is not None]
         return next(iter([*wanted, *others]), None)
 
     def class_name(self, label: int | None) -> str:
@@ -171,12 +176,14 @@ class RunData:
 
     def classifier(self, base: str) -> list[float]:
         """AUC or accuracy at each checkpoint; empty where it was not computed."""
-        return next((v for (name, m), v in self.paths.items() if not m and measure(name).base == base), [])
+        return next(
+            (v for (name, m), v in self.paths.items() if not m and name.partition("(")[0] == base), []
+        )
 
 
 def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None = None) -> RunData:
     """Everything the report says about one model of a run."""
-    scores = folder.scores()
+    scores, facts = folder.scores(), folder.manifest.facts
     models = [
         row["model"] for row in scores.sql("select model from scores group by 1 order by count(*) desc, 1")
     ]
@@ -193,7 +200,7 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         return scores.sql(query, [model, checkpoint, *parameters])
 
     broken = select("image, min(reason) as reason", "metric = 'image' group by 1 order by 1")
-    groups = _group_cells(select)
+    groups = _group_cells(select, facts)
     return RunData(
         folder=folder,
         model=model,
@@ -202,7 +209,9 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         checkpoints=checkpoints,
         methods=order_methods([m for m in methods if m and PAIR not in m], folder.manifest),
         images=_with_groups(
-            folder, checkpoint, _images(select, class_names(folder) if folder.manifest.several else None)
+            folder,
+            checkpoint,
+            _images(select, facts, class_names(folder) if folder.manifest.several else None),
         ),
         classes=dict(enumerate(class_names(folder))),
         whole={(name, m): c for (name, m, label), c in groups.items() if label is None},
@@ -219,7 +228,9 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
 def order_methods(names: Sequence[str], manifest: Manifest) -> list[str]:
     """As the study lists them, floors last."""
     listed = {name: i for i, name in enumerate(manifest.config.get("methods", ()))}
-    return sorted(names, key=lambda name: (is_floor(name), listed.get(name, len(listed)), name))
+    return sorted(
+        names, key=lambda name: (manifest.facts.is_floor(name), listed.get(name, len(listed)), name)
+    )
 
 
 def _one_of(kind: str, wanted: str | None, known: Sequence[str], default: str) -> str:
@@ -228,7 +239,7 @@ def _one_of(kind: str, wanted: str | None, known: Sequence[str], default: str) -
     return default if wanted is None else wanted
 
 
-def _images(select: Select, findings: Sequence[str] | None = None) -> Images:
+def _images(select: Select, facts: Facts, findings: Sequence[str] | None = None) -> Images:
     """All image-level scores of a checkpoint, as arrays over the images, or over their findings."""
     rows = select(
         """image, min(label) as label,
@@ -247,7 +258,7 @@ def _images(select: Select, findings: Sequence[str] | None = None) -> Images:
         "image <> '' and method <> '' group by 1, 2 order by 1, 2",
     )
     for group in groups:
-        if stands_beside(group["metric"]):
+        if stands_beside(group["metric"], facts):
             continue
         arrays[group["metric"], group["method"]] = column = np.full(len(ids), NAN)
         column[[place[image] for image in group["images"]]] = group["found"]
@@ -285,15 +296,15 @@ def _with_groups(folder: RunFolder, checkpoint: str, images: Images) -> Images:
     return replace(images, group=repeated, copies=copies, distinct_files=others, sides=seen.sides[at])
 
 
-def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str], Cell]:
+def _image_cells(images: Images, methods: Sequence[str], facts: Facts) -> dict[tuple[str, str], Cell]:
     cells: dict[tuple[str, str], Cell] = {}
     for name in dict.fromkeys(metric for metric, _ in images.scores):
-        of = measure(name)
+        of = measure(name, facts)
         columns = {m: images.distinct(images.scores[name, m]) for m in methods if (name, m) in images.scores}
         margins: Mapping[str, Mapping[str, Margin]] = {}
-        floors = [m for m in columns if floor_name(m) in of.facts.floors]
+        floors = [m for m in columns if facts.floor_name(m) in of.facts.floors]
         if of.has_floor and floors:
-            judged = {m: c for m, c in columns.items() if not is_floor(m) or m in floors}
+            judged = {m: c for m, c in columns.items() if not facts.is_floor(m) or m in floors}
             margins = above_floors(judged, bool(of.higher_is_better), floors=floors)
         for method, column in columns.items():
             defined = column[np.isfinite(column)]
@@ -303,7 +314,7 @@ def _image_cells(images: Images, methods: Sequence[str]) -> dict[tuple[str, str]
     return cells
 
 
-def _group_cells(select: Select) -> dict[tuple[str, str, int | None], Cell]:
+def _group_cells(select: Select, facts: Facts) -> dict[tuple[str, str, int | None], Cell]:
     """Numbers about a class, or with label None about the whole checkpoint, by metric, method and label.
 
     Their counts and intervals are rows of their own and go into the same cell.
@@ -316,7 +327,7 @@ def _group_cells(select: Select) -> dict[tuple[str, str, int | None], Cell]:
     values = {(row["metric"], row["method"], row["label"]): row for row in rows}
     cells = {}
     for (name, method, label), row in values.items():
-        if stands_beside(name):
+        if stands_beside(name, facts):
             continue
         low, high, n = (
             values[key]["value"] if (key := (part(name, each), method, label)) in values else NAN
@@ -337,7 +348,7 @@ def _paths(folder: RunFolder, model: str, checkpoints: Sequence[str]) -> dict[tu
     )
     found: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        if row["metric"] in ANSWERS or stands_beside(row["metric"]):
+        if row["metric"] in ANSWERS or stands_beside(row["metric"], folder.manifest.facts):
             continue
         path = found.setdefault((row["metric"], row["method"]), [NAN] * len(checkpoints))
         path[checkpoints.index(row["checkpoint"])] = NAN if row["mean"] is None else row["mean"]
@@ -349,7 +360,9 @@ def _alarms(folder: RunFolder, model: str) -> list[Alarm]:
         trajectory = Trajectory.from_run(folder, model)
     except InputError:  # no C-Score in this run, so nothing to watch
         return []
-    return [alarm for alarm in find_alarms(trajectory) if not is_floor(alarm.method or "")]
+    return [
+        alarm for alarm in find_alarms(trajectory) if not folder.manifest.facts.is_floor(alarm.method or "")
+    ]
 
 
 def _blank_reasons(select: Select) -> dict[tuple[str, str], int]:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.registry import Metric, metrics
+from heatproof.store.facts import Facts, MetricFacts
 from heatproof.verdict.answers import Answer
 
 ENOUGH = 30  # pictures
@@ -61,9 +61,9 @@ def rule() -> FollowRule:
     return FollowRule(**calibration()["rule"])
 
 
-def voter() -> Metric:
-    """The registered metric that the question rests on; it has both numbers as parts."""
-    voting = (entry for entry in metrics if entry.test and entry.judges == "map")
+def voter(facts: Facts | None = None) -> MetricFacts:
+    """The metric that the question rests on, of a run or registered; it has both numbers as parts."""
+    voting = (entry for entry in (facts or Facts()).every_metric if entry.test and entry.judges == "map")
     return next(entry for entry in voting if {*KINDS} <= entry.parts.keys())
 
 

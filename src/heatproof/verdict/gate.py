@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
-from heatproof.explain.floors import is_floor
-from heatproof.registry import explainers, key_of, metrics
-from heatproof.run.weights import epoch_of
+from heatproof.registry import key_of, metrics
+from heatproof.rows import epoch_of
 from heatproof.store import RunFolder
+from heatproof.store.facts import Facts
 from heatproof.verdict.alarms import Alarm, find_alarms
 from heatproof.verdict.rule_results import RuleResult, RuleValue
 from heatproof.verdict.rules import ALL, FOLLOWS, LAST, MIN_N, MIN_USABLE, Rule, matching, read_rule
@@ -78,6 +78,10 @@ class _Run:
     folder: RunFolder
     min_n: int
 
+    @property
+    def facts(self) -> Facts:
+        return self.folder.manifest.facts
+
     @cached_property
     def columns(self) -> list[tuple[str, str]]:
         """Each metric with each method that has it."""
@@ -114,14 +118,14 @@ class _Run:
     def plan(self, rule: Rule) -> _Plan:
         """Look up every name of a rule."""
         stored = list(dict.fromkeys(metric for metric, _ in self.columns))
-        named = matching(rule.metric, stored, metrics)
+        named = matching(rule.metric, stored, self.facts.metric)
         if not named:
             raise self._no_metric(rule.metric, stored)
         methods = list(dict.fromkeys(method for _, method in self.columns))
         chosen_methods: list[str] = []
         chosen_classes: list[int] = []
         for part in rule.parts:
-            as_methods, as_classes = matching(part, methods, explainers), self._classes(part)
+            as_methods, as_classes = matching(part, methods, self.facts.method), self._classes(part)
             if not as_methods and not as_classes:
                 pairs = PAIR in part  # else not worth listing
                 known = [*(m for m in methods if m and pairs >= (PAIR in m)), *self.classes.values()]
@@ -139,7 +143,7 @@ class _Run:
                 why = f"{metric} has no value of that method, only {of}"
                 raise InputError(f"in the rule {rule.text!r}, {why}")
         if not chosen_methods:
-            chosen_methods = [m for m in methods if not any(map(is_floor, m.split(PAIR)))]
+            chosen_methods = [m for m in methods if not any(map(self.facts.is_floor, m.split(PAIR)))]
             if not any(metric in named and method in chosen_methods for metric, method in self.columns):
                 raise InputError(f"in the rule {rule.text!r}, only floors have that metric; name one of them")
         places = [(m, c) for m in self.models for c in self._places(m, rule.checkpoint)]
@@ -164,10 +168,16 @@ class _Run:
             self._places(model, rule.checkpoint)
         if not rule.parts:
             return []
-        methods = list(dict.fromkeys(m for _, m in self.columns if m and PAIR not in m and not is_floor(m)))
+        methods = list(
+            dict.fromkeys(m for _, m in self.columns if m and PAIR not in m and not self.facts.is_floor(m))
+        )
         about_maps = rule.question == FOLLOWS
         known = methods if about_maps else list(self.classes.values())
-        found = matching(rule.parts[0], methods, explainers) if about_maps else self._classes(rule.parts[0])
+        found = (
+            matching(rule.parts[0], methods, self.facts.method)
+            if about_maps
+            else self._classes(rule.parts[0])
+        )
         if not found and not known and not about_maps:
             raise InputError(
                 f"in the rule {rule.text!r}, no class can be named: the images of the run have no labels; "

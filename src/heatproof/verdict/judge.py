@@ -130,7 +130,7 @@ def conclude(folder: RunFolder) -> Verdict:
 
 def _voting(data: RunData, kind: str) -> str:
     """The rows' name of a test that votes, with its options; "" where it was not run."""
-    base = f"{voter().name}_{kind}"
+    base = f"{voter(data.facts).name}_{kind}"
     return next((of.name for of in data.measures if of.base == base), "")
 
 
@@ -171,9 +171,10 @@ def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: 
 
 def _missing(data: RunData) -> str:
     """How the test that votes gets into this run."""
+    name = voter(data.facts).name
     if data.manifest.config.get("kind") == MONITOR:
-        return f"the monitor was not told to measure {voter().name}: Monitor(metrics=[{voter().name!r}])"
-    return f"add {voter().name} to the metrics of its study and run that again"
+        return f"the monitor was not told to measure {name}: Monitor(metrics=[{name!r}])"
+    return f"add {name} to the metrics of its study and run that again"
 
 
 def _without_controls(data: RunData, metric: str, method: str) -> str:

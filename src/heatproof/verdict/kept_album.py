@@ -20,7 +20,6 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import HeatproofError, InputError, StoreError
-from heatproof.explain.floors import is_floor
 from heatproof.images.preprocess import to_tensor
 from heatproof.models import Model
 from heatproof.models.load import best_device
@@ -70,7 +69,8 @@ def album_of_run(
     """From the maps and pictures that a run kept. model: the network of that checkpoint."""
     checkpoint = checkpoint or last_with_maps(folder)
     store, kept = folder.maps(), folder.pictures()
-    known = [name for of, name in store.contents() if of == valid_unicode(checkpoint) and not is_floor(name)]
+    at, facts = valid_unicode(checkpoint), folder.manifest.facts
+    known = [name for of, name in store.contents() if of == at and not facts.is_floor(name)]
     wanted = chosen_methods(methods, known)
     explained = {
         name: number

@@ -26,9 +26,7 @@ from typing import Any
 import numpy as np
 
 from heatproof.errors import counted
-from heatproof.explain.floors import floor_name
 from heatproof.metrics.stats import mean_interval
-from heatproof.registry import metrics
 from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.follow import ENOUGH, LEVEL, calibration, chance_above, decided, holm
@@ -47,7 +45,9 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
         return NetworkAnswer("undecided", note=_not_asked(data))
     sign = 1 if of.higher_is_better else -1
     columns = {m: sign * column for (name, m), column in data.images.scores.items() if name == of.name}
-    chance = next((columns[m] for m in data.floors if floor_name(m) == "random" and m in columns), None)
+    chance = next(
+        (columns[m] for m in data.floors if data.facts.floor_name(m) == "random" and m in columns), None
+    )
     if chance is None:
         why = f"Where the network looks was not judged: {of.short} needs `random` among the methods"
         return NetworkAnswer("undecided", note=why)
@@ -103,7 +103,8 @@ def _measure(data: RunData) -> Measure | None:
 def _not_asked(data: RunData) -> str:
     if not data.real:
         return f"{NOT_ASKED}: no method of the run looks at the network"
-    names = " or ".join(entry.name for entry in metrics if entry.test and entry.judges == "network")
+    judging = sorted(one.name for one in data.facts.every_metric if one.test and one.judges == "network")
+    names = " or ".join(judging)
     return f"{NOT_ASKED}: it takes pictures with boxes or masks, and {names} among the metrics"
 
 
@@ -117,7 +118,7 @@ def _answers(columns: Mapping[Any, np.ndarray]) -> dict[Any, Answer]:
 
 def _best(of: Measure) -> float:
     """The best possible score, where higher is better."""
-    low, high = of.facts.bounds
+    low, high = of.facts.limits
     return high if of.higher_is_better else -low
 
 

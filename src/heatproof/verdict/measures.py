@@ -1,4 +1,4 @@
-"""What the metric of a row means: its registered metric, its name in plain words, which way is better.
+"""What the metric of a row means: the facts of its metric, its name in plain words, which way is better.
 
 A row's metric is a registered name, perhaps with options ("insertion(steps=50)"), or a part of one
 ("randomisation_ssim", "cscore_low", "insertion_at_40"). Names nobody registered are shown as they are,
@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 
 from heatproof.errors import InputError
-from heatproof.registry import Metric, metrics, parse_call, unregistered
+from heatproof.registry import parse_call
+from heatproof.store.facts import Facts, MetricFacts
 
 FAMILIES = (  # in the order of the table; those of plug-ins follow
     "Maps", "Structure", "Localisation", "Faithfulness", "Consistency", "Consistency and sensitivity",
     "Sanity", "Robustness", "Causes", "Agreement", "Classifier",
 )  # fmt: skip
+REGISTRY = Facts()  # of everything that is registered
 BESIDE = re.compile(r"_(n|low|high|degenerate|error|points|at_\d+)$")  # parts that only complete their metric
-BLANK = Metric(  # a row that every run has, of no registered metric
+BLANK = MetricFacts(  # a row that every run has, of no registered metric
     "degenerate", higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(), title="blank maps",
-    about="The share of maps that are constant, so that nothing in them stands out.",
+    summary="The share of maps that are constant, so that nothing in them stands out.",
 )  # fmt: skip
 
 
@@ -31,12 +32,11 @@ class Measure:
 
     name: str  # with its options, as in the rows
     base: str  # without them
-    facts: Metric
+    facts: MetricFacts
 
     @property
-    def entry(self) -> Metric | None:
-        """None where nobody registered it."""
-        return None if self.facts.function is unregistered else self.facts
+    def is_registered(self) -> bool:
+        return bool(self.facts.module)
 
     @property
     def higher_is_better(self) -> bool | None:
@@ -76,36 +76,28 @@ class Measure:
         return self.facts.test and self.base in self.facts.titles
 
 
-@lru_cache(maxsize=4096)
-def measure(name: str) -> Measure:
-    """What a row's metric means.
+def measure(name: str, facts: Facts = REGISTRY) -> Measure:
+    """What a row's metric means, by the facts of its run.
 
     >>> found = measure("randomisation_ssim(depths=3)")
-    >>> found.base, found.entry.name, found.arrow, found.options
+    >>> found.base, found.facts.name, found.arrow, found.options
     ('randomisation_ssim', 'randomisation', '↓', 'depths=3')
     """
     try:
         base, _ = parse_call(name)
     except InputError:
         base = name
-    return Measure(name, base, BLANK if base == BLANK.name else _entry(base) or Metric(base))
+    return Measure(name, base, BLANK if base == BLANK.name else facts.metric_of(base) or MetricFacts(base))
 
 
-def _entry(base: str) -> Metric | None:
-    """The registered metric of this name, or the one it is a part of."""
-    parts = base.split("_")
-    found = (metrics.find("_".join(parts[:end])) for end in range(len(parts), 0, -1))
-    return next(filter(None, found), None)
-
-
-def stands_beside(name: str) -> bool:
+def stands_beside(name: str, facts: Facts = REGISTRY) -> bool:
     """Whether a row only completes another metric's: its count, its interval, a point of its curve.
 
     >>> [stands_beside(name) for name in ("cscore_low", "insertion_at_40(steps=20)", "cscore", "my_n")]
     [True, True, False, False]
     """
     base = name.partition("(")[0]
-    return bool(BESIDE.search(base)) and measure(name).entry is not None
+    return bool(BESIDE.search(base)) and measure(name, facts).is_registered
 
 
 def part(name: str, suffix: str) -> str:
@@ -118,9 +110,9 @@ def part(name: str, suffix: str) -> str:
     return f"{base}_{suffix}{bracket}{rest}"
 
 
-def in_order(names: list[str]) -> list[Measure]:
+def in_order(names: list[str], facts: Facts = REGISTRY) -> list[Measure]:
     """As the table shows them: by family, in the order of their files, those without a direction last."""
-    words = [word for entry in metrics.as_registered() for word in entry.titles]
+    words = [word for one in facts.every_metric for word in one.titles]
     families = {family: i for i, family in enumerate(FAMILIES)}
 
     def place(of: Measure) -> tuple[int, str, bool, int, str]:
@@ -129,4 +121,4 @@ def in_order(names: list[str]) -> list[Measure]:
         at = words.index(of.base) if known else len(words)
         return families.get(family, len(families)), family, undirected, at, of.name
 
-    return sorted(map(measure, names), key=place)
+    return sorted((measure(name, facts) for name in names), key=place)

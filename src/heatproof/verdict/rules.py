@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from heatproof.errors import InputError, UnknownNameError
-from heatproof.registry import Registry, key_of
+from heatproof.errors import InputError
+from heatproof.registry import key_of
+from heatproof.store.facts import MethodFacts, MetricFacts
 from heatproof.verdict.alarms import NAMES
+
+Registered = Callable[[str], MetricFacts | MethodFacts | None]
 
 LAST, ALL = "last", "all"
 FOLLOWS, LOOKS_THERE = "follows", "looks-there"
@@ -85,20 +87,21 @@ def read_rule(text: str) -> Rule:
     return Rule(text, metric, tuple(of), sign, limit, place, one_is_enough)
 
 
-def matching(given: str, stored: Sequence[str], registry: Registry[Any]) -> list[str]:
-    """Stored names that are meant: the very same, or any variant where no option is given."""
+def matching(given: str, stored: Sequence[str], registered: Registered) -> list[str]:
+    """Stored names that are meant: the very same, or any variant where no option is given.
+
+    registered: returns the facts of a name, Facts.metric or Facts.method.
+    """
     exact = [name for name in stored if key_of(name) == key_of(given)]
     if exact or "(" in given:
         return exact
-    meant = _registered(given, registry)
-    return [s for s in stored if " ~ " not in s and _registered(s.partition("(")[0], registry) == meant]
+    meant = _registered(given, registered)
+    return [s for s in stored if " ~ " not in s and _registered(s.partition("(")[0], registered) == meant]
 
 
-def _registered(name: str, registry: Registry[Any]) -> str:
-    try:
-        return key_of(registry.get(name).name)
-    except UnknownNameError:
-        return key_of(name)
+def _registered(name: str, registered: Registered) -> str:
+    facts = registered(name)
+    return key_of(facts.name if facts else name)
 
 
 class _Reader:

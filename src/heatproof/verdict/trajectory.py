@@ -20,12 +20,13 @@ import numpy as np
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.registry import parse_call
+from heatproof.rows import PRETRAINED, RANDOM, epoch_of
 from heatproof.verdict.epochs import read_gradients
 
 if TYPE_CHECKING:
-    from heatproof.metrics.consistency import CScore, CScores
+    from heatproof.metrics.cscores import CScore, CScores
     from heatproof.store import RunFolder
-    from heatproof.train.recipe import GradientNorm
+    from heatproof.train.history import GradientNorm
     from heatproof.types import ArrayLike
 
 NAN = float("nan")
@@ -96,9 +97,9 @@ class CheckpointState:
         `ids` are known by their place, which must be the same at every checkpoint. `listed`, "b" bool (or
         "b k"), is the list in force where it is anchored.
         """
+        from heatproof.metrics.arrays import as_array
         from heatproof.metrics.classifier import accuracy, auc
-        from heatproof.metrics.gold import gold_mask, is_table, thresholds
-        from heatproof.metrics.kit import as_array
+        from heatproof.metrics.gold_masks import gold_mask, is_table, thresholds
 
         y, probs = as_array(labels).astype(np.int64), as_array(probs)
         several = is_table(y)
@@ -154,8 +155,6 @@ def ordered(folder: RunFolder, model: str) -> list[str]:
 
     By epoch; untrained and library weights before the first epoch, names without a number after the last.
     """
-    from heatproof.run.weights import PRETRAINED, RANDOM, epoch_of  # needs msgspec, a monitor does not
-
     query = "select distinct checkpoint from scores where model = ? order by 1"
     with_rows = [row["checkpoint"] for row in folder.scores().sql(query, [model])]
     planned = [valid_unicode(name) for name in folder.manifest.models] if len(models(folder)) < 2 else []
@@ -185,11 +184,9 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
 def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> CheckpointState | None:
     """One checkpoint's rows; None where it has no C-Score yet."""
     from heatproof.metrics.classifier import accuracy, auc
-    from heatproof.metrics.consistency import CScore
-    from heatproof.metrics.gold import gold_mask
-    from heatproof.run.answers import anchor_answers, read_answers
-    from heatproof.run.plan import anchor_of
-    from heatproof.run.weights import epoch_of
+    from heatproof.metrics.cscores import CScore
+    from heatproof.metrics.gold_masks import gold_mask
+    from heatproof.run.answers import anchor_answers, anchor_of, read_answers
 
     rows = folder.scores().sql(
         "select method, label, metric, value, reason from scores where model = ? and checkpoint = ? "
@@ -255,7 +252,7 @@ def _moves(ids: Sequence[str], y: np.ndarray, probs: np.ndarray) -> dict[str, fl
 def _findings(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, FindingState]:
     """Each finding that occurs, as if it were the only one."""
     from heatproof.metrics.classifier import auc
-    from heatproof.metrics.gold import thresholds
+    from heatproof.metrics.gold_masks import thresholds
 
     values, limits = auc(y, probs).classes, thresholds(y, probs, tau)
     found = {}

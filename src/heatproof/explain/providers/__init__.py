@@ -16,12 +16,12 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from heatproof.errors import MissingExtraError, UnknownNameError
-from heatproof.lazy import entry_points
 from heatproof.registry import Card, Explainer, key_of
 
 HERE = "heatproof.explain.providers"
@@ -170,7 +170,7 @@ FILES = "files"
 
 def all_providers() -> dict[str, Provider]:
     """By prefix: packages that we know and those of plug-ins."""
-    return PROVIDERS | {one.name: one.load() for one in entry_points().select(group="heatproof.providers")}
+    return PROVIDERS | {one.name: one.load() for one in entry_points(group="heatproof.providers")}
 
 
 def provided(name: str, folder: Path = Path(), order: Callable[[], Sequence[str]] | None = None) -> Explainer:

@@ -26,15 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from heatproof.errors import InputError, counted
 from heatproof.images.files import check_file
-from heatproof.lazy import torch
 from heatproof.registry import Card, Explainer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from heatproof.types import Signed, Trace
 
 SUFFIXES = (".npy", ".npz", ".safetensors", ".png")

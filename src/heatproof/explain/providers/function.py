@@ -15,13 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from heatproof.errors import InputError
-from heatproof.lazy import torch
 from heatproof.registry import Card, Explainer, explainers
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from heatproof.types import Signed, Trace
 
 Method = str | Callable[..., Any]

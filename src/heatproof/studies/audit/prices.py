@@ -10,6 +10,7 @@ from pathlib import Path
 
 from heatproof.errors import HeatproofError
 from heatproof.explain.floors import is_floor
+from heatproof.registry import metrics
 from heatproof.run.estimate import CHEAP, Trials
 from heatproof.run.plan import PER_MAP, Task
 from heatproof.run.study import Opened
@@ -70,7 +71,7 @@ class Prices:
         """Its own passes, those under random weights too; what the network refuses raises here."""
         if method not in self._methods:
             self._methods[method] = max(0.0, self._timed(method) - self.decoding)
-        draws = 0 if is_floor(method) else int(voter().options["draws"])
+        draws = 0 if is_floor(method) else int(metrics.get(voter().name).options["draws"])
         return (1 + draws) * self._methods[method]
 
     def lot(self, lot: Lot) -> float:

@@ -1,13 +1,5 @@
 """COSE: does a map stay when the prediction stays, and change when the prediction changes?"""
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from heatproof.lazy import names_are_late
-
-if TYPE_CHECKING:
-    from heatproof.studies.cose.protocol import CoseResult, cose_study
-    from heatproof.studies.cose.settings import CoseSettings
-
-__all__ = ["CoseResult", "CoseSettings", "cose_study"]
-
-names_are_late(__name__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

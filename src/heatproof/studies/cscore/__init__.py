@@ -1,21 +1,5 @@
 """C-Score over training: does the model look at the same place for every image of a class, and since when?"""
 
-from typing import TYPE_CHECKING
+import lazy_loader
 
-from heatproof.lazy import names_are_late
-
-if TYPE_CHECKING:
-    from heatproof.studies.cscore.protocol import (
-        CscoreOutcome,
-        NetworksOutcome,
-        compare,
-        cscore_study,
-        networks_study,
-    )
-    from heatproof.studies.cscore.settings import CscoreSettings
-
-__all__ = [
-    "CscoreOutcome", "CscoreSettings", "NetworksOutcome", "compare", "cscore_study", "networks_study",
-]  # fmt: skip
-
-names_are_late(__name__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -67,7 +67,7 @@ def means(folder: RunFolder, methods: Sequence[str]) -> dict[str, dict[str, tupl
     rows = {(row["metric"], row["method"]): row for row in folder.scores().sql(MEANS, [list(methods)])}
     found: dict[str, dict[str, tuple[float, int]]] = {}
     for (metric, method), row in rows.items():
-        if not stands_beside(metric):
+        if not stands_beside(metric, folder.manifest.facts):
             counted = rows.get((part(metric, "n"), method))
             n = int(counted["mean"] if counted else row["n"])
             found.setdefault(metric, {})[method] = float(row["mean"]), n

@@ -1,0 +1,12 @@
+from .codes import make_qr
+from .dicom import open_image
+from .kinds import SOURCES, open_source, source_options
+from .loader import Failure, Loaded, batches
+from .preprocess import Carried, Preprocess
+from .scenes import make_scenes
+from .source import Sample, Source, select
+
+__all__ = [
+    "SOURCES", "Carried", "Failure", "Loaded", "Preprocess", "Sample", "Source", "batches", "make_qr",
+    "make_scenes", "open_image", "open_source", "select", "source_options",
+]  # fmt: skip

@@ -1,0 +1,5 @@
+from .activated import default_layer
+from .load import load_model
+from .model import Model, as_model, class_scores, predicted, probabilities
+
+__all__ = ["Model", "as_model", "class_scores", "default_layer", "load_model", "predicted", "probabilities"]
