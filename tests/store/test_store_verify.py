@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from heatproof.store.verify import inspect
 from tiny_study import fingerprint, make_study
-
-OLD = Path(__file__).parents[1] / "data" / "run-0.1.zip"
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +31,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def study(finished: Path, tmp_path: Path) -> Path:
     shutil.copytree(finished, tmp_path / "copy")
     return tmp_path / "copy" / "study.toml"
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A run as heatproof 0.1 left it, with its study."""
-    with zipfile.ZipFile(OLD) as archive:
-        archive.extractall(tmp_path / "old")
-    return tmp_path / "old" / "study.toml"
 
 
 def verify(run: Path, *options: str) -> tuple[int, str]:
@@ -159,41 +148,14 @@ def test_a_folder_of_the_future_is_refused(study: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_of_0_1_opens_and_is_marked(old: Path) -> None:
-    run = RunFolder.open(old.parent / "out")
-    assert len(run.done()) == 8 and len(run.maps().read("epoch01", "gradcam")) == 6
-    assert run.scores().sql("select count(*) as n from scores where metric = 'predicted'") == [{"n": 12}]
-    status = run.status()
-    assert (status.state, status.checksums, status.used) == ("unknown", False, 6)
-    code, shown = verify(old.parent / "out")
-    assert code == 1 and "without checksums" in shown and "unknown" in shown
-
-
-def test_a_folder_of_0_1_goes_on(old: Path) -> None:
-    out = old.parent / "out"
-    before = fingerprint(out)
-    result = run_study(old, out)
-    assert (result.computed, result.done) == (0, 8) and result.folder.status().complete
-    (out / "scores" / sorted(p.name for p in (out / "scores").iterdir())[0]).unlink()
-    run_study(old, out)
-    assert fingerprint(out) == before
-
-
-def test_a_folder_of_0_1_is_upgraded_in_place(old: Path) -> None:
-    out = old.parent / "out"
-    before = fingerprint(out)
-    code, shown = verify(out, "--upgrade")
-    assert (
-        code == 0
-        and "8 units" in shown
-        and "complete: 8 of 8 units, 6 of 6 images used" in shown.replace("\n", " ")
-    )
-    run = RunFolder.open(out)
-    assert run.status().checksums and run.manifest.upgraded and fingerprint(out) == before
-    result = run_study(old, out)
-    assert (result.computed, result.done) == (0, 8)
-    flip(next((out / "scores").iterdir()), random.Random(0))
-    assert verify(out)[0] == 1
+def test_a_folder_of_0_1_is_refused_in_one_sentence(study: Path) -> None:
+    manifest = study.parent / "out" / "run.json"
+    content = {k: v for k, v in json.loads(manifest.read_text()).items() if k not in ("checksum", "format")}
+    manifest.write_text(json.dumps(content))
+    code, shown = verify(manifest.parent)
+    assert code == 1 and "run.json" in shown
+    told = CliRunner().invoke(main, ["verdict", str(manifest.parent)])
+    assert told.exit_code == 2 and "was written by heatproof 0.1" in told.output.replace("\n", " ")
 
 
 def test_resuming_under_other_versions_says_so(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import zipfile
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -37,7 +36,6 @@ from research.calibration.thresholds import rates_alone
 from tiny_study import make_study
 
 ROOT = Path(__file__).parents[2]
-OLD = Path(__file__).parents[1] / "data" / "run-0.1.zip"
 TESTS = ("specificity_weights", "specificity_place")
 REAL = METHODS[:3]
 ANY = FollowRule(informative=-math.inf, yes=0.1, no=0.0)  # judges also where no map stands out
@@ -434,15 +432,6 @@ def test_the_command_says_what_the_file_says(tmp_path: Path) -> None:
     assert (run.path / FILE).read_bytes() == before, "the file is about the last checkpoint"
     assert heatproof("verdict", tmp_path / "nowhere").exit_code == 2
     assert heatproof("verdict", run.path, "--checkpoint", "epoch9").exit_code == 2
-
-
-def test_a_folder_of_an_older_version_gets_a_new_verdict(tmp_path: Path) -> None:
-    with zipfile.ZipFile(OLD) as archive:
-        archive.extractall(tmp_path)
-    shown = heatproof("verdict", tmp_path / "out")
-    assert shown.exit_code == 0 and UNDECIDED in shown.output
-    assert "add specificity to the metrics of its study and run that again" in shown.output
-    assert json.loads((tmp_path / "out" / FILE).read_text())["schema"] == 1
 
 
 def test_a_folder_that_may_not_be_written_is_read_all_the_same(tmp_path: Path) -> None:

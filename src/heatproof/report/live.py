@@ -74,7 +74,7 @@ class Snapshot(RunFolder):
     def done(self) -> set[str]:
         return set(self.parts)
 
-    def units(self) -> dict[str, Seal | None]:
+    def units(self) -> dict[str, Seal]:
         return {unit: seal for unit, seal in super().units().items() if unit in self.parts}
 
 

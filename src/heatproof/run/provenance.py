@@ -130,8 +130,8 @@ def _imported_files(file: Path, root: Path) -> Iterator[Path]:
 def unit_origin(
     manifest: Manifest, pictures: Sequence[tuple[str, str]]
 ) -> Callable[[Sequence[str], tuple[int, int]], str]:
-    """The origin of a unit over some checkpoints and images; of folders that 0.1 began, always ''."""
-    if manifest.upgraded or manifest.format < 2 or not pictures:
+    """The origin of a unit over some checkpoints and images; '' without images."""
+    if not pictures:
         return lambda checkpoints, span: ""
     first = manifest.earlier[0]["config"] if manifest.earlier else manifest.config
     shared = [manifest.format, _settings(first), manifest.code, list(manifest.classes)]

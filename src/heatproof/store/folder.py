@@ -251,14 +251,12 @@ class RunFolder:
             [name for part in ids for name in part], np.concatenate(thumbnails), np.concatenate(sides)
         )
 
-    def units(self) -> dict[str, Seal | None]:
-        """What may be read as rows: units with a seal that the plan names, and parts of heatproof 0.1."""
+    def units(self) -> dict[str, Seal]:
+        """What may be read as rows: units with a part and a seal, that the plan names."""
         seals, plan = self.ledger.seals(), self.planned()
         parts = {path.stem for path in (self.path / "scores").glob("*.parquet")}
         allowed = parts & set(plan["units"]) if plan else parts
-        if self.manifest.format > 1:
-            allowed &= set(seals)
-        return {unit: seals.get(unit) for unit in sorted(allowed)}
+        return {unit: seals[unit] for unit in sorted(allowed & set(seals))}
 
     def done(self) -> set[str]:
         """Hashes of the finished units: those whose rows and maps are all there."""
@@ -266,7 +264,7 @@ class RunFolder:
         return {
             unit
             for unit, seal in self.units().items()
-            if seal is None or all(f in there for f in seal.files if not f.startswith("pictures/"))
+            if all(f in there for f in seal.files if not f.startswith("pictures/"))
         }
 
     def drop(self, units: Collection[str]) -> None:
@@ -318,10 +316,8 @@ class RunFolder:
     def pictures(self) -> PictureStore:
         return PictureStore(self.path / "pictures", self._sealed_picture)
 
-    def _sealed_picture(self, file: str) -> str | None:
-        """SHA-256 of a stored image; "" if no seal names it, None in a folder of heatproof 0.1."""
-        if self.manifest.format == 1:
-            return None
+    def _sealed_picture(self, file: str) -> str:
+        """SHA-256 of a stored image; "" if no seal names it."""
         if f"pictures/{file}" not in self.ledger.files:
             self.ledger.seals()
         return self.ledger.files.get(f"pictures/{file}", "")

@@ -178,7 +178,6 @@ class Seal:
     unit: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)  # relative path -> SHA-256
     made: Mapping[str, str] = field(default_factory=dict)  # versions and device
-    late: bool = False  # sealed when a folder of version 0.1 was upgraded, not when it was written
 
 
 class Ledger:
@@ -207,21 +206,20 @@ class Ledger:
 
     def _take(self, unit: str) -> Seal | None:
         try:
-            seal = Seal(**read_record(self.root / f"{unit}.json"))
+            record = read_record(self.root / f"{unit}.json")
+            seal = Seal(record["unit"], record["files"], record["made"])
             check_types(asdict(seal), Seal)
             check_types(seal.unit, Unit)
             of = Unit(**{**seal.unit, **_tuples(seal.unit)})
             if of.hash != unit or not all(map(OWN.fullmatch, seal.files)):
                 return None
-        except (StoreError, FileNotFoundError, TypeError, ValueError):
+        except (StoreError, FileNotFoundError, KeyError, TypeError, ValueError):
             return None
         self.files |= seal.files
         return seal
 
-    def write(
-        self, unit: Unit, files: Mapping[str, str], made: Mapping[str, str], lease: str, late: bool = False
-    ) -> None:
-        seal = Seal(asdict(unit), files, made, late)
+    def write(self, unit: Unit, files: Mapping[str, str], made: Mapping[str, str], lease: str) -> None:
+        seal = Seal(asdict(unit), files, made)
         write_record(self.root / f"{unit.hash}.json", asdict(seal), lease)
         self.files |= files
 

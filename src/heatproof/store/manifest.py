@@ -4,8 +4,7 @@ The hash of the config decides a resume: the same hash goes on where the run sto
 compared key by key, and only additions at the end of a list of methods, metrics, checkpoints, models or
 images are let through, because rows that exist then stay true.
 
-Folders have a format. 1 is that of heatproof 0.1: no seals, so no checksums. Such a folder can be read,
-resumed, and upgraded in place; a format of the future is refused.
+Folders have a format, which is 2; others are refused.
 """
 
 from __future__ import annotations
@@ -85,7 +84,6 @@ class Manifest:
     preprocess: str = ""  # what images go through before the network, in words
     warnings: Sequence[str] = ()  # what contradicts it
     format: int = FORMAT
-    upgraded: bool = False  # begun by 0.1: its units are named, and its first parts made, as 0.1 did
     id: str = ""  # of the run, through all its growth
     facts: Facts = field(default_factory=Facts)  # of the metrics and methods it names
 
@@ -173,7 +171,7 @@ class Manifest:
     def grown_from(self, old: Manifest) -> Manifest:
         """This manifest with the record of the one it adds to."""
         past = {key: value for key, value in asdict(old).items() if key not in ("earlier", "facts")}
-        kept = {name: getattr(old, name) for name in ("format", "upgraded", "id")}
+        kept = {name: getattr(old, name) for name in ("format", "id")}
         return replace(self, earlier=[*old.earlier, past], **kept)
 
     def write(self, path: Path) -> None:
@@ -183,16 +181,19 @@ class Manifest:
     def read(path: Path) -> Manifest:
         try:
             content = json.loads(plain(path).read_text(encoding="utf-8"))
-            version = content.get("format", 1)
+            version = content.get("format", FORMAT)
             if version > FORMAT:
                 raise LaterFormatError(
                     f"{path.parent} was written by a later version of heatproof (format {version}; this one "
                     f"reads up to {FORMAT}): install a newer heatproof to open it"
                 )
-            if "checksum" in content or version > 1:
-                content = read_record(path)
-                check_types(content, Manifest)
-                check_types(content["config"], _Config)
+            if "format" not in content and "checksum" not in content:
+                raise StoreError(
+                    f"{path.parent} was written by heatproof 0.1; run its study again in a new folder"
+                )
+            content = read_record(path)
+            check_types(content, Manifest)
+            check_types(content["config"], _Config)
             known = {key: content[key] for key in content if key in Manifest.__dataclass_fields__}
             facts = check_types(content.get("facts", {}), Facts)
             return Manifest(**known | {"format": version, "facts": facts})

@@ -4,7 +4,7 @@ started     somebody is at work
 stopped     somebody asked it to, or other shards are still to come; the same command goes on
 failed      an error ended it, or its process ended without a word
 complete    every planned unit is there
-unknown     plan.json is missing (lost, or never written by heatproof 0.1); never treated as complete
+unknown     plan.json is missing; never treated as complete
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 State = Literal["started", "stopped", "failed", "complete", "unknown"]
 NO_WORD = "its process ended without a word, as when it is killed or the machine stops"
-NOT_RECORDED = "plan.json, the list of units, is missing: run the study again, or verify RUN --upgrade"
+NOT_RECORDED = "plan.json, the list of units, is missing: run the study again"
 # An image counts as used where the network answered it at every checkpoint that is planned.
 IMAGES = """
     select count(*) filter (not broken and answers >= ?) as used, count(*) filter (broken) as broken,
@@ -45,7 +45,6 @@ class Status:
     unanswered: int  # of those used: the network's output was not a number
     units: int
     done: int
-    checksums: bool  # False for a folder of heatproof 0.1
 
     @property
     def complete(self) -> bool:
@@ -77,10 +76,9 @@ def read_status(folder: RunFolder) -> Status:
     state, reason = _state(folder, plan, done, units)
     planned = plan["images"] if plan else counts["used"] + counts["broken"]
     missing = max(0, planned - counts["used"] - counts["broken"])
-    checksums = folder.manifest.format > 1
     return Status(
         state, reason, planned, counts["used"], counts["broken"], missing, counts["unanswered"],
-        len(units), len(done & units), checksums,
+        len(units), len(done & units),
     )  # fmt: skip
 
 

@@ -1,21 +1,18 @@
 """Whether a run folder is still what was written into it: files against seals, seals against themselves.
 
 A finding is a file that is damaged, missing or foreign (no seal or plan names it). Repair drops the units
-that findings belong to, so that the run makes them again, and sets aside what is foreign. A folder of
-heatproof 0.1 has no seals: what is there can be sealed as it is, and is watched from then on.
+that findings belong to, so that the run makes them again, and sets aside what is foreign.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from heatproof.disk import clear_failure, digest
 from heatproof.errors import StoreError
-from heatproof.rows import Unit
 from heatproof.store.folder import RunFolder
 from heatproof.store.lease import lease_of
 from heatproof.store.ledger import (
@@ -27,10 +24,8 @@ from heatproof.store.ledger import (
     is_plain,
     known_record,
     linked_folders,
-    read_index,
-    slug,
 )
-from heatproof.store.manifest import FORMAT, LaterFormatError, Manifest, maker
+from heatproof.store.manifest import LaterFormatError, Manifest
 
 
 class Finding(NamedTuple):
@@ -48,7 +43,6 @@ def inspect(path: Path) -> list[Finding]:
     found = list(_records(path))
     broken = {finding.path for finding in found}
     plan = None if "plan.json" in broken else RunFolder(path, Manifest({})).planned()
-    old = "run.json" not in broken and Manifest.read(path / "run.json").format == 1
     seals = Ledger(path).all()
     if plan is not None:
         found += _unplanned(path, plan, seals)
@@ -65,7 +59,7 @@ def inspect(path: Path) -> list[Finding]:
             found.append(Finding(name, "foreign: a link, not a file"))
         elif mark and digest(path / name) != mark:
             found.append(Finding(name, "damaged", unit))
-        elif not (mark or old or (name.startswith("seals/") and name.endswith(".json"))):
+        elif not (mark or (name.startswith("seals/") and name.endswith(".json"))):
             found += _unsealed(name, unit, seals, plan)
     return found
 
@@ -76,10 +70,7 @@ def _records(path: Path) -> Iterator[Finding]:
     if any(Ledger(path).all()):
         required.add("status.json")
     try:
-        manifest = Manifest.read(path / "run.json")
-        if manifest.format == 1:  # heatproof 0.1 wrote no other record
-            required = set()
-        elif manifest.pictures:
+        if Manifest.read(path / "run.json").pictures:
             required.add("images.json")
     except LaterFormatError:
         raise
@@ -136,37 +127,6 @@ def repair(path: Path, findings: Sequence[Finding]) -> list[str]:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     os.replace(source, target)
     return sorted(units)
-
-
-def upgrade(folder: RunFolder, units: Sequence[Unit]) -> RunFolder:
-    """Seal the parts of a folder of heatproof 0.1 as they are, and bring it to the present format."""
-    about = {**folder.manifest.versions, **folder.manifest.machine}
-    made = {name: str(about[name]) for name in maker("cpu") if name in about}
-    with folder.lock():
-        there, sealed = set(_files(folder.path)), folder.ledger.seals()
-        kept = folder.pictures()
-        for unit in units:
-            part = f"scores/{unit.hash}.parquet"
-            if unit.hash in sealed or part not in there:
-                continue
-            rows = folder.scores().sql("select distinct image from scores where unit = ?", [unit.hash])
-            pictures = [kept.path(row["image"]) for row in rows if row["image"]]
-            names = [part, *_maps_of(folder.path, unit.hash), *(f"pictures/{p.name}" for p in pictures if p)]
-            files = {name: digest(folder.path / name) for name in names}
-            folder.ledger.write(unit, files, made, lease="", late=True)
-        manifest = replace(folder.manifest, format=FORMAT, upgraded=True)
-        manifest.write(folder.path / "run.json")
-    return RunFolder(folder.path, manifest)
-
-
-def _maps_of(root: Path, unit: str) -> Iterator[str]:
-    index = root / "maps" / f"{unit}.json.gz"
-    if index.exists():
-        yield f"maps/{index.name}"
-        for entry in read_index(index)["maps"]:
-            yield f"maps/{slug(entry['method'])}/{unit}.npy"
-            if "signed" in entry:
-                yield f"maps/{slug(entry['method'])}/{unit}.signed.npy"
 
 
 def _files(root: Path) -> Iterator[str]:

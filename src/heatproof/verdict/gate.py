@@ -7,7 +7,7 @@ not defined, not computed yet, or stands on fewer than `min_n` images (30) keeps
 gold list for a C-Score, otherwise the number of images that the number is about.
 
 One rule is always there: the run is complete, and at least `min_usable` of its images (95 %) could be used.
-Where a folder does not say what was planned (heatproof 0.1, a monitored training), only its images count.
+Where a folder does not say what was planned (a monitored training), only its images count.
 """
 
 from __future__ import annotations
