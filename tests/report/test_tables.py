@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from heatproof.errors import InputError
-from heatproof.report.book import Book
 from heatproof.report.figures import drawing
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.tables import Column, Table, Value
 
 NAN = float("nan")
@@ -64,7 +64,7 @@ def test_a_row_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_book_writes_one_page_and_its_files(tmp_path: Path) -> None:
-    book = Book(tmp_path, "A study")
+    book = MarkdownReport(tmp_path, "A study")
     book.text("It went well.")
     book.table(table())
     with drawing() as (figure, axes):
@@ -83,7 +83,7 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with drawing() as (figure, axes):
             axes.plot([0, 1], [1, 0])
-            Book(tmp_path / name, name).figure(figure, "line", "A line.")
+            MarkdownReport(tmp_path / name, name).figure(figure, "line", "A line.")
     for suffix in ("svg", "pdf", "png"):
         first, second = ((tmp_path / n / "figures" / f"line.{suffix}").read_bytes() for n in "ab")
         assert first == second, suffix

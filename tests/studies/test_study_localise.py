@@ -22,7 +22,7 @@ from heatproof.cli import main
 from heatproof.cli.study_localise import localise_command
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.localisation import budget_masks
-from heatproof.report.book import Book
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.tables import Column, number
 from heatproof.run import engine, worker
 from heatproof.run.config import toml
@@ -409,7 +409,7 @@ def test_the_report_is_rebuilt_without_a_model(
     finished: Any, scored: Scored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hp.Model, "forward", lambda *_: pytest.fail("the model was asked"))
-    book = Book(tmp_path, "again")
+    book = MarkdownReport(tmp_path, "again")
     write_report(book, scored, RunFolder.open(finished[0].out / "run"), finished[0])
     assert {n: t.csv() for n, t in book.tables.items()} == {
         n: t.csv() for n, t in finished[1].book.tables.items()

@@ -21,8 +21,8 @@ from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.checkpoint_pairs import comparable
 from heatproof.metrics.stability import Cose, overall
 from heatproof.registry import explainers, parse_call
-from heatproof.report.book import Book
 from heatproof.report.figures import cose as figures
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.run.study import Opened
@@ -54,7 +54,7 @@ def write_page(
     skipped: Mapping[str, str],
 ) -> Path:  # fmt: skip
     """summary.md in the study's folder, with its tables and figures."""
-    book = Book(settings.out, f"COSE: {found.model} on {found.dataset}")
+    book = MarkdownReport(settings.out, f"COSE: {found.model} on {found.dataset}")
     studies = [found, *others]
     book.text(_opening(found, settings.draws))
     for name, why in skipped.items():
@@ -234,7 +234,7 @@ def _rows(found: Found) -> list[tuple[str]]:
     return [(method,) for method in found.methods]
 
 
-def draw_figures(book: Book, found: Found, studies: Sequence[Found]) -> None:
+def draw_figures(book: MarkdownReport, found: Found, studies: Sequence[Found]) -> None:
     methods = list(found.methods)
 
     def by_group(group: str) -> dict[str, dict[str, np.ndarray]]:
@@ -341,7 +341,7 @@ def pick(pairs: np.recarray, count: int) -> list[tuple[str, list[AppliedChange]]
     return sorted(picked, key=lambda one: -len(one[1]))[:count]
 
 
-def add_examples(book: Book, settings: CoseSettings, opened: Opened, found: Found) -> None:
+def add_examples(book: MarkdownReport, settings: CoseSettings, opened: Opened, found: Found) -> None:
     """Sheets of maps before and after a change; maps of moved images are moved back."""
     methods = [m for m in found.methods if not is_floor(m)][:METHODS_SHOWN] or list(found.methods[:1])
     places = {valid_unicode(sample.id): i for i, sample in enumerate(opened.source.samples)}

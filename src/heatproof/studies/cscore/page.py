@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from heatproof.images import Failure
-from heatproof.report.book import Book
 from heatproof.report.figures import cscore as figures
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.store import RunFolder
 from heatproof.studies.cscore import results
 from heatproof.studies.cscore.results import Move, Network, flag_of
@@ -17,7 +17,7 @@ from heatproof.verdict.trajectory import Trajectory
 
 
 def write(
-    book: Book,
+    book: MarkdownReport,
     folder: RunFolder,
     history: History | None,
     ends: tuple[str, str],
@@ -97,7 +97,7 @@ def write(
             book.figure(figure, "depth", "C-Score of every CAM from early to late layers.")
 
 
-def write_networks(book: Book, networks: Sequence[Network], pages: Mapping[str, str]) -> None:
+def write_networks(book: MarkdownReport, networks: Sequence[Network], pages: Mapping[str, str]) -> None:
     """Several networks. pages: where a network's own page is, relative to this one."""
     names = ", ".join(f"[{n.name}]({pages[n.name]})" if n.name in pages else n.name for n in networks)
     size = sum(state.total for state in networks[0].last.classes.values())
@@ -124,7 +124,11 @@ def write_networks(book: Book, networks: Sequence[Network], pages: Mapping[str, 
 
 
 def write_comparison(
-    book: Book, pair: Trajectory, moves: Sequence[Move], fell: Sequence[str], alarms: Sequence[Alarm]
+    book: MarkdownReport,
+    pair: Trajectory,
+    moves: Sequence[Move],
+    fell: Sequence[str],
+    alarms: Sequence[Alarm],
 ) -> None:
     """New weights against a reference. fell: the scores that fell, a sentence each."""
     before, after = pair

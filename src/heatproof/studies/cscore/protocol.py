@@ -33,7 +33,7 @@ from heatproof.models import Model, load_model
 from heatproof.models.activated import default_layer
 from heatproof.models.layers import known_scales, searched_scales
 from heatproof.models.load import best_device
-from heatproof.report.book import Book
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
@@ -62,7 +62,7 @@ class CscoreOutcome:
     """Results of a study of one network."""
 
     page: Path
-    book: Book
+    book: MarkdownReport
     run: Result
 
 
@@ -71,7 +71,7 @@ class NetworksOutcome:
     """Results of a study of several networks."""
 
     page: Path
-    book: Book
+    book: MarkdownReport
     broken: list[dict[str, str]]  # images that could not be used, of all networks
 
 
@@ -80,7 +80,7 @@ class Comparison:
     """Results of new weights against a reference."""
 
     page: Path
-    book: Book
+    book: MarkdownReport
     fell: tuple[str, ...]  # one sentence each
     alarms: tuple[Alarm, ...]
 
@@ -118,7 +118,9 @@ def cscore_study(
     result = skeleton.named_run(settings.out, "run", config, progress)
     ends = phase_ends(Trajectory.from_run(result.folder), history)
     swept = sweep_depths(settings, images, ends, progress) if settings.sweep else {}
-    book = Book(settings.out, f"C-Score of {settings.model} over training" if history else "C-Score")
+    book = MarkdownReport(
+        settings.out, f"C-Score of {settings.model} over training" if history else "C-Score"
+    )
     share = settings.held_out if history else None
     page.write(book, result.folder, history, ends, swept, share, failures, places)
     return CscoreOutcome(book.write(), book, result)
@@ -154,7 +156,7 @@ def networks_study(
     for k, name in enumerate(names):
         if names.count(name) > 1:
             networks[k] = replace(networks[k], name=f"{name} ({k + 1})")
-    book = Book(settings.out, "C-Score of several networks")
+    book = MarkdownReport(settings.out, "C-Score of several networks")
     page.write_networks(book, networks, pages)
     return NetworksOutcome(book.write(), book, broken)
 
@@ -199,7 +201,7 @@ def compare(
         for one in moved
         if one.fell
     )
-    book = Book(out, f"{weights.name} beside {before.name} of the reference")
+    book = MarkdownReport(out, f"{weights.name} beside {before.name} of the reference")
     page.write_comparison(book, pair, moved, fell, alarms)
     return Comparison(book.write(), book, fell, alarms)
 

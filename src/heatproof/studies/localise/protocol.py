@@ -28,8 +28,8 @@ from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
 from heatproof.models.classes import model_classes
 from heatproof.models.load import best_device
-from heatproof.report.book import Book
 from heatproof.report.figures.localise import curve_figure
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
@@ -54,7 +54,7 @@ class LocaliseOutcome:
     """Results of a study."""
 
     page: Path
-    book: Book
+    book: MarkdownReport
     run: Result
     sifted: Sifted
     panels: tuple[Path, ...]
@@ -75,7 +75,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     scored = read_scores(result.folder, settings.budget, settings.seed)
     if not scored.images:
         raise InputError(f"no picture could be used; see the rows 'image' in {settings.out / 'run'}")
-    book = Book(settings.out, f"Localisation and faithfulness of {model.name}")
+    book = MarkdownReport(settings.out, f"Localisation and faithfulness of {model.name}")
     _write_filter(book, sifted, steps, scored)
     flags = write_report(book, scored, result.folder, settings, groups)
     source = open_study(study_file(settings.out)).source
@@ -160,7 +160,9 @@ def filter_steps(sifted: Sifted, settings: LocaliseSettings) -> list[tuple[str, 
     return steps
 
 
-def _write_filter(book: Book, sifted: Sifted, steps: Sequence[tuple[str, int]], scored: Scored) -> None:
+def _write_filter(
+    book: MarkdownReport, sifted: Sifted, steps: Sequence[tuple[str, int]], scored: Scored
+) -> None:
     book.heading("Pictures")
     book.text("\n".join(f"- {count:,} {what}" for what, count in steps))
     classes = len(set(scored.labels.values()))
@@ -180,7 +182,7 @@ def _write_filter(book: Book, sifted: Sifted, steps: Sequence[tuple[str, int]], 
 
 
 def write_report(
-    book: Book,
+    book: MarkdownReport,
     scored: Scored,
     folder: RunFolder,
     settings: LocaliseSettings,
@@ -252,7 +254,9 @@ def write_report(
     return flags
 
 
-def _write_sweep(book: Book, studio: Studio, images: Mapping[str, Any], progress: Progress | None) -> None:
+def _write_sweep(
+    book: MarkdownReport, studio: Studio, images: Mapping[str, Any], progress: Progress | None
+) -> None:
     settings, methods = studio.settings, results.swept_methods(studio.settings)
     config = _config(settings, images, lime=list(methods.values()))
     result = named_run(settings.out, "segments", config, progress)
@@ -263,7 +267,7 @@ def _write_sweep(book: Book, studio: Studio, images: Mapping[str, Any], progress
     book.text(f"![LIME with other numbers of segments](panels/{drawn.name})")
 
 
-def _write_panels(book: Book, studio: Studio, flags: list[Flag]) -> list[Path]:
+def _write_panels(book: MarkdownReport, studio: Studio, flags: list[Flag]) -> list[Path]:
     scored, count = studio.scored, studio.settings.panels
     cases = studio.cases(pick_cases(scored, flags, count))
     confused = studio.confused(pick_confused(scored, count))

@@ -15,8 +15,8 @@ from PIL import Image
 from heatproof.explain.floors import is_floor
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import rank_correlation
-from heatproof.report.book import Book
 from heatproof.report.figures import qr as figures
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Cell, Table, Value, cell_text, number
 from heatproof.show import overlay
@@ -46,7 +46,7 @@ PARETO = {"table-2": "ms/image", "coverage": "mass score"}
 Tables = Mapping[str, Table]
 
 
-def write(book: Book, results: Sequence[Results]) -> None:
+def write(book: MarkdownReport, results: Sequence[Results]) -> None:
     """Everything, in the order a reader wants it; the first of several seeds is shown in full."""
     first, every = results[0], [tables(one) for one in results]
     main: Tables = every[0]
@@ -256,7 +256,7 @@ def real(table: Table, group: str, column: str) -> dict[str, Cell]:
     return {m: cell for m, cell in ours(table, group, column).items() if not is_floor(m)}
 
 
-def draw(book: Book, name: str, results: Results, made: Tables) -> None:
+def draw(book: MarkdownReport, name: str, results: Results, made: Tables) -> None:
     """The figures that belong to a table."""
     method = results.settings.shown[0]
     if name == "coverage":

@@ -64,7 +64,7 @@ from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.models.queue import all_logits
-from heatproof.report.book import Book
+from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
@@ -94,7 +94,7 @@ class QrOutcome:
     """What a study left behind."""
 
     page: Path
-    book: Book
+    book: MarkdownReport
     results: tuple[Results, ...]
 
 
@@ -108,7 +108,9 @@ def qr_study(
     with fixed_threads(settings.threads or usual_threads()):
         sets = trainings.make_pictures(settings)
         results = [one_seed(settings, k, sets, progress, training) for k in range(settings.seeds)]
-        book = Book(settings.out, f"Do maps of {settings.model} find the parts of a {settings.symbol} code?")
+        book = MarkdownReport(
+            settings.out, f"Do maps of {settings.model} find the parts of a {settings.symbol} code?"
+        )
         page.write(book, results)
     return QrOutcome(book.write(), book, tuple(results))
 

@@ -18,14 +18,16 @@ from heatproof.report.tables import Table
 
 
 @dataclass
-class Book:
+class MarkdownReport:
     """The parts of a page, in the order they were added."""
 
     folder: Path
     title: str
     tables: dict[str, Table] = field(default_factory=dict)
     figures: dict[str, Path] = field(default_factory=dict)  # the PNG of each
-    parts: list[tuple[str, Any]] = field(default_factory=list)  # kind and content, as book.md shows them
+    parts: list[tuple[str, Any]] = field(
+        default_factory=list
+    )  # kind and content, as markdown_report.md shows them
 
     def heading(self, text: str) -> None:
         self.parts.append(("heading", text))
@@ -48,6 +50,6 @@ class Book:
     def write(self) -> Path:
         """summary.md, whole or not at all."""
         page = self.folder / "summary.md"
-        text = TEMPLATES.get_template("report/templates/book.md").render(this=self)
+        text = TEMPLATES.get_template("report/templates/markdown_report.md").render(this=self)
         write_whole({page: text})
         return page
