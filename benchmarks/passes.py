@@ -37,7 +37,7 @@ from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.faithfulness import DECIDED, insertion_deletion
 from heatproof.metrics.kit import PerImage
 from heatproof.metrics.sanity import fragility, parameter_randomisation
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.models import load_model
 from heatproof.models.model import Model
 from heatproof.registry import explainers, metrics, parse_call
@@ -253,7 +253,7 @@ def audit_rows() -> Iterator[Cells]:
         methods = [forms.get(name, name) for name in FULL]
         maps = explain(model, picture, methods, progress=passed)
         targets = next(iter(maps.values())).explained
-        scene = Scene(model, Batch(("picture",), picture), maps, targets, passed=passed)
+        scene = BatchContext(model, Batch(("picture",), picture), maps, targets, passed=passed)
         for text in standard_metrics(small=False):
             entry = metrics.get(text)
             if (

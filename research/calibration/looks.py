@@ -21,8 +21,8 @@ from heatproof.contrast.tokens import Token
 from heatproof.images import make_qr
 from heatproof.images.codes import QRSet, write_codes
 from heatproof.show import pixels
+from heatproof.studies.common import named_run, write_rows
 from heatproof.studies.qr.trainings import NETWORK, as_data
-from heatproof.studies.skeleton import named_run, write_rows
 from heatproof.train.data import stratified_split
 from heatproof.train.loop import fit
 from heatproof.train.networks import small_net

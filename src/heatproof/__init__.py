@@ -20,12 +20,12 @@ import lazy_loader
 
 if TYPE_CHECKING:
     from heatproof import metrics, monitor
+    from heatproof.api import Run, audit, compare, open_run, run
     from heatproof.contrast import contrast
     from heatproof.explain import explain
     from heatproof.images import open_image
     from heatproof.models import Model, load_model
     from heatproof.rows import Score, Unit
-    from heatproof.surface import Run, audit, compare, open_run, run
     from heatproof.types import Batch, Maps, Trace
 
 __version__ = "0.2.0"
@@ -43,13 +43,13 @@ __getattr__, _attached, _ = lazy_loader.attach(
     submod_attrs={
         "images": ["open_image"],
         "models": ["Model", "load_model"],
-        "surface": ["Run", "audit", "compare", "open_run"],
+        "api": ["Run", "audit", "compare", "open_run"],
         "types": ["Batch", "Maps", "Trace"],
         "rows": ["Score", "Unit"],
     },
 )  # fmt: skip
 _CALLED = {
-    "heatproof.contrast": "contrast.api", "heatproof.explain": "explain.api", "heatproof.run": "surface",
+    "heatproof.contrast": "contrast.api", "heatproof.explain": "explain.api", "heatproof.run": "api",
 }  # rooms that are functions too  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from heatproof.surface import Run
+    from heatproof.api import Run
     from heatproof.verdict.answers import Claim, Verdict
 
 OPTION, KEY = "--heatproof-run", "heatproof_run"
@@ -78,8 +78,8 @@ def heatproof_run(request: pytest.FixtureRequest) -> CheckedRun:
     path = named_run(request.config)
     if path is None:
         pytest.skip(f"no run is named; give pytest {OPTION} FOLDER, or set {KEY} in its settings")
+    from heatproof.api import open_run
     from heatproof.errors import HeatproofError
-    from heatproof.surface import open_run
     from heatproof.verdict.gate import whole
     from heatproof.verdict.rules import MIN_USABLE
 

@@ -19,7 +19,7 @@ import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.specificity import (
     BINS,
     BLANK,
@@ -139,7 +139,7 @@ def test_maps_of_untrained_networks_are_made_once_for_both_metrics(images: Tenso
     model = hp.load_model(net)
     batch = Batch(tuple("abcd"), images, torch.zeros(4, dtype=torch.long))
     maps = hp.explain(model, images, ["gradcam", "gradient"], 0)
-    scene = Scene(model, batch, maps, batch.labels)
+    scene = BatchContext(model, batch, maps, batch.labels)
     draws = []
     for scenes in ((scene, scene), (scene, replace(scene, kept={}))):
         scene.kept.clear()

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import heatproof as hp
 from heatproof.cli import main
 from heatproof.models import as_model, default_layer
-from heatproof.models.activated import RECTIFIERS
 from heatproof.models.capture import capture
+from heatproof.models.default_layers import RECTIFIERS
 from heatproof.models.layers import find_module, first_tensor, picture_layers
 from heatproof.models.model import Model, untouched
 

@@ -15,7 +15,7 @@ from conftest import needs_cuda, same, small_cnn, small_vit, state_of
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import PerImage
 from heatproof.metrics.occlusion import part_occlusion
-from heatproof.metrics.scene import Gallery, Group, Scene
+from heatproof.metrics.scene import BatchContext, Group, ImagePool
 from heatproof.models.asked import asked
 from heatproof.models.heads import HEADS
 from heatproof.models.model import Model
@@ -195,7 +195,7 @@ def test_every_metric_of_images_gives_numbers_or_reasons(head: str) -> None:
     model, columns = asked(model, shown, targets)
     maps = {name: hp.explain(model, shown, name, columns)[name] for name in ("gradcam", "gradient")}
     explained = maps["gradcam"].explained
-    scene = Scene(model, Batch(tuple("abcd"), shown, explained, truth(4)), maps, explained)
+    scene = BatchContext(model, Batch(tuple("abcd"), shown, explained, truth(4)), maps, explained)
     calls = [f"{name}({CHEAP[name]})" if name in CHEAP else name for name in OF_IMAGES]
     for request, method, scores in measure(calls, scene).found:
         every_number(scores, f"{request.text} of {method}")
@@ -244,7 +244,7 @@ def test_mosaics_give_numbers_or_a_sentence(head: str, name: str) -> None:
     entry = metrics.get(name)
     pictures = Batch(tuple("abcdefgh"), images(8))
     centre(model.module, pictures.images)
-    gallery = Gallery(model, ("gradcam",), lambda _: pictures, None, {"seed": 0})
+    gallery = ImagePool(model, ("gradcam",), lambda _: pictures, None, {"seed": 0})
     assert entry.call is not None
     try:
         found = entry.call(entry.function, gallery, {"confident": 0.0})

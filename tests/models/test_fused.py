@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import heatproof as hp
-from heatproof.models.fused import Fusion, Later, fusion_of
+from heatproof.models.fused import DeferredConv, Fusion, fusion_of
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +178,7 @@ def test_what_is_put_off_is_a_tensor_to_everybody_else() -> None:
         fusion.refresh()
         with fusion():
             later = net.middle(images)
-            assert isinstance(later, Later) and later.shape == expected.shape
+            assert isinstance(later, DeferredConv) and later.shape == expected.shape
             assert torch.equal(torch.cat([later, later]), torch.cat([expected, expected]))
             assert torch.equal(later.flatten(1).amax(1), expected.flatten(1).amax(1))
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import HeatproofError
-from heatproof.models.activated import default_layer, why
 from heatproof.models.asked import asked, with_head
+from heatproof.models.default_layers import default_layer, why
 from heatproof.models.heads import Detection, Embedding, Regression, Segmentation
 from heatproof.models.heads.dense import box_overlap
 from heatproof.models.layers import guessed_layer

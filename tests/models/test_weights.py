@@ -19,11 +19,11 @@ from heatproof.cli import main
 from heatproof.errors import InputError, MissingExtraError
 from heatproof.models.classes import imagenet_classes, model_classes
 from heatproof.models.keras_graph import import_keras
-from heatproof.run.study import Opened, check_study, open_study
+from heatproof.run.study import ResolvedStudy, check_study, open_study
 from heatproof.run.weights import Checkpoint, weights_hash
+from heatproof.studies.common import local_spec
 from heatproof.studies.cose import CoseSettings, cose_study
 from heatproof.studies.localise import LocaliseSettings, localise_study
-from heatproof.studies.skeleton import local_spec
 from tiny_study import make_study, write_study
 
 NAMED = """
@@ -45,7 +45,7 @@ def named():
 def study(
     folder: Path, names: tuple[str, ...] | None, classes: int = 2, loads: bool = False, extra: str = "",
     metrics: tuple[str, ...] = ("accuracy",), run: str = "",
-) -> Opened:  # fmt: skip
+) -> ResolvedStudy:  # fmt: skip
     make_study(folder, images=4)
     code = NAMED.replace("NAMES", repr(names)).replace("CLASSES", str(classes)).replace("LOADS", str(loads))
     (folder / "net.py").write_text(code)
@@ -70,7 +70,7 @@ def shared(one: nn.Module, other: nn.Module) -> list[str]:
     return [name for (name, a), b in pairs if torch.equal(a, b) and a.unique().numel() > 1]
 
 
-def with_random(opened: Opened, spec: str) -> Opened:
+def with_random(opened: ResolvedStudy, spec: str) -> ResolvedStudy:
     path = opened.folder / "study.toml"
     path.write_text(path.read_text().replace('"net.py:named"', f'"{spec}"\nrandom_init = true'))
     return open_study(path)

@@ -14,7 +14,7 @@ PATH = [
     "images", "models", "explain", "metrics", "train", "store", "run", "contrast", "verdict", "monitor",
     "report", "studies",
 ]  # fmt: skip
-ENDS = {"cli", "demo", "pytest_plugin", "surface", "__init__", "__main__"}  # may use everything
+ENDS = {"cli", "demo", "pytest_plugin", "api", "__init__", "__main__"}  # may use everything
 
 
 def imports(file: Path) -> set[str]:

@@ -29,7 +29,7 @@ LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "vide
 ONLY_NAMED = {"canonical", "prev", "next", "alternate"}  # relations of <link> that load nothing
 
 
-class Opened(HTMLParser):
+class ResolvedStudy(HTMLParser):
     """What a page loads, where it leads, and the places on it that can be led to."""
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class Opened(HTMLParser):
             self.links.append(given["href"])
 
 
-opened = cache(Opened)
+opened = cache(ResolvedStudy)
 
 
 @pytest.fixture(scope="module")

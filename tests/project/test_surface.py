@@ -103,7 +103,7 @@ def test_rooms_and_functions_of_one_name_both_work() -> None:
     script = (
         "import heatproof.explain.api as api, heatproof.run.engine as engine, heatproof as hp\n"
         "from heatproof.explain import explain\n"
-        "from heatproof.surface import run\n"
+        "from heatproof.api import run\n"
         "assert explain is api.explain is hp.explain.explain and engine.run_study and hp.run.run is run\n"
         "assert callable(hp.explain) and callable(hp.run)"
     )
@@ -225,9 +225,7 @@ def test_without_pandas_scores_are_arrow_and_without_that_arrays(
     run: hp.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = {"pandas"}
-    monkeypatch.setattr(
-        "heatproof.surface.find_spec", lambda name: None if name in absent else find_spec(name)
-    )
+    monkeypatch.setattr("heatproof.api.find_spec", lambda name: None if name in absent else find_spec(name))
     count = len(run.folder.scores().sql("from scores"))
     arrow = run.scores()
     assert arrow.num_rows == count and arrow.schema.field("label").nullable

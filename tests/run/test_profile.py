@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from heatproof.cli import main
 from heatproof.run import profile as section
-from heatproof.run.behind import WAITING_UNITS, Ahead, Behind
+from heatproof.run.background import WAITING_UNITS, Prefetcher, WriteQueue
 from heatproof.run.engine import run_study
 from heatproof.run.measure import joined, on_host, taken_apart
 from heatproof.run.profile import BETWEEN, Profiler, profiling
@@ -175,15 +175,15 @@ def test_what_is_done_behind_keeps_its_order_and_its_errors() -> None:
     def fails() -> None:
         raise OSError("the disk is full")
 
-    with Behind() as behind:
+    with WriteQueue() as behind:
         behind.do(slow)
         assert done == [] and WAITING_UNITS > 1  # the caller went on
         gate.set()
         behind.do(lambda: done.append("next"))
     assert done == ["slow", "next"]
-    with pytest.raises(OSError, match="full"), Behind() as behind:
+    with pytest.raises(OSError, match="full"), WriteQueue() as behind:
         behind.do(fails)
-    with pytest.raises(KeyError), Behind() as behind:
+    with pytest.raises(KeyError), WriteQueue() as behind:
         behind.do(lambda: done.append("kept"))
         raise KeyError
     assert done[-1] == "kept"
@@ -198,14 +198,14 @@ def test_the_next_one_is_fetched_and_prepared_while_the_caller_works() -> None:
         finally:
             closed.set()
 
-    with Ahead(things(), prepared.append) as each:
+    with Prefetcher(things(), prepared.append) as each:
         assert next(each) == "a"
         until = time.monotonic() + 5
         while "b" not in prepared and time.monotonic() < until:
             time.sleep(0.001)
         assert prepared == ["a", "b"]
     assert closed.is_set()  # though it was left early
-    with Ahead(things(), prepared.append) as each:
+    with Prefetcher(things(), prepared.append) as each:
         assert list(each) == ["a", "b", "c"]
 
 
@@ -215,5 +215,5 @@ def broken() -> Generator[str, None, None]:
 
 
 def test_what_goes_wrong_ahead_is_raised_to_the_caller() -> None:
-    with pytest.raises(OSError, match="gone"), Ahead(broken(), str) as each:
+    with pytest.raises(OSError, match="gone"), Prefetcher(broken(), str) as each:
         list(each)

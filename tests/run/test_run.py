@@ -20,11 +20,11 @@ from heatproof.cli import main
 from heatproof.errors import CheckpointError, InputError, StoreError
 from heatproof.images import Preprocess, open_source
 from heatproof.metrics.checkpoint_pairs import comparable
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.models import probabilities
 from heatproof.run import worker
 from heatproof.run.engine import prepare, run_study
-from heatproof.run.measure import Findings, measure
+from heatproof.run.measure import MetricResults, measure
 from heatproof.run.plan import make_plan
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
@@ -552,7 +552,7 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     methods, metrics = ["gradcam", "gradient", "random"], ["accuracy", "cscore", "randomisation", "localise"]
     sizes: list[int] = []
 
-    def limited(names: Sequence[str], scene: Scene) -> Findings:
+    def limited(names: Sequence[str], scene: BatchContext) -> MetricResults:
         sizes.append(len(scene.batch.ids))
         if sizes[-1] > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 MiB")

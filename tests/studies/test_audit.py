@@ -18,12 +18,21 @@ from heatproof.errors import HeatproofError, InputError
 from heatproof.images import Preprocess, batches, open_source
 from heatproof.run.config import read_study
 from heatproof.run.progress import Progress
-from heatproof.run.study import Opened, check_study, open_study
+from heatproof.run.study import ResolvedStudy, check_study, open_study
 from heatproof.studies.audit import ascent, choose
-from heatproof.studies.audit.ascent import Ascent
-from heatproof.studies.audit.choose import AT_EASE, CORE, FIRST, MORE, MOST_OFF, VOTE, Ladder, Selection
+from heatproof.studies.audit.ascent import AuditScheduler
+from heatproof.studies.audit.choose import (
+    AT_EASE,
+    CORE,
+    FIRST,
+    MORE,
+    MOST_OFF,
+    VOTE,
+    BudgetPlanner,
+    Selection,
+)
 from heatproof.studies.audit.held import held_pictures
-from heatproof.studies.audit.prices import Lot, Prices
+from heatproof.studies.audit.prices import CostModel, MetricGroup
 from heatproof.studies.audit.protocol import plan_audit, run_audit
 from heatproof.studies.audit.settings import AuditSettings
 from tiny_study import fingerprint, make_study
@@ -67,7 +76,7 @@ def settings(out: str, **more: object) -> AuditSettings:
     return AuditSettings(model="net.py:tiny", images=Path("pictures"), out=Path(out), **wanted)  # type: ignore[arg-type]
 
 
-class Fixed(Prices):
+class Fixed(CostModel):
     """So many seconds for a method's vote, a tenth for each lot of metrics, ten for a dear method."""
 
     def method(self, method: str) -> float:
@@ -75,7 +84,7 @@ class Fixed(Prices):
             raise InputError(f"{method} is for other networks")
         return 10.0 if method.partition("(")[0] in "integrated-gradients occlusion lime rise" else 0.0
 
-    def lot(self, lot: Lot) -> float:
+    def lot(self, lot: MetricGroup) -> float:
         return 1.0 if lot == self.vote else 0.1
 
     decoding = 0.0  # type: ignore[assignment]
@@ -88,7 +97,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened_study(many: Path, limit: int = 1000) -> Opened:
+def opened_study(many: Path, limit: int = 1000) -> ResolvedStudy:
     config = {"methods": ["random"], "model": {"spec": "net.py:tiny", "checkpoints": "epochs/epoch02.pt"},
               "images": {"kind": "folder", "path": "pictures", "limit": limit}}  # fmt: skip
     opened = open_study(config)
@@ -102,8 +111,8 @@ def chosen(many: Path, seconds: float, limit: int = 1000, wanted: tuple[str, ...
     return ladder(opened, seconds, wanted).climb(wanted)[-1]
 
 
-def ladder(opened: Opened, seconds: float, wanted: tuple[str, ...] = ()) -> Ladder:
-    return Ladder(opened, Fixed(opened, wanted[:1] or FIRST, VOTE), 2, lambda: seconds, seconds / 60)
+def ladder(opened: ResolvedStudy, seconds: float, wanted: tuple[str, ...] = ()) -> BudgetPlanner:
+    return BudgetPlanner(opened, Fixed(opened, wanted[:1] or FIRST, VOTE), 2, lambda: seconds, seconds / 60)
 
 
 def left_out(one: Selection) -> set[str]:
@@ -243,7 +252,7 @@ def test_an_audit_that_was_stopped_goes_on_to_the_same_rows(folder: Path) -> Non
 
 
 def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ascent, "Prices", Fixed)  # 1.4 s and more for each method and picture
+    monkeypatch.setattr(ascent, "CostModel", Fixed)  # 1.4 s and more for each method and picture
     few = {
         "CORE": ("layercam",),
         "MORE": (),
@@ -253,13 +262,13 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
     }
     for name, value in few.items():
         monkeypatch.setattr(choose, name, value)
-    monkeypatch.setattr(Ladder, "took", lambda self, step, seconds: setattr(self, "held", step))
+    monkeypatch.setattr(BudgetPlanner, "took", lambda self, step, seconds: setattr(self, "held", step))
 
-    def spent(self: Ascent) -> float:  # a machine on which all takes a third longer than expected
+    def spent(self: AuditScheduler) -> float:  # a machine on which all takes a third longer than expected
         held = self.ladder.held
         return 1.3 * held.pictures * self.ladder.prices.picture(held.methods, held.lots) if held else 0.0
 
-    monkeypatch.setattr(Ascent, "spent", property(spent))
+    monkeypatch.setattr(AuditScheduler, "spent", property(spent))
     short = settings("grown", methods=(), limit=None, minutes=1.05)
     first = run_audit(short, plan_audit(short))
     before = read_study("grown/study.toml")

@@ -23,6 +23,7 @@ from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.images.edits import EDITS
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder
+from heatproof.studies.common import mean_value
 from heatproof.studies.qr import QrSettings
 from heatproof.studies.qr import results as published
 from heatproof.studies.qr.page import floor_text, leakage_answer, seed_text
@@ -41,7 +42,6 @@ from heatproof.studies.qr.results import (
     seed_value,
 )  # fmt: skip
 from heatproof.studies.qr.trainings import Trained
-from heatproof.studies.skeleton import mean_value
 from heatproof.train import DEPTHS, REGIMES, Epoch, History
 
 pytestmark = pytest.mark.trains

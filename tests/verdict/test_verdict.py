@@ -28,7 +28,7 @@ from heatproof.store.ledger import read_record
 from heatproof.verdict import answers, follow
 from heatproof.verdict.answers import HEADLINES, UNDECIDED, MethodAnswer, NetworkAnswer, Verdict
 from heatproof.verdict.data import read_run
-from heatproof.verdict.follow import FollowRule, chance_above, decided, holm
+from heatproof.verdict.follow import FollowRule, decided, holm, p_above
 from heatproof.verdict.gate import check
 from heatproof.verdict.judge import FILE, UNMOVED, judge
 from made_run import CLASSES, EVIL, METHODS, Values, make_run
@@ -356,12 +356,12 @@ def test_the_chance_is_that_of_a_t_test() -> None:
     values = np.random.default_rng(0).normal(0.1, 0.3, 40)
     for threshold in (-0.2, 0.1, 0.4):
         known = stats.ttest_1samp(values, threshold, alternative="greater").pvalue
-        assert chance_above(values, threshold) == pytest.approx(known)
-        assert chance_above(-values, -threshold) == pytest.approx(1 - known)
+        assert p_above(values, threshold) == pytest.approx(known)
+        assert p_above(-values, -threshold) == pytest.approx(1 - known)
     constant = np.full(40, 0.1)
-    assert [chance_above(constant, t) for t in (0.0, 0.1, 0.2)] == [0.0, 1.0, 1.0]
-    assert chance_above(-constant, -0.1) == 1.0, "what is at the threshold is on neither side"
-    chance_above(constant + 1e-17 * np.arange(40), 0.2)  # and nothing is warned of
+    assert [p_above(constant, t) for t in (0.0, 0.1, 0.2)] == [0.0, 1.0, 1.0]
+    assert p_above(-constant, -0.1) == 1.0, "what is at the threshold is on neither side"
+    p_above(constant + 1e-17 * np.arange(40), 0.2)  # and nothing is warned of
 
 
 def test_many_methods_are_corrected_by_hand() -> None:

@@ -181,8 +181,8 @@ def list_layers(model: str, image_size: int | None) -> None:
     check_network(model, ())  # before torch is imported, which takes its time
     import torch
 
-    from heatproof.models.activated import why
     from heatproof.models.capture import capture
+    from heatproof.models.default_layers import why
     from heatproof.models.layers import picture_layers
     from heatproof.models.load import load_model
     from heatproof.models.model import untouched

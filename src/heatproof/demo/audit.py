@@ -17,8 +17,8 @@ from heatproof.report.page import write_page
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.studies import cose
+from heatproof.studies.common import named_run
 from heatproof.studies.cose.found import Found
-from heatproof.studies.skeleton import named_run
 from heatproof.train import Epoch, History, TrainProgress
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, read_run

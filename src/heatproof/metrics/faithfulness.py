@@ -51,7 +51,7 @@ from heatproof.metrics.curves import (
     straight_lines,
 )
 from heatproof.metrics.kit import Cause, Passes, PerImage, raw_maps, same_length
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.models.asked import asked
 from heatproof.models.model import Model, as_model, at_least_float, memory_format, untouched
 from heatproof.models.queue import Queue
@@ -281,7 +281,9 @@ def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
     return numbers // by, numbers % by
 
 
-def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+def _in_a_run(
+    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
     """Adaptive unless the study says otherwise, or asks for so few steps that there is nothing to save."""
     options = {"adaptive": can_adapt(options.get("steps", STEPS)) and DECIDED, **options}
     maps = dict(scene.maps)
@@ -292,7 +294,7 @@ def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any
     return {method: found[method].scores for method in scene.maps}
 
 
-def _absent_floors(scene: Scene) -> dict[str, Maps]:
+def _absent_floors(scene: BatchContext) -> dict[str, Maps]:
     """What walks are decided against, where nobody asked for it: a method added later walks as the others."""
     names = [floor for floor in metrics.get("insertion").floors if floor not in scene.maps]
     if not names:

@@ -45,7 +45,7 @@ from heatproof.metrics.kit import (
     same_length,
     sized_maps,
 )
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, places, upsample
 
@@ -320,7 +320,9 @@ def macro_mean(values: ArrayLike, classes: ArrayLike | Sequence[Hashable]) -> Ma
     return MacroMean(value, means, sizes, len(scores) - sum(sizes.values()))
 
 
-def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+def _in_a_run(
+    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
     truth = scene.batch.truth
     assert truth is not None
     masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None

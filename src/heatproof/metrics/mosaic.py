@@ -43,7 +43,7 @@ from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
-from heatproof.metrics.scene import Gallery
+from heatproof.metrics.scene import ImagePool
 from heatproof.models.asked import unasked
 from heatproof.models.disconnected import disconnected
 from heatproof.models.model import Model, as_model, is_out_of_memory
@@ -280,7 +280,9 @@ def disconnected_grid(
     return found
 
 
-def _in_a_run(function: Callable[..., Any], gallery: Gallery, options: dict[str, Any]) -> dict[str, PerImage]:
+def _in_a_run(
+    function: Callable[..., Any], gallery: ImagePool, options: dict[str, Any]
+) -> dict[str, PerImage]:
     shown = gallery.pictures(IN_A_RUN)
     named = {"model": gallery.model, "images": shown.images, "layer": gallery.layer}
     return dict(function(gallery.methods, shown.labels, **named, **gallery.passes, **options))

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, align, ascending, chunks, pixel_maps, sized_maps
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, constant
 
@@ -184,7 +184,9 @@ def _transform(size: tuple[int, ...], packed: bytes) -> np.ndarray:
     return field
 
 
-def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+def _in_a_run(
+    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
     assert scene.batch.truth is not None
     masks = scene.batch.truth.masks
     parts = masks["finder"], masks["timing"], masks["box"]

@@ -36,7 +36,7 @@ from heatproof.errors import InputError
 from heatproof.explain.api import begin_ahead, explain, with_enough
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.models.asked import asked
 from heatproof.models.heads.classes import OneOfMany
 from heatproof.models.model import Model, as_model
@@ -297,7 +297,9 @@ def _picture_range(model: Model, images: Tensor) -> Tensor:
     return per_map(high - low, images)
 
 
-def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+def _in_a_run(
+    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
     named: dict[str, Any] = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer}
     if function is not fragility:  # which explains the predicted class
         named["targets"] = scene.classes

@@ -17,7 +17,7 @@ Change = Callable[[Maps], Maps]
 
 
 @dataclass(frozen=True)
-class Scene:
+class BatchContext:
     """One batch: its pictures, what is known about them, and their maps by every method."""
 
     model: Model
@@ -47,7 +47,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class ImagePool:
     """A checkpoint's network and pictures, for a metric of the checkpoint that runs it on some of them."""
 
     model: Model

@@ -48,7 +48,7 @@ from heatproof.metrics.curves import area
 from heatproof.metrics.faithfulness import insertion_deletion, not_above
 from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, blanked, finite, pixel_maps
 from heatproof.metrics.sanity import Layers
-from heatproof.metrics.scene import Change, Scene
+from heatproof.metrics.scene import BatchContext, Change
 from heatproof.models.asked import asked
 from heatproof.models.function import is_function
 from heatproof.models.heads import Columns
@@ -330,7 +330,9 @@ def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
     return torch.where(per_map(maps.degenerate, values), noise.values.to(values), values)
 
 
-def _in_a_run(function: Callable[..., Any], scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+def _in_a_run(
+    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
     shown = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer, "then": scene.then}
     maps = {name: replace(one, explained=scene.classes) for name, one in scene.maps.items()}
     known = scene.kept.setdefault("maps under random weights", {})

@@ -1,4 +1,4 @@
-from .activated import default_layer
+from .default_layers import default_layer
 from .load import load_model
 from .model import Model, as_model, class_scores, predicted, probabilities
 

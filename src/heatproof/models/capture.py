@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
-from heatproof.models.activated import default_layer
 from heatproof.models.checkpoints import first_line
+from heatproof.models.default_layers import default_layer
 from heatproof.models.fused import Fusion, fusion_of
 from heatproof.models.layers import (
     find_module,

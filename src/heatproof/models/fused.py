@@ -3,9 +3,9 @@
     relu(bn(conv(x)) + z) = cudnn_convolution_add_relu(x, s W, z, s (b - mean) + beta),   z may be absent
 
 A GPU spends as long on reading and writing between these as on the convolutions themselves, and folding the
-norm alone (folding.py) saves nothing there: the bias it leaves is a kernel of its own. So what a convolution
-answers is put off (`Later`) until it is known what is done with it. Where that is a ReLU, all of it runs at
-once; anything else gets the convolution's and the norm's own answer, as if nothing had happened. One pass
+norm alone (folding.py) saves nothing there: the bias it leaves is a kernel of its own. So a convolution is
+deferred (`DeferredConv`) until it is known what is done with its output. Where that is a ReLU, all of it runs
+at once; anything else gets the convolution's and the norm's own answer, as if nothing had happened. One pass
 over one image tells which convolutions end so, and whether the answer is the network's own; if not, nothing
 is fused. These kernels know no gradient: what leads to one is never put off.
 """
@@ -46,11 +46,11 @@ class FusedStep:
         images = _now(images)
         if torch.is_grad_enabled() and images.requires_grad:
             return self.alone(images, normed=False)
-        return Later(self, images)
+        return DeferredConv(self, images)
 
     def passes_norm(self, images: Tensor) -> Tensor:
         """The norm's forward."""
-        if isinstance(images, Later) and images.step is self and not images.normed:
+        if isinstance(images, DeferredConv) and images.step is self and not images.normed:
             images.normed = True
             return images
         assert self.norm is not None
@@ -74,7 +74,7 @@ class FusedStep:
         )
 
 
-class Later(Tensor):
+class DeferredConv(Tensor):
     """What a convolution will answer, and is not asked for before it is known what follows."""
 
     step: FusedStep
@@ -85,7 +85,7 @@ class Later(Tensor):
     made: Tensor | None
 
     @staticmethod
-    def __new__(cls, step: FusedStep, images: Tensor) -> Later:
+    def __new__(cls, step: FusedStep, images: Tensor) -> DeferredConv:
         spans = zip(images.shape[2:], step.conv.kernel_size, *_sides(step.conv), strict=True)
         sides = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in spans]
         shape = (len(images), step.conv.out_channels, *sides)
@@ -98,20 +98,20 @@ class Later(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, first = kwargs or {}, args[0] if args else None
         with torch._C.DisableTorchFunctionSubclass():
-            if func in RELU and isinstance(first, Later):
+            if func in RELU and isinstance(first, DeferredConv):
                 return first._rectified(func in IN_PLACE or _in_place(args, kwargs))
-            if func in RELU6 and isinstance(first, Later) and kwargs.get("min_val", 0) == 0:
+            if func in RELU6 and isinstance(first, DeferredConv) and kwargs.get("min_val", 0) == 0:
                 return first._rectified(_in_place(args, kwargs), kwargs.get("max_val", 6.0))
             if func in ADD and len(args) == 2 and not kwargs:
                 joined = _joined(func in IN_PLACE, *args)
                 if joined is not None:
                     return joined
-            args, kwargs = tree_map_only(Later, _now, (args, kwargs))
+            args, kwargs = tree_map_only(DeferredConv, _now, (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        args, kwargs = tree_map_only(Later, _now, (args, kwargs or {}))
+        args, kwargs = tree_map_only(DeferredConv, _now, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def _rectified(self, in_place: bool, most: float | None = None) -> Tensor:
@@ -131,7 +131,7 @@ class Later(Tensor):
         if any(version != _version(one) for one, version in self.read):
             raise RuntimeError("what a convolution reads was changed before its answer was asked for")
 
-    def with_shortcut(self, other: Tensor, in_place: bool) -> Later | None:
+    def with_shortcut(self, other: Tensor, in_place: bool) -> DeferredConv | None:
         """This plus another tensor, still put off; None where it cannot be."""
         step = self.step
         fits = step.weight is not None and other.dtype == step.weight.dtype and other.shape == self.shape
@@ -139,7 +139,7 @@ class Later(Tensor):
             return None
         if step.norm is not None and not self.normed:
             return None
-        summed = self if in_place else Later(step, self.images)
+        summed = self if in_place else DeferredConv(step, self.images)
         summed.normed, summed.shortcut = self.normed, other
         summed.read = [*self.read, (other, _version(other))]
         return summed
@@ -149,17 +149,17 @@ def _in_place(args: Any, kwargs: Any) -> bool:
     return kwargs.get("inplace") is True or True in args[1:]
 
 
-def _joined(in_place: bool, left: Any, right: Any) -> Later | None:
-    if isinstance(left, Later) and isinstance(right, Tensor):
+def _joined(in_place: bool, left: Any, right: Any) -> DeferredConv | None:
+    if isinstance(left, DeferredConv) and isinstance(right, Tensor):
         return left.with_shortcut(_now(right), in_place)
-    if isinstance(right, Later) and isinstance(left, Tensor) and not in_place:
+    if isinstance(right, DeferredConv) and isinstance(left, Tensor) and not in_place:
         return right.with_shortcut(_now(left), in_place)
     return None
 
 
 def _now(images: Tensor) -> Tensor:
     """What was put off, by the network's own parts; other tensors as they are."""
-    if not isinstance(images, Later):
+    if not isinstance(images, DeferredConv):
         return images
     with torch._C.DisableTorchFunctionSubclass():
         if images.made is None:

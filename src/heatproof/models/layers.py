@@ -3,8 +3,8 @@
 Known families are recognised by the names of their parts, other networks by their shape: the last
 convolution with the normalisation and activation behind it, or the first normalisation of the last block
 of a transformer (behind it, a class token alone carries the gradient). Where an activation may follow the
-guess, one pass over one image steps behind it (activated.py); where the guess turns out not to be a picture,
-one pass finds the last layer that is.
+guess, one pass over one image steps behind it (default_layers.py); where the guess is not a picture, one pass
+finds the last layer that is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ENDS_ACTIVATED = ("Mixed_7c", "inception5b", "mixed10", "layer4", "trunk_output.
 def find_module(module: nn.Module, name: str) -> nn.Module:
     """The part of that name, or the only one whose name ends so; last_conv: the last convolution.
 
-    A name may end with "+relu": the part's output behind the function that rectifies it (activated.py).
+    A name may end with "+relu": the part's output behind the function that rectifies it (default_layers.py).
     """
     name = name.partition("+")[0]
     try:

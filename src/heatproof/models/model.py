@@ -355,7 +355,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
     """
     parts, weights = _insides(module)
     cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
-    with deferring, torch.random.fork_rng(devices=cuda), given_back(module), eagerly(parts):
+    with deferring, torch.random.fork_rng(devices=cuda), restore_flags(module), eagerly(parts):
         for part in parts:
             # Not module.eval(): users override it, and some overrides do more than set the flag. Past
             # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
@@ -367,7 +367,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def given_back(module: nn.Module) -> Iterator[None]:
+def restore_flags(module: nn.Module) -> Iterator[None]:
     """Modes and requires_grad flags come back, whatever happens."""
     parts, weights = _insides(module)
     modes = [part.training for part in parts]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from heatproof.models.activated import Rectified
+from heatproof.models.default_layers import Rectified
 from heatproof.models.layers import find_module, first_tensor
 
 

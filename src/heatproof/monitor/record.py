@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.metrics.gold import ListRule, gold_list
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured, undisturbed
@@ -167,7 +167,7 @@ class Recorder:
         places = self.held.take(rows).explained.rows
         own = torch.isin(places, torch.tensor(at))
         maps = {name: found.maps[name].take(own).to("cpu") for name in task.unit.methods}
-        scene = Scene(model, batch, maps, targets, self.layer, seed=self.seed)
+        scene = BatchContext(model, batch, maps, targets, self.layer, seed=self.seed)
         with undisturbed(model):
             scores += maker.scores(task.unit.metrics, scene)
         pictures: Any = part.pixels[rows_of.numpy()]

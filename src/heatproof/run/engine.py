@@ -20,7 +20,7 @@ from heatproof.models.batches import measured_batch
 from heatproof.models.load import best_device
 from heatproof.models.model import Model, is_out_of_memory
 from heatproof.models.precision import usual_precision
-from heatproof.run.foreign import map_names, method_hashes
+from heatproof.run.external_methods import map_names, method_hashes
 from heatproof.run.inputs import check_accuracy
 from heatproof.run.plan import RunPlan, make_plan
 from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
@@ -28,7 +28,7 @@ from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress
 from heatproof.run.provenance import BY_MTIME, FREE, Origin, code_hashes, filled, growing
 from heatproof.run.ray_engine import run_ray
-from heatproof.run.study import Opened, check_study, open_study
+from heatproof.run.study import ResolvedStudy, check_study, open_study
 from heatproof.run.worker import Job, Work, run_local
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import StopRequested
@@ -62,7 +62,7 @@ class Result:
 class Prepared:
     """A study that passed every check, and the manifest of the run it asks for."""
 
-    opened: Opened
+    opened: ResolvedStudy
     manifest: Manifest
     path: Path
 
@@ -116,7 +116,7 @@ def prepare(
     return Prepared(opened, manifest, path)
 
 
-def settle(opened: Opened, manifest: Manifest | None) -> None:
+def settle(opened: ResolvedStudy, manifest: Manifest | None) -> None:
     """Device, threads, precision: as the study says, else as the run began, else what this machine has."""
     begun, asked = manifest.config.get("run", {}) if manifest else {}, opened.study.run
     opened.device = best_device(asked.device or begun.get("device"))
@@ -174,7 +174,7 @@ def run_study(
     if not folder.done():
         for line in opened.describe():
             progress.say(line)
-    gone = outgrown(folder, plan, prepared.pictures)
+    gone = superseded_units(folder, plan, prepared.pictures)
     folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), gone)
     stopped = False
     try:
@@ -187,7 +187,7 @@ def run_study(
             done = folder.done()
             blocks = plan.shard(*shard)
             own = {task.unit.hash for block in blocks for task in block.tasks}
-            mend(folder, own | {task.unit.hash for task in plan.groups}, progress.say)
+            drop_incomplete_units(folder, own | {task.unit.hash for task in plan.groups}, progress.say)
             say_makers(folder, opened.device, progress.say)
             jobs = [Job(b, t) for b in blocks if (t := tuple(t for t in b.tasks if t.unit.hash not in done))]
             progress.start(sum(job.images for job in jobs), len(plan.units), len(done))
@@ -204,7 +204,7 @@ def run_study(
     return Result(folder, len(hashes), len(done), progress.images, broken, stopped, seconds)
 
 
-def outgrown(folder: RunFolder, plan: RunPlan, pictures: Sequence[tuple[str, str]]) -> set[str]:
+def superseded_units(folder: RunFolder, plan: RunPlan, pictures: Sequence[tuple[str, str]]) -> set[str]:
     """Units about fewer pictures than the run has by now: of whole checkpoints, and of a last short block."""
     before = (folder.planned() or {}).get("images", 0)
     if not 0 < before < len(pictures):
@@ -248,7 +248,7 @@ def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
     return [pictures[i][0] for i in at]
 
 
-def mend(folder: RunFolder, own: set[str], say: Say) -> None:
+def drop_incomplete_units(folder: RunFolder, own: set[str], say: Say) -> None:
     """Units that are not whole are made again; damaged parts are refused before work starts."""
     if lost := own & (set(folder.ledger.all()) - folder.done()):
         say(f"{counted(len(lost), 'unit')} not whole, made again")

@@ -24,7 +24,7 @@ from heatproof.run.plan import ANSWERS, PER_MAP, RunPlan, Task, make_plan
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import spell
 from heatproof.run.provenance import FREE, filled, growing
-from heatproof.run.study import Opened
+from heatproof.run.study import ResolvedStudy
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 
@@ -64,7 +64,7 @@ def estimate(
         yield from _timed(Worker(prepared.opened, RunFolder(prepared.path, manifest)), pending, say)
 
 
-def outline(opened: Opened) -> Iterator[tuple[str, str]]:
+def outline(opened: ResolvedStudy) -> Iterator[tuple[str, str]]:
     """What can be said of a study without loading its model: what there is, and how much."""
     checkpoints = [checkpoint.name for checkpoint in opened.checkpoints]
     plan = make_plan(Manifest(opened.config, models=dict.fromkeys(checkpoints, "")), len(opened.source))

@@ -31,12 +31,12 @@ from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
 from heatproof.metrics.kit import PerImage
-from heatproof.metrics.scene import Gallery, Group
+from heatproof.metrics.scene import Group, ImagePool
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.metrics.stats import mean_interval
 from heatproof.run.answers import StoredAnswers, anchor_answers, anchor_of, read_answers
-from heatproof.run.foreign import READ, runnable
+from heatproof.run.external_methods import READ, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import Task
 from heatproof.run.score import NOT_DEFINED, RowMaker
@@ -53,7 +53,7 @@ Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
 
 def group_rows(
     folder: RunFolder, task: Task, ids: Sequence[str], model: str, device: str = "cpu",
-    gallery: Callable[[], Gallery] | None = None,
+    gallery: Callable[[], ImagePool] | None = None,
 ) -> list[Score]:  # fmt: skip
     """The rows of one group task; pairs of maps are compared on the device. gallery: for metrics that ask."""
     answers = read_answers(folder, task.unit.checkpoint, tuple(map(valid_unicode, ids)))
@@ -126,7 +126,7 @@ class _Stored:
     answers: StoredAnswers
     maps: MapStore
     device: str
-    gallery: Callable[[], Gallery] | None = None
+    gallery: Callable[[], ImagePool] | None = None
 
     def cells(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
         """By method: what the metric says about its maps, or why it says nothing."""

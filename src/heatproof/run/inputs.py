@@ -28,7 +28,7 @@ from heatproof.models.libraries import sized
 from heatproof.models.model import CONVOLUTIONS, Model, input_channels
 
 if TYPE_CHECKING:
-    from heatproof.run.study import Opened
+    from heatproof.run.study import ResolvedStudy
 
 MOST, AT_ONCE = 256, 32  # images of the first pass
 CONFIDENCE, MARGIN = 0.99, 0.05
@@ -59,7 +59,7 @@ class Answers(NamedTuple):
         )
 
 
-def first_answers(opened: Opened, most: int = MOST) -> Answers | None:
+def first_answers(opened: ResolvedStudy, most: int = MOST) -> Answers | None:
     """Answers of the last checkpoint for images in the proportions of their classes; None without labels."""
     source, model = opened.source, opened.model(opened.checkpoints[-1].name)
     if not opened.classes or not any(sample.stated for sample in source.samples):
@@ -87,7 +87,7 @@ def first_answers(opened: Opened, most: int = MOST) -> Answers | None:
     return Answers(np.concatenate(truth), np.concatenate(answers), single)
 
 
-def check_accuracy(opened: Opened, expected: float | None) -> None:
+def check_accuracy(opened: ResolvedStudy, expected: float | None) -> None:
     """Raise InputError if the accuracy of the last checkpoint is far from the expected one."""
     if expected is None:
         return
@@ -113,7 +113,7 @@ def check_accuracy(opened: Opened, expected: float | None) -> None:
     )
 
 
-def order_warning(opened: Opened, answers: Answers | None) -> list[str]:
+def order_warning(opened: ResolvedStudy, answers: Answers | None) -> list[str]:
     """One sentence if another order of the classes explains the labels much better."""
     order = answers.order if answers else None
     return [order.sentence(opened.source.classes, answers.truth.shape[1])] if answers and order else []

@@ -13,7 +13,9 @@ Renamed = tuple[dict[int, int], tuple[str, ...]]  # the model's number of each l
 ASIDE: Renamed = ({}, ())  # labels that are not the network's, where nothing asks for them
 
 
-def as_the_model_s(source: Source, model: Model, count: int, vouched: bool, unused: bool) -> Renamed | None:
+def match_labels_to_model(
+    source: Source, model: Model, count: int, vouched: bool, unused: bool
+) -> Renamed | None:
     """How labels become the classes of a model that has `count`; None where they are these already.
 
     vouched: somebody listed the model's classes. unused: nothing reads labels. A network that knows other

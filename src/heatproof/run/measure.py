@@ -12,9 +12,9 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.sampling import uncertainty
 from heatproof.metrics.kit import Cause, PerImage, blanked, finite
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.registry import Metric
-from heatproof.run.foreign import in_order, runnable
+from heatproof.run.external_methods import in_order, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import ANSWERS, PER_MAP
 from heatproof.timeline import span
@@ -24,7 +24,7 @@ BESIDE = ("dead", "error", "passes")
 
 
 @dataclass(frozen=True)
-class Findings:
+class MetricResults:
     """By method, on the device until they are fetched."""
 
     bad: dict[str, Tensor]  # "b" bool: maps that are not finite
@@ -38,7 +38,7 @@ class Findings:
         for _, _, scores in self.found:
             yield from (*scores.values(), *(cause.where for cause in scores.causes))
 
-    def fetched(self, tensors: Iterator[Tensor]) -> Findings:
+    def fetched(self, tensors: Iterator[Tensor]) -> MetricResults:
         """The same made of other tensors, in the order in which `tensors` gives them."""
         bad = {method: next(tensors) for method in self.bad}
         blank = {
@@ -50,10 +50,10 @@ class Findings:
             values = {name: next(tensors) for name in scores}
             causes = [Cause(cause.sentence, next(tensors), cause.names) for cause in scores.causes]
             found.append((request, method, PerImage(values, causes)))
-        return Findings(bad, blank, found)
+        return MetricResults(bad, blank, found)
 
 
-def measure(metrics: Sequence[str], scene: Scene) -> Findings:
+def measure(metrics: Sequence[str], scene: BatchContext) -> MetricResults:
     """Every metric of the scene's maps; maps that are not finite are measured as zeros and named in `bad`."""
     bad = {method: ~finite(maps) for method, maps in scene.maps.items()}
     scene = replace(scene, maps={method: blanked(maps) for method, maps in scene.maps.items()})
@@ -76,7 +76,7 @@ def measure(metrics: Sequence[str], scene: Scene) -> Findings:
         for request in requests
         for method, scores in computed[request.entry.function, request.options].items()
     ]
-    return Findings(bad, blank, found)
+    return MetricResults(bad, blank, found)
 
 
 def _extremes(maps: Maps) -> Maps:
@@ -100,7 +100,7 @@ def only_finite(maps: Maps) -> Maps:
     return maps if good.all() else maps.take(good)
 
 
-def compute(request: MetricRequest, scene: Scene) -> Mapping[str, PerImage]:
+def compute(request: MetricRequest, scene: BatchContext) -> Mapping[str, PerImage]:
     """By method: what a metric's function says about every map."""
     entry, options = request.entry, dict(request.options)
     methods = runnable(request, list(scene.maps))
@@ -114,7 +114,7 @@ def compute(request: MetricRequest, scene: Scene) -> Mapping[str, PerImage]:
     return found if whole else in_order(found, request, scene.maps)
 
 
-def _by_name(entry: Metric, scene: Scene, options: dict[str, Any]) -> dict[str, PerImage]:
+def _by_name(entry: Metric, scene: BatchContext, options: dict[str, Any]) -> dict[str, PerImage]:
     """Called once per method with what it needs, by name; returns "b" or a PerImage."""
     truth = scene.batch.truth
     offered = {

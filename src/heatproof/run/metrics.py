@@ -31,7 +31,7 @@ class MetricRequest:
 
     @property
     def shown(self) -> bool:
-        """Whether it is about a checkpoint and runs its network, on pictures of its own choice (Gallery)."""
+        """Whether it is about a checkpoint and runs its network on images of its own choice (ImagePool)."""
         return self.group and "model" in self.entry.needs and self.entry.call is not None
 
     @property

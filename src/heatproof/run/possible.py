@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heatproof.errors import HeatproofError
 from heatproof.registry import metrics
 from heatproof.run.metrics import MetricRequest, in_a_run, read_metrics
-from heatproof.run.study import ALL_CLASSES_UP_TO, Opened, check_truth
+from heatproof.run.study import ALL_CLASSES_UP_TO, ResolvedStudy, check_truth
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Possible:
         function: whether the network is only a function.
     """
 
-    opened: Opened
+    opened: ResolvedStudy
     classes: int
     labels: bool = True
     stored: bool = False

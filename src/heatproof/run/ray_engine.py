@@ -16,10 +16,10 @@ from typing import Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError, need
 from heatproof.images import batches
-from heatproof.run.behind import Behind
+from heatproof.run.background import WriteQueue
 from heatproof.run.plan import Block, Task
 from heatproof.run.process import fixed_threads
-from heatproof.run.study import Opened
+from heatproof.run.study import ResolvedStudy
 from heatproof.run.worker import Work, Worker
 from heatproof.store import RunFolder
 from heatproof.store.folder import StopRequested
@@ -100,7 +100,7 @@ def _take(ray: Any, reference: Any) -> None:
         raise InputError(problem)
 
 
-def run_block(opened: Opened, path: str, run: str, block: Block, fail_fast: bool) -> str | None:
+def run_block(opened: ResolvedStudy, path: str, run: str, block: Block, fail_fast: bool) -> str | None:
     """What a worker does: the tasks of a block that are not done; a sentence where that is impossible."""
 
     def work(worker: Worker) -> None:
@@ -109,14 +109,14 @@ def run_block(opened: Opened, path: str, run: str, block: Block, fail_fast: bool
         source, settings = worker.opened.source, worker.opened.study.run
         preprocess, indices = worker.opened.model(block.checkpoint).preprocess, range(*block.images)
         loading = batches(source, preprocess, settings.batch_size, indices, settings.workers, fail_fast)
-        with Behind() as behind:
+        with WriteQueue() as behind:
             for loaded in loading:
                 worker.run(tasks, loaded, behind)
 
     return _tried(_worker(opened, path, run), work)
 
 
-def run_group(opened: Opened, path: str, run: str, task: Task) -> str | None:
+def run_group(opened: ResolvedStudy, path: str, run: str, task: Task) -> str | None:
     return _tried(_worker(opened, path, run), lambda worker: worker.group(task))
 
 
@@ -130,7 +130,7 @@ def _tried(worker: Worker, work: Callable[[Worker], None]) -> str | None:
     return None
 
 
-def _worker(opened: Opened, path: str, run: str) -> Worker:
+def _worker(opened: ResolvedStudy, path: str, run: str) -> Worker:
     """The worker of this run: a process of a cluster outlives a run, and the next may have other settings."""
     if run not in _workers:
         _workers.clear()

@@ -27,10 +27,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from heatproof.images import Failure
-from heatproof.metrics.scene import Scene
+from heatproof.metrics.scene import BatchContext
 from heatproof.models import predicted, probabilities
 from heatproof.registry import explainers, parse_call
-from heatproof.run.measure import Findings, measure, on_host
+from heatproof.run.measure import MetricResults, measure, on_host
 from heatproof.run.metrics import MetricRequest
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE, PER_MAP
 from heatproof.run.study import ALL_CLASSES_UP_TO
@@ -77,14 +77,14 @@ class RowMaker:
             value, reason = (math.nan, NO_ANSWER) if guess is None else (float(guess), "")
             yield self.row(name, label, guess, "", "predicted", value, reason)
 
-    def scores(self, metrics: Sequence[str], scene: Scene) -> Iterator[Score]:
+    def scores(self, metrics: Sequence[str], scene: BatchContext) -> Iterator[Score]:
         """Metrics of the scene's maps, method by method; a map that is not finite is scored NaN."""
         findings = measure(metrics, scene)
         given = on_host([*findings.tensors()])
         return self.found(findings.fetched(iter(given)), scene.batch, scene.targets)
 
     def found(
-        self, findings: Findings, batch: Batch, targets: Tensor, unanswered: Tensor | None = None
+        self, findings: MetricResults, batch: Batch, targets: Tensor, unanswered: Tensor | None = None
     ) -> Iterator[Score]:
         """The rows of findings that were fetched. unanswered: "b", images whose output is not finite."""
         lost = [False] * len(batch.ids) if unanswered is None else unanswered.tolist()
@@ -111,7 +111,7 @@ class RowMaker:
         return Score(self.model, self.checkpoint, image, label, explained, method, metric, value, reason)
 
 
-def _values(findings: Findings) -> Iterator[tuple[str, str, Tensor, Sequence[str]]]:
+def _values(findings: MetricResults) -> Iterator[tuple[str, str, Tensor, Sequence[str]]]:
     for method, maps in findings.blank.items():
         yield method, PER_MAP[0], maps.degenerate, _why_blank(maps)
         if maps.error is not None and maps.passes is not None:

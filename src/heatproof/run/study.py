@@ -26,11 +26,11 @@ from heatproof.models.layers import find_module
 from heatproof.models.random_weights import keep_twin
 from heatproof.models.specs import LITE
 from heatproof.run.config import Study, as_config, read_study, study_from
+from heatproof.run.external_methods import lend_methods, map_names, refuse_methods, refuse_metrics
 from heatproof.run.files import at, check_images, open_images
 from heatproof.run.findings import check_findings, check_metrics, named_thresholds
-from heatproof.run.foreign import lend_methods, map_names, refuse_methods, refuse_metrics
 from heatproof.run.inputs import input_warnings, listed_classes
-from heatproof.run.labels import ASIDE, Renamed, as_the_model_s, renumbered
+from heatproof.run.labels import ASIDE, Renamed, match_labels_to_model, renumbered
 from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
 from heatproof.run.provenance import Origin
 from heatproof.run.values import explains_labels, refuse_for_head, told_head
@@ -42,7 +42,7 @@ PARTS_OF_A_CODE = ("finder", "timing", "box")
 
 
 @dataclass
-class Opened:
+class ResolvedStudy:
     """What every process of a run works with; it can be sent to another process before it is used there."""
 
     study: Study
@@ -148,21 +148,21 @@ class Opened:
         return self._model[1]
 
 
-def open_study(given: str | Path | Mapping[str, Any], network: Model | None = None) -> Opened:
+def open_study(given: str | Path | Mapping[str, Any], network: Model | None = None) -> ResolvedStudy:
     """Read a TOML file, or a dict of the same form, whose paths are relative to the working folder.
 
     Names of methods, metrics and sources are checked, nothing is loaded yet.
     """
     study = study_from(given) if isinstance(given, Mapping) else read_study(given)
     path = Path("study") if isinstance(given, Mapping) else Path(given)
-    opened = Opened(study, path.resolve().parent, network=network)
+    opened = ResolvedStudy(study, path.resolve().parent, network=network)
     for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", check_images)):
         with at(f"{path}: {key}"):
             check(getattr(study, key))
     return opened
 
 
-def check_study(opened: Opened) -> dict[str, str]:
+def check_study(opened: ResolvedStudy) -> dict[str, str]:
     """Refuse what cannot work; the hash of each checkpoint's weights."""
     study = opened.study
     with at("images"):
@@ -206,7 +206,7 @@ def check_study(opened: Opened) -> dict[str, str]:
     return opened.hashes
 
 
-def check_classes(opened: Opened, model: Model) -> int:
+def check_classes(opened: ResolvedStudy, model: Model) -> int:
     """How many classes the model has; where labels are used, the pictures' classes must be among them."""
     with at("model"):
         with refusal_in_a_sentence(model, model.preprocess.blank):
@@ -225,7 +225,7 @@ def check_classes(opened: Opened, model: Model) -> int:
     unused = opened.targets != "label" and not read
     vouched = "class_names" in opened.study.images.options and len(source.classes) == count
     with at("images"):
-        if renamed := as_the_model_s(source, model, count, vouched, unused):
+        if renamed := match_labels_to_model(source, model, count, vouched, unused):
             opened.renamed, opened._source = renamed, None
     return count
 
@@ -236,7 +236,7 @@ def _noise(preprocess: Preprocess) -> Tensor:
     return torch.randn(2, preprocess.channels, *preprocess.size, generator=generator)
 
 
-def load_weights(opened: Opened, checkpoint: Checkpoint) -> Model:
+def load_weights(opened: ResolvedStudy, checkpoint: Checkpoint) -> Model:
     """The study's network with one checkpoint's weights, device and preprocessing as the study says."""
     study = opened.study
     model = opened.network or build(study.model, opened.folder, checkpoint, study.run.seed)

@@ -21,21 +21,21 @@ from heatproof.images import Loaded, batches
 from heatproof.images.duplicates import SIDE
 from heatproof.images.entries import entries
 from heatproof.images.source import draw
-from heatproof.metrics.scene import Gallery, Scene
+from heatproof.metrics.scene import BatchContext, ImagePool
 from heatproof.models import Model
 from heatproof.models.asked import asked
 from heatproof.models.model import is_out_of_memory
 from heatproof.models.queue import all_logits, how_it_runs
-from heatproof.run.behind import Ahead, Behind
+from heatproof.run.background import Prefetcher, WriteQueue
 from heatproof.run.findings import answer_rows, said
 from heatproof.run.group import across_rows, group_rows
-from heatproof.run.instead import of_prediction, said_instead
-from heatproof.run.measure import Findings, measure, on_host, only_finite
+from heatproof.run.measure import MetricResults, measure, on_host, only_finite
 from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, as_stored
-from heatproof.run.study import Opened
+from heatproof.run.study import ResolvedStudy
 from heatproof.run.values import Told, told_by, value_rows
+from heatproof.run.wrong_predictions import explain_wrong_predictions, of_prediction
 from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import SeenImages, StopRequested
@@ -55,7 +55,7 @@ class Computed:
     others: dict[str, Maps] = field(default_factory=dict)  # of what the network says instead, where asked for
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     explained: Tensor = field(default_factory=lambda: torch.empty(0))
-    findings: Findings | None = None  # None where no picture could be used
+    findings: MetricResults | None = None  # None where no picture could be used
     entries: Batch | None = None  # where pictures may have several findings: what the maps are of
     said: Tensor = field(default_factory=lambda: torch.empty(0))  # the predicted ones, "b k" bool
     told: Told | None = None  # of a network that names no class
@@ -70,7 +70,7 @@ class Computed:
 class Worker:
     """Computes tasks and writes them. One per process."""
 
-    opened: Opened
+    opened: ResolvedStudy
     folder: RunFolder
     passed: Callable[[int], object] | None = None  # told the number of inputs behind each batch
     fruitless: int = 0
@@ -79,11 +79,11 @@ class Worker:
     def stored(self) -> MapStore:
         return self.folder.maps()  # which reads each index once
 
-    def run(self, tasks: Sequence[Task], loaded: Loaded, behind: Behind) -> None:
+    def run(self, tasks: Sequence[Task], loaded: Loaded, behind: WriteQueue) -> None:
         """Compute the tasks of one block on its decoded pictures; rows and files are made behind."""
         if not tasks:
             return
-        loaded = self.patiently(tasks[0], loaded)
+        loaded = self.retry_transient_reads(tasks[0], loaded)
         if self.opened.origin is not None:
             self.opened.origin.check(self.opened.source, tasks[0].unit.images, loaded)
         for task in tasks:
@@ -126,7 +126,7 @@ class Worker:
         if job.tasks[0].kind == "explain" and loaded.batch.ids:
             begin_ahead(unit.methods, self.opened.model(unit.checkpoint), loaded.batch.images, unit.seed)
 
-    def patiently(self, task: Task, loaded: Loaded) -> Loaded:
+    def retry_transient_reads(self, task: Task, loaded: Loaded) -> Loaded:
         """Read pictures again whose file was missing or whose disk failed, before that becomes a row."""
         indices = range(*task.unit.images)
         for pause in PAUSES:
@@ -199,14 +199,14 @@ class Worker:
         if task.kind == "explain":
             new, logits = self._explain(model, batch, unit, targets)
             if self.opened.study.run.both_classes and known.entries is None and targets is not None:
-                instead = said_instead(model, batch, unit, targets, logits)
+                instead = explain_wrong_predictions(model, batch, unit, targets, logits)
                 others = self._explain(model, *instead)[0] if instead else {}
             maps = {name: as_stored(made) for name, made in new.items()}
         else:
             maps = {name: self._stored_maps(unit.checkpoint, name, batch) for name in unit.methods}
         explained = torch.stack([one.explained for one in maps.values()]).amax(0).cpu()
         told = told_by(model, logits, explained)
-        scene = Scene(model, batch, maps, explained, layer, unit.seed, self.passed, as_stored)
+        scene = BatchContext(model, batch, maps, explained, layer, unit.seed, self.passed, as_stored)
         findings = measure(unit.metrics, scene)
         logits, *fetched = on_host([logits, *findings.tensors()])
         at_hand = {name: one.to("cpu") for name, one in new.items()}
@@ -265,7 +265,7 @@ class Worker:
                 signed[rows] = found.signed_values
         return Maps(method, values, size, explained, batch.ids, signed)
 
-    def gallery(self, task: Task) -> Gallery:
+    def gallery(self, task: Task) -> ImagePool:
         """The network of a checkpoint, and pictures to show to it; those that cannot be read are left out."""
         study, source, unit = self.opened.study, self.opened.source, task.unit
         model = self.opened.model(unit.checkpoint)
@@ -292,7 +292,7 @@ class Worker:
             return Batch(ids, images, torch.cat(labels) if labels else None)
 
         passes = {"seed": unit.seed, "progress": self.passed}
-        return Gallery(model, unit.methods, pictures, study.model.layer, passes)
+        return ImagePool(model, unit.methods, pictures, study.model.layer, passes)
 
     def group(self, task: Task) -> None:
         """Compute and write what is about all images of a checkpoint, or about several checkpoints."""
@@ -336,7 +336,7 @@ class Job:
 class Work:
     """What an engine is given."""
 
-    opened: Opened
+    opened: ResolvedStudy
     folder: RunFolder
     plan: RunPlan
     jobs: Sequence[Job]
@@ -370,7 +370,7 @@ def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]
     indices = [i for job in jobs for i in range(*job.block.images)]
     size, threads, ready = settings.batch_size, settings.workers, opened.model(checkpoint).preprocess
     loaded = batches(opened.source, ready, size, indices, threads, work.fail_fast)
-    with Ahead(loaded, partial(worker.begin, jobs[0])) as decoded, Behind() as behind:
+    with Prefetcher(loaded, partial(worker.begin, jobs[0])) as decoded, WriteQueue() as behind:
         for job, pictures in zip(jobs, decoded, strict=True):
             if work.stop.is_set():
                 raise StopRequested

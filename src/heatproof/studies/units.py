@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from heatproof.run.engine import check_written, mend
+from heatproof.run.engine import check_written, drop_incomplete_units
 from heatproof.run.progress import Progress
 from heatproof.store import RunFolder
 from heatproof.types import Maps, Score, Unit
@@ -29,7 +29,7 @@ def compute_units(
     units = [unit.hash for group in groups for unit in group.units]
     with folder.lock():
         folder.plan(units, 0, checkpoints)  # 0: the rows are not about every image of a set
-        mend(folder, set(units), progress.say)
+        drop_incomplete_units(folder, set(units), progress.say)
         done = folder.done()
         missing = [[unit for unit in group.units if unit.hash not in done] for group in groups]
         images = sum(group.images * len(left) for group, left in zip(groups, missing, strict=True))

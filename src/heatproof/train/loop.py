@@ -26,7 +26,7 @@ from heatproof.errors import InputError, ModelError
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
 from heatproof.models.checkpoints import write_weights
-from heatproof.models.model import Model, given_back, untouched
+from heatproof.models.model import Model, restore_flags, untouched
 from heatproof.models.queue import Queue
 from heatproof.models.tap import tap
 from heatproof.train import folder
@@ -76,7 +76,7 @@ def fit(
     train, valid = train.near(model.device), valid.near(model.device)
     optimiser: torch.optim.Optimizer | None = None
     logged = closing(GradientLog(model.module)) if gradients else nullcontext()
-    with given_back(model.module), logged as log:
+    with restore_flags(model.module), logged as log:
         for epoch in range(len(history) + 1, recipe.epochs + 1):
             number, own = recipe.at(epoch)
             plan, phase = plans[number], recipe.phases[number]

@@ -79,13 +79,13 @@ def answers(values: Values, by: FollowRule, scale: float = 0.0) -> dict[str, Ans
     judged = _judged(values)
     if (sides := limits(values, by, scale)) is not None:
         low, high = sides
-        above = holm({m: max(chance_above(one, high) for one in both) for m, both in judged.items()})
+        above = holm({m: max(p_above(one, high) for one in both) for m, both in judged.items()})
         below = holm({m: _chance_below(both, low) for m, both in judged.items()})
         found |= {m: decided(above[m], below[m]) for m in judged}
-    return found | {m: "no" for m, both in judged.items() if unmoved(both)}
+    return found | {m: "no" for m, both in judged.items() if ignores_weights(both)}
 
 
-def unmoved(both: Sequence[np.ndarray]) -> bool:
+def ignores_weights(both: Sequence[np.ndarray]) -> bool:
     """Whether random weights change nothing about a method's maps: a proof, whatever other methods do."""
     weights = both[0][np.isfinite(both[0])]
     return len(weights) >= ENOUGH and not weights.any()
@@ -105,12 +105,12 @@ def alone(both: Sequence[np.ndarray], sides: tuple[float, float] | None) -> tupl
     told: list[Answer] = []
     for kind, column in zip(KINDS, both, strict=True):
         defined = column[np.isfinite(column)]
-        if kind == KINDS[0] and unmoved(both):
+        if kind == KINDS[0] and ignores_weights(both):
             told.append("no")
         elif sides is None or len(defined) < ENOUGH:
             told.append("undecided")
         else:
-            told.append(decided(chance_above(defined, sides[1]), chance_above(-defined, -sides[0])))
+            told.append(decided(p_above(defined, sides[1]), p_above(-defined, -sides[0])))
     return tuple(told)
 
 
@@ -124,7 +124,7 @@ def decided(above: float, below: float) -> Answer:
     return "yes" if above < LEVEL else "no" if below < LEVEL else "undecided"
 
 
-def chance_above(values: np.ndarray, threshold: float) -> float:
+def p_above(values: np.ndarray, threshold: float) -> float:
     """p of the one-sided t test that the mean is above the threshold; numbers that do not vary are sure."""
     error = values.std(ddof=1) / math.sqrt(len(values)) if np.ptp(values) else 0.0
     if error == 0:
@@ -136,9 +136,9 @@ def chance_above(values: np.ndarray, threshold: float) -> float:
 
 def _chance_below(both: Sequence[np.ndarray], threshold: float) -> float:
     """p that w or p is below the threshold; 0 for maps that are the same whatever the network is."""
-    if unmoved(both):
+    if ignores_weights(both):
         return 0.0
-    return min(1.0, 2 * min(chance_above(-one, -threshold) for one in both))
+    return min(1.0, 2 * min(p_above(-one, -threshold) for one in both))
 
 
 def holm(chances: Mapping[Any, float]) -> dict[Any, float]:

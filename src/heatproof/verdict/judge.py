@@ -28,9 +28,9 @@ from heatproof.verdict.follow import (
     alone,
     answers,
     calibration,
+    ignores_weights,
     limits,
     rule,
-    unmoved,
     voter,
 )
 from heatproof.verdict.look import looks
@@ -79,7 +79,7 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         blank = data.cells.get((BLANK.name, m), Cell(math.nan)).value
         told, silent_on = [], [data.class_name(c) for c in _untold(data, values, [m])]
         if answer == "no":
-            told.append(UNMOVED if unmoved(values[m]) else "no better than its shadows")
+            told.append(UNMOVED if ignores_weights(values[m]) else "no better than its shadows")
         elif answer == "undecided" and not all(names):
             told.append(_missing(data))
         elif m in silent:

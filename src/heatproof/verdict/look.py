@@ -29,7 +29,7 @@ from heatproof.errors import counted
 from heatproof.metrics.stats import mean_interval
 from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test, listed
 from heatproof.verdict.data import RunData
-from heatproof.verdict.follow import ENOUGH, LEVEL, calibration, chance_above, decided, holm
+from heatproof.verdict.follow import ENOUGH, LEVEL, calibration, decided, holm, p_above
 from heatproof.verdict.measures import Measure
 
 NOT_ASKED = "Whether the network looks where it should was not asked"
@@ -111,8 +111,8 @@ def _not_asked(data: RunData) -> str:
 def _answers(columns: Mapping[Any, np.ndarray]) -> dict[Any, Answer]:
     there = float(calibration()["network"]["there"])
     enough = {key: column for key, column in columns.items() if len(column) >= ENOUGH}
-    above = holm({key: chance_above(column, there) for key, column in enough.items()})
-    below = holm({key: chance_above(-column, -there) for key, column in enough.items()})
+    above = holm({key: p_above(column, there) for key, column in enough.items()})
+    below = holm({key: p_above(-column, -there) for key, column in enough.items()})
     return {key: decided(above[key], below[key]) if key in enough else "undecided" for key in columns}
 
 
@@ -125,7 +125,7 @@ def _best(of: Measure) -> float:
 def _has_no_room(room: np.ndarray) -> bool:
     """Whether even the best possible scores would not surely be above chance by `there`."""
     there = float(calibration()["network"]["there"])
-    return len(room) >= ENOUGH and bool(np.isfinite(room).all()) and chance_above(room, there) >= LEVEL
+    return len(room) >= ENOUGH and bool(np.isfinite(room).all()) and p_above(room, there) >= LEVEL
 
 
 def _test(of: Measure, values: np.ndarray, answer: Answer) -> Test:

@@ -31,7 +31,7 @@ PARTS = (  # of a module: what a package may put there, and leave behind when it
 PLAIN = (type(None), bool, int, float, str, tuple)
 
 
-class AskedNetwork(nn.Module):
+class LogitsModule(nn.Module):
     """The network as a module that returns "b k" logits, with a column for each class that can be named."""
 
     def __init__(self, model: Model) -> None:
@@ -44,7 +44,7 @@ class AskedNetwork(nn.Module):
         two = self.asked.read.targets(logits.shape[1]) > logits.shape[1]  # one logit speaks for two classes
         return torch.cat([-logits, logits], 1) if two else logits
 
-    def train(self, mode: bool = True) -> AskedNetwork:
+    def train(self, mode: bool = True) -> LogitsModule:
         """It is in evaluation mode already; a user's own train() need not hear of it."""
         return self
 
@@ -70,12 +70,12 @@ class _Before:
 
 
 @contextmanager
-def calling(method: str, trace: Trace) -> Iterator[tuple[AskedNetwork, Tensor]]:
+def calling(method: str, trace: Trace) -> Iterator[tuple[LogitsModule, Tensor]]:
     """The network and the images for a package: gradients on, its draws seeded, its warnings unheard.
 
     Whatever it leaves behind on the network is taken away, and what goes wrong in it is one sentence.
     """
-    model, answers = trace.model, AskedNetwork(trace.model)
+    model, answers = trace.model, LogitsModule(trace.model)
     kept = [_Before(part) for part in model.module.modules()]
     numbers, python = np.random.get_state(), random.getstate()  # noqa: NPY002 (their generators)
     try:

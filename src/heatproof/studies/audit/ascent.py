@@ -23,12 +23,12 @@ from heatproof.report.page import note_left_out
 from heatproof.run.config import read_study, toml
 from heatproof.run.engine import Result
 from heatproof.run.progress import spell
-from heatproof.studies.audit.choose import FIRST, MANY, VOTE, Choice, Ladder, Selection, in_minutes
+from heatproof.studies.audit.choose import FIRST, MANY, VOTE, BudgetPlanner, Choice, Selection, in_minutes
 from heatproof.studies.audit.held import HeldPictures
-from heatproof.studies.audit.looked import Looked, look
-from heatproof.studies.audit.prices import Prices
+from heatproof.studies.audit.looked import Inspection, look
+from heatproof.studies.audit.prices import CostModel
 from heatproof.studies.audit.settings import AuditSettings, study_tables
-from heatproof.studies.skeleton import study_file
+from heatproof.studies.common import study_file
 
 KEPT = "audit.json"
 Say = Callable[[str], object]
@@ -67,7 +67,7 @@ def read_kept(settings: AuditSettings) -> Kept:
     return replace(kept, notes=tuple(kept.notes))
 
 
-class Ascent:
+class AuditScheduler:
     """Chooses the steps of one audit and writes each down."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Ascent:
         )
 
     @cached_property
-    def looked(self) -> Looked:
+    def looked(self) -> Inspection:
         settings, source = self.settings, self.pictures.source
         self.say(f"looking at {settings.model} and {source.path}: {source.seen}")
         tables = study_tables(settings, source, Path.cwd(), self.pictures.preprocess)
@@ -155,13 +155,13 @@ class Ascent:
         return looked
 
     @cached_property
-    def ladder(self) -> Ladder:
+    def ladder(self) -> BudgetPlanner:
         settings, opened = self.settings, self.looked.opened
         self.say(f"timing passes on {opened.device}, to choose what fits into {in_minutes(settings.minutes)}")
         first = settings.methods[:1] or FIRST
-        return Ladder(
+        return BudgetPlanner(
             opened=opened,
-            prices=Prices(opened, first, VOTE, 60 * settings.minutes, self.trying),
+            prices=CostModel(opened, first, VOTE, 60 * settings.minutes, self.trying),
             classes=self.looked.classes,
             left=lambda: 60 * settings.minutes - self.spent,
             minutes=settings.minutes,

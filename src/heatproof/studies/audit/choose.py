@@ -27,9 +27,9 @@ from heatproof.explain.floors import is_floor
 from heatproof.run.metrics import read_metrics
 from heatproof.run.possible import Possible
 from heatproof.run.progress import spell
-from heatproof.run.study import Opened
+from heatproof.run.study import ResolvedStudy
 from heatproof.run.values import refuse_for_head
-from heatproof.studies.audit.prices import Lot, Prices
+from heatproof.studies.audit.prices import CostModel, MetricGroup
 from heatproof.studies.audit.settings import BATCH
 from heatproof.verdict.follow import ENOUGH, voter
 
@@ -69,7 +69,7 @@ class Selection:
     choices: tuple[Choice, ...] = ()
 
     @property
-    def lots(self) -> list[Lot]:
+    def lots(self) -> list[MetricGroup]:
         """Metrics with passes of their own, beside the vote."""
         return [lot for lot in (CURVES, *FURTHER) if {*lot} <= {*self.metrics}]
 
@@ -98,11 +98,11 @@ def in_minutes(count: float) -> str:
 
 
 @dataclass
-class Ladder:
+class BudgetPlanner:
     """Takes rungs while there is time. left: seconds at hand, asked again at every rung."""
 
-    opened: Opened
-    prices: Prices
+    opened: ResolvedStudy
+    prices: CostModel
     classes: int  # of the network
     left: Callable[[], float]
     minutes: float
@@ -221,7 +221,7 @@ class Ladder:
                 chosen = chosen.noting(method, False, self._short(cost - self.seconds(chosen)))
         return chosen
 
-    def _lot(self, chosen: Selection, lot: Lot) -> Selection:
+    def _lot(self, chosen: Selection, lot: MetricGroup) -> Selection:
         more, named = replace(chosen, metrics=(*chosen.metrics, *lot)), ", ".join(lot)
         if lot in chosen.lots:
             return chosen

@@ -16,7 +16,7 @@ from heatproof.images.guess import Guess, guess_source
 from heatproof.images.memory import check_labels, to_pixels
 from heatproof.models.model import Model
 from heatproof.show import eight_bit
-from heatproof.studies.skeleton import write_rows
+from heatproof.studies.common import write_rows
 
 MOST = 1000  # pictures of a dataset that are looked at
 SMALLEST = 1 / 255  # beyond 0 and 1: rounding

@@ -13,7 +13,7 @@ from heatproof.models.libraries import check_name
 from heatproof.models.model import Model
 from heatproof.run.engine import settle
 from heatproof.run.inputs import check_accuracy, first_answers, order_warning
-from heatproof.run.study import Opened, check_classes, check_study, open_study
+from heatproof.run.study import ResolvedStudy, check_classes, check_study, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.studies.audit.settings import AuditSettings
 from heatproof.verdict.follow import voter
@@ -23,17 +23,17 @@ KEYS = ("images: ", "model: ", "model.checkpoints: ", "model.layer: ")  # of a s
 
 
 @dataclass(frozen=True)
-class Looked:
+class Inspection:
     """A study with nothing chosen yet, which passed every check."""
 
-    opened: Opened
+    opened: ResolvedStudy
     classes: int  # of the network
     head: str | None  # that it had to be told
     notes: tuple[str, ...]
     labels: bool = True  # whether the pictures' classes are the network's
 
 
-def look(settings: AuditSettings, tables: Mapping[str, Any], network: Model | None) -> Looked:
+def look(settings: AuditSettings, tables: Mapping[str, Any], network: Model | None) -> Inspection:
     """Open everything; where the network has other classes than the pictures, do without labels."""
     library, _, name = settings.model.partition(":")
     if library in LIBRARIES_WITHOUT_WEIGHTS and name and not settings.checkpoint and not settings.pretrained:
@@ -54,15 +54,15 @@ def look(settings: AuditSettings, tables: Mapping[str, Any], network: Model | No
             continue
         check_accuracy(opened, settings.expect_accuracy)
         if targets is None:
-            return Looked(opened, _classes(opened), head, tuple(_warnings(opened)))
+            return Inspection(opened, _classes(opened), head, tuple(_warnings(opened)))
         note = f"labels are not used, predictions are explained: {_for_people(why).partition(';')[0]}"
-        return Looked(opened, _classes(opened), head, (note,), labels=False)
+        return Inspection(opened, _classes(opened), head, (note,), labels=False)
     raise InputError(_for_people(why)) from why
 
 
 def _checked(
     tables: Mapping[str, Any], targets: str | None, head: str | None, network: Model | None
-) -> Opened:
+) -> ResolvedStudy:
     """With nothing but the test that the verdict rests on."""
     run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
     wanted = {"methods": ["random"], "metrics": [voter().name]}
@@ -72,7 +72,7 @@ def _checked(
     return opened
 
 
-def _classes(opened: Opened) -> int:
+def _classes(opened: ResolvedStudy) -> int:
     return check_classes(opened, opened.model(opened.checkpoints[-1].name))
 
 
@@ -83,7 +83,7 @@ def _for_people(error: HeatproofError | None) -> str:
     return text
 
 
-def _warnings(opened: Opened) -> list[str]:
+def _warnings(opened: ResolvedStudy) -> list[str]:
     """What these labels cannot tell, or already tell."""
     source = opened.source
     used = {label for sample in source.samples for label in sample.stated}

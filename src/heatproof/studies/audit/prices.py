@@ -13,7 +13,7 @@ from heatproof.explain.floors import is_floor
 from heatproof.registry import metrics
 from heatproof.run.estimate import CHEAP, Trials
 from heatproof.run.plan import PER_MAP, Task
-from heatproof.run.study import Opened
+from heatproof.run.study import ResolvedStudy
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH
@@ -23,10 +23,10 @@ from heatproof.verdict.follow import voter
 SHARE = 0.004  # of the audit, that one trial may be expected to take: there are many
 PICTURES = BATCH  # a unit: what it costs once is spread over its pictures
 OF_A_FLOOR = 0.4  # of a vote: its shadows under random weights are itself, which costs no pass
-Lot = tuple[str, ...]  # metrics that share their passes
+MetricGroup = tuple[str, ...]  # metrics that share their passes
 
 
-class Prices:
+class CostModel:
     """Seconds per picture at the last checkpoint, each part measured once, when it is asked for.
 
     A picture costs its decoding; each method its own passes, once and under every draw of random weights;
@@ -35,9 +35,9 @@ class Prices:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: ResolvedStudy,
         wanted: Sequence[str],
-        vote: Lot,
+        vote: MetricGroup,
         seconds: float = math.inf,
         trying: Callable[[str], object] = lambda what: None,
     ) -> None:
@@ -49,7 +49,7 @@ class Prices:
         self.trying = trying
         self.worker = Worker(opened, RunFolder(Path(), Manifest(opened.config)))
         self._methods: dict[str, float] = {}
-        self._lots: dict[Lot, float] = {}
+        self._lots: dict[MetricGroup, float] = {}
         self.first = self._taken(wanted)
 
     def _taken(self, wanted: Sequence[str]) -> str:
@@ -60,7 +60,7 @@ class Prices:
         self.method(wanted[-1])
         return wanted[-1]
 
-    def picture(self, methods: Sequence[str], lots: Sequence[Lot]) -> float:
+    def picture(self, methods: Sequence[str], lots: Sequence[MetricGroup]) -> float:
         """With all of these, and the vote."""
         own = sum(self.method(method) for method in methods)
         votes = sum(OF_A_FLOOR if is_floor(method) else 1.0 for method in methods)
@@ -74,7 +74,7 @@ class Prices:
         draws = 0 if is_floor(method) else int(metrics.get(voter().name).options["draws"])
         return (1 + draws) * self._methods[method]
 
-    def lot(self, lot: Lot) -> float:
+    def lot(self, lot: MetricGroup) -> float:
         """For one method."""
         if lot not in self._lots:
             own = self.method(self.first)
@@ -86,10 +86,10 @@ class Prices:
     def decoding(self) -> float:
         return self._trials("random", ()).decoding
 
-    def _timed(self, method: str, lot: Lot = ()) -> float:
+    def _timed(self, method: str, lot: MetricGroup = ()) -> float:
         return self._trials(method, lot).per_image(warm=lot == self.vote).seconds
 
-    def _trials(self, method: str, lot: Lot) -> Trials:
+    def _trials(self, method: str, lot: MetricGroup) -> Trials:
         self.trying(", ".join(lot) or method)
         checkpoint, count = self.opened.checkpoints[-1].name, min(PICTURES, len(self.opened.source))
         unit = Unit(checkpoint, (0, count), (method,), (*PER_MAP, *lot), self.opened.study.run.seed)

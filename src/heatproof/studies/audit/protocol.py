@@ -21,11 +21,11 @@ from heatproof.run.config import read_study
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell
 from heatproof.store import RunFolder
-from heatproof.studies.audit.ascent import KEPT, Ascent, Kept, read_kept
+from heatproof.studies.audit.ascent import KEPT, AuditScheduler, Kept, read_kept
 from heatproof.studies.audit.choose import Choice, in_minutes
 from heatproof.studies.audit.held import HeldPictures
 from heatproof.studies.audit.settings import AuditSettings
-from heatproof.studies.skeleton import study_file
+from heatproof.studies.common import study_file
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import keep
@@ -43,7 +43,7 @@ class AuditPlan:
     notes: tuple[str, ...] = ()
     begun: bool = False  # whether an earlier call chose it
     more: str = ""  # what was left out for want of time, and how to have it
-    ascent: Ascent | None = None  # who goes on choosing while it runs
+    ascent: AuditScheduler | None = None  # who goes on choosing while it runs
 
     def reasons(self, taken: bool) -> dict[str, list[str]]:
         """What was chosen, or left out, by why."""
@@ -96,7 +96,7 @@ def plan_audit(
         raise InputError(f"{out} holds another run; name a new folder with --out")
     found = pictures() if pictures else HeldPictures(guess_source(settings.images), {})
     if kept is None:
-        ascent = Ascent(settings, found, network, say, trying, Kept(settings.minutes), began)
+        ascent = AuditScheduler(settings, found, network, say, trying, Kept(settings.minutes), began)
         last = ascent.begin()
         return AuditPlan(study, last.choices, ascent.ladder.seconds(last), ascent.kept.notes, ascent=ascent)
     read_study(study)
@@ -104,7 +104,7 @@ def plan_audit(
     if more:
         say(f"going on with an audit of {in_minutes(kept.minutes)}, of which {spell(kept.spent)} were used")
     kept = replace(kept, ended=kept.ended and not more)
-    ascent = Ascent(settings, found, network, say, trying, kept, began)
+    ascent = AuditScheduler(settings, found, network, say, trying, kept, began)
     going = None if kept.ended else ascent
     return AuditPlan(study, kept.choices, math.nan, kept.notes, True, kept.more, going)
 

@@ -16,7 +16,7 @@ from heatproof.images.transforms import STEPS, TRANSFORMS
 from heatproof.metrics.stability import Cose, Pearson, cose, cose_split, harmonic, ssim_to_final
 from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.store import RunFolder
-from heatproof.studies.skeleton import mean_value
+from heatproof.studies.common import mean_value
 
 CHECKPOINT = "checkpoint"
 KINDS = GEOMETRIC, PHOTOMETRIC, MODELS = "geometric", "photometric", "checkpoints"

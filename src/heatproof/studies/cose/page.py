@@ -25,11 +25,11 @@ from heatproof.report.figures import cose as figures
 from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Cell, Column, Table, Value
-from heatproof.run.study import Opened
+from heatproof.run.study import ResolvedStudy
 from heatproof.show import as_pictures, eight_bit, overlay
+from heatproof.studies.common import mean_value
 from heatproof.studies.cose.found import CHANGES, CHECKPOINT, GEOMETRIC, KINDS, PHOTOMETRIC, Found
 from heatproof.studies.cose.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
-from heatproof.studies.skeleton import mean_value
 from heatproof.studies.tables import Field, more, study_table
 
 SHOWN = 10  # images that could not be used
@@ -50,8 +50,8 @@ HALVES = {"consistency": more("consistency"), "sensitivity": more("sensitivity")
 
 
 def write_page(
-    settings: CoseSettings, opened: Opened, found: Found, others: Sequence[Found], failed: Sequence[Failure],
-    skipped: Mapping[str, str],
+    settings: CoseSettings, opened: ResolvedStudy, found: Found, others: Sequence[Found],
+    failed: Sequence[Failure], skipped: Mapping[str, str],
 ) -> Path:  # fmt: skip
     """summary.md in the study's folder, with its tables and figures."""
     book = MarkdownReport(settings.out, f"COSE: {found.model} on {found.dataset}")
@@ -341,7 +341,7 @@ def pick(pairs: np.recarray, count: int) -> list[tuple[str, list[AppliedChange]]
     return sorted(picked, key=lambda one: -len(one[1]))[:count]
 
 
-def add_examples(book: MarkdownReport, settings: CoseSettings, opened: Opened, found: Found) -> None:
+def add_examples(book: MarkdownReport, settings: CoseSettings, opened: ResolvedStudy, found: Found) -> None:
     """Sheets of maps before and after a change; maps of moved images are moved back."""
     methods = [m for m in found.methods if not is_floor(m)][:METHODS_SHOWN] or list(found.methods[:1])
     places = {valid_unicode(sample.id): i for i, sample in enumerate(opened.source.samples)}
@@ -359,7 +359,7 @@ def add_examples(book: MarkdownReport, settings: CoseSettings, opened: Opened, f
 
 
 def _sheet(
-    settings: CoseSettings, opened: Opened, found: Found, methods: Sequence[str], place: int,
+    settings: CoseSettings, opened: ResolvedStudy, found: Found, methods: Sequence[str], place: int,
     changes: Sequence[AppliedChange],
 ) -> Image.Image:  # fmt: skip
     model, names = opened.model(found.final), opened.source.classes

@@ -54,14 +54,14 @@ from heatproof.run.config import study_from
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, labels_of
-from heatproof.run.study import Opened, check_classes
+from heatproof.run.study import ResolvedStudy, check_classes
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
+from heatproof.studies.common import need_one_class, run_config, some
 from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.settings import CoseSettings
-from heatproof.studies.skeleton import need_one_class, run_config, some
 from heatproof.studies.units import UnitGroup, UnitRows, compute_units
 from heatproof.train.folder import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
@@ -118,7 +118,7 @@ class CoseWorker:
     """Computes the rows of units."""
 
     settings: CoseSettings
-    opened: Opened
+    opened: ResolvedStudy
     folder: RunFolder
     final: str
     progress: Progress
@@ -282,7 +282,7 @@ def as_the_authors(settings: CoseSettings) -> CoseSettings:
     return replace(settings, methods=tuple(map(method, settings.methods)), require_correct=True)
 
 
-def _open(settings: CoseSettings) -> Opened:
+def _open(settings: CoseSettings) -> ResolvedStudy:
     """Everything named in the settings, checked as far as that takes no weights."""
     read_methods(list(settings.methods))
     draw(settings.seed, [], settings.draws, settings.transforms)
@@ -301,12 +301,12 @@ def _open(settings: CoseSettings) -> Opened:
         "options": {**settings.image_options, **names},
     }
     study = study_from(run_config(settings, settings.methods, (), model, images))
-    opened = Opened(study, Path.cwd(), best_device(settings.device))
+    opened = ResolvedStudy(study, Path.cwd(), best_device(settings.device))
     opened.source  # noqa: B018  (missing images are reported before weights are read)
     return opened
 
 
-def _usable(opened: Opened) -> tuple[dict[str, str], dict[str, str]]:
+def _usable(opened: ResolvedStudy) -> tuple[dict[str, str], dict[str, str]]:
     """The hash of each checkpoint that loads, and what is wrong with the others."""
     hashes, skipped = {}, {}
     for checkpoint in opened.checkpoints:
@@ -329,7 +329,9 @@ def _final(settings: CoseSettings, hashes: Mapping[str, str]) -> str:
     return wanted
 
 
-def _manifest(settings: CoseSettings, opened: Opened, hashes: Mapping[str, str], final: str) -> Manifest:
+def _manifest(
+    settings: CoseSettings, opened: ResolvedStudy, hashes: Mapping[str, str], final: str
+) -> Manifest:
     files = [c.file.parent for c in opened.checkpoints if c.file]
     recorded = trained_with_transforms(files[-1]) if files else None  # by the training, beside its weights
     attends = any("attention" in type(part).__name__.lower() for part in opened.model(final).module.modules())

@@ -30,17 +30,17 @@ from heatproof.images.files import picture_reader
 from heatproof.images.source import Sample, file_source
 from heatproof.metrics.gold import FIRST, ListRule
 from heatproof.models import Model, load_model
-from heatproof.models.activated import default_layer
+from heatproof.models.default_layers import default_layer
 from heatproof.models.layers import known_scales, searched_scales
 from heatproof.models.load import best_device
 from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
-from heatproof.run.study import Opened, open_study
+from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import find_checkpoints, seeded_builder
 from heatproof.store import RunFolder
-from heatproof.studies import skeleton
+from heatproof.studies import common
 from heatproof.studies.cscore import page
 from heatproof.studies.cscore.results import moves, phase_ends, read_network
 from heatproof.studies.cscore.settings import CscoreSettings
@@ -95,7 +95,7 @@ def cscore_study(
     """Run or resume the whole protocol; OUT/summary.md is its page."""
     source, root = check(settings)
     untrained = build(settings, len(source.classes))
-    skeleton.need_one_class(untrained, "a C-Score study")
+    common.need_one_class(untrained, "a C-Score study")
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
@@ -115,7 +115,7 @@ def cscore_study(
     places = source.boxed or bool(source.parts)
     layer, more = settings.layer or paper_layer(untrained), ("localise",) if places else ()
     config = config_of(settings, images, weights, settings.methods, layer, more)
-    result = skeleton.named_run(settings.out, "run", config, progress)
+    result = common.named_run(settings.out, "run", config, progress)
     ends = phase_ends(Trajectory.from_run(result.folder), history)
     swept = sweep_depths(settings, images, ends, progress) if settings.sweep else {}
     book = MarkdownReport(
@@ -185,11 +185,11 @@ def compare(
     model = {"checkpoints": [str(weights.absolute())], "random_init": False, "pretrained": False}
     place = {"path": str((images or old.path.parent / config["images"]["path"]).absolute())}
     config = {**config, "model": config["model"] | model, "images": config["images"] | place}
-    if Opened(study_from(config), out).source.hash != old.manifest.data:
+    if ResolvedStudy(study_from(config), out).source.hash != old.manifest.data:
         raise InputError(
             f"the pictures are not those of {reference}; name their folder with --images, unchanged"
         )
-    run = Trajectory.from_run(skeleton.named_run(out, "run", config, progress).folder)
+    run = Trajectory.from_run(common.named_run(out, "run", config, progress).folder)
     before, after = replace(known[-1], epoch=None), run.checkpoints[-1]
     after = replace(after, name=f"{after.name} (new)", epoch=None)
     pair = Trajectory((before, after), run.class_names)
@@ -225,7 +225,7 @@ def write_list(path: Path, samples: Sequence[Sample], classes: Sequence[str], ro
         rows += [[*own, *box, *(sample.frame or ("", ""))] for box in sample.boxes]
         if not sample.boxes:
             rows.append([*own, *[""] * len(frame)])
-    skeleton.write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
+    common.write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
 
 
 def check(settings: CscoreSettings) -> tuple[Source, Path]:
@@ -282,7 +282,7 @@ def train(
         model, data, valid, settings.out / "training", settings.seed,
         sorted({e for e in settings.keep if e <= last} | {last}), callback,
         first_depth=settings.first_phase, batch_size=settings.train_batch,
-        class_weights="balanced" if settings.class_weights else None, **skeleton.some(settings, *TRAINING),
+        class_weights="balanced" if settings.class_weights else None, **common.some(settings, *TRAINING),
     )  # fmt: skip
     return history, failed
 
@@ -313,15 +313,15 @@ def config_of(
 ) -> dict[str, Any]:
     """The configuration of a run over the images that are scored. more: metrics."""
     model = {
-        "spec": skeleton.local_spec(settings.model), "num_classes": len(images["options"]["class_names"]),
+        "spec": common.local_spec(settings.model), "num_classes": len(images["options"]["class_names"]),
         "checkpoints": list(weights), "layer": layer, "name": settings.model, "head": settings.head,
         "options": dict(settings.options),
     }  # fmt: skip
     rule = ListRule(settings.tau, settings.weights, settings.anchor)  # type: ignore[arg-type]
     if rule.anchor == LAST:
-        plain = study_from(skeleton.run_config(settings, methods, METRICS, model, images))
+        plain = study_from(common.run_config(settings, methods, METRICS, model, images))
         rule = replace(rule, anchor=find_checkpoints(plain, settings.out)[-1].name)
-    return skeleton.run_config(settings, methods, (*METRICS, rule.text, *more), model, images)
+    return common.run_config(settings, methods, (*METRICS, rule.text, *more), model, images)
 
 
 def sweep_depths(
@@ -333,7 +333,7 @@ def sweep_depths(
     if not cams:
         return {}
     own = replace(settings, anchor=settings.anchor if settings.anchor in (None, FIRST, LAST) else None)
-    opened = open_study(skeleton.study_file(settings.out))
+    opened = open_study(common.study_file(settings.out))
     files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
     model = opened.model(ends[-1])
     main = settings.layer or paper_layer(model) or default_layer(model)
@@ -344,6 +344,6 @@ def sweep_depths(
     swept = {}
     for number, layer in enumerate(layers):
         config = config_of(own, images, files, cams, layer)
-        result = skeleton.named_run(settings.out, f"depth-{number}", config, progress)
+        result = common.named_run(settings.out, f"depth-{number}", config, progress)
         swept[layer] = Trajectory.from_run(result.folder)
     return swept

@@ -35,7 +35,7 @@ from heatproof.metrics.consistency import CScore
 from heatproof.report.figures.cscore import labels, methods, named, score, scored
 from heatproof.report.tables import Cell, Column, Table, TableSpec, Value, number
 from heatproof.store import RunFolder
-from heatproof.studies.skeleton import mean_value
+from heatproof.studies.common import mean_value
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
 from heatproof.verdict.auc import AucDifference, auc_difference, auc_falls

@@ -27,7 +27,7 @@ from heatproof.errors import InputError
 from heatproof.images import csv, imagenet
 from heatproof.images.files import Size, picture_size
 from heatproof.images.preprocess import Box
-from heatproof.studies.skeleton import write_rows
+from heatproof.studies.common import write_rows
 
 BACKWARDS_AT_MOST = 0.1  # of the boxes; beyond it the file's order of coordinates is another one
 BACKWARDS = "runs backwards"

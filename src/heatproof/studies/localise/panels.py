@@ -35,10 +35,10 @@ from heatproof.registry import parse_call
 from heatproof.report.panels import INK, PAPER, Tile, explains, panel, sheet
 from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
+from heatproof.studies.common import some
 from heatproof.studies.localise.flags import KINDS, OFF, Flag
 from heatproof.studies.localise.results import METRICS, Scored
 from heatproof.studies.localise.settings import LocaliseSettings
-from heatproof.studies.skeleton import some
 from heatproof.types import Batch, Maps, per_map, upsample
 from heatproof.verdict.album import CROP, bind
 from heatproof.verdict.crops import find_crops

@@ -33,9 +33,10 @@ from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
-from heatproof.run.study import Opened, open_study
+from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.store import RunFolder
+from heatproof.studies.common import local_spec, named_run, run_config, study_file
 from heatproof.studies.localise import results
 from heatproof.studies.localise.flags import Flag, count_table, find_flags, flag_table
 from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
@@ -43,7 +44,6 @@ from heatproof.studies.localise.panels import FEWEST, Studio, pick_cases, pick_c
 from heatproof.studies.localise.results import COLUMNS, Scored, at_budget, budgets_of, read_scores
 from heatproof.studies.localise.settings import FLOORS, PREPROCESS, LocaliseSettings
 from heatproof.studies.settings import with_floors
-from heatproof.studies.skeleton import local_spec, named_run, run_config, study_file
 
 SHOWN_SWEPT = 3  # images
 ON_THE_PAGE = 8  # flagged images of each kind; the rest is in the table's files
@@ -64,7 +64,7 @@ def localise_study(settings: LocaliseSettings, progress: Progress | None = None)
     """Run or resume the whole protocol; OUT/summary.md is its page."""
     read_methods(settings.methods)
     kept_pixels(settings.budget, (224, 224))  # refuses a budget before anything is loaded
-    opened = Opened(study_from(_config(settings)), settings.out, best_device(settings.device))
+    opened = ResolvedStudy(study_from(_config(settings)), settings.out, best_device(settings.device))
     model = opened.model(opened.checkpoints[0].name)
     sifted = known_images(settings, model)
     groups = class_groups(settings.groups, sifted.classes) if settings.groups else {}

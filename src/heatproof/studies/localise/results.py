@@ -31,8 +31,8 @@ from heatproof.models import Model
 from heatproof.registry import call_text
 from heatproof.report.tables import Cell, Column, Table, TableSpec, Value
 from heatproof.store import RunFolder
+from heatproof.studies.common import floor_rows, mean_value, rho_value
 from heatproof.studies.localise.settings import LocaliseSettings
-from heatproof.studies.skeleton import floor_rows, mean_value, rho_value
 from heatproof.types import Batch
 
 READ = ("image", "label", "explained", "method", "metric", "value", "reason")

@@ -69,10 +69,10 @@ from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
 from heatproof.store import Manifest, RunFolder
+from heatproof.studies.common import named_run, run_config, study_file
 from heatproof.studies.qr import page, trainings
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
 from heatproof.studies.qr.settings import QrSettings, check, remember
-from heatproof.studies.skeleton import named_run, run_config, study_file
 from heatproof.studies.units import UnitGroup, UnitRows, compute_units
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit, constant

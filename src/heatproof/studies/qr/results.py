@@ -37,9 +37,9 @@ from heatproof.metrics.stats import percentile_interval, resample
 from heatproof.registry import Explainer, explainers, parse_call, split_calls
 from heatproof.report.tables import Cell, Column, Table, Value, number
 from heatproof.store import RunFolder
+from heatproof.studies.common import mean_value, rho_value
 from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained, cell_name, depth_name
-from heatproof.studies.skeleton import mean_value, rho_value
 from heatproof.studies.tables import declared_fields, study_table
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 

@@ -24,8 +24,8 @@ from heatproof.studies.audit.choose import Choice
 from heatproof.studies.audit.looked import look
 from heatproof.studies.audit.protocol import AuditPlan
 from heatproof.studies.audit.settings import study_tables
+from heatproof.studies.common import study_file
 from heatproof.studies.score.settings import ScoreSettings
-from heatproof.studies.skeleton import study_file
 from heatproof.verdict.measures import part, stands_beside
 
 FLOORS = ("random", "edges", "centre")

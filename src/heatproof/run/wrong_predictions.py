@@ -17,7 +17,7 @@ def of_prediction(method: str) -> str:
     return f"{method} of the prediction"
 
 
-def said_instead(
+def explain_wrong_predictions(
     model: Model, batch: Batch, unit: Unit, targets: Tensor, logits: Tensor
 ) -> tuple[Batch, Unit, Tensor] | None:
     """The pictures the network is wrong about, the methods that can explain its answer, and that answer."""

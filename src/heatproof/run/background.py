@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 WAITING_UNITS = 2  # that may lie in memory until they are written
 
 
-class Behind:
+class WriteQueue:
     """Does jobs in their order, in one thread. What goes wrong there is raised here, at the next call.
 
     Leaving the context waits for all of them, also when it is left by an error: what was computed is written.
@@ -24,7 +24,7 @@ class Behind:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="heatproof-write")
         self._pending: deque[Future[None]] = deque()
 
-    def __enter__(self) -> Behind:
+    def __enter__(self) -> WriteQueue:
         return self
 
     def do(self, job: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class Behind:
             self._pool.shutdown(wait=True)
 
 
-class Ahead(Generic[Item]):
+class Prefetcher(Generic[Item]):
     """Fetches the next of some things in a thread while the caller works on this one, and prepares it.
 
     Their generator is closed when the context is left; an error in the thread is raised to the caller.
