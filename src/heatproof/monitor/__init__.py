@@ -7,9 +7,23 @@ Callbacks for Lightning, Hugging Face, Keras, fastai and MONAI, and an evaluator
 those names; each imports its library.
 """
 
-from heatproof.monitor.together import AlarmRaised
-from heatproof.monitor.watch import Monitor
+from typing import TYPE_CHECKING
+
+import lazy_loader
+
 from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
 from heatproof.verdict.trajectory import Trajectory
 
+if TYPE_CHECKING:
+    from heatproof.monitor.together import AlarmRaised
+    from heatproof.monitor.watch import Monitor
+
+# MLflow imports its evaluators, and with them this package, at its own start: torch comes later.
+__getattr__, _, _ = lazy_loader.attach(
+    __name__, submod_attrs={"together": ["AlarmRaised"], "watch": ["Monitor"]}
+)
 __all__ = ["Alarm", "AlarmRaised", "Monitor", "Thresholds", "Trajectory", "find_alarms"]
+
+
+def __dir__() -> list[str]:
+    return __all__
