@@ -187,7 +187,7 @@ class Manifest:
                     f"{path.parent} was written by a later version of heatproof (format {version}; this one "
                     f"reads up to {FORMAT}): install a newer heatproof to open it"
                 )
-            if "format" not in content and "checksum" not in content:
+            if "config" in content and not {"format", "checksum"} & set(content):
                 raise StoreError(
                     f"{path.parent} was written by heatproof 0.1; run its study again in a new folder"
                 )
