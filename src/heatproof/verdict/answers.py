@@ -165,9 +165,7 @@ class Verdict:
     notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
     rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and where they are from
     labels: LabelAgreement = LabelAgreement()
-    warnings: tuple[
-        str, ...
-    ] = ()  # what to check about network and images, though it does not change an answer
+    warnings: tuple[str, ...] = ()  # what to check about network and images; changes no answer
 
     @property
     def follow(self) -> Answer:
