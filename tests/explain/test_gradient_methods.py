@@ -20,7 +20,7 @@ from scipy import ndimage
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.explain.blur import MODES, gaussian_blur
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.model import Model

@@ -23,7 +23,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from conftest import counting, same, small_cnn, state_of
 from heatproof.errors import InputError, ModelError
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images
 from heatproof.explain.fullgrad import contributions
 from heatproof.explain.rules import carrying

@@ -22,7 +22,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.explain.blur import gaussian_blur
 from heatproof.explain.lime import proximity, ridge, sample_rows
 from heatproof.explain.rise import Masks
