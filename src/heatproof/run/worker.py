@@ -174,9 +174,9 @@ class Worker:
         batch, model = loaded.batch, self.opened.model(task.unit.checkpoint)
         if not batch.ids:
             return Computed(loaded)
-        if not self.opened.several:
+        if not self.opened.is_multilabel:
             targets = batch.labels if self.opened.targets == "label" else None
-            if not self.opened.classes:  # of which the pictures' labels say nothing
+            if not self.opened.predicts_classes:  # of which the pictures' labels say nothing
                 loaded = loaded._replace(batch=replace(batch, labels=None))
             return self._explained(task, Computed(loaded), loaded.batch, targets)
         # Pictures without a finding are asked too: they are what the others are told from.
