@@ -53,13 +53,13 @@ Look = Callable[
     "adversarial_fragility",
     needs=("model", "images"),
     reruns=True,
-    inside=True,
+    needs_gradients=True,
     higher_is_better=True,
     bounds=(-1.0, 1.0),
     cite="ghorbani2019fragile",
     family="Sanity",
     floors=(),  # a map that ignores the network is perfectly stable
-    judges="map",
+    question="map",
     parts={
         "ssim": "stable under the worst change found (SSIM)",
         "spearman": "stable under the worst change found (ranks)",

@@ -66,7 +66,7 @@ def _in_a_run(function: Callable[..., Any], group: CheckpointContext, options: d
 
 _metric = partial(
     metric, needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1),
-    family="Classifier", judges="network", call=_in_a_run,
+    family="Classifier", question="network", call=_in_a_run,
 )  # fmt: skip
 
 

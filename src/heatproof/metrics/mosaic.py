@@ -290,7 +290,7 @@ def _in_a_run(
 
 _metric = partial(
     metric, needs=("model", "images"), level="checkpoint", cite="rao2022towards", family="Faithfulness",
-    floors=(), judges="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
+    floors=(), question="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
 )  # fmt: skip
 _metric(
     "grid_pointing", higher_is_better=True,
@@ -298,7 +298,7 @@ _metric(
            "above": "map on the pictures of its class, above chance"},
 )(grid_pointing)  # fmt: skip
 _metric(
-    "disconnected_grid", higher_is_better=False, inside=True,
+    "disconnected_grid", higher_is_better=False, needs_gradients=True,
     parts={"outside": "share of the map where nothing can have had influence, in mosaics",
            "above": "map where nothing can have had influence, above chance"},
 )(disconnected_grid)  # fmt: skip

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain.api import begin_ahead, explain, with_enough
+from heatproof.explain.api import begin_ahead, explain, with_sufficient_repeats
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import BatchContext
@@ -136,7 +136,7 @@ class _Maker:
     def __init__(self, methods: Methods, budget: str, **options: Any) -> None:
         if budget not in ("enough", "full"):
             raise InputError(f"budget must be 'enough' or 'full', got {budget!r}")
-        enough = with_enough(methods)
+        enough = with_sufficient_repeats(methods)
         self.texts, self.options = enough if budget == "enough" else {text: text for text in enough}, options
 
     def __call__(self, model: Model, pictures: Tensor, targets: Any) -> dict[str, Maps]:
@@ -316,7 +316,8 @@ for _name, _function, _said, _cite in (
 ):
     metric(
         _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
-        cite=_cite, family="Sanity", floors=(), judges="map", reruns=True, inside=_name != "fragility",
+        cite=_cite, family="Sanity", floors=(), question="map", reruns=True,
+        needs_gradients=_name != "fragility",
         parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"}, volumes=True,
         call=_in_a_run,
     )(_function)  # fmt: skip

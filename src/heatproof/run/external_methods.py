@@ -73,7 +73,7 @@ def refuse_metrics(requests: Sequence[MetricRequest], model: Model) -> None:
     if len(model.preprocess.size) > 2:
         for request in requests:
             check_volumes(request.entry)
-    if is_function(model.module) and (lost := [r.text for r in requests if r.entry.inside]):
+    if is_function(model.module) and (lost := [r.text for r in requests if r.entry.needs_gradients]):
         raise InputError(
             f"{lost[0]} needs the network's weights or gradients, and {model.name} is only a function; "
             "leave it out"

@@ -197,7 +197,9 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
         for checkpoint in checkpoints:
             model = opened.model(checkpoint.name)
             opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
-    if len(checkpoints) < 2 and (compared := [r.text for r in opened.metrics if r.entry.across]):
+    if len(checkpoints) < 2 and (
+        compared := [r.text for r in opened.metrics if r.entry.compares_checkpoints]
+    ):
         raise InputError(
             f"metrics: {compared[0]} compares checkpoints, but there is one; add model.checkpoints"
         )
@@ -216,7 +218,7 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
         refuse_for_head(opened.metrics, model.read)
     with at("methods"):
         refuse_methods(study.methods, model, source, opened.is_multilabel, opened.targets)
-        if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
+        if picky := [call.text for call in read_methods(study.methods) if call.entry.architecture]:
             explain(model, model.preprocess.blank, picky, layer=study.model.layer, allow_nan=True)
     for request in opened.metrics:
         if request.every_class and count > ALL_CLASSES_UP_TO:
@@ -306,7 +308,7 @@ def check_truth(requests: list[MetricRequest], source: Source, targets: str | No
                 f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
             )
         if (
-            request.entry.across
+            request.entry.compares_checkpoints
             and "labels" not in needs
             and (targets or ("label" if source.labelled else "")) == "label"
         ):
