@@ -129,7 +129,9 @@ class Metric(Entry):
     not_in_a_run: str = ""  # why, where `needs` does not say it
     pairs: bool = False  # whether it takes the maps by method and speaks of each pair of methods
     reruns: bool = False  # whether it runs the method again, under other weights or on other pictures
-    inside: bool = False  # whether it needs the network's weights or gradients, not its answers alone
+    needs_gradients: bool = (
+        False  # whether it needs the network's weights or gradients, not its answers alone
+    )
     call: Callable[..., Any] | None = None  # (function, BatchContext or Group, options), where not by name
 
     def __post_init__(self) -> None:

@@ -91,7 +91,9 @@ def prepare(
         check_accuracy(opened, expected)
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
-            opened.tell(measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs))
+            opened.set_inputs_per_pass(
+                measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs)
+            )
     if opened.warning:
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):
@@ -109,7 +111,9 @@ def prepare(
         classes=opened.source.classes,
         pictures=opened.origin.hash,
         code=code_hashes(opened.study.model.spec, opened.folder),
-        brought=method_hashes(opened.study.methods, opened.folder, map_names(opened.source, opened.several)),
+        brought=method_hashes(
+            opened.study.methods, opened.folder, map_names(opened.source, opened.is_multilabel)
+        ),
         preprocess=opened.preprocess,
         warnings=opened.warnings,
     )
@@ -123,7 +127,7 @@ def settle(opened: ResolvedStudy, manifest: Manifest | None) -> None:
     opened.threads = asked.threads or begun.get("threads") or usual_threads()
     usual = None if manifest else usual_precision(opened.device)
     opened.precision = asked.precision or begun.get("precision") or usual
-    opened.tell(asked.inputs_per_pass or begun.get("inputs_per_pass"))
+    opened.set_inputs_per_pass(asked.inputs_per_pass or begun.get("inputs_per_pass"))
 
 
 def run_study(
@@ -169,7 +173,9 @@ def run_study(
     if opened.origin:
         opened.origin.remember(folder.path)
     # Of several processes that begin a run together, one was first: its measurement counts.
-    opened.tell(opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass"))
+    opened.set_inputs_per_pass(
+        opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass")
+    )
     plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
     if not folder.done():
         for line in opened.describe():

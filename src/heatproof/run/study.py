@@ -55,7 +55,7 @@ class ResolvedStudy:
     head: str = ""  # how the network's output is read, once checked
     preprocess: str = ""  # what images go through, once checked
     warnings: tuple[str, ...] = ()  # what contradicts it
-    several: bool = False  # whether the network answers several findings at once
+    is_multilabel: bool = False  # whether the network answers several findings at once
     by_label: bool = True  # whether labels can be explained: not of values or similarities
     classes: bool = True  # whether the network names classes, which labels are compared with
     thresholds: float | list[float] | None = None  # and from which probability on each counts
@@ -67,7 +67,7 @@ class ResolvedStudy:
     _model: tuple[str, Model] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        lend_methods(self.study.methods, self.folder, lambda: map_names(self.source, self.several))
+        lend_methods(self.study.methods, self.folder, lambda: map_names(self.source, self.is_multilabel))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -81,11 +81,11 @@ class ResolvedStudy:
         """For the manifest: as written, with what was chosen or measured on this machine."""
         config = as_config(self.study)
         config["run"] |= {name: getattr(self, name) for name in SETTLED}
-        if self.several:  # also where the head was found by itself
+        if self.is_multilabel:  # also where the head was found by itself
             config["model"] |= {"head": Multilabel.name, "thresholds": self.thresholds}
         return config
 
-    def tell(self, inputs_per_pass: int | None) -> None:
+    def set_inputs_per_pass(self, inputs_per_pass: int | None) -> None:
         """How many inputs a pass takes from now on."""
         self.inputs_per_pass = inputs_per_pass
         if self._model is not None:
@@ -192,9 +192,9 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
     opened.warnings = tuple(input_warnings(model, [s.content for s in source.samples], given, own))
     with at("metrics"):
         refuse_metrics(opened.metrics, model)
-        refuse_for_head(opened.metrics, model.read)
+        refuse_for_head(opened.metrics, model.head)
     with at("methods"):
-        refuse_methods(study.methods, model, source, opened.several, opened.targets)
+        refuse_methods(study.methods, model, source, opened.is_multilabel, opened.targets)
         if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
             explain(model, model.preprocess.blank, picky, layer=study.model.layer, allow_nan=True)
     for request in opened.metrics:
@@ -212,12 +212,12 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
         with refusal_in_a_sentence(model, model.preprocess.blank):
             count = max(2, model.logits(model.preprocess.blank).shape[1])
             model.check_repeatable(_noise(model.preprocess))
-        opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
-        opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
+        opened.head, opened.is_multilabel = model.head_meaning, isinstance(model.head, Multilabel)
+        opened.by_label, opened.classes = explains_labels(model.head), model.head.names_classes
     source = opened.source
     with at("images"):
-        check_findings(source, opened.several, opened.head)
-    if opened.several:
+        check_findings(source, opened.is_multilabel, opened.head)
+    if opened.is_multilabel:
         check_metrics(opened.metrics, opened.targets)
     if not source.labelled or not opened.classes:
         return count
@@ -249,7 +249,7 @@ def load_weights(opened: ResolvedStudy, checkpoint: Checkpoint) -> Model:
         names = model.classes or opened.source.classes if study.model.thresholds is not None else ()
         opened.thresholds = named_thresholds(study.model.thresholds, names)
         if head := told_head(study.model, opened.thresholds, opened.folder):
-            model = replace(model, reader=head)
+            model = replace(model, head=head)
     try:
         model.module.to(opened.device)
     except (RuntimeError, AssertionError) as error:
