@@ -85,13 +85,13 @@ class Explainer(Entry):
 
     card: Card = field(default_factory=Card)
     cost: str = ""  # per image, where neither `needs` nor an option says it
-    of_trace: bool = False  # whether tensors of the pass are all it reads: it can be recorded with that
-    only: str = ""  # "cnn" or "transformer", where it refuses other networks
-    enough: Mapping[str, int] = field(
+    trace_only: bool = False  # whether tensors of the pass are all it reads: it can be recorded with that
+    architecture: str = ""  # "cnn" or "transformer", where it refuses other networks
+    sufficient_repeats: Mapping[str, int] = field(
         default_factory=dict
     )  # repetitions at which maps rank as at full length
-    answers: bool = False  # whether the network's answers are all it needs: neither layers nor gradients
-    stored: bool = False  # whether its maps are read and not made: nothing can run it again
+    forward_only: bool = False  # whether the network's answers are all it needs: neither layers nor gradients
+    precomputed: bool = False  # whether its maps are read and not made: nothing can run it again
 
     def __call__(self, function: Function) -> Function:
         explainers.add(replace(self, function=function))

@@ -162,7 +162,7 @@ CHEAP = {
 }  # fmt: skip
 
 
-FOR_A_CNN = [entry.name for entry in explainers if entry.only != "transformer"]
+FOR_A_CNN = [entry.name for entry in explainers if entry.architecture != "transformer"]
 
 
 def mixed_up(module: nn.Module) -> nn.Module:

@@ -118,7 +118,7 @@ def test_every_head_has_a_network_here() -> None:
 def test_every_method_explains_every_head_or_refuses_in_one_sentence(head: str) -> None:
     refused = {}
     for entry in explainers:
-        vit = entry.only == "transformer" and head not in ("segmentation", "detection")
+        vit = entry.architecture == "transformer" and head not in ("segmentation", "detection")
         model, targets = network(head, vit)
         before, call = state_of(model.module), cheap_call(entry.name)
         try:
@@ -141,7 +141,7 @@ def test_every_method_explains_every_head_or_refuses_in_one_sentence(head: str) 
 def test_on_a_gpu_every_head_has_the_maps_of_a_cpu(head: str) -> None:
     """Also the fourth time, when passes are recorded. Noise of a GPU is another, for the same seed."""
     for entry in explainers:
-        vit, noise = entry.only == "transformer", entry.name in ("smoothgrad", "gradient-shap")
+        vit, noise = entry.architecture == "transformer", entry.name in ("smoothgrad", "gradient-shap")
         if vit and head in ("segmentation", "detection"):
             continue
         model, targets = network(head, vit)

@@ -95,7 +95,7 @@ def test_a_function_that_writes_to_its_input_changes_nothing() -> None:
     assert torch.equal(given, images())
 
 
-@pytest.mark.parametrize("method", [entry.name for entry in explainers if not entry.answers])
+@pytest.mark.parametrize("method", [entry.name for entry in explainers if not entry.forward_only])
 def test_methods_that_look_inside_are_refused_with_those_that_work(method: str) -> None:
     model = hp.load_model(as_function(small_cnn().eval()))
     with pytest.raises(

@@ -88,7 +88,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 def method_page(entry: Explainer) -> str:
     """Everything about one method, one fact per line."""
     facts = {"idea": entry.summary, "also called": ", ".join(entry.aliases), "cost per image": cost(entry)}
-    facts["only for"] = NETWORKS.get(entry.only, "")
+    facts["only for"] = NETWORKS.get(entry.architecture, "")
     facts["options"] = ", ".join(f"{name}={value}" for name, value in entry.options.items())
     facts |= {field.name: getattr(entry.card, field.name) for field in fields(Card)}
     facts["citation"] = entry.cite

@@ -88,7 +88,7 @@ def read_methods(methods: Methods, again: bool = False) -> list[MethodCall]:
         name, options = parse_call(text)
         entry = explainers.get(name)
         check_options(entry, options)
-        if again and entry.stored:
+        if again and entry.precomputed:
             raise InputError(f"{text} is read from files, so it cannot be run again; name a method that can")
         calls.append(MethodCall(text, entry, options))
     return calls
@@ -96,7 +96,7 @@ def read_methods(methods: Methods, again: bool = False) -> list[MethodCall]:
 
 def is_stored(method: str) -> bool:
     """Whether a method's maps are read from files, so that nothing can run it again."""
-    return explainers.get(parse_call(method)[0]).stored
+    return explainers.get(parse_call(method)[0]).precomputed
 
 
 def begin_ahead(methods: Methods, model: Model, images: Tensor, seed: int = 0) -> None:
@@ -105,19 +105,23 @@ def begin_ahead(methods: Methods, model: Model, images: Tensor, seed: int = 0) -
         cut_ahead(model, images, call.entry.options | call.options, seed)
 
 
-def with_enough(methods: Methods) -> dict[str, str]:
+def with_sufficient_repeats(methods: Methods) -> dict[str, str]:
     """By method as it is written: itself, with no more repetitions than the ranks of its pixels need.
 
     For what compares a method with itself, many times over. How many are enough was measured: see
     docs/results/passes.md.
 
-    >>> with_enough(["gradcam", "smoothgrad(samples=10)"])
+    >>> with_sufficient_repeats(["gradcam", "smoothgrad(samples=10)"])
     {'gradcam': 'gradcam', 'smoothgrad(samples=10)': 'smoothgrad(samples=10)'}
     """
     found = {}
     for call in read_methods(methods, again=True):
         asked = {**call.entry.options, **call.options}
-        less = {k: n for k, n in call.entry.enough.items() if isinstance(asked[k], int) and asked[k] > n}
+        less = {
+            k: n
+            for k, n in call.entry.sufficient_repeats.items()
+            if isinstance(asked[k], int) and asked[k] > n
+        }
         options = ", ".join(f"{k}={v!r}" for k, v in (call.options | less).items())
         found[call.text] = f"{call.entry.name}({options})" if less else call.text
     return found
@@ -197,11 +201,11 @@ def explain(
 
 def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
     """Refuse methods that look inside a network which is only a function, or quantised."""
-    closed, inside = is_function(model.module), [call.text for call in calls if not call.entry.answers]
+    closed, inside = is_function(model.module), [call.text for call in calls if not call.entry.forward_only]
     if model.facts.quantised is None:
         model.facts.quantised = is_quantised(model.module)
     if inside and (closed or model.facts.quantised):
-        known = ", ".join(entry.name for entry in explainers if entry.answers)
+        known = ", ".join(entry.name for entry in explainers if entry.forward_only)
         said = f"is a function, without layers or gradients that {inside[0]} could read; use {known}"
         if not closed:
             said = f"is quantised, and no gradient that {inside[0]} could read goes through it; "

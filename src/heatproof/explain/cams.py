@@ -53,7 +53,7 @@ def safe_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator / denominator.masked_fill(denominator == 0, torch.inf)
 
 
-@explainer("gradcam", needs=NEEDS, cite="selvaraju2017gradcam", volumes=True, of_trace=True)
+@explainer("gradcam", needs=NEEDS, cite="selvaraju2017gradcam", volumes=True, trace_only=True)
 def gradcam(trace: Trace) -> Tensor:
     """Channels weighted by their mean gradient.
 
@@ -77,7 +77,7 @@ def gradcam_plus_plus_map(
 
 @explainer(
     "gradcam++", needs=NEEDS, cite="chattopadhay2018gradcampp", aliases=("gradcamplusplus", "gradcampp"),
-    volumes=True, of_trace=True,
+    volumes=True, trace_only=True,
 )  # fmt: skip
 def gradcam_plus_plus(trace: Trace) -> Tensor:
     """Channels weighted by positive gradients, each place by its share in the class (eq. 19).
@@ -92,7 +92,7 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
 
 @explainer(
     "layercam", needs=NEEDS, cite="jiang2021layercam", card=Card(relu="on the gradient, before the product"),
-    volumes=True, of_trace=True,
+    volumes=True, trace_only=True,
 )  # fmt: skip
 def layercam(trace: Trace) -> Tensor:
     """Every place weighted by its own positive gradient.
@@ -103,7 +103,7 @@ def layercam(trace: Trace) -> Tensor:
     return (Read.of(trace).rectified * trace.activation).sum(1)
 
 
-@explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam", volumes=True, of_trace=True)
+@explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam", volumes=True, trace_only=True)
 def xgradcam(trace: Trace) -> Tensor:
     """Channels weighted by the share of the logit their activation explains.
 
@@ -113,7 +113,7 @@ def xgradcam(trace: Trace) -> Tensor:
     return weighted_sum(share, trace.activation)
 
 
-@explainer("hirescam", needs=NEEDS, cite="draelos2020hirescam", volumes=True, of_trace=True)
+@explainer("hirescam", needs=NEEDS, cite="draelos2020hirescam", volumes=True, trace_only=True)
 def hirescam(trace: Trace) -> Tensor:
     """Every place weighted by its own gradient, sign included.
 
@@ -125,7 +125,7 @@ def hirescam(trace: Trace) -> Tensor:
 @explainer(
     "ms-gradcam++",
     needs=("scales",),
-    of_trace=True,
+    trace_only=True,
     cite="elangovan2026cscore",
     aliases=("multiscale-gradcam++", "msgradcampp"),
     volumes=True,

@@ -78,7 +78,7 @@ def flip_to_larger_side(values: Tensor) -> Tensor:
 @explainer(
     "eigencam",
     needs=("activations",),
-    of_trace=True,
+    trace_only=True,
     volumes=True,
     cite="muhammad2020eigencam",
     card=Card(
@@ -101,7 +101,7 @@ def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
 @explainer(
     "eigengradcam",
     needs=("activations", "gradients"),
-    of_trace=True,
+    trace_only=True,
     volumes=True,
     cite="muhammad2020eigencam",
     card=Card(relu="none", sign="flipped where |min| > |max|"),

@@ -38,7 +38,7 @@ from heatproof.types import Trace, spatial_dims, upsample
         normalisation="min-max per layer before the sum, then per map",
     ),
     cost=OWN_PASS,
-    only="cnn",
+    architecture="cnn",
     volumes=True,
 )
 def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:

@@ -90,7 +90,7 @@ def recorded(
 
 
 def _alone(calls: Sequence[MethodCall]) -> bool:
-    return all(call.entry.of_trace for call in calls)
+    return all(call.entry.trace_only for call in calls)
 
 
 def _request(model: Model, images: Tensor, calls: Sequence[MethodCall], targets: Any, layer: Any) -> Hashable:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain.api import begin_ahead, explain, with_enough
+from heatproof.explain.api import begin_ahead, explain, with_sufficient_repeats
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import BatchContext
@@ -136,7 +136,7 @@ class _Maker:
     def __init__(self, methods: Methods, budget: str, **options: Any) -> None:
         if budget not in ("enough", "full"):
             raise InputError(f"budget must be 'enough' or 'full', got {budget!r}")
-        enough = with_enough(methods)
+        enough = with_sufficient_repeats(methods)
         self.texts, self.options = enough if budget == "enough" else {text: text for text in enough}, options
 
     def __call__(self, model: Model, pictures: Tensor, targets: Any) -> dict[str, Maps]:

@@ -195,7 +195,7 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
         refuse_for_head(opened.metrics, model.head)
     with at("methods"):
         refuse_methods(study.methods, model, source, opened.is_multilabel, opened.targets)
-        if picky := [call.text for call in read_methods(study.methods) if call.entry.only]:
+        if picky := [call.text for call in read_methods(study.methods) if call.entry.architecture]:
             explain(model, model.preprocess.blank, picky, layer=study.model.layer, allow_nan=True)
     for request in opened.metrics:
         if request.every_class and count > ALL_CLASSES_UP_TO:
