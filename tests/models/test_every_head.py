@@ -15,7 +15,7 @@ from conftest import needs_cuda, same, small_cnn, small_vit, state_of
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import PerImage
 from heatproof.metrics.occlusion import part_occlusion
-from heatproof.metrics.scene import BatchContext, Group, ImagePool
+from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
 from heatproof.models.heads import HEADS
 from heatproof.models.model import Model
 from heatproof.models.targets import bind_targets
@@ -220,7 +220,7 @@ def test_what_needs_probabilities_gives_numbers_or_names_the_head(head: str, nam
     if head == "multilabel" and name != "cscore":  # which gets the maps of one label after the other
         y = torch.nn.functional.one_hot(y, chances.shape[1]).bool()
     maps = hp.explain(model, images(), "gradcam", 0)["gradcam"]
-    group = Group(maps, y, chances, 0)
+    group = CheckpointContext(maps, y, chances, 0)
     assert entry.call(entry.function, group, {}) is not None
 
 

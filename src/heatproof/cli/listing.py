@@ -135,7 +135,7 @@ def metric_page(entry: Metric) -> str:
     facts = {"what it says": entry.summary, "also called": ", ".join(entry.aliases)}
     facts |= {"in a run": not_in_a_run(entry) or "yes", "better": better(entry), "bounds": bounds(entry)}
     facts |= {"one per": entry.level, "needs": ", ".join(sorted(entry.needs)), "citation": entry.cite}
-    facts["in the verdict"] = VERDICT.get((entry.judges, entry.test), "")
+    facts["in the verdict"] = VERDICT.get((entry.question, entry.votes), "")
     return page(entry.name, facts)
 
 

@@ -59,7 +59,7 @@ Look = Callable[
     cite="ghorbani2019fragile",
     family="Sanity",
     floors=(),  # a map that ignores the network is perfectly stable
-    judges="map",
+    question="map",
     parts={
         "ssim": "stable under the worst change found (SSIM)",
         "spearman": "stable under the worst change found (ranks)",

@@ -310,5 +310,5 @@ for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, 
         cite="petsiuk2018rise", aliases=(f"{_name}_auc",),
         about=f"Mean probability of the class while the map's strongest pixels are {_done} first.",
         title=f"{_name}: evidence {_done} first", family="Faithfulness", bundle="insertion_deletion",
-        call=_in_a_run, judges="map", headline=True, volumes=True,
+        call=_in_a_run, question="map", headline=True, volumes=True,
     )(insertion_deletion)  # fmt: skip

@@ -349,5 +349,5 @@ for _name, _better, _aliases, _title, _about in (
         cite="zhang2018excitation" if _name == "pointing" else "keak2026budget", aliases=_aliases,
         about=_about, title=_title, family="Localisation", bundle="localise", call=_in_a_run,
         floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
-        judges="network", test=_name == "pointing", headline=_name in ("mask_iou", "inside"), volumes=True,
+        question="network", votes=_name == "pointing", headline=_name in ("mask_iou", "inside"), volumes=True,
     )(localise)  # fmt: skip

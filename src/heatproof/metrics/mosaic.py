@@ -290,7 +290,7 @@ def _in_a_run(
 
 _metric = partial(
     metric, needs=("model", "images"), level="checkpoint", cite="rao2022towards", family="Faithfulness",
-    floors=(), judges="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
+    floors=(), question="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
 )  # fmt: skip
 _metric(
     "grid_pointing", higher_is_better=True,

@@ -316,7 +316,7 @@ for _name, _function, _said, _cite in (
 ):
     metric(
         _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
-        cite=_cite, family="Sanity", floors=(), judges="map", reruns=True,
+        cite=_cite, family="Sanity", floors=(), question="map", reruns=True,
         needs_gradients=_name != "fragility",
         parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"}, volumes=True,
         call=_in_a_run,

@@ -347,12 +347,13 @@ metric(
     about="How far insertion less deletion lies above that of the map's own shadows.", family="Faithfulness",
     parts={"weights": "better than its own map of an untrained network",
            "place": "better than itself turned by half a turn"},
-    floors=(), judges="map", test=True, call=_in_a_run, volumes=True,
+    floors=(), question="map", votes=True, call=_in_a_run, volumes=True,
 )(specificity)  # fmt: skip
 metric(
     "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",
     about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
-    family="Sanity", floors=(), judges="map", reruns=True, needs_gradients=True, call=_in_a_run, volumes=True,
+    family="Sanity", floors=(), question="map", reruns=True, needs_gradients=True, call=_in_a_run,
+    volumes=True,
     parts={"spearman": "like the map of an untrained network (ranks)",
            "null": "two untrained networks' maps alike (ranks)",
            "excess": "more like an untrained network's map than two of those are",

@@ -90,7 +90,7 @@ def check_metrics(requests: Sequence[MetricRequest], targets: str | None) -> Non
     for request in requests:
         options: dict[str, Any] = dict(request.options)
         why = ""
-        if request.entry.across and "labels" not in request.entry.needs:
+        if request.entry.compares_checkpoints and "labels" not in request.entry.needs:
             why = "explains the one class that is predicted, and a finding that is not has none; leave it out"
         elif options.get("anchor") and options.get("tau") == "adaptive":
             why = "cannot have both an anchor and an adaptive tau; leave one out"

@@ -31,7 +31,7 @@ from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
 from heatproof.metrics.kit import PerImage
-from heatproof.metrics.scene import Group, ImagePool
+from heatproof.metrics.scene import CheckpointContext, ImagePool
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.metrics.stats import mean_interval
@@ -161,7 +161,7 @@ class _Stored:
             there = None if maps is None else maps.to(self.device)
             at, seed = partial(self._at, chosen), self.task.unit.seed
             every = told if is_multilabel else None
-            group = Group(there, labels, probabilities, seed, at, answers.limits, every, chosen)
+            group = CheckpointContext(there, labels, probabilities, seed, at, answers.limits, every, chosen)
             return entry.call(entry.function, group, options)
         offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
         return entry.function(**{name: offered[name] for name in entry.needs}, **options)

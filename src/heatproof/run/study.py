@@ -176,7 +176,9 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
         for checkpoint in checkpoints:
             model = opened.model(checkpoint.name)
             opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
-    if len(checkpoints) < 2 and (compared := [r.text for r in opened.metrics if r.entry.across]):
+    if len(checkpoints) < 2 and (
+        compared := [r.text for r in opened.metrics if r.entry.compares_checkpoints]
+    ):
         raise InputError(
             f"metrics: {compared[0]} compares checkpoints, but there is one; add model.checkpoints"
         )
@@ -282,7 +284,7 @@ def check_truth(requests: list[MetricRequest], source: Source, targets: str | No
                 f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
             )
         if (
-            request.entry.across
+            request.entry.compares_checkpoints
             and "labels" not in needs
             and (targets or ("label" if source.labelled else "")) == "label"
         ):

@@ -73,5 +73,5 @@ def value_rows(rows: RowMaker, batch: Batch, told: HeadOutput, explained: Tensor
 def refuse_for_head(requests: Sequence[MetricRequest], head: Head) -> None:
     """Metrics of classes, their probabilities and whether they changed, where the head has none."""
     for request in requests:
-        if "probabilities" in request.entry.needs or request.entry.across:
+        if "probabilities" in request.entry.needs or request.entry.compares_checkpoints:
             head.need_classes(request.text)
