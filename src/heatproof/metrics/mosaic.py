@@ -44,10 +44,10 @@ from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import ImagePool
-from heatproof.models.asked import unasked
 from heatproof.models.disconnected import disconnected
 from heatproof.models.model import Model, as_model, is_out_of_memory
 from heatproof.models.queue import all_logits
+from heatproof.models.targets import unbind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, size_of
 
@@ -83,7 +83,7 @@ def make_mosaics(
         seed: of which picture lies where.
         passes: batch_size and progress, as for hp.explain.
     """
-    model = unasked(as_model(model))
+    model = unbind_targets(as_model(model))
     _check(cells, confident, mosaics, seed)
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("grid_pointing", size_of(pictures))
@@ -222,7 +222,7 @@ def grid_pointing(
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
+    model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
     )
@@ -260,7 +260,7 @@ def disconnected_grid(
     Returns:
         By method: outside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
+    model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, full_size=True,
         seed=seed, **passes,

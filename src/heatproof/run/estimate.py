@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from heatproof.errors import InputError, StoreError, counted
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
-from heatproof.models.model import untouched
+from heatproof.models.model import frozen_eval
 from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.engine import Prepared
 from heatproof.run.plan import ANSWERS, PER_MAP, RunPlan, Task, make_plan
@@ -257,6 +257,6 @@ class Trials:
         """Of the layer, which is what all of them means."""
         model = self.opened.model(self.task.unit.checkpoint)
         needs, layer = frozenset({"activations"}), self.opened.study.model.layer
-        with untouched(model.module):
+        with frozen_eval(model.module):
             found = capture(model, model.preprocess.blank, None, needs, layer)
         return int(found.activation.shape[1])

@@ -83,7 +83,7 @@ def first_answers(opened: ResolvedStudy, most: int = MOST) -> Answers | None:
         truth.append(known)
     if not answers or not np.isfinite(np.concatenate(answers)).all():
         return None
-    single = not isinstance(model.reader, Multilabel)
+    single = not isinstance(model.head, Multilabel)
     return Answers(np.concatenate(truth), np.concatenate(answers), single)
 
 

@@ -215,7 +215,7 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
     opened.warnings = tuple(input_warnings(model, [s.content for s in source.samples], given, own))
     with at("metrics"):
         refuse_metrics(opened.metrics, model)
-        refuse_for_head(opened.metrics, model.read)
+        refuse_for_head(opened.metrics, model.head)
     with at("methods"):
         refuse_methods(study.methods, model, source, opened.is_multilabel, opened.targets)
         if picky := [call.text for call in read_methods(study.methods) if call.entry.architecture]:
@@ -237,9 +237,9 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
             model.check_repeatable(_noise(model.preprocess))
         opened.head_description, opened.is_multilabel = (
             model.head_meaning,
-            isinstance(model.reader, Multilabel),
+            isinstance(model.head, Multilabel),
         )
-        opened.by_label, opened.predicts_classes = explains_labels(model.read), model.read.names_classes
+        opened.by_label, opened.predicts_classes = explains_labels(model.head), model.head.names_classes
     source = opened.source
     with at("images"):
         check_findings(source, opened.is_multilabel, opened.head_description)
@@ -275,7 +275,7 @@ def load_weights(opened: ResolvedStudy, checkpoint: Checkpoint) -> Model:
         names = model.classes or opened.source.classes if study.model.thresholds is not None else ()
         opened.thresholds = named_thresholds(study.model.thresholds, names)
         if head := told_head(study.model, opened.thresholds, opened.folder):
-            model = replace(model, reader=head)
+            model = replace(model, head=head)
     try:
         model.module.to(opened.device)
     except (RuntimeError, AssertionError) as error:
