@@ -94,7 +94,7 @@ def legrad(trace: Trace) -> Tensor:
                     f"legrad needs one attention in each block, and {trace.model.name} has {len(maps)} in "
                     f"{len(ran)}; use attnlrp instead"
                 )
-            head = trace.model.read
+            head = trace.model.head
             logits = head.logits(at_least_float(head.table(output, len(maps) * len(inputs))))
             score = head.scores(logits, trace.targets[start:stop].repeat(len(maps))).sum()
             gradients = torch.autograd.grad(score, maps)

@@ -194,7 +194,7 @@ class BudgetPlanner:
         """Why this kind of output cannot feed a metric, or ''."""
         network = self.opened.model(self.opened.checkpoints[-1].name)
         try:
-            refuse_for_head(read_metrics([text]), network.read)
+            refuse_for_head(read_metrics([text]), network.head)
         except HeatproofError as error:
             return str(error)
         return ""
