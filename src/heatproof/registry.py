@@ -1,8 +1,8 @@
 """Registries of methods and metrics, filled by the decorators @explainer and @metric.
 
-The modules of heatproof, and those that plug-ins name under the entry-point groups "heatproof.explainers" and
-"heatproof.metrics", are imported when a registry is first read. Methods of other packages have a prefix, as in
-"captum:IntegratedGradients": see explain/providers.
+The modules of heatproof, and those that plug-ins name under the entry points "heatproof.explainers" and
+"heatproof.metrics", are imported when a registry is first read. Methods of other packages have a prefix, as
+in "captum:IntegratedGradients": see explain/providers.
 """
 
 from __future__ import annotations

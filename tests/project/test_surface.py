@@ -23,6 +23,7 @@ from PIL import Image
 from test_architecture import PATH
 
 import heatproof as hp
+from conftest import small_cnn
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.store import RunFolder
@@ -154,6 +155,28 @@ def test_pictures_are_opened_by_file_or_as_an_example(tmp_path: Path) -> None:
 
 
 # --- maps ---------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_may_be_a_module_of_the_network() -> None:
+    network, images = small_cnn(), torch.rand(2, 3, 32, 32)
+    name, layer = next((n, part) for n, part in network.named_modules() if isinstance(part, torch.nn.Conv2d))
+    by_module = hp.explain(network, images, layer=layer)["gradcam"]
+    assert torch.equal(by_module.values, hp.explain(network, images, layer=name)["gradcam"].values)
+    assert torch.equal(by_module.values, hp.explain(network, images, layer=[layer])["gradcam"].values)
+    with pytest.raises(InputError, match=r"layer is a ReLU that is no part of"):
+        hp.explain(network, images, layer=torch.nn.ReLU())
+
+
+def test_images_before_the_model_are_named_as_the_mistake() -> None:
+    with pytest.raises(InputError, match=r"images are given before the model; write explain\(model, images"):
+        hp.explain(torch.rand(2, 3, 32, 32), small_cnn())  # type: ignore[arg-type]
+
+
+def test_maps_are_arrays_and_have_items() -> None:
+    maps = small_maps(3)
+    assert np.asarray(maps).shape == (3, 4, 4) and np.asarray(maps, dtype=float).dtype == float
+    assert torch.equal(maps[0], maps.values[0]) and torch.equal(maps[1:], maps.values[1:])
+    assert [tuple(values.shape) for values in maps] == [(4, 4)] * 3
 
 
 def test_an_overlay_has_the_map_over_the_picture_the_model_saw() -> None:
