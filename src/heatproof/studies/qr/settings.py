@@ -17,7 +17,7 @@ from heatproof.errors import InputError, StoreError
 from heatproof.registry import explainers
 from heatproof.studies import settings as shared
 from heatproof.studies.settings import Settings, calls, option
-from heatproof.train.history import SCHEDULES
+from heatproof.train.recipe import SCHEDULES
 
 FLOORS = ("random", "edges")
 LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
