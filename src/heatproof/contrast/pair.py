@@ -177,24 +177,22 @@ def make_pair(
         images[train], classes[train.cpu()], tuple(names[i] for i in train.tolist()), count, model, token,
         positive, strength, carriers, seed, phase,
     )  # fmt: skip
-    trained, taken = [], epochs
-    for which in "AB":
-        copy = trainable_copy(model)
+    a, b, taken = trainable_copy(model), trainable_copy(model), epochs
+    for which, copy in (("A", a), ("B", b)):
         course = PlantingCourse(lessons, copy, planted=which == "A", epochs=taken)
         folder = None if out is None else Path(out) / which.lower()
         report = None if progress is None else partial(progress, which)
         taken = len(fit_epochs(copy, course, folder, report, keep_optimiser=False))
-        trained.append(copy)
     is_positive = (classes[held_out.cpu()] == positive).to(held_out.device)
     tested = _sample(held_out[~is_positive], MOST_TESTED, seed)
     plain = images[tested]
     marked = token.plant(plain, [names[i] for i in tested.tolist()], model.preprocess, seed)[0]
-    planting = Planting(*(flips(network, plain, marked, positive) for network in trained))
+    planting = Planting(*(flips(network, plain, marked, positive) for network in (a, b)))
     explained = _sample(held_out[is_positive], MOST_EXPLAINED, seed)
     chosen = tuple(names[i] for i in explained.tolist())
     marked, masks = token.plant(images[explained], chosen, model.preprocess, seed)
     return Pair(
-        *trained, token, positive, strength, marked, images[explained], masks, chosen, planting, taken, seed
+        a, b, token, positive, strength, marked, images[explained], masks, chosen, planting, taken, seed
     )
 
 

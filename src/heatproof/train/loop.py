@@ -167,7 +167,7 @@ def fit_epochs(
                     optimiser.load_state_dict(state)
             for group in optimiser.param_groups:
                 group["lr"] = plan.rate
-            report = progress and (lambda *at, e=epoch: progress(TrainProgress(e, course.epochs, *at)))
+            report = progress and partial(_report, progress, epoch, course.epochs)
             with seeded(plan.seed):
                 loss, batches = _epoch(model, plan, optimiser, report)
             if not math.isfinite(loss):
@@ -187,6 +187,10 @@ def fit_epochs(
     if write and not keep_optimiser and state["state"]:
         write({**state, "state": {}}, history)
     return history
+
+
+def _report(progress: ProgressCallback, *state: Any) -> None:
+    progress(TrainProgress(*state))
 
 
 def _epoch(
