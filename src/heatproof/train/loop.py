@@ -26,7 +26,7 @@ from heatproof.errors import InputError, ModelError
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
 from heatproof.models.checkpoints import write_weights
-from heatproof.models.model import Model, restore_flags, untouched
+from heatproof.models.model import Model, frozen_eval, restore_flags
 from heatproof.models.queue import Queue
 from heatproof.models.tap import tap
 from heatproof.train import folder
@@ -133,7 +133,7 @@ def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Seque
         raise InputError(f"there is no epoch {wrong[0]} to keep; the recipe has epochs 1 to {recipe.epochs}")
     image = model.preprocess.from_bytes(train.images[:1])
     classes = max(2, model.logits(image).shape[1])
-    model.read.need_one_class("training")
+    model.head.need_one_class("training")
     for name, data in (("training", train), ("validation", valid)):
         if (highest := int(data.labels.max())) >= classes:
             raise InputError(
@@ -216,7 +216,7 @@ def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]
     def pictures(start: int, stop: int) -> Tensor:
         return model.preprocess.from_bytes(data.images[start:stop].to(model.device))
 
-    with untouched(model.module), _autocast(model, amp):
+    with frozen_eval(model.module), _autocast(model, amp):
         logits = Queue(model, size).predict(len(data), pictures, lambda logits, *_: logits).cpu()
     if not torch.isfinite(logits).all():
         raise ModelError(
