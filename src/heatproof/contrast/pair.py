@@ -359,7 +359,7 @@ def _checked(
     if classes.ndim != 1 or classes.is_floating_point() or int(classes.min()) < 0:
         raise InputError(f"labels are one class number per picture, from 0 on; got {classes.dtype}")
     count = max(2, model.logits(images[:1]).shape[1])
-    model.read.need_one_class("the contrast test")
+    model.head.need_one_class("the contrast test")
     if (highest := int(classes.max())) >= count:
         raise TargetError(
             f"a picture has the label {highest}, but {model.name} has classes 0 to {count - 1}; give it a "

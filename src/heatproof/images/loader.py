@@ -196,7 +196,7 @@ def _collate(
     ids, known_truth = tuple(s.id for s in samples), source.boxed or source.parts
     sides = tuple(one.side for one in known.values())
     truth = _truth(source, list(known.values()), images) if known_truth else None
-    if source.several:
+    if source.is_multilabel:
         findings = torch.zeros(len(samples), len(source.classes), dtype=torch.bool)
         for row, sample in enumerate(samples):
             findings[row, list(sample.findings or ())] = True

@@ -62,11 +62,13 @@ def open_memory(
     for name, values in given.items():
         if values is not None and len(values) != n:
             raise InputError(f"{name} has {len(values)} entries, but there are {n} pictures")
-    several = lists_several(labels)
-    findings, classes = read_findings(labels, class_names) if several else ([None] * n, ())
-    numbers, classes = ([None] * n, classes) if several else check_labels(labels, n, class_names)
+    is_multilabel = lists_several(labels)
+    findings, classes = read_findings(labels, class_names) if is_multilabel else ([None] * n, ())
+    numbers, classes = ([None] * n, classes) if is_multilabel else check_labels(labels, n, class_names)
     belongs = (
-        _box_findings(boxes, box_labels, findings, classes) if several and boxes is not None else [()] * n
+        _box_findings(boxes, box_labels, findings, classes)
+        if is_multilabel and boxes is not None
+        else [()] * n
     )
     parts = {part: _array(mask) for part, mask in (masks or {}).items()}
     samples = tuple(

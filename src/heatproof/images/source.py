@@ -110,7 +110,7 @@ class Source:
         return bool(self.classes)
 
     @cached_property
-    def several(self) -> bool:
+    def is_multilabel(self) -> bool:
         """Whether a picture may have several findings, or none."""
         return any(sample.findings is not None for sample in self.samples)
 

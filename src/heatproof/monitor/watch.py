@@ -249,14 +249,14 @@ class Monitor:
                 )  # fmt: skip
             except TargetError as error:
                 raise InputError(f"the labels do not match the model's outputs: {error}") from error
-            model.read.need_classes("a monitor")
-            if held.several != isinstance(model.reader, Multilabel):
+            model.head.need_classes("a monitor")
+            if held.is_multilabel != isinstance(model.head, Multilabel):
                 raise InputError(
                     "the model answers several findings at once; give labels as a table of 0 and 1"
                 )
-            if held.several:  # also those without a finding
+            if held.is_multilabel:  # also those without a finding
                 logits = all_logits(model, held.images, size)
-        return Answers(logits.cpu(), maps, held.several)
+        return Answers(logits.cpu(), maps, held.is_multilabel)
 
     def _anchored(self, held: HeldOut, found: Answers) -> Tensor | None:
         """The list in force, where it is that of the first epoch."""
@@ -334,7 +334,7 @@ class Monitor:
     def _model(self, model: Any) -> Model:
         """The module as heatproof sees it; the last one is kept, with the layer that was found in it."""
         if self._known is None or self._known[0] is not model:
-            self._known = model, with_head(load_model(model), self._all.several)
+            self._known = model, with_head(load_model(model), self._all.is_multilabel)
             self._log = GradientLog(self._known[1].module) if self._gradients else None
         return self._known[1]
 

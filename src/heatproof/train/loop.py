@@ -44,7 +44,7 @@ from heatproof.errors import CheckpointError, InputError, ModelError, StoreError
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
 from heatproof.models.checkpoints import first_line, write_weights
-from heatproof.models.model import Model, restore_flags, untouched
+from heatproof.models.model import Model, frozen_eval, restore_flags
 from heatproof.models.queue import Queue
 from heatproof.models.tap import tap
 from heatproof.train.data import Data
@@ -272,7 +272,7 @@ class RecipeCourse:
                 )
         image = model.preprocess.from_bytes(train.images[:1])
         classes = max(2, model.logits(image).shape[1])
-        model.read.need_one_class("training")
+        model.head.need_one_class("training")
         for name, data in (("training", train), ("validation", valid)):
             if (highest := int(data.labels.max())) >= classes:
                 raise InputError(
@@ -341,7 +341,7 @@ def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]
     def images(start: int, stop: int) -> Tensor:
         return model.preprocess.from_bytes(data.images[start:stop].to(model.device))
 
-    with untouched(model.module), _autocast(model, amp):
+    with frozen_eval(model.module), _autocast(model, amp):
         logits = Queue(model, size).predict(len(data), images, lambda logits, *_: logits).cpu()
     if not torch.isfinite(logits).all():
         raise ModelError(

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, LayerError, did_you_mean
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of
-from heatproof.models.model import Model, input_channels, untouched, watched
+from heatproof.models.model import Model, frozen_eval, input_channels, watched
 from heatproof.train.recipe import Depth
 
 DEPTHS = ("head", "L4", "L3-L4", "all")
@@ -219,7 +219,7 @@ def watch(model: Model, image: Tensor) -> dict[str, ModuleRun]:
         if runs[name].end < 0:
             runs[name].end, runs[name].octave_out = clock, octave(output)
 
-    with untouched(model.module), watched(model.module, ended, started):
+    with frozen_eval(model.module), watched(model.module, ended, started):
         model.forward(inputs)
     return runs
 
