@@ -9,7 +9,7 @@ import click
 from heatproof.cli._console import console, errors, new_table, say, stopped
 from heatproof.cli._study import PlacedCommand
 from heatproof.run.progress import Progress
-from heatproof.studies.score.settings import ScoreSettings
+from heatproof.studies.audit.settings import ScoreSettings
 
 if TYPE_CHECKING:
     from heatproof.studies.audit.protocol import AuditPlan
@@ -50,7 +50,7 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
     guess_source(settings.images)  # before torch is imported, which takes its time
     check_network(settings.model, settings.checkpoint)
     from heatproof.studies.audit.protocol import run_audit
-    from heatproof.studies.score.protocol import FLOORS, means, plan_score
+    from heatproof.studies.audit.score import FLOORS, means, plan_score
 
     plan = plan_score(settings, say)
     for note in plan.notes:
