@@ -26,8 +26,9 @@ from heatproof.errors import InputError, ModelError
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
 from heatproof.models.checkpoints import write_weights
-from heatproof.models.model import Model, frozen_eval, restore_flags
+from heatproof.models.model import Model
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval, restore_flags
 from heatproof.models.tap import tap
 from heatproof.train import folder
 from heatproof.train.data import Data

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, LayerError, did_you_mean
 from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of
-from heatproof.models.model import Model, frozen_eval, watched
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval, watched
 
 DEPTHS = ("head", "L4", "L3-L4", "all")
 Depth = str | tuple[str, ...]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.images.guess import Guess
-from heatproof.models.specs import placed_spec
+from heatproof.models.names import placed_spec
 from heatproof.registry import check_methods
 from heatproof.studies.settings import (
     DEVICE,
