@@ -173,7 +173,7 @@ def contrast(
 def labelled(
     model: Model, pictures: str | Path | Tensor, labels: ArrayLike | None = None, **options: Any
 ) -> Labelled:
-    """Pictures of a folder, with options of its source (images/folder.py), or tensors as they are."""
+    """Pictures of a folder, with options of its source (images/file_sources.py), or tensors as they are."""
     if not isinstance(pictures, (str, Path)):
         if labels is None:
             raise InputError("tensors need labels, one class number per picture; or name a folder of classes")

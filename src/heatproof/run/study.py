@@ -18,7 +18,7 @@ from torch import Tensor
 from heatproof.errors import CheckpointError, InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Preprocess, Source
-from heatproof.images.annotations import check_annotations
+from heatproof.images.source import check_annotations
 from heatproof.models import Model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Multilabel
