@@ -122,7 +122,7 @@ def standard_metrics(small: bool) -> list[str]:
             (request,) = read_metrics([entry.name])
         except HeatproofError:  # not in a run
             continue
-        if entry.across or entry.name in OWN_INPUTS or set(entry.needs) & ANNOTATION:
+        if entry.compares_checkpoints or entry.name in OWN_INPUTS or set(entry.needs) & ANNOTATION:
             continue
         fewer = FEWER.get(entry.name) if small else None
         found.append(f"{request.text}({fewer})" if fewer else request.text)

@@ -17,7 +17,7 @@ from benchmarks.common import CAMS, GRAD_CAM, Part, Row, cost, network, side_by_
 from benchmarks.sections import BenchAsked
 from heatproof.errors import need
 from heatproof.explain import explain
-from heatproof.models.model import Model, untouched
+from heatproof.models.model import Model, frozen_eval
 from heatproof.models.queue import input_gradient
 
 REFERENCES = {"ig": "captum, the same", "lime": "lime package, the same"}
@@ -114,7 +114,7 @@ def _perturbing(model: Model, device: str, repeat: int, samples: int) -> list[Ro
     }
 
     def gradient_pass() -> object:
-        with untouched(model.module):
+        with frozen_eval(model.module):
             return input_gradient(model, full, targets)
 
     contenders: dict[str, Callable[[], object]] = {

@@ -290,7 +290,7 @@ def methods() -> Image.Image:
     """Every method that explains a convolutional network, on one photograph."""
     images = ready(data.chelsea())
     picture = seen(images)[0]
-    names = [entry.name for entry in explainers if entry.only != "transformer"]
+    names = [entry.name for entry in explainers if entry.architecture != "transformer"]
     tiles = [Tile(picture, "the picture")]
     for name in names:
         call = QUICKER.get(name, name)
@@ -401,7 +401,7 @@ def conventions_table() -> str:
         options = ", ".join(f"`{name}={value!r}`" for name, value in entry.options.items())
         cards = [(f.name, getattr(entry.card, f.name), getattr(Card(), f.name)) for f in fields(Card)]
         own = "; ".join(f"*{name}*: {value}" for name, value, usual in cards if value != usual)
-        own = "; ".join(filter(None, [f"*only*: {NETWORKS[entry.only]}" if entry.only else "", own]))
+        own = "; ".join(filter(None, [f"*only*: {NETWORKS[entry.architecture]}" if entry.architecture else "", own]))
         needs = ", ".join(sorted(entry.needs))
         lines.append([f"`{entry.name}`", needs, options, own])
     return rows(["method", "needs of the shared pass", "options", "conventions of its own"], lines)

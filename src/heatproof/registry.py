@@ -85,13 +85,13 @@ class Explainer(Entry):
 
     card: Card = field(default_factory=Card)
     cost: str = ""  # per image, where neither `needs` nor an option says it
-    of_trace: bool = False  # whether tensors of the pass are all it reads: it can be recorded with that
-    only: str = ""  # "cnn" or "transformer", where it refuses other networks
-    enough: Mapping[str, int] = field(
+    trace_only: bool = False  # whether tensors of the pass are all it reads: it can be recorded with that
+    architecture: str = ""  # "cnn" or "transformer", where it refuses other networks
+    sufficient_repeats: Mapping[str, int] = field(
         default_factory=dict
     )  # repetitions at which maps rank as at full length
-    answers: bool = False  # whether the network's answers are all it needs: neither layers nor gradients
-    stored: bool = False  # whether its maps are read and not made: nothing can run it again
+    forward_only: bool = False  # whether the network's answers are all it needs: neither layers nor gradients
+    precomputed: bool = False  # whether its maps are read and not made: nothing can run it again
 
     def __call__(self, function: Function) -> Function:
         explainers.add(replace(self, function=function))
@@ -120,17 +120,17 @@ class Metric(Entry):
     family: str = "Other"  # its heading in the table
     parts: Mapping[str, str] = field(default_factory=dict)  # titles of the further numbers that it returns
     floors: tuple[str, ...] = ("random", "edges")  # to be beaten by a method that looks at the network
-    judges: str = ""  # "map": whether it follows the network, "network": whether that looks where it should
-    test: bool = False  # whether the verdict rests on it; others of the same question are information
+    question: str = ""  # "map": whether it follows the network, "network": whether that looks where it should
+    votes: bool = False  # whether the verdict rests on it; others of the same question are information
     headline: bool = False  # whether images may be ranked by it
     bundle: str = ""  # a name that asks for it and others of its function
-    across: bool = False  # whether it compares checkpoints, from the SSIM of their maps
+    compares_checkpoints: bool = False  # whether it compares checkpoints, from the SSIM of their maps
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
     not_in_a_run: str = ""  # why, where `needs` does not say it
     pairs: bool = False  # whether it takes the maps by method and speaks of each pair of methods
     reruns: bool = False  # whether it runs the method again, under other weights or on other pictures
-    inside: bool = False  # whether it needs the network's weights or gradients, not its answers alone
-    call: Callable[..., Any] | None = None  # (function, BatchContext or Group, options), where not by name
+    needs_gradients: bool = False  # whether it needs weights or gradients, not outputs alone
+    call: Callable[..., Any] | None = None  # (function, context, options), where not by name
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -82,7 +82,7 @@ def test_a_function_may_take_tensors_and_return_what_it_likes() -> None:
         torch.testing.assert_close(hp.load_model(function).logits(images()), wanted, check_dtype=False)
     chances = hp.load_model(lambda x: net(torch.as_tensor(x)).softmax(1).detach().numpy())
     torch.testing.assert_close(chances.logits(images()).softmax(1), wanted.softmax(1))
-    assert chances.head == "probabilities"
+    assert chances.head_name == "probabilities"
 
 
 def test_a_function_that_writes_to_its_input_changes_nothing() -> None:
@@ -95,7 +95,7 @@ def test_a_function_that_writes_to_its_input_changes_nothing() -> None:
     assert torch.equal(given, images())
 
 
-@pytest.mark.parametrize("method", [entry.name for entry in explainers if not entry.answers])
+@pytest.mark.parametrize("method", [entry.name for entry in explainers if not entry.forward_only])
 def test_methods_that_look_inside_are_refused_with_those_that_work(method: str) -> None:
     model = hp.load_model(as_function(small_cnn().eval()))
     with pytest.raises(

@@ -76,7 +76,7 @@ def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogC
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     model = hp.Model(small_cnn())
-    graphs = model.found["graphs"] = Graphs(refuses)
+    graphs = model.facts.graphs = Graphs(refuses)
     with caplog.at_level("INFO", logger="heatproof"):
         for i in range(SEEN + 3):
             assert graphs.run("a", lambda x: x + 1, [torch.full((2,), float(i))]).tolist() == [i + 1, i + 1]
@@ -139,11 +139,9 @@ def test_a_request_that_came_before_is_answered_first_and_checked_then(
 ) -> None:
     net = small_cnn().eval()
     plain, model = hp.Model(net), hp.Model(net)
-    graphs = model.found["graphs"] = Graphs(Rerun)
+    graphs = model.facts.graphs = Graphs(Rerun)
     for room in (capture, recorded):
-        monkeypatch.setattr(
-            room, "graphs_of", lambda asked: asked.found.get("graphs") if asked.was_seen else None
-        )
+        monkeypatch.setattr(room, "graphs_of", lambda asked: asked.facts.graphs if asked.was_seen else None)
     passes: list[int] = []
 
     def same(targets: int | None = None) -> None:
@@ -192,8 +190,8 @@ def test_recorded_passes_on_a_gpu_give_the_plain_ones_answers(precision: str) ->
     recorded, plain = (
         hp.load_model(small_cnn().eval(), device="cuda", precision=precision) for _ in range(2)
     )
-    plain.found["graphs"] = Graphs()
-    plain.found["graphs"].reason = "not wanted here"
+    plain.facts.graphs = Graphs()
+    plain.facts.graphs.reason = "not wanted here"
     methods = [*CAMS, "smoothgrad(samples=40)", "rise(masks=300)"]
     tolerance = 0.05 if precision == "bf16" else 1e-3
     for turn in range(6):
@@ -202,7 +200,7 @@ def test_recorded_passes_on_a_gpu_give_the_plain_ones_answers(precision: str) ->
         for method in methods:
             gap = (found[method].normalised() - expected[method].normalised()).abs().mean()
             assert gap < tolerance, (method, turn)
-    assert recorded.found["graphs"].kept and not recorded.found["graphs"].reason
+    assert recorded.facts.graphs.kept and not recorded.facts.graphs.reason
     with torch.no_grad():
         for weight in (*recorded.module.parameters(), *plain.module.parameters()):
             weight.mul_(1.1)
@@ -240,7 +238,7 @@ def test_a_network_that_cannot_be_recorded_runs_on_a_gpu_all_the_same() -> None:
     model = hp.load_model(Asks().eval(), device="cuda", layer="net.8")
     images = torch.randn(4, 3, 32, 32, device="cuda")
     maps = [hp.explain(model, images, CAMS)["gradcam"].values for _ in range(6)]
-    assert all(torch.allclose(one, maps[0]) for one in maps) and model.found["graphs"].reason
+    assert all(torch.allclose(one, maps[0]) for one in maps) and model.facts.graphs.reason
 
 
 @needs_cuda
@@ -261,7 +259,7 @@ def test_memory_of_a_gpu_is_flat_and_released_with_the_model() -> None:
     for _ in range(3):
         model = hp.load_model(small_cnn().eval(), device="cuda")
         first = explained(6, model)
-        assert model.found["graphs"].kept and explained(20, model) <= first
+        assert model.facts.graphs.kept and explained(20, model) <= first
         del model
         assert used() <= before
 

@@ -16,7 +16,7 @@ from heatproof.errors import InputError
 from heatproof.models import batches
 from heatproof.models.batches import batch_for, fastest, measured_batch, told_batch, trial_sizes, usual_batch
 from heatproof.models.graphs import Graphs
-from heatproof.models.model import untouched
+from heatproof.models.model import frozen_eval
 from heatproof.models.queue import Queue, all_logits, how_it_runs
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def job(model: hp.Model, count: int, batch_size: int | None = None, size: int = 
     def make(start: int, stop: int) -> Tensor:
         return image * torch.arange(start, stop).view(-1, 1, 1, 1) / count
 
-    with untouched(model.module):
+    with frozen_eval(model.module):
         return Queue(model, (size, size), batch_size).predict(count, make, lambda logits, *_: logits)
 
 
@@ -49,7 +49,7 @@ def test_a_short_job_takes_the_usual_batch_and_is_not_measured(model: hp.Model) 
     assert usual_batch(torch.device("cuda"), (224, 224)) == 256 and usual_batch(CPU, (4000, 4000)) == 1
     with counting(model.module) as passes:
         job(model, 200)
-    assert passes.batches == [100, 100] and "batches" not in model.found
+    assert passes.batches == [100, 100] and not model.facts.batches
 
 
 def test_a_long_job_is_measured_once_and_the_trial_is_a_small_share(
@@ -93,7 +93,7 @@ def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> No
     with counting(model.module) as passes:
         chosen = measured_batch(model, 700)
     assert chosen in (4, 8, 16) and set(passes.batches) == {4, 8, 16}
-    assert not model.module.training and model.found["batches"]
+    assert not model.module.training and model.facts.batches
 
 
 def test_what_a_model_is_told_counts_by_area(model: hp.Model) -> None:
@@ -128,7 +128,7 @@ def test_what_fitted_into_memory_is_remembered_by_kind_of_pass(model: hp.Model) 
         job(model, 20)
         assert seen[6:] == [10, 10]
     hp.explain(model, torch.zeros(12, 3, 32, 32), "gradcam")
-    assert model.found["fits"] == {("forward", (32, 32)): 10}
+    assert model.facts.fits == {("forward", (32, 32)): 10}
 
 
 METHODS = ["gradcam", "eigencam", "scorecam(channels=4)", "smoothgrad(samples=2)", "rise(masks=300)"]
@@ -143,11 +143,11 @@ def test_memory_is_flat_over_many_images_and_released_with_the_model() -> None:
     model = hp.load_model(small_cnn().eval())
     images = torch.randn(4, 3, 32, 32)
     hp.explain(model, images, METHODS)
-    before, entries = alive(), len(model.found)
+    before = alive()
     for _ in range(5):
         hp.explain(model, images, METHODS)
-    assert alive() <= before and len(model.found) == entries
-    folding = weakref.ref(model.found["folding"][1])
+    assert alive() <= before
+    folding = weakref.ref(model.facts.folding[1])
     assert folding() is not None
     module, gone = weakref.ref(model.module), weakref.ref(model)
     del model

@@ -27,7 +27,7 @@ def cheap_call(name: str) -> str:
 
 def network_for(name: str, classes: int = 5) -> nn.Module:
     """One that the method explains."""
-    return small_vit(classes) if explainers.get(name).only == "transformer" else small_cnn(classes)
+    return small_vit(classes) if explainers.get(name).architecture == "transformer" else small_cnn(classes)
 
 
 def test_the_bibliography_has_every_key_in_the_source_once() -> None:
@@ -42,7 +42,7 @@ def test_every_method_is_documented(name: str) -> None:
     assert entry.cite in KEYS
     assert entry.summary.endswith(".") and 10 < len(entry.summary) < 110
     assert isinstance(entry.card, Card) and all(vars(entry.card).values())
-    assert entry.only in ("", "cnn", "transformer")
+    assert entry.architecture in ("", "cnn", "transformer")
 
 
 @pytest.mark.parametrize("name", metrics.names())
@@ -52,8 +52,8 @@ def test_every_metric_is_documented(name: str) -> None:
     assert entry.summary
     assert entry.level in ("image", "class", "checkpoint")
     assert entry.bounds[0] < entry.bounds[1]
-    assert entry.judges in ("", "map", "network") and set(entry.floors) <= set(explainers.names())
-    assert not entry.test or (entry.judges and entry.titles)  # the verdict names it in plain words
+    assert entry.question in ("", "map", "network") and set(entry.floors) <= set(explainers.names())
+    assert not entry.votes or (entry.question and entry.titles)  # the verdict names it in plain words
 
 
 @pytest.mark.parametrize("name", explainers.names())
@@ -72,9 +72,9 @@ def test_every_method_returns_finite_maps_and_leaves_the_model_alone(name: str, 
     assert maps.explained.tolist() == hp.explain(module, images, "gradcam")["gradcam"].explained.tolist()
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in explainers if entry.only])
+@pytest.mark.parametrize("name", [entry.name for entry in explainers if entry.architecture])
 def test_a_method_for_one_kind_of_network_refuses_the_other_in_one_sentence(name: str) -> None:
-    module = small_cnn() if explainers.get(name).only == "transformer" else small_vit()
+    module = small_cnn() if explainers.get(name).architecture == "transformer" else small_vit()
     images = torch.randn(1, 3, 16, 16)
     before = state_of(module)
     with pytest.raises(ModelError, match=r"; use .* instead") as error:

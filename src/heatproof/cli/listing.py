@@ -88,7 +88,7 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 def method_page(entry: Explainer) -> str:
     """Everything about one method, one fact per line."""
     facts = {"idea": entry.summary, "also called": ", ".join(entry.aliases), "cost per image": cost(entry)}
-    facts["only for"] = NETWORKS.get(entry.only, "")
+    facts["only for"] = NETWORKS.get(entry.architecture, "")
     facts["options"] = ", ".join(f"{name}={value}" for name, value in entry.options.items())
     facts |= {field.name: getattr(entry.card, field.name) for field in fields(Card)}
     facts["citation"] = entry.cite
@@ -135,7 +135,7 @@ def metric_page(entry: Metric) -> str:
     facts = {"what it says": entry.summary, "also called": ", ".join(entry.aliases)}
     facts |= {"in a run": not_in_a_run(entry) or "yes", "better": better(entry), "bounds": bounds(entry)}
     facts |= {"one per": entry.level, "needs": ", ".join(sorted(entry.needs)), "citation": entry.cite}
-    facts["in the verdict"] = VERDICT.get((entry.judges, entry.test), "")
+    facts["in the verdict"] = VERDICT.get((entry.question, entry.votes), "")
     return page(entry.name, facts)
 
 
@@ -185,12 +185,12 @@ def list_layers(model: str, image_size: int | None) -> None:
     from heatproof.models.default_layers import why
     from heatproof.models.layers import picture_layers
     from heatproof.models.load import load_model
-    from heatproof.models.model import untouched
+    from heatproof.models.model import frozen_eval
 
     loaded = load_model(model)
     size = (image_size,) * len(loaded.preprocess.size) if image_size else loaded.preprocess.size
     blank = torch.zeros(1, loaded.preprocess.channels, *size)
-    with untouched(loaded.module):
+    with frozen_eval(loaded.module):
         default = capture(loaded, blank, needs=frozenset({"activations"})).layer
     table = new_table(f"layers of {loaded.name} for {'x'.join(map(str, size))} images")
     table.add_column("layer", overflow="fold")

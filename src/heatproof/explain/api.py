@@ -14,12 +14,12 @@ from heatproof.explain.providers.function import Methods, named
 from heatproof.explain.recorded import Recorded, recorded, replayed
 from heatproof.explain.sampling import Estimate
 from heatproof.explain.segments import cut_ahead
-from heatproof.models.asked import asked
 from heatproof.models.capture import capture
 from heatproof.models.function import is_function
 from heatproof.models.heads import Columns
-from heatproof.models.model import Model, as_model, check_pixels, untouched
+from heatproof.models.model import Model, as_model, check_pixels, frozen_eval
 from heatproof.models.queue import Queue
+from heatproof.models.targets import bind_targets
 from heatproof.models.wrapped import checkpoints_in_a_sentence, is_quantised
 from heatproof.registry import Explainer, check_options, check_volumes, explainers, parse_call, split_calls
 from heatproof.show import ByName
@@ -53,7 +53,7 @@ class MethodCall:
             method=self.text,
             values=values.detach().float().contiguous(),
             image_size=trace.image_size,
-            explained=trace.model.read.labels(trace.targets),
+            explained=trace.model.head.labels(trace.targets),
             **beside,
         )
 
@@ -88,7 +88,7 @@ def read_methods(methods: Methods, again: bool = False) -> list[MethodCall]:
         name, options = parse_call(text)
         entry = explainers.get(name)
         check_options(entry, options)
-        if again and entry.stored:
+        if again and entry.precomputed:
             raise InputError(f"{text} is read from files, so it cannot be run again; name a method that can")
         calls.append(MethodCall(text, entry, options))
     return calls
@@ -96,7 +96,7 @@ def read_methods(methods: Methods, again: bool = False) -> list[MethodCall]:
 
 def is_stored(method: str) -> bool:
     """Whether a method's maps are read from files, so that nothing can run it again."""
-    return explainers.get(parse_call(method)[0]).stored
+    return explainers.get(parse_call(method)[0]).precomputed
 
 
 def begin_ahead(methods: Methods, model: Model, images: Tensor, seed: int = 0) -> None:
@@ -105,19 +105,23 @@ def begin_ahead(methods: Methods, model: Model, images: Tensor, seed: int = 0) -
         cut_ahead(model, images, call.entry.options | call.options, seed)
 
 
-def with_enough(methods: Methods) -> dict[str, str]:
+def with_sufficient_repeats(methods: Methods) -> dict[str, str]:
     """By method as it is written: itself, with no more repetitions than the ranks of its pixels need.
 
     For what compares a method with itself, many times over. How many are enough was measured: see
     docs/results/passes.md.
 
-    >>> with_enough(["gradcam", "smoothgrad(samples=10)"])
+    >>> with_sufficient_repeats(["gradcam", "smoothgrad(samples=10)"])
     {'gradcam': 'gradcam', 'smoothgrad(samples=10)': 'smoothgrad(samples=10)'}
     """
     found = {}
     for call in read_methods(methods, again=True):
         asked = {**call.entry.options, **call.options}
-        less = {k: n for k, n in call.entry.enough.items() if isinstance(asked[k], int) and asked[k] > n}
+        less = {
+            k: n
+            for k, n in call.entry.sufficient_repeats.items()
+            if isinstance(asked[k], int) and asked[k] > n
+        }
         options = ", ".join(f"{k}={v!r}" for k, v in (call.options | less).items())
         found[call.text] = f"{call.entry.name}({options})" if less else call.text
     return found
@@ -172,7 +176,7 @@ def explain(
     if ids is not None and len(ids) != len(shown):
         raise InputError(f"ids has {len(ids)} entries but there are {len(shown)} images; they must match")
     names = tuple(ids) if ids is not None else tuple(map(str, range(len(shown))))
-    model, targets = asked(model, shown, targets)
+    model, targets = bind_targets(model, shown, targets)
     maps, logits = shared_pass(
         model,
         shown,
@@ -186,7 +190,7 @@ def explain(
     )
     if on_gpu:  # asked at the end: until then the GPU need not be waited for
         check_pixels(shown)
-    if not allow_nan and (lost := model.read.unanswered(logits)).any():
+    if not allow_nan and (lost := model.head.unanswered(logits)).any():
         images_lost = ", ".join(names[i] for i in lost.nonzero().flatten().tolist()[:8])
         raise InputError(
             f"the output of {model.name} is NaN or infinite for image {images_lost} ({int(lost.sum())} of "
@@ -197,11 +201,11 @@ def explain(
 
 def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
     """Refuse methods that look inside a network which is only a function, or quantised."""
-    closed, inside = is_function(model.module), [call.text for call in calls if not call.entry.answers]
-    if "quantised" not in model.found:
-        model.found["quantised"] = is_quantised(model.module)
-    if inside and (closed or model.found["quantised"]):
-        known = ", ".join(entry.name for entry in explainers if entry.answers)
+    closed, inside = is_function(model.module), [call.text for call in calls if not call.entry.forward_only]
+    if model.facts.quantised is None:
+        model.facts.quantised = is_quantised(model.module)
+    if inside and (closed or model.facts.quantised):
+        known = ", ".join(entry.name for entry in explainers if entry.forward_only)
         said = f"is a function, without layers or gradients that {inside[0]} could read; use {known}"
         if not closed:
             said = f"is quantised, and no gradient that {inside[0]} could read goes through it; "
@@ -228,7 +232,7 @@ def shared_pass(
         for call in calls:
             check_volumes(call.entry)
     check_insides(model, calls)
-    model, targets = asked(model, images, targets)
+    model, targets = bind_targets(model, images, targets)
     queue = Queue(model, image_size, batch_size, progress)
     if len(images) <= queue.batch_size and (again := replayed(model, images, calls, targets, layer)):
         if progress:
@@ -254,7 +258,7 @@ def shared_pass(
         each = zip(calls, dead_of(trace), strict=True)
         return [replace(call(trace), dead=dead) for call, dead in each], trace.logits
 
-    with untouched(model.module), checkpoints_in_a_sentence(model, images[:1]):
+    with frozen_eval(model.module), checkpoints_in_a_sentence(model, images[:1]):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
         Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, "shared")
     lots = zip(*(maps for maps, _ in parts), strict=True)
@@ -265,7 +269,7 @@ def shared_pass(
 def _as_maps(
     calls: Sequence[MethodCall], found: Recorded, model: Model, image_size: tuple[int, ...]
 ) -> list[Maps]:
-    each, explained = zip(calls, found.values, found.dead, strict=True), model.read.labels(found.targets)
+    each, explained = zip(calls, found.values, found.dead, strict=True), model.head.labels(found.targets)
     return [Maps(call.text, v, image_size, explained, dead=dead) for call, v, dead in each]
 
 

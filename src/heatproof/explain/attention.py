@@ -38,7 +38,7 @@ from heatproof.types import Trace
     aliases=("attention-rollout",),
     card=Card(target="none: the same map for every class", relu="none", sign="never negative"),
     cost="a forward pass of its own",
-    only="transformer",
+    architecture="transformer",
 )
 def rollout(trace: Trace) -> Tensor:
     """Attention multiplied through all blocks, from the image's tokens to the class token.
@@ -72,7 +72,7 @@ def rollout(trace: Trace) -> Tensor:
     cite="bousselham2024legrad",
     card=Card(relu="on the gradient of each block's attention", sign="never negative"),
     cost=OWN_PASS,
-    only="transformer",
+    architecture="transformer",
 )
 def legrad(trace: Trace) -> Tensor:
     """The gradient at the attention of every block, which the classifier reads block by block.
@@ -94,7 +94,7 @@ def legrad(trace: Trace) -> Tensor:
                     f"legrad needs one attention in each block, and {trace.model.name} has {len(maps)} in "
                     f"{len(ran)}; use attnlrp instead"
                 )
-            head = trace.model.read
+            head = trace.model.head
             logits = head.logits(at_least_float(head.table(output, len(maps) * len(inputs))))
             score = head.scores(logits, trace.targets[start:stop].repeat(len(maps))).sum()
             gradients = torch.autograd.grad(score, maps)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.grids import places
+from heatproof.grids import spatial_dims
 
 if TYPE_CHECKING:
     from heatproof.models.model import Model
@@ -39,7 +39,7 @@ def baseline_images(
     if kind == "blur":
         return gaussian_blur(images, BLUR_SIGMA, axes=images.ndim - 2)
     if kind == "mean":
-        return images.mean(places(images, 2), keepdim=True).expand_as(images)
+        return images.mean(spatial_dims(images, 2), keepdim=True).expand_as(images)
     if kind == "noise":
         drawn = np.random.default_rng(seed).standard_normal(images.shape[1:], dtype=np.float32)
         return torch.from_numpy(drawn).to(images).expand_as(images)

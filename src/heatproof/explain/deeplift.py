@@ -40,7 +40,7 @@ ACTIVATIONS = (
     cite="shrikumar2017deeplift",
     card=GRADIENT_CARD,
     cost="a pass of its own, with 2 inputs",
-    only="cnn",
+    architecture="cnn",
     volumes=True,
 )
 def deeplift(trace: Trace, *, baseline: str = "zero") -> Signed:

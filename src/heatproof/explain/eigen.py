@@ -17,7 +17,7 @@ from torch import Tensor
 
 from heatproof.models.precision import computing
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, per_map, places
+from heatproof.types import Trace, per_map, spatial_dims
 
 ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
 LEFT = 1e-14  # of the trace, outside of the first direction: beyond what a float can tell
@@ -78,7 +78,7 @@ def flip_to_larger_side(values: Tensor) -> Tensor:
 @explainer(
     "eigencam",
     needs=("activations",),
-    of_trace=True,
+    trace_only=True,
     volumes=True,
     cite="muhammad2020eigencam",
     card=Card(
@@ -95,13 +95,13 @@ def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
     vector, value = leading_direction(trace.activation, centred)
     if centred:
         return flip_to_larger_side(vector * per_map(value, vector)).float()
-    return (vector * per_map(torch.where(vector.sum(places(vector)) < 0, -1.0, 1.0), vector)).float()
+    return (vector * per_map(torch.where(vector.sum(spatial_dims(vector)) < 0, -1.0, 1.0), vector)).float()
 
 
 @explainer(
     "eigengradcam",
     needs=("activations", "gradients"),
-    of_trace=True,
+    trace_only=True,
     volumes=True,
     cite="muhammad2020eigencam",
     card=Card(relu="none", sign="flipped where |min| > |max|"),

@@ -22,7 +22,7 @@ from heatproof.types import Trace
 GREY = (0.2125, 0.7154, 0.0721)  # luminance of red, green, blue, as scikit-image weighs them
 
 
-@explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD, answers=True, volumes=True)
+@explainer("random", cite="adebayo2018sanity", card=FLOOR_CARD, forward_only=True, volumes=True)
 def random(trace: Trace) -> Tensor:
     """Uniform noise, drawn from the seed and the image's pixels.
 
@@ -53,7 +53,7 @@ _last = LastBatch()
     cite="sobel1968edges",
     aliases=("edge-detector", "sobel"),
     card=FLOOR_CARD,
-    answers=True,
+    forward_only=True,
     volumes=True,
 )
 def edges(trace: Trace) -> Tensor:
@@ -80,7 +80,12 @@ def edges(trace: Trace) -> Tensor:
 
 
 @explainer(
-    "centre", cite="zhang2018excitation", aliases=("center",), card=FLOOR_CARD, answers=True, volumes=True
+    "centre",
+    cite="zhang2018excitation",
+    aliases=("center",),
+    card=FLOOR_CARD,
+    forward_only=True,
+    volumes=True,
 )
 def centre(trace: Trace) -> Tensor:
     """A bump around the middle pixel (H // 2, W // 2).

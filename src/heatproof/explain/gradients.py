@@ -111,7 +111,11 @@ def gradient_x_input(trace: Trace) -> Signed:
 
 
 @explainer(
-    "smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD, enough={"samples": 25}, volumes=True
+    "smoothgrad",
+    cite="smilkov2017smoothgrad",
+    card=GRADIENT_CARD,
+    sufficient_repeats={"samples": 25},
+    volumes=True,
 )
 def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
     """The mean gradient at noisy copies of the image.
@@ -137,7 +141,7 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
     cite="sundararajan2017ig",
     aliases=("ig",),
     card=GRADIENT_CARD,
-    enough={"steps": 13},
+    sufficient_repeats={"steps": 13},
     volumes=True,
 )
 def integrated_gradients(

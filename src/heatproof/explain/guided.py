@@ -24,7 +24,7 @@ from heatproof.types import Signed, Trace
     aliases=("guided-backpropagation", "gbp"),
     card=GRADIENT_CARD,
     cost=OWN_PASS,
-    only="cnn",
+    architecture="cnn",
     volumes=True,
 )
 def guided_backprop(trace: Trace) -> Signed:

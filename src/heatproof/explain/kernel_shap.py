@@ -36,7 +36,7 @@ RIDGE = 1e-9
 @explainer(
     "kernel-shap",
     cite="lundberg2017shap",
-    answers=True,
+    forward_only=True,
     aliases=("kernelshap",),
     card=replace(
         PERTURBING,

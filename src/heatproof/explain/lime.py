@@ -49,13 +49,13 @@ FIRST, CEILING = 250, 1000  # of "auto"; the last are the samples of the lime pa
 @explainer(
     "lime",
     cite="ribeiro2016lime",
-    answers=True,
+    forward_only=True,
     card=replace(
         PERTURBING,
         sign="signed weights; negatives are clipped when the map is normalised",
         resize="none: segments are painted at the image's size",
     ),
-    enough={"samples": 375},
+    sufficient_repeats={"samples": 375},
     volumes=True,
 )
 def lime(

@@ -25,7 +25,7 @@ from heatproof.types import Trace, per_map
 @explainer(
     "occlusion",
     cite="zeiler2014occlusion",
-    answers=True,
+    forward_only=True,
     card=replace(
         PERTURBING,
         sign="signed drops; negatives are clipped when the map is normalised",

@@ -37,7 +37,7 @@ def replayed(
     model: Model, images: Tensor, calls: Sequence[MethodCall], targets: Any, layer: Any
 ) -> Recorded | None:
     """The answer to a request that came before; None where it did not, or the network has changed."""
-    graphs: Graphs | None = model.found.get("graphs")
+    graphs: Graphs | None = model.facts.graphs
     if graphs is None or graphs.reason or not _alone(calls):
         return None
     request = _request(model, images, calls, targets, layer)
@@ -58,12 +58,12 @@ def recorded(
     layer: Any,
     dead_of: Callable[[Trace], list[Tensor | None]],
 ) -> Recorded | None:
-    """The pass with its methods, recorded the third time; the caller holds `untouched(...)`.
+    """The pass with its methods, recorded the third time; the caller holds `frozen_eval(...)`.
 
     None before the first pass, and where nothing is recorded.
     """
     graphs = graphs_of(model)
-    if graphs is None or graphs.reason or not _alone(calls) or "classes" not in model.found:
+    if graphs is None or graphs.reason or not _alone(calls) or model.facts.columns is None:
         return None
     needs = frozenset().union(*(call.entry.needs for call in calls))
     layers = choose_layers(model, images, needs, layer)
@@ -90,7 +90,7 @@ def recorded(
 
 
 def _alone(calls: Sequence[MethodCall]) -> bool:
-    return all(call.entry.of_trace for call in calls)
+    return all(call.entry.trace_only for call in calls)
 
 
 def _request(model: Model, images: Tensor, calls: Sequence[MethodCall], targets: Any, layer: Any) -> Hashable:
@@ -101,8 +101,8 @@ def _request(model: Model, images: Tensor, calls: Sequence[MethodCall], targets:
 
 
 def _key(model: Model, request: Hashable) -> Hashable:
-    _, fusion = model.found.get("fusion") or (None, None)
-    graphs: Graphs = model.found["graphs"]
+    _, fusion = model.facts.fusion or (None, None)
+    graphs: Graphs = model.facts.graphs
     return request, graphs.state(model.module), fusion
 
 
@@ -111,7 +111,7 @@ def _given(model: Model, images: Tensor, targets: Any) -> list[Tensor]:
         return [images]
     return [
         images,
-        model.check_targets(targets, torch.empty(len(images), model.found["classes"], device=model.device)),
+        model.check_targets(targets, torch.empty(len(images), model.facts.columns or 0, device=model.device)),
     ]
 
 

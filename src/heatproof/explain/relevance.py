@@ -67,7 +67,7 @@ CARD = replace(
 )
 
 
-@explainer("lrp", cite="bach2015lrp", card=CARD, cost=OWN_PASS, only="cnn", volumes=True)
+@explainer("lrp", cite="bach2015lrp", card=CARD, cost=OWN_PASS, architecture="cnn", volumes=True)
 def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
     """The logit handed back layer by layer, by what each input contributed.
 
@@ -83,7 +83,7 @@ def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
     return (working_images(trace) * own_gradient(trace, rules)).sum(1)
 
 
-@explainer("attnlrp", cite="achtibat2024attnlrp", card=CARD, cost=OWN_PASS, only="transformer")
+@explainer("attnlrp", cite="achtibat2024attnlrp", card=CARD, cost=OWN_PASS, architecture="transformer")
 def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> Tensor:
     """The logit handed back layer by layer, also through attention.
 

@@ -45,7 +45,7 @@ CHUNK = 128  # masks summed at a time where they come one by one: no sum depends
 @explainer(
     "rise",
     cite="petsiuk2018rise",
-    answers=True,
+    forward_only=True,
     card=replace(PERTURBING, sign="never negative", resize="none: masks are bilinear at the image's size"),
 )
 def rise(

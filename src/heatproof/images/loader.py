@@ -185,7 +185,7 @@ def _collate(
     ids, annotated = tuple(s.id for s in samples), source.boxed or source.parts
     sides = tuple(image.side for image in known.values())
     truth = _truth(source, list(known.values()), images) if annotated else None
-    if not source.several:
+    if not source.is_multilabel:
         labels = torch.tensor([s.label for s in samples], dtype=torch.int64) if source.labelled else None
         return Loaded(Batch(ids, images, labels, truth, sides=sides), failures)
     findings = torch.zeros(len(samples), len(source.classes), dtype=torch.bool)

@@ -113,7 +113,7 @@ class Source:
         return bool(self.classes)
 
     @cached_property
-    def several(self) -> bool:
+    def is_multilabel(self) -> bool:
         """Whether the images are multi-label."""
         return any(sample.findings is not None for sample in self.samples)
 

@@ -264,5 +264,5 @@ for _name, _bounds, _title, _about in (
     metric(
         _name, needs=("ssim",), level="checkpoint", higher_is_better=True, bounds=_bounds,
         cite="daroya2023cose", about=_about, title=_title, family="Consistency and sensitivity", floors=(),
-        across=_name == "cose",
+        compares_checkpoints=_name == "cose",
     )(cose)  # fmt: skip

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from heatproof.models.model import Model, untouched
+from heatproof.models.model import Model, frozen_eval
 from heatproof.types import size_of
 
 PIXELS = 224 * 224
@@ -31,14 +31,14 @@ FASTER = 0.95  # of the usual size's time, for another to be taken
 
 
 def batch_for(model: Model, images: Tensor, count: int) -> int:
-    """Inputs per pass of a job of `count` inputs like these images; the caller holds `untouched(...)`."""
+    """Inputs per pass of a job of `count` inputs like these images; the caller holds `frozen_eval(...)`."""
     size = size_of(images)
     told = told_batch(model, size)
     if told is not None:
         return told
     if not _worth_it(model, size, count):
         return usual_batch(model.device, size)
-    known: dict[tuple[object, ...], int] = model.found.setdefault("batches", {})
+    known = model.facts.batches
     key = (model.device, model.precision, tuple(images.shape[1:]))
     if key not in known:
         known[key] = fastest(model, images, trial_sizes(model.device, size))
@@ -51,7 +51,7 @@ def measured_batch(model: Model, count: int) -> int:
     if not _worth_it(model, size, count):
         return usual_batch(model.device, size)
     noise = torch.randn(8, channels, *size, generator=torch.Generator().manual_seed(0))
-    with untouched(model.module):
+    with frozen_eval(model.module):
         return batch_for(model, noise.to(model.device), count)
 
 

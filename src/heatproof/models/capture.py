@@ -46,7 +46,7 @@ def capture(
     queue: Queue | None = None,
     seed: int = 0,
 ) -> Trace:
-    """Run the pass over checked images. The caller holds `untouched(model.module)`."""
+    """Run the pass over checked images. The caller holds `frozen_eval(model.module)`."""
     chosen = choose_layers(model, images, needs, layer)
     try:
         return _capture(model, images, targets, needs, chosen, queue, seed)
@@ -140,7 +140,7 @@ def traced(
         if (layout := layout_of(output, inputs, model.module)) is None:
             raise NotAPicture(name, passed.whole[name])
         layouts[name] = layout
-    model.found["classes"] = passed.logits.shape[1]
+    model.facts.columns = passed.logits.shape[1]
     order = tuple(layouts)
 
     def pictures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -190,7 +190,7 @@ class SharedPass(NamedTuple):
         with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
             if self.of_input:
                 inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
-            runs, fused = model.found.get("runs", {}), self.fusion() if self.fusion else nullcontext()
+            runs, fused = model.facts.layer_runs, self.fusion() if self.fusion else nullcontext()
             refused = refusal_in_a_sentence(model, inputs)
             with tap(model.module, self.names, self.of_layers, runs) as taken, fused, refused:
                 logits = model.forward(inputs)
@@ -207,11 +207,11 @@ class SharedPass(NamedTuple):
 def _recorded(one: SharedPass, inputs: Tensor, targets: Any) -> Passed | None:
     """The pass as a CUDA graph, where that can be; what it returns is overwritten by the next one."""
     model, graphs = one.model, graphs_of(one.model)
-    if graphs is None or graphs.reason or "classes" not in model.found:
+    if graphs is None or graphs.reason or model.facts.columns is None:
         return None
     given = [inputs]
     if targets is not None:
-        given.append(model.check_targets(targets, inputs.new_empty(one.rows, model.found["classes"])))
+        given.append(model.check_targets(targets, inputs.new_empty(one.rows, model.facts.columns)))
 
     def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
         return one(inputs, model.predicted if chosen is None else lambda _: chosen)[:4]

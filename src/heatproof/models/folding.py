@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from heatproof.models.model import Model, max_precision, untouched, watched
+from heatproof.models.model import Model, frozen_eval, max_precision, watched
 from heatproof.models.precision import usual_precision
 
 WORTH_IT = 256  # inputs of a job from which folding saves more than making the weights costs
@@ -35,7 +35,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 class Folding:
-    """The pairs of one network, and room for their folded weights. The caller holds `untouched(...)`."""
+    """The pairs of one network, and room for their folded weights. The caller holds `frozen_eval(...)`."""
 
     differentiable = True
 
@@ -105,10 +105,10 @@ def folding_of(model: Model, image: Tensor) -> Folding | None:
     if model.call is not None:  # who knows where it leads
         return None
     key = model.device, model.dtype, model.precision, *map(id, model.module.modules())
-    known, folding = cast(Found, model.found.get("folding") or (None, None))
+    known, folding = cast(Found, model.facts.folding or (None, None))
     if known != key or folding is None:
         folding = Folding(model, image)
-        model.found["folding"] = key, folding
+        model.facts.folding = key, folding
     usable = bool(folding.pairs) and not any(part.training or is_watched(part) for part in folding.parts)
     return folding if usable else None
 
@@ -130,7 +130,7 @@ def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNo
             if conv is not None and part.running_var is not None and part.running_mean is not None:
                 pairs.append((conv, part, args[0]))
 
-    with untouched(model.module), torch.no_grad(), watched(model.module, ended), Readers() as readers:
+    with frozen_eval(model.module), torch.no_grad(), watched(model.module, ended), Readers() as readers:
         logits = model.forward(image)
     found = [
         (conv, norm)

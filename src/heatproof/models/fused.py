@@ -179,7 +179,7 @@ def _version(images: Tensor) -> int | None:
 
 @dataclass(eq=False)
 class Fusion:
-    """The steps of one network that end in a ReLU. The caller holds `untouched(...)`."""
+    """The steps of one network that end in a ReLU. The caller holds `frozen_eval(...)`."""
 
     steps: list[FusedStep] = field(default_factory=list)
     differentiable = False
@@ -262,9 +262,9 @@ def fusion_of(model: Model, image: Tensor) -> Fusion | None:
     if model.device.type != "cuda" or model.call is not None or any(map(is_watched, model.module.modules())):
         return None
     key = model.device, model.dtype, model.precision, *map(id, model.module.modules())
-    known, fusion = cast("tuple[Any, Fusion | None]", model.found.get("fusion") or (None, None))
+    known, fusion = cast("tuple[Any, Fusion | None]", model.facts.fusion or (None, None))
     if known != key or fusion is None:
         fusion = Fusion.of(model, model.ready(image))
-        model.found["fusion"] = key, fusion
+        model.facts.fusion = key, fusion
     usable = bool(fusion.steps) and not any(part.training for part in model.module.modules())
     return fusion if usable else None

@@ -118,7 +118,7 @@ def load_model(
         "classes": names,
         "preprocess": preprocess,
         "precision": precision,
-        "reader": chosen_head(head, thresholds, tolerance=tolerance, references=references),
+        "head": chosen_head(head, thresholds, tolerance=tolerance, references=references),
     }
     model = replace(model, **{name: value for name, value in changes.items() if value is not None})
     if model.layer is not None:

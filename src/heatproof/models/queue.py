@@ -21,7 +21,7 @@ from heatproof.models.batches import batch_for, told_batch, usual_batch
 from heatproof.models.folding import WORTH_IT, Folding, folding_of
 from heatproof.models.fused import Fusion, fusion_of
 from heatproof.models.graphs import Graphs, recordable
-from heatproof.models.model import Model, at_least_float, is_out_of_memory, untouched
+from heatproof.models.model import Model, at_least_float, frozen_eval, is_out_of_memory
 from heatproof.timeline import span
 from heatproof.types import size_of
 
@@ -47,7 +47,7 @@ class Queue:
         self.model = model
         self.chooses = batch_size is None
         # Where memory ran out before, for passes of this kind: a later queue need not find out again.
-        self.fits: dict[tuple[str, tuple[int, ...]], int] = model.found.setdefault("fits", {})
+        self.fits = model.facts.fits
         self.image_size = image_size
         told = batch_size or told_batch(model, image_size)
         self.batch_size = told or usual_batch(model.device, image_size)
@@ -86,7 +86,7 @@ class Queue:
     ) -> Tensor:
         """Forward passes only. make(start, stop) builds images, read(logits, start, stop) reads them.
 
-        The caller holds `untouched(...)`.
+        The caller holds `frozen_eval(...)`.
         """
         results: list[Tensor] = []
         runner: Runner | None = None
@@ -114,7 +114,7 @@ class Queue:
         """Gradients of the target's logit with respect to the input.
 
         make(start, stop) returns images and targets; done(gradients, logits, start, stop) takes them on. The
-        caller holds `untouched(...)`.
+        caller holds `frozen_eval(...)`.
         """
         runner: Runner | None = None
 
@@ -173,7 +173,9 @@ def graphs_of(model: Model) -> Graphs | None:
     """The recordings of a network on a GPU, after its first pass; None where passes are not recorded."""
     if model.device.type != "cuda" or not model.was_seen or not recordable(model.module):
         return None
-    graphs: Graphs = model.found.setdefault("graphs", Graphs())
+    if model.facts.graphs is None:
+        model.facts.graphs = Graphs()
+    graphs: Graphs = model.facts.graphs
     return graphs
 
 
@@ -181,15 +183,15 @@ def how_it_runs(model: Model) -> list[str]:
     """Sentences for a run's log: what was found out about running this network."""
     said = [
         f"{batch} inputs of {'x'.join(map(str, shape))} per pass were fastest"
-        for (_, _, shape), batch in model.found.get("batches", {}).items()
+        for (_, _, shape), batch in model.facts.batches.items()
     ]
-    _, folding = model.found.get("folding") or (None, None)
+    _, folding = model.facts.folding or (None, None)
     if folding is not None and folding.pairs:
         said.append(f"{len(folding.pairs)} batch norms are folded into the convolutions in front of them")
-    _, fusion = model.found.get("fusion") or (None, None)
+    _, fusion = model.facts.fusion or (None, None)
     if fusion is not None and fusion.steps:
         said.append(f"{len(fusion.steps)} convolutions run as one kernel with what follows up to their ReLU")
-    graphs = model.found.get("graphs")
+    graphs = model.facts.graphs
     if graphs is not None and graphs.reason:
         said.append(f"passes run kernel by kernel: {graphs.reason}")
     return said
@@ -200,7 +202,7 @@ def all_logits(
 ) -> Tensor:
     """ "b k" logits in evaluation mode, in batches; the module is left as it was."""
     queue = Queue(model, size_of(images), batch_size, progress)
-    with untouched(model.module):
+    with frozen_eval(model.module):
         return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
 
 

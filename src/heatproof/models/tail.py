@@ -23,7 +23,7 @@ from heatproof.models.tap import replace_first
 
 
 class Tail:
-    """Logits of one image for changed activations of one layer. The caller holds `untouched(...)`."""
+    """Logits of one image for changed activations of one layer. The caller holds `frozen_eval(...)`."""
 
     @torch.no_grad()
     def __init__(self, model: Model, image: Tensor, layer: str) -> None:

@@ -32,7 +32,7 @@ def local_spec(spec: str) -> str:
 def need_one_class(model: Model, who: str) -> None:
     """Refuse a network that does not name one class for each picture; a blank one shows it."""
     model.logits(model.preprocess.blank)
-    model.read.need_one_class(who)
+    model.head.need_one_class(who)
 
 
 def some(settings: Any, *names: str) -> dict[str, Any]:

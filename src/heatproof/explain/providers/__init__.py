@@ -98,7 +98,7 @@ class Offer:
 
     card: Card
     layer: bool = False  # whether it is told a layer
-    answers: bool = False  # whether forward passes are all it needs
+    forward_only: bool = False  # whether forward passes are all it needs
 
 
 def _named(offer: Offer, names: str) -> dict[str, Offer]:
@@ -114,7 +114,7 @@ CAPTUM = {
     **_named(Offer(OF_PIXELS, layer=True), "GuidedGradCam"),
     **_named(Offer(SUMMED), "LRP"),
     **_named(
-        Offer(SUMMED, answers=True),
+        Offer(SUMMED, forward_only=True),
         "Occlusion FeatureAblation Lime KernelShap ShapleyValueSampling ShapleyValues",
     ),
     **_named(
@@ -151,8 +151,8 @@ def _make(prefix: str, adapter: str, offers: Mapping[str, Offer], name: str) -> 
     function.__doc__ = f"{name} of {prefix}, as that package computes it."
     needs = ("activations",) if offer.layer else ()
     return Foreign(
-        f"{prefix}:{name}", function, needs, card=offer.card, cost="its own passes", answers=offer.answers,
-        adapter=adapter,
+        f"{prefix}:{name}", function, needs, card=offer.card, cost="its own passes",
+        forward_only=offer.forward_only, adapter=adapter,
     )  # fmt: skip
 
 

@@ -217,7 +217,9 @@ def from_path(
         signed = np.stack([one.signed for one in maps if one.signed is not None])
         return Signed(found, torch.from_numpy(signed).to(trace.images.device))
 
-    made = Stored(name, read, card=AS_STORED, answers=True, stored=True, volumes=True, cost="no pass")
+    made = Stored(
+        name, read, card=AS_STORED, forward_only=True, precomputed=True, volumes=True, cost="no pass"
+    )
     return replace(made, place=place)
 
 

@@ -65,7 +65,7 @@ def of_function(name: str, function: Callable[..., Any]) -> Explainer:
 
     method.__doc__ = inspect.getdoc(function) or f"{name}, a function of the user's."
     method.__signature__ = inspect.Signature(_options(function))  # type: ignore[attr-defined]
-    return Explainer(name, method, card=OWN, answers=True, volumes=True, cost="its own passes")
+    return Explainer(name, method, card=OWN, forward_only=True, volumes=True, cost="its own passes")
 
 
 def _options(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -138,5 +138,5 @@ def from_path(name: str, folder: Path = Path(), _order: object = None) -> Explai
             return of_function(function, found).function(trace, **options)
 
     method.__doc__ = f"The function {function} of {file}."
-    made = FromFile(name, method, card=OWN, answers=True, volumes=True, cost="its own passes")
+    made = FromFile(name, method, card=OWN, forward_only=True, volumes=True, cost="its own passes")
     return replace(made, path=path)

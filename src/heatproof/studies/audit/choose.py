@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from heatproof.errors import HeatproofError, InputError
-from heatproof.explain.api import with_enough
+from heatproof.explain.api import with_sufficient_repeats
 from heatproof.explain.floors import is_floor
 from heatproof.run.metrics import read_metrics
 from heatproof.run.possible import Possible
@@ -155,7 +155,9 @@ class BudgetPlanner:
         for lot in FURTHER:
             rich = self._lot(rich, lot)
         if not wanted:
-            rich = self._methods(rich, list(with_enough(DEAR).values()), "many passes per picture")
+            rich = self._methods(
+                rich, list(with_sufficient_repeats(DEAR).values()), "many passes per picture"
+            )
         last = self._told(self._pictures(rich, self.most))
         steps = [replace(step, choices=last.choices) for step in (start, small, some, rich, last)]
         before = [self.held, *steps[:-1]]
@@ -192,7 +194,7 @@ class BudgetPlanner:
         """Why this kind of output cannot feed a metric, or ''."""
         network = self.opened.model(self.opened.checkpoints[-1].name)
         try:
-            refuse_for_head(read_metrics([text]), network.read)
+            refuse_for_head(read_metrics([text]), network.head)
         except HeatproofError as error:
             return str(error)
         return ""

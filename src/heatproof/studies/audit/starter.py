@@ -87,7 +87,7 @@ def starter(
         f"head = {json.dumps(head)}"
         if head
         else 'head = "multilabel"  # where the network returns logits'
-        if source.several
+        if source.is_multilabel
         else '# head = "regression"     its output, where that is not found by itself; see docs/heads.md',
         "",
         "[images]",

@@ -19,7 +19,7 @@ PAPER_METHODS = (
 
 def _methods(text: str) -> tuple[str, ...]:
     if text == "all":
-        return tuple(entry.name for entry in explainers if not entry.only)  # those for any network
+        return tuple(entry.name for entry in explainers if not entry.architecture)  # those for any network
     return PAPER_METHODS if text == "paper" else calls(text)
 
 

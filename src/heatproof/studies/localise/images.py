@@ -2,7 +2,7 @@
 
 An image is set aside, with the reason, if it has no box, a box that runs backwards or reaches outside it,
 boxes of several classes, or a class that the model's list of classes does not have. The others are written to
-one CSV file (images/file_sources.py) that the run reads. If so many boxes run backwards that the file seems to
+one CSV file (images/file_sources.py) for the run. If so many boxes run backwards that the file seems to
 hold x, y, width, height, nothing is taken from it: the boxes that run forwards by chance would be wrong too.
 
 ImageNet's classes stand in the order of WordNet, so that its subtrees are ranges of numbers; SUBTREES names

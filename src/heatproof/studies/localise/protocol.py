@@ -100,7 +100,7 @@ def known_images(settings: LocaliseSettings, model: Model) -> Sifted:
     Raises InputError if the classes are not the model's.
     """
     count, names = max(2, model.logits(model.preprocess.blank).shape[1]), settings.class_names
-    model.read.need_one_class("a localisation study")
+    model.head.need_one_class("a localisation study")
     if names and len(names) != count:
         raise InputError(f"class_names lists {len(names)} names, but {model.name} has {count} classes")
     sifted = sift(settings.kind, settings.images, count, names or model.classes)

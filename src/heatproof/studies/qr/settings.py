@@ -17,7 +17,7 @@ from heatproof.errors import InputError, StoreError
 from heatproof.registry import explainers
 from heatproof.studies import settings as shared
 from heatproof.studies.settings import Settings, calls, option
-from heatproof.train.history import SCHEDULES
+from heatproof.train.recipe import SCHEDULES
 
 FLOORS = ("random", "edges")
 LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
@@ -127,7 +127,7 @@ def check(settings: QrSettings) -> QrSettings:
 
     if settings.heavy == ("all",):
         named = {name.partition("(")[0] for name in settings.every_method}
-        others = (entry.name for entry in explainers if not entry.only)  # those for any network
+        others = (entry.name for entry in explainers if not entry.architecture)  # those for any network
         settings = replace(settings, heavy=tuple(name for name in others if name not in named))
     asked = (*settings.methods, *settings.heavy)
     different = {(r.entry.name, repr(sorted(r.options.items()))) for r in read_methods(asked)}
