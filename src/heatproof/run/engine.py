@@ -8,7 +8,7 @@ follows the number of threads, so it is part of the run; on a GPU, bits also dep
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress
 from heatproof.run.provenance import BY_MTIME, FREE, Origin, code_hashes, filled, growing
 from heatproof.run.ray_engine import run_ray
-from heatproof.run.study import ResolvedStudy, check_study, open_study
+from heatproof.run.study import ResolvedStudy, StudySource, check_study, open_study
 from heatproof.run.worker import Job, Work, run_local
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import StopRequested
@@ -72,7 +72,7 @@ class Prepared:
 
 
 def prepare(
-    study: str | Path | Mapping[str, Any], out: str | Path | None = None, trust_mtime: bool = False,
+    study: StudySource, out: str | Path | None = None, trust_mtime: bool = False,
     say: Say = lambda text: None, network: Model | None = None, expect_accuracy: float | None = None,
 ) -> Prepared:  # fmt: skip
     """Check everything that can be checked before work starts; nothing is written.
@@ -81,10 +81,10 @@ def prepare(
     that the study names. expect_accuracy: raise where the measured one is far off; the study's where None.
     """
     opened = open_study(study, network)
-    chosen, name = opened.study.run.out, "study" if isinstance(study, Mapping) else Path(study).stem
+    chosen, name = opened.study.run.out, Path(study).stem if isinstance(study, str | Path) else "study"
     path = Path(out or (os.path.normpath(opened.folder / chosen) if chosen else Path("runs") / name))
     begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
-    settle(opened, begun)
+    resolve_defaults(opened, begun)
     with enough_memory(opened.study.run.batch_size):
         hashes = check_study(opened)
         expected = opened.study.run.expect_accuracy if expect_accuracy is None else expect_accuracy
@@ -119,7 +119,7 @@ def prepare(
     return Prepared(opened, manifest, path)
 
 
-def settle(opened: ResolvedStudy, manifest: Manifest | None) -> None:
+def resolve_defaults(opened: ResolvedStudy, manifest: Manifest | None) -> None:
     """Device, threads, precision: as the study says, else as the run began, else what this machine has."""
     begun, asked = manifest.config.get("run", {}) if manifest else {}, opened.study.run
     opened.device = best_device(asked.device or begun.get("device"))
@@ -130,7 +130,7 @@ def settle(opened: ResolvedStudy, manifest: Manifest | None) -> None:
 
 
 def run_study(
-    study: str | Path | Mapping[str, Any],
+    study: StudySource,
     out: str | Path | None = None,
     *,
     engine: str = "local",
@@ -145,6 +145,7 @@ def run_study(
 ) -> Result:
     """Run a study, or go on with it: units that are done are left alone.
 
+    study: a TOML file, a dict of the same form, or a resolved study, whose loaded network is used.
     shard: which of how many; each takes every n-th block, and the last to finish adds the group metrics.
     fail_fast: stop at the first picture that cannot be used, instead of reporting it as a row.
     retry_broken: try pictures again that could not be used; their files may have changed meanwhile.

@@ -52,7 +52,7 @@ def estimate(
     yield "methods", ", ".join(study.methods)
     yield "metrics", ", ".join(request.text for request in prepared.opened.metrics) or "none"
     yield "explained class", prepared.opened.targets
-    yield "network's output", prepared.opened.head
+    yield "network's output", prepared.opened.head_description
     yield "run folder", str(prepared.path)
     finished = sum(unit.hash in done for unit in plan.units)
     yield "units", f"{_units(plan, study.run.batch_size)}; {finished} done"

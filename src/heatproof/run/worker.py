@@ -19,7 +19,7 @@ from heatproof.explain.api import begin_ahead, read_methods, shared_pass
 from heatproof.explain.floors import is_floor
 from heatproof.images import Loaded, batches
 from heatproof.images.duplicates import SIDE
-from heatproof.images.entries import entries
+from heatproof.images.loader import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import BatchContext, ImagePool
 from heatproof.models import Model
@@ -177,7 +177,7 @@ class Worker:
             return Computed(loaded)
         if not self.opened.is_multilabel:
             targets = batch.labels if self.opened.targets == "label" else None
-            if not self.opened.classes:  # of which the pictures' labels say nothing
+            if not self.opened.predicts_classes:  # of which the pictures' labels say nothing
                 loaded = loaded._replace(batch=replace(batch, labels=None))
             return self._explained(task, Computed(loaded), loaded.batch, targets)
         # Pictures without a finding are asked too: they are what the others are told from.

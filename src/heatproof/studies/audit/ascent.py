@@ -205,7 +205,7 @@ class AuditScheduler:
             tables["model"]["head"] = self.looked.head
         tables["images"]["growing"] = True
         tables["run"]["targets"] = opened.targets
-        if opened.targets == "label" and opened.classes and not opened.is_multilabel:
+        if opened.targets == "label" and opened.predicts_classes and not opened.is_multilabel:
             tables["run"]["both_classes"] = True  # of wrong answers, a person wants to see both
         return {"methods": [], "metrics": [], **tables}
 

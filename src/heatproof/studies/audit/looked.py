@@ -11,7 +11,7 @@ from heatproof.errors import CheckpointError, HeatproofError, InputError
 from heatproof.models.heads import Multilabel
 from heatproof.models.libraries import check_name
 from heatproof.models.model import Model
-from heatproof.run.engine import settle
+from heatproof.run.engine import resolve_defaults
 from heatproof.run.inputs import check_accuracy, first_answers, order_warning
 from heatproof.run.study import ResolvedStudy, check_classes, check_study, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
@@ -67,7 +67,7 @@ def _checked(
     run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
     wanted = {"methods": ["random"], "metrics": [voter().name]}
     opened = open_study({**wanted, **tables, "run": run, "model": model}, network)
-    settle(opened, None)
+    resolve_defaults(opened, None)
     check_study(opened)
     return opened
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from heatproof.errors import InputError
-from heatproof.images.guess import guess_source
+from heatproof.images.kinds import guess_source
 from heatproof.models.model import Model
 from heatproof.report.page import write_page
 from heatproof.run.config import read_study

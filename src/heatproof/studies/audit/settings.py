@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heatproof.images.guess import Guess
+from heatproof.images.kinds import Guess
 from heatproof.models.names import placed_spec
 from heatproof.registry import check_methods
 from heatproof.studies.settings import (
