@@ -30,8 +30,8 @@ from heatproof.images import Failure, batches, open_source
 from heatproof.images.source import class_numbers
 from heatproof.metrics.kit import as_tensor
 from heatproof.models.capture import refusal_in_a_sentence
-from heatproof.models.classes import model_classes
 from heatproof.models.model import Model, as_model
+from heatproof.models.names import model_classes
 from heatproof.show import pixels, plain_table, text
 from heatproof.train.loop import TrainProgress
 
@@ -172,7 +172,7 @@ def contrast(
 def labelled(
     model: Model, pictures: str | Path | Tensor, labels: ArrayLike | None = None, **options: Any
 ) -> Labelled:
-    """Images of a folder, with options of its source (images/folder.py), or tensors as they are."""
+    """Images of a folder, with options of its source (images/file_sources.py), or tensors as they are."""
     if not isinstance(pictures, (str, Path)):
         if labels is None:
             raise InputError("tensors need labels, one class number per picture; or name a folder of classes")

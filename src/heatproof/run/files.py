@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError
-from heatproof.models.specs import KERAS_FILES, placed_spec
+from heatproof.models.names import KERAS_FILES, placed_spec
 from heatproof.registry import check_methods
 from heatproof.run.config import ImagesTable
 from heatproof.run.metrics import read_metrics

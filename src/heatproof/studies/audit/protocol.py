@@ -22,7 +22,7 @@ from typing import Any
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, ModelError
-from heatproof.images.guess import guess_source
+from heatproof.images.kinds import guess_source
 from heatproof.models.function import is_function
 from heatproof.models.model import Model
 from heatproof.report.page import note_left_out, write_page

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heatproof.images.guess import Guess
-from heatproof.models.specs import placed_spec
+from heatproof.images.kinds import Guess
+from heatproof.models.names import placed_spec
 from heatproof.registry import check_methods
 from heatproof.run.metrics import read_metrics
 from heatproof.studies.settings import (

@@ -24,7 +24,7 @@ import torch
 
 from heatproof.disk import write_whole
 from heatproof.images.codes import MANIFEST, QRSet, make_codes, write_codes
-from heatproof.images.negatives import negatives_of
+from heatproof.images.patterns import negatives_of
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
 from heatproof.studies.common import local_spec, need_one_class
