@@ -15,7 +15,8 @@ from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.grids import spatial_dims
-from heatproof.models.model import Model, at_least_float, memory_format
+from heatproof.models.model import Model
+from heatproof.models.running import at_least_float, memory_format
 from heatproof.types import Trace
 
 BLUR_SIGMA = 10.0

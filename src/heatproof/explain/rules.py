@@ -21,7 +21,7 @@ from heatproof.errors import InputError, ModelError
 from heatproof.explain.baselines import STARTS, baseline_images
 from heatproof.explain.gradients import GRADIENT_CARD, over_channels, working_images
 from heatproof.grids import extremes
-from heatproof.models.model import at_least_float
+from heatproof.models.running import at_least_float
 from heatproof.registry import explainer
 from heatproof.types import Signed, Trace, spatial_dims, upsample
 
