@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 import click
 
 from heatproof.cli._console import console, new_table, say
 from heatproof.errors import InputError
-from heatproof.explain.providers import Provider, all_providers
 from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
 from heatproof.run.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from heatproof.explain.providers import Provider
 
 VERDICT = {  # by what a metric judges, and whether the verdict rests on it
     ("map", True): "votes on whether maps follow the network",
@@ -54,6 +57,8 @@ def list_methods(verbose: bool) -> None:
     console.print(
         'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
     )
+    from heatproof.explain.providers import all_providers  # which imports torch
+
     show_table(
         "methods of other packages",
         ("write", "installed", "names"),
