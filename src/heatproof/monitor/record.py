@@ -22,8 +22,8 @@ from heatproof.errors import InputError
 from heatproof.metrics.gold import ListRule, gold_list
 from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model
-from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured, undisturbed
+from heatproof.monitor.validation_set import ValidationSet
 from heatproof.run.answers import read_answers, stored_limits
 from heatproof.run.findings import answer_rows
 from heatproof.run.group import cells
@@ -50,8 +50,8 @@ class Recorder:
     """Writes the checkpoints of one training."""
 
     def __init__(
-        self, path: str | PathLike[str], held: HeldOut, methods: Sequence[str], *, batch_size: int, seed: int,
-        rule: ListRule, layer: Any, metrics: Sequence[str] = (),
+        self, path: str | PathLike[str], held: ValidationSet, methods: Sequence[str], *, batch_size: int,
+        seed: int, rule: ListRule, layer: Any, metrics: Sequence[str] = (),
     ) -> None:  # fmt: skip
         for request in read_metrics(metrics):
             if request.group or not set(request.entry.needs) <= KNOWN:
@@ -176,7 +176,7 @@ class Recorder:
         shown = dict(zip(batch.ids, pictures, strict=True))
         folder.write_unit(task.unit, scores, {name: only_finite(one) for name, one in maps.items()}, shown)
 
-    def _answers(self, maker: RowMaker, part: HeldOut, logits: Tensor) -> Iterator[Score]:
+    def _answers(self, maker: RowMaker, part: ValidationSet, logits: Tensor) -> Iterator[Score]:
         if not part.is_multilabel:
             return maker.answers(Batch(part.ids, part.images, part.labels), logits)
         limits = stored_limits(self.manifest, logits.shape[1])
