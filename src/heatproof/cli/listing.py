@@ -182,8 +182,7 @@ def list_layers(model: str, image_size: int | None) -> None:
     import torch
 
     from heatproof.models.capture import capture
-    from heatproof.models.default_layers import why
-    from heatproof.models.layers import picture_layers
+    from heatproof.models.layers import picture_layers, why
     from heatproof.models.load import load_model
     from heatproof.models.running import frozen_eval
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.cams import safe_ratio, weighted_sum
-from heatproof.models.tail import Tail
+from heatproof.models.tap import Tail
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
 

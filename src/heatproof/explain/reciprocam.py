@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from heatproof.errors import InputError
-from heatproof.models.tail import Tail
+from heatproof.models.tap import Tail
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
 

@@ -22,7 +22,7 @@ from heatproof.images import Source
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.metrics.kit import Cause, PerImage
 from heatproof.models import Model
-from heatproof.models.function import function_in, is_function
+from heatproof.models.wrapped import function_in, is_function
 from heatproof.registry import check_volumes, explainers, parse_call
 from heatproof.run.metrics import MetricRequest
 from heatproof.run.provenance import code_hashes

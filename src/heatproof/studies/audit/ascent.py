@@ -17,8 +17,8 @@ from typing import Any
 
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, ModelError
-from heatproof.models.function import is_function
 from heatproof.models.model import Model
+from heatproof.models.wrapped import is_function
 from heatproof.report.page import note_left_out
 from heatproof.run.config import read_study, toml
 from heatproof.run.engine import Result

@@ -16,7 +16,7 @@ from pathlib import Path
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.images.kinds import guess_source
-from heatproof.models.function import is_function
+from heatproof.models.wrapped import is_function
 from heatproof.run.config import toml
 from heatproof.run.possible import Possible
 from heatproof.store import RunFolder
