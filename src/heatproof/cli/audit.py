@@ -22,8 +22,7 @@ from heatproof.cli._console import (
 from heatproof.cli._study import PlacedCommand
 from heatproof.errors import HeatproofError
 from heatproof.run.progress import Bar, Progress, spell
-from heatproof.studies.audit.settings import AuditSettings
-from heatproof.studies.score.settings import ScoreSettings
+from heatproof.studies.audit.settings import AuditSettings, ScoreSettings
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -239,7 +238,7 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
     settings = ScoreSettings(**given)
     check_input(settings)
     from heatproof.studies.audit.protocol import run_audit
-    from heatproof.studies.score.protocol import FLOORS, means, plan_score
+    from heatproof.studies.audit.score import FLOORS, means, plan_score
 
     plan = plan_score(settings, say)
     for note in plan.notes:

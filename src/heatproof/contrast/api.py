@@ -30,8 +30,8 @@ from heatproof.images import Failure, batches, open_source
 from heatproof.images.source import class_numbers
 from heatproof.metrics.kit import as_tensor
 from heatproof.models.capture import refusal_in_a_sentence
-from heatproof.models.classes import model_classes
 from heatproof.models.model import Model, as_model
+from heatproof.models.names import model_classes
 from heatproof.show import pixels, plain_table, text
 from heatproof.train.loop import TrainProgress
 

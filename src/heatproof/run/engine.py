@@ -16,10 +16,10 @@ from typing import Any
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, StoreError, counted, did_you_mean
-from heatproof.models.batches import measured_batch
+from heatproof.models.accel import Accelerator
 from heatproof.models.load import best_device
-from heatproof.models.model import Model, is_out_of_memory
-from heatproof.models.precision import usual_precision
+from heatproof.models.model import Model
+from heatproof.models.running import is_out_of_memory, usual_precision
 from heatproof.run.external_methods import map_names, method_hashes
 from heatproof.run.inputs import check_accuracy
 from heatproof.run.plan import RunPlan, make_plan
@@ -91,9 +91,8 @@ def prepare(
         check_accuracy(opened, expected)
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
-            opened.set_inputs_per_pass(
-                measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs)
-            )
+            model = opened.model(opened.checkpoints[-1].name)
+            opened.set_inputs_per_pass(Accelerator(model).measured_batch_size(opened.least_inputs))
     if opened.warning:
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from heatproof.errors import InputError
 from heatproof.images import Source
-from heatproof.models.classes import model_classes
 from heatproof.models.model import Model
+from heatproof.models.names import model_classes
 
 Renamed = tuple[dict[int, int], tuple[str, ...]]  # the model's number of each label, and the model's names
 ASIDE: Renamed = ({}, ())  # labels that are not the network's, where nothing asks for them

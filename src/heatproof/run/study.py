@@ -23,8 +23,8 @@ from heatproof.models import Model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
+from heatproof.models.names import LITE
 from heatproof.models.random_weights import keep_twin
-from heatproof.models.specs import LITE
 from heatproof.run.config import Study, as_config, read_study, study_from
 from heatproof.run.external_methods import lend_methods, map_names, refuse_methods, refuse_metrics
 from heatproof.run.files import at, check_images, open_images

@@ -23,8 +23,9 @@ from heatproof.images.loader import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import BatchContext, ImagePool
 from heatproof.models import Model
-from heatproof.models.model import is_out_of_memory
-from heatproof.models.queue import all_logits, how_it_runs
+from heatproof.models.accel import Accelerator
+from heatproof.models.queue import all_logits
+from heatproof.models.running import is_out_of_memory
 from heatproof.models.targets import bind_targets
 from heatproof.run.background import Prefetcher, WriteQueue
 from heatproof.run.findings import answer_rows, said
@@ -376,7 +377,7 @@ def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]
                 raise StopRequested
             worker.run(job.tasks, pictures, behind)
             work.progress.advance(job.images, len(job.tasks))
-    for sentence in how_it_runs(opened.model(checkpoint)):
+    for sentence in Accelerator(opened.model(checkpoint)).describe():
         work.progress.say(f"checkpoint {checkpoint}: {sentence}")
 
 

@@ -44,8 +44,9 @@ from heatproof.errors import CheckpointError, InputError, ModelError, StoreError
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
 from heatproof.models.checkpoints import first_line, write_weights
-from heatproof.models.model import Model, frozen_eval, restore_flags
+from heatproof.models.model import Model
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval, restore_flags
 from heatproof.models.tap import tap
 from heatproof.train.data import Data
 from heatproof.train.networks import Parts, seeded, trained_parts

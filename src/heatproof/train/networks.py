@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, LayerError, did_you_mean
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of
-from heatproof.models.model import Model, frozen_eval, input_channels, watched
+from heatproof.models.model import Model, input_channels
+from heatproof.models.running import frozen_eval, watched
 from heatproof.train.recipe import Depth
 
 DEPTHS = ("head", "L4", "L3-L4", "all")
