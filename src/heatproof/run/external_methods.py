@@ -35,7 +35,7 @@ def lend_methods(methods: Sequence[str], folder: Path, order: Callable[[], Seque
     """Know FILE.py:FUNCTION and files:PATH of a study, which are relative to its folder."""
     for name in (parse_call(text)[0] for text in methods):
         if is_path(name):
-            explainers.lend(provided(name, folder, order))
+            explainers.add_local(provided(name, folder, order))
 
 
 def map_names(source: Source, is_multilabel: bool) -> list[str]:
