@@ -1,4 +1,6 @@
-"""Heads: what a network's output is (see docs/heads.md). A head is named, or the first pass determines it:
+"""Heads: what a network's output is (see docs/heads.md).
+
+A head is named, or the first pass determines it:
 
     k numbers                      softmax, or probabilities if they sum to 1 and no linear layer made them
     one number                     one logit, or one probability if a sigmoid made it
