@@ -133,7 +133,7 @@ def explain_command(
     paths = find_images(images)
     if not any(path.exists() for path in paths):
         raise InputError(f"there is no file {paths[0]}; name image files, folders of them or quoted patterns")
-    from heatproof.run.files import check_network
+    from heatproof.run.config import check_network
 
     weights = None if choice["random_weights"] else choice["checkpoint"]
     check_network(model, [weights] if weights else [])  # before torch is imported, which takes its time
@@ -144,7 +144,7 @@ def explain_command(
     loaded = replace(loaded, preprocess=loaded.preprocess.replaced(given))
     own = weights is None and not model.partition(":")[0].endswith(".py")  # come with their preprocessing
     say(f"the network's input: {loaded.preprocess.description}")
-    from heatproof.run.inputs import input_warnings
+    from heatproof.run.checks import input_warnings
 
     for warning in input_warnings(loaded, paths, given, own):
         say(f"warning: {warning}")

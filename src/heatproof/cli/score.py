@@ -44,7 +44,7 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
     The exit code is 1 where pictures could not be used, 130 where it was stopped.
     """
     from heatproof.images.guess import guess_source
-    from heatproof.run.files import check_network
+    from heatproof.run.config import check_network
 
     settings = ScoreSettings(**given)
     guess_source(settings.images)  # before torch is imported, which takes its time

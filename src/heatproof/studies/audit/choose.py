@@ -24,11 +24,10 @@ from typing import NamedTuple
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import with_sufficient_repeats
 from heatproof.explain.floors import is_floor
+from heatproof.run.checks import MetricAvailability, check_head
 from heatproof.run.metrics import read_metrics
-from heatproof.run.possible import Possible
 from heatproof.run.progress import spell
 from heatproof.run.study import ResolvedStudy
-from heatproof.run.values import refuse_for_head
 from heatproof.studies.audit.prices import CostModel, MetricGroup
 from heatproof.studies.audit.settings import BATCH
 from heatproof.verdict.follow import ENOUGH, voter
@@ -185,7 +184,7 @@ class BudgetPlanner:
 
     def _passless(self) -> Iterator[Choice]:
         """Metrics that run no network, each with what stands against it."""
-        able = Possible(self.opened, self.classes, self.labels)
+        able = MetricAvailability(self.opened, self.classes, self.labels)
         for text in PASSLESS:
             why = able.why_not(text) or self._head_refuses(text)
             yield Choice(text, not why, why or "costs no pass")
@@ -194,7 +193,7 @@ class BudgetPlanner:
         """Why this kind of output cannot feed a metric, or ''."""
         network = self.opened.model(self.opened.checkpoints[-1].name)
         try:
-            refuse_for_head(read_metrics([text]), network.head)
+            check_head(read_metrics([text]), network.head)
         except HeatproofError as error:
             return str(error)
         return ""

@@ -11,9 +11,9 @@ from heatproof.errors import CheckpointError, HeatproofError, InputError
 from heatproof.models.heads import Multilabel
 from heatproof.models.libraries import check_name
 from heatproof.models.model import Model
+from heatproof.run.checks import check_accuracy, check_classes, check_study, first_answers, order_warning
 from heatproof.run.engine import resolve_defaults
-from heatproof.run.inputs import check_accuracy, first_answers, order_warning
-from heatproof.run.study import ResolvedStudy, check_classes, check_study, open_study
+from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.studies.audit.settings import AuditSettings
 from heatproof.verdict.follow import voter

@@ -12,12 +12,11 @@ from heatproof.errors import HeatproofError
 from heatproof.explain.floors import is_floor
 from heatproof.registry import metrics
 from heatproof.run.estimate import CHEAP, Trials
-from heatproof.run.plan import PER_MAP, Task
+from heatproof.run.plan import PER_MAP, PlannedUnit
 from heatproof.run.study import ResolvedStudy
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH
-from heatproof.types import Unit
 from heatproof.verdict.follow import voter
 
 SHARE = 0.004  # of the audit, that one trial may be expected to take: there are many
@@ -92,5 +91,6 @@ class CostModel:
     def _trials(self, method: str, lot: MetricGroup) -> Trials:
         self.trying(", ".join(lot) or method)
         checkpoint, count = self.opened.checkpoints[-1].name, min(PICTURES, len(self.opened.source))
-        unit = Unit(checkpoint, (0, count), (method,), (*PER_MAP, *lot), self.opened.study.run.seed)
-        return Trials(self.worker, Task(unit, "explain"), lambda text: None, self.patience)
+        seed = self.opened.study.run.seed
+        unit = PlannedUnit(checkpoint, (0, count), (method,), (*PER_MAP, *lot), seed)
+        return Trials(self.worker, unit, lambda text: None, self.patience)

@@ -17,8 +17,8 @@ from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.images.guess import guess_source
 from heatproof.models.function import is_function
+from heatproof.run.checks import MetricAvailability
 from heatproof.run.config import toml
-from heatproof.run.possible import Possible
 from heatproof.store import RunFolder
 from heatproof.studies.audit.choose import Choice
 from heatproof.studies.audit.looked import look
@@ -45,7 +45,9 @@ def plan_score(settings: ScoreSettings, say: Say = lambda text: None) -> AuditPl
     looked = look(audit, study_tables(audit, found, Path.cwd(), {}), None)
     opened = looked.opened
     network = opened.model(opened.checkpoints[-1].name)
-    able = Possible(opened, looked.classes, looked.labels, stored=True, function=is_function(network.module))
+    able = MetricAvailability(
+        opened, looked.classes, looked.labels, stored=True, function=is_function(network.module)
+    )
     choices = [Choice(name, True, ASKED) for name in settings.metrics]
     choices = choices or [Choice(name, not why, why or POSSIBLE) for name, why in able.all().items()]
     tables = study_tables(audit, found, settings.out.resolve(), {})
