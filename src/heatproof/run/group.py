@@ -86,7 +86,8 @@ def _checkpoint_comparison(folder: RunFolder, unit: PlannedUnit, model: str, dev
         before = len(ssims)
         for start in range(0, len(shared), PART):
             part = shared[start : start + PART]
-            pairs = checkpoint_pairs(*(maps.read(c, method, part).to(device) for c in (checkpoint, last)))
+            first, second = (maps.read(c, method, part).to(device) for c in (checkpoint, last))
+            pairs = checkpoint_pairs(first, second)
             ssims += pairs.ssim.tolist()
             is_same += pairs.same.tolist()
         names += shared
