@@ -23,7 +23,8 @@ from conftest import randomise
 from heatproof.models import default_layer
 from heatproof.models.capture import capture
 from heatproof.models.layers import find_module, layout_of
-from heatproof.models.model import as_model, frozen_eval
+from heatproof.models.model import as_model
+from heatproof.models.running import frozen_eval
 from heatproof.registry import explainers
 from heatproof.types import Trace, normalise
 

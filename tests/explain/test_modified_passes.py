@@ -28,7 +28,8 @@ from heatproof.explain.baselines import baseline_images
 from heatproof.explain.fullgrad import contributions
 from heatproof.explain.rules import carrying
 from heatproof.models.capture import capture
-from heatproof.models.model import as_model, frozen_eval
+from heatproof.models.model import as_model
+from heatproof.models.running import frozen_eval
 
 METHODS = ("guided-backprop", "gradient-x-input", "deeplift", "lrp", "fullgrad")
 CLOSE = {"rtol": 1e-6, "atol": 1e-9}

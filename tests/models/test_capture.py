@@ -14,7 +14,8 @@ import heatproof as hp
 from conftest import counting, randomise, small_cnn
 from heatproof.errors import InputError, LayerError, TargetError, UnknownNameError
 from heatproof.models.layers import find_module, picture_layers
-from heatproof.models.model import as_model, frozen_eval
+from heatproof.models.model import as_model
+from heatproof.models.running import frozen_eval
 from heatproof.models.tail import Tail
 from heatproof.registry import explainers, parse_call, split_calls
 

@@ -17,7 +17,8 @@ from heatproof.models import as_model, default_layer
 from heatproof.models.capture import capture
 from heatproof.models.default_layers import RECTIFIERS
 from heatproof.models.layers import find_module, first_tensor, picture_layers
-from heatproof.models.model import Model, frozen_eval
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval
 
 TORCHVISION = [
     "alexnet", "vgg11", "vgg11_bn", "resnet18", "densenet121", "inception_v3", "googlenet", "squeezenet1_1",

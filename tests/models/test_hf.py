@@ -12,7 +12,7 @@ import heatproof as hp
 from conftest import randomise
 from heatproof.errors import CheckpointError, InputError, ModelError
 from heatproof.models.capture import capture
-from heatproof.models.model import frozen_eval
+from heatproof.models.running import frozen_eval
 from heatproof.registry import explainers
 
 transformers = pytest.importorskip("transformers")

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 import heatproof as hp
 from conftest import small_cnn
-from heatproof.models.model import as_model, frozen_eval
+from heatproof.models.model import as_model
+from heatproof.models.running import frozen_eval
 
 METHODS = ["gradcam", "gradient", "ablationcam", "rise(masks=2)"]  # hooks, flags, patched forwards, a queue
 WATCHED = (
-    "models/model.py", "models/capture.py", "models/tail.py", "models/interrupts.py", "models/queue.py",
+    "models/model.py", "models/capture.py", "models/tail.py", "models/running.py", "models/queue.py",
     "contextlib.py", "torch/random.py", "grad_mode.py",
 )  # fmt: skip
 PLACES = 200

@@ -16,7 +16,8 @@ from heatproof.errors import CheckpointError, InputError, MissingExtraError, Mod
 from heatproof.models.capture import capture
 from heatproof.models.keras_graph import import_keras
 from heatproof.models.layers import picture_layers
-from heatproof.models.model import Model, frozen_eval
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval
 
 try:
     keras = import_keras()  # before any other import: it chooses the backend

@@ -27,7 +27,7 @@ from heatproof.images.preprocess import Preprocess
 from heatproof.models import Model
 from heatproof.models.capture import capture
 from heatproof.models.layers import find_module
-from heatproof.models.model import frozen_eval
+from heatproof.models.running import frozen_eval
 from heatproof.registry import explainers
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import HeatproofError
+from heatproof.models.accel.graphs import Graphs
 from heatproof.models.default_layers import default_layer, why
 from heatproof.models.heads import Detection, Embedding, Regression, Segmentation
 from heatproof.models.heads.dense import box_overlap
@@ -68,9 +69,9 @@ def test_a_function_that_gives_no_number_per_image_is_one_sentence(wrong: Any) -
 def test_what_was_recorded_of_a_network_with_one_head_is_not_replayed_for_another() -> None:
     model = hp.load_model(small_cnn(4).eval())
     model.logits(images())
-    model.facts.graphs, model.facts.columns = "recorded passes", 4
+    model.facts.acceleration.graphs, model.facts.columns = Graphs(), 4
     other = with_head(model, Regression())
-    assert other.facts.graphs is None and other.facts.columns is None
+    assert other.facts.acceleration.graphs is None and other.facts.columns is None
     assert other.facts.fits is model.facts.fits
     assert model.head_name == "softmax" and other.head_name == "regression"
     assert torch.equal(other.logits(images()).chunk(2, 1)[0], model.logits(images()))

@@ -16,7 +16,7 @@ from heatproof.cli._console import PATH, Steps, console, errors, new_table, say,
 from heatproof.cli._files import file_part, find_images, make_folder, numbers, read_names, save, unique_names
 from heatproof.cli._study import arguments, settings_options
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
-from heatproof.models.specs import KERAS_FILES, LITE
+from heatproof.models.names import KERAS_FILES, LITE
 from heatproof.registry import check_methods, split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
 from heatproof.studies.settings import HEAD, PreprocessSettings

@@ -185,7 +185,7 @@ def list_layers(model: str, image_size: int | None) -> None:
     from heatproof.models.default_layers import why
     from heatproof.models.layers import picture_layers
     from heatproof.models.load import load_model
-    from heatproof.models.model import frozen_eval
+    from heatproof.models.running import frozen_eval
 
     loaded = load_model(model)
     size = (image_size,) * len(loaded.preprocess.size) if image_size else loaded.preprocess.size

@@ -29,7 +29,7 @@ def baseline_images(
     own, per channel) or noise (standard normal in normalised space, by the seed, the same for every image).
     """
     from heatproof.explain.blur import gaussian_blur
-    from heatproof.models.model import at_least_float
+    from heatproof.models.running import at_least_float
 
     if kind not in known:
         raise InputError(f"unknown baseline {kind!r}; {did_you_mean(kind, known)}")
@@ -67,7 +67,7 @@ def mixed(
         if segments is not None:
             shown = shown.gather(1, segments.flatten(1)[rows]).view(-1, *segments.shape[1:])
         return torch.where(shown[:, None], images[rows], others[rows])
-    from heatproof.models.model import memory_format
+    from heatproof.models.running import memory_format
 
     made = torch.empty(
         (len(rows), *images.shape[1:]), dtype=images.dtype, memory_format=memory_format(images)

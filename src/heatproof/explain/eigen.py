@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heatproof.models.precision import computing
+from heatproof.models.running import computing
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace, per_map, spatial_dims
 

@@ -36,8 +36,9 @@ from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_r
 from heatproof.models.capture import capture
 from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
-from heatproof.models.model import Model, as_model, frozen_eval
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval
 from heatproof.models.tap import tap
 from heatproof.models.targets import bind_targets, unbind_targets
 from heatproof.registry import metric

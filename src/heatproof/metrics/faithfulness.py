@@ -52,8 +52,9 @@ from heatproof.metrics.curves import (
 )
 from heatproof.metrics.kit import Cause, Passes, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import BatchContext
-from heatproof.models.model import Model, as_model, at_least_float, frozen_eval, memory_format
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
+from heatproof.models.running import at_least_float, frozen_eval, memory_format
 from heatproof.models.targets import bind_targets
 from heatproof.registry import metric, metrics
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of

@@ -45,8 +45,9 @@ from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import ImagePool
 from heatproof.models.disconnected import disconnected
-from heatproof.models.model import Model, as_model, is_out_of_memory
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
+from heatproof.models.running import is_out_of_memory
 from heatproof.models.targets import unbind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, size_of

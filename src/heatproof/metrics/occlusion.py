@@ -23,8 +23,9 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import Cause, Passes, PerImage, align
-from heatproof.models.model import Model, as_model, at_least_float, frozen_eval
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
+from heatproof.models.running import at_least_float, frozen_eval
 from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, per_map, size_of

@@ -176,7 +176,7 @@ def cose_map(signed: ArrayLike) -> Tensor:
     Args:
         signed: maps "b h w", or gradients "b c h w".
     """
-    from heatproof.models.model import at_least_float
+    from heatproof.models.running import at_least_float
 
     values = as_tensor(signed).detach()
     if values.ndim not in (3, 4) or 0 in values.shape[1:]:

@@ -32,7 +32,8 @@ from heatproof.models.layers import (
     may_be_activated_later,
     picture_layers,
 )
-from heatproof.models.model import CONVOLUTIONS, Model, frozen_eval, watched
+from heatproof.models.model import CONVOLUTIONS, Model
+from heatproof.models.running import frozen_eval, watched
 
 # Functions that may be applied twice without a change, so that the part behind them can be rerun (tail.py).
 RECTIFIERS: dict[Any, str] = {

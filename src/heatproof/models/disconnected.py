@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from heatproof.models.capture import capture
 from heatproof.models.heads import Undetermined
 from heatproof.models.layers import first_tensor, layout_of
-from heatproof.models.model import Model, frozen_eval
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval
 from heatproof.models.tap import at_layers, replace_first
 
 

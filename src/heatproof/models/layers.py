@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import LayerError, UnknownNameError
 from heatproof.models.layouts import Layout, first_tensor, layout_of
-from heatproof.models.model import CONVOLUTIONS, Model, frozen_eval, watched
+from heatproof.models.model import CONVOLUTIONS, Model
+from heatproof.models.running import frozen_eval, watched
 from heatproof.types import size_of
 
 # The last stage of a family, and the three depths of its multi-scale CAM. Matched against the end of a

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.arrays import open_seen
 from heatproof.images.preprocess import Preprocess
+from heatproof.models.accel import AccelerationState, Accelerator
 from heatproof.models.heads import (
     Columns,
     Head,
@@ -32,9 +32,17 @@ from heatproof.models.heads import (
 )
 from heatproof.models.heads.classes import Undetermined
 from heatproof.models.heads.values import vectors_of
-from heatproof.models.interrupts import deferring
-from heatproof.models.precision import check_precision, computing
-from heatproof.models.wrapped import eagerly, refuse_wrapped, unwrapped
+from heatproof.models.running import (
+    at_least_float,
+    check_precision,
+    computing,
+    frozen_eval,
+    interrupts,
+    is_out_of_memory,
+    max_precision,
+    memory_format,
+)
+from heatproof.models.wrapped import refuse_wrapped, unwrapped
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
@@ -44,12 +52,6 @@ PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 log = logging.getLogger("heatproof")
 _reported: set[str] = set()  # networks whose memory ran out
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    known = ("can't allocate memory", "status_alloc_failed", "cuda error: out of memory")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(part in text for part in known)
 
 
 @dataclass
@@ -67,14 +69,12 @@ class ModelFacts:
     keeps_twin: bool = False  # whether the weights stay as they are, so that the random twin can be kept
     twin: Any = None  # a RandomTwin
     fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that memory holds
-    batches: dict[tuple[Any, ...], int] = field(default_factory=dict)  # fastest inputs per pass
-    folding: Any = None
-    fusion: Any = None
-    graphs: Any = None
+    acceleration: AccelerationState = field(default_factory=AccelerationState)
 
     def with_other_head(self) -> ModelFacts:
         """The facts that hold for the same network, read by another head."""
-        return replace(self, graphs=None, columns=None, twin=None, keeps_twin=False)
+        state = replace(self.acceleration, graphs=None)
+        return replace(self, acceleration=state, columns=None, twin=None, keeps_twin=False)
 
 
 @dataclass(eq=False)
@@ -88,9 +88,10 @@ class Model:
         classes: their names.
         layer, scales: where CAMs and multi-scale CAMs look; found by itself where None.
         call: how images enter the module, where it is not module(images).
-        precision: "fp32", "tf32" or "bf16" (see precision.py); as the network and torch are set where None.
+        precision: "fp32", "tf32" or "bf16" (see running.py); as the network and torch are set where None.
         inputs_per_pass: of methods and metrics that need many, for images as `preprocess` makes them; chosen
-            by throughput where None (see batches.py).
+            by throughput where None.
+        accelerate: whether passes may run faster than module by module (see accel/).
         head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (see heads/).
             By default the first pass determines it where that is safe; until then it is `Undetermined`.
     """
@@ -104,6 +105,7 @@ class Model:
     call: Callable[[Tensor], object] | None = None
     precision: str | None = None
     inputs_per_pass: int | None = None
+    accelerate: bool = True
     head: Head = field(default_factory=Undetermined)
     facts: ModelFacts = field(default_factory=ModelFacts, init=False, repr=False)
 
@@ -139,7 +141,7 @@ class Model:
 
     def forward(self, images: Tensor) -> Tensor:
         """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
-        deferring.answer()
+        interrupts.check()
         if self.was_seen:
             # A network that writes to its input gets a copy.
             output = self.output(images.clone() if self.facts.writes_input else images)
@@ -225,10 +227,7 @@ class Model:
 
     def free_memory(self, inputs: int) -> None:
         """Release what can be released after a pass that ran out of memory, and report that once."""
-        from heatproof.models.graphs import drop_recordings
-
-        self.facts.graphs = None
-        drop_recordings()
+        Accelerator(self).release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         if self.name not in _reported:
@@ -239,6 +238,15 @@ class Model:
                 self.name,
                 inputs,
             )
+
+    def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """ "b c h w" gradient of each target's logit and the "b k" logits; one forward, one backward."""
+        with torch.inference_mode(False), torch.enable_grad():
+            inputs = self.ready(images).detach().clone().requires_grad_()
+            logits = self.forward(inputs)
+            with self.computing(), span("backward"):
+                (gradient,) = torch.autograd.grad(self.scores(logits, targets).sum(), inputs)
+        return at_least_float(gradient), logits.detach()
 
     @torch.no_grad()
     def check_repeatable(self, images: Tensor) -> None:
@@ -331,11 +339,6 @@ class Model:
         return chosen.to(logits.device, torch.long, non_blocking=True)
 
 
-def memory_format(images: Tensor) -> torch.memory_format:
-    """What convolutions like best; volumes stay as they are."""
-    return torch.channels_last if images.ndim == 4 else torch.contiguous_format
-
-
 def check_pixels(images: Tensor) -> None:
     """Refuse images with pixels that are not numbers."""
     # One sum sees every bad pixel; which image holds it is asked only then.
@@ -354,76 +357,7 @@ def as_model(model: Model | nn.Module) -> Model:
     return load_model(model)
 
 
-def at_least_float(tensor: Tensor) -> Tensor:
-    """float32, or float64 where the model computes in it."""
-    return tensor.to(max_precision(tensor))
-
-
-def max_precision(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
 def input_channels(module: nn.Module) -> int | None:
     """Channels the first listed convolution takes, where there is one."""
     convolutions = (part.in_channels for part in module.modules() if isinstance(part, CONVOLUTIONS))
     return next(convolutions, None)
-
-
-@contextmanager
-def frozen_eval(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode with frozen parameters; every flag and the random state come back, whatever happens.
-
-    Ctrl-C waits meanwhile (see interrupts.py): an exception between a change and its `finally` would stay.
-    """
-    parts, weights = _insides(module)
-    cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
-    with deferring, torch.random.fork_rng(devices=cuda), restore_flags(module), eagerly(parts):
-        for part in parts:
-            # Not module.eval(): users override it, and some overrides do more than set the flag. Past
-            # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
-            part.__dict__["training"] = False
-        for weight in weights:
-            if weight.requires_grad:
-                weight.requires_grad_(False)
-        yield
-
-
-@contextmanager
-def restore_flags(module: nn.Module) -> Iterator[None]:
-    """Modes and requires_grad flags come back, whatever happens."""
-    parts, weights = _insides(module)
-    modes = [part.training for part in parts]
-    flags = [weight.requires_grad for weight in weights]
-    try:
-        yield
-    finally:
-        for part, training in zip(parts, modes, strict=True):
-            part.__dict__["training"] = training
-        for weight, wanted in zip(weights, flags, strict=True):
-            if weight.requires_grad != wanted:
-                weight.requires_grad_(wanted)
-
-
-def _insides(module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    """Every part and every parameter, each once; several times faster than module.parameters()."""
-    parts = list(module.modules())
-    owned = (weight for part in parts for weight in part._parameters.values() if weight is not None)
-    return parts, list({id(weight): weight for weight in owned}.values())
-
-
-@contextmanager
-def watched(
-    module: nn.Module, ended: Callable[..., None] | None = None, started: Callable[..., None] | None = None
-) -> Iterator[None]:
-    """Hooks on every part, gone when the context ends: each start and end is told while the network runs.
-
-    ended(name, part, args, kwargs, output) and started(name, part, args, kwargs); the network itself has the
-    name "".
-    """
-    with ExitStack() as hooks:
-        for name, part in module.named_modules():
-            if started is not None:
-                hooks.enter_context(part.register_forward_pre_hook(partial(started, name), with_kwargs=True))
-            if ended is not None:
-                hooks.enter_context(part.register_forward_hook(partial(ended, name), with_kwargs=True))
-        yield

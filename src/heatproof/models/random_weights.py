@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError
-from heatproof.models.model import Model, watched
+from heatproof.models.model import Model
+from heatproof.models.running import watched
 
 BYTES_KEPT = 2**30  # of random weights
 

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_map_only
 
 from heatproof.models.default_layers import BY_NAME
 from heatproof.models.layers import Layout, find_module, first_tensor, layout_of
-from heatproof.models.model import Model, watched
+from heatproof.models.model import Model
+from heatproof.models.running import watched
 from heatproof.models.tap import replace_first
 
 

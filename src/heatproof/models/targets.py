@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from heatproof.errors import TargetError
 from heatproof.models.heads import Columns, Function, Head, Undetermined
 from heatproof.models.heads.dense import Dense, as_place
-from heatproof.models.model import CONVOLUTIONS, Model, frozen_eval
+from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval
 from heatproof.types import size_of
 
 

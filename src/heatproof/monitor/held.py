@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.images import Failure, Preprocess, Source, batches, open_source
-from heatproof.images.entries import entries
 from heatproof.images.findings import read_findings
+from heatproof.images.loader import entries
 from heatproof.images.source import draw
 from heatproof.models import Model
 from heatproof.show import pixels

@@ -34,7 +34,7 @@ from heatproof.metrics.consistency import CScore, CScores
 from heatproof.metrics.gold import ListRule, confidence_weights, thresholds
 from heatproof.models import Model, probabilities
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import frozen_eval
+from heatproof.models.running import frozen_eval
 from heatproof.types import Maps
 
 log = logging.getLogger("heatproof.monitor")

@@ -35,7 +35,7 @@ from heatproof.monitor.measure import Answers, measure, same_randomness, undistu
 from heatproof.monitor.outcome import Cost, Report, shown
 from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
 from heatproof.monitor.trackers import Tracker
-from heatproof.train.gradients import GradientLog
+from heatproof.train.loop import GradientLog
 from heatproof.types import ArrayLike, Batch
 from heatproof.verdict.alarms import Alarm, find_alarms, read_mechanisms
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
@@ -66,7 +66,7 @@ class Monitor:
         tau: of the gold lists, see hp.metrics.gold_list; of several findings also a list, one for each.
         weights: of the C-Score, see hp.metrics.cscore_by_class.
         anchor: "first": the lists of the first epoch that is measured hold for all of them.
-        gradients: also log how large each layer's gradients were since the last step, see train/gradients.py;
+        gradients: also log how large each layer's gradients were since the last step, see train/loop.py;
             from check() on, or from the first step.
         loggers: trackers, see trackers.py: what has a method log(report).
         on_alarm: called with each new alarm, in every process, instead of a line in the log.

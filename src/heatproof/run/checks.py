@@ -30,19 +30,17 @@ from heatproof.explain.api import check_insides, explain, read_methods
 from heatproof.explain.providers.files import Stored
 from heatproof.explain.providers.function import FromFile
 from heatproof.images import Preprocess, Source, batches
-from heatproof.images.annotations import check_annotations
 from heatproof.images.files import Size, picture_size
-from heatproof.images.source import draw
+from heatproof.images.source import check_annotations, draw
 from heatproof.metrics.class_order import ClassOrder, class_order
 from heatproof.models.capture import refusal_in_a_sentence
-from heatproof.models.classes import model_classes
 from heatproof.models.function import function_in, is_function
 from heatproof.models.heads import Head, Multilabel
 from heatproof.models.heads.dense import Dense
 from heatproof.models.layers import find_module
 from heatproof.models.libraries import sized
 from heatproof.models.model import CONVOLUTIONS, Model, input_channels
-from heatproof.models.specs import LITE
+from heatproof.models.names import LITE, model_classes
 from heatproof.registry import check_volumes, metrics
 from heatproof.run.config import as_config, at
 from heatproof.run.metrics import MetricRequest, in_a_run, read_metrics

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from heatproof.errors import HeatproofError, InputError, ModelError, did_you_mean
-from heatproof.models.specs import KERAS_FILES, PRECISIONS, placed_spec
+from heatproof.models.names import KERAS_FILES, PRECISIONS, placed_spec
 from heatproof.registry import check_methods
 from heatproof.run.metrics import read_metrics
 
@@ -257,7 +258,7 @@ def check_network(spec: str, checkpoints: Sequence[str | Path], folder: Path | N
 
 def checkpoint_files(text: str, folder: Path) -> list[Path]:
     """The files of a name or a pattern, in the order of their names."""
-    path = folder / Path(text).expanduser()
+    path = Path(os.path.normpath(folder / Path(text).expanduser()))
     if path.exists() or not glob.has_magic(text):
         matches = [path]
     else:
@@ -291,7 +292,7 @@ def open_images(table: ImagesTable, folder: Path) -> Source:
     """The images of a study."""
     from heatproof.images import open_source  # which imports torch
 
-    path: Any = folder / Path(table.path).expanduser()
+    path: Any = Path(os.path.normpath(folder / Path(table.path).expanduser()))
     if table.kind == "hf" and not path.exists():
         path = table.path  # the name of a dataset
     options = dict(table.options)

@@ -18,10 +18,10 @@ import numpy as np
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, StoreError, counted, did_you_mean
-from heatproof.models.batches import measured_batch
+from heatproof.models.accel import Accelerator
 from heatproof.models.load import best_device
-from heatproof.models.model import Model, is_out_of_memory
-from heatproof.models.precision import usual_precision
+from heatproof.models.model import Model
+from heatproof.models.running import is_out_of_memory, usual_precision
 from heatproof.run.checks import check_accuracy, check_study, method_hashes
 from heatproof.run.plan import BY_MTIME, FREE, Origin, RunPlan, code_hashes, filled, growing, make_plan
 from heatproof.run.process import fixed_threads, stop_on_signal, usual_threads
@@ -104,7 +104,7 @@ def prepare(
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
             model = opened.model(opened.checkpoints[-1].name)
-            opened.set_inputs_per_pass(measured_batch(model, opened.least_inputs))
+            opened.set_inputs_per_pass(Accelerator(model).measured_batch_size(opened.least_inputs))
     if opened.warning:
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):

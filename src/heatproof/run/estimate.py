@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from heatproof.errors import InputError, StoreError, counted
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
-from heatproof.models.model import frozen_eval
+from heatproof.models.running import frozen_eval
 from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.engine import Prepared
 from heatproof.run.plan import ANSWERS, FREE, PER_MAP, PlannedUnit, RunPlan, filled, growing, make_plan

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from heatproof.errors import InputError, StoreError
 from heatproof.images.identity import Hashes, files_of, identify
-from heatproof.models.specs import placed_spec
+from heatproof.models.names import placed_spec
 from heatproof.rows import Unit
 from heatproof.run.config import as_config, study_from
 from heatproof.run.metrics import MetricRequest, read_metrics

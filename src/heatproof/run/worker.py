@@ -21,13 +21,14 @@ from heatproof.explain.api import begin_ahead, is_stored, read_methods, shared_p
 from heatproof.explain.floors import is_floor
 from heatproof.images import Loaded, batches
 from heatproof.images.duplicates import SIDE
-from heatproof.images.entries import entries
+from heatproof.images.loader import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import BatchContext, ImagePool
 from heatproof.models import Model
+from heatproof.models.accel import Accelerator
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import is_out_of_memory
-from heatproof.models.queue import all_logits, how_it_runs
+from heatproof.models.queue import all_logits
+from heatproof.models.running import is_out_of_memory
 from heatproof.models.targets import bind_targets
 from heatproof.rows import of_prediction
 from heatproof.run.group import group_rows
@@ -371,7 +372,7 @@ def _run_checkpoint(worker: Worker, pending: PendingUnits, checkpoint: str, bloc
                 raise StopRequested
             worker.run(block, loaded, writing)
             pending.progress.advance(block[0].image_count, len(block))
-    for sentence in how_it_runs(opened.model(checkpoint)):
+    for sentence in Accelerator(opened.model(checkpoint)).describe():
         pending.progress.say(f"checkpoint {checkpoint}: {sentence}")
 
 

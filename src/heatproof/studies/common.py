@@ -17,7 +17,7 @@ from heatproof.explain.floors import is_floor
 from heatproof.metrics.agreement import rank_correlation
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.models import Model
-from heatproof.models.specs import placed_spec
+from heatproof.models.names import placed_spec
 from heatproof.report.tables import Value
 from heatproof.run.config import toml
 from heatproof.run.engine import Result, run_study

@@ -27,8 +27,9 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.kit import pixel_maps
 from heatproof.models.capture import capture
-from heatproof.models.model import Model, frozen_eval
+from heatproof.models.model import Model
 from heatproof.models.queue import Queue, all_logits
+from heatproof.models.running import frozen_eval
 from heatproof.show import pixels
 from heatproof.types import Maps
 

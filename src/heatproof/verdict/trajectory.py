@@ -26,7 +26,7 @@ from heatproof.verdict.epochs import read_gradients
 if TYPE_CHECKING:
     from heatproof.metrics.cscores import CScore, CScores
     from heatproof.store import RunFolder
-    from heatproof.train.history import GradientNorm
+    from heatproof.train.recipe import GradientNorm
     from heatproof.types import ArrayLike
 
 NAN = float("nan")

@@ -20,7 +20,8 @@ from heatproof.explain.gradients import over_channels
 from heatproof.explain.providers import OF_PIXELS, Offer
 from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, picture_layers
-from heatproof.models.model import Model, is_out_of_memory, watched
+from heatproof.models.model import Model
+from heatproof.models.running import is_out_of_memory, watched
 from heatproof.registry import REQUIRED
 from heatproof.types import Signed, Trace
 

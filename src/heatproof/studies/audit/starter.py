@@ -10,7 +10,7 @@ from pathlib import Path
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.images import open_source
-from heatproof.images.guess import Guess, guess_source
+from heatproof.images.kinds import Guess, guess_source
 from heatproof.images.source import Source
 from heatproof.verdict.follow import ENOUGH, voter
 

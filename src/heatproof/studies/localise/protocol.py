@@ -26,8 +26,8 @@ from heatproof.explain.api import read_methods
 from heatproof.images import open_source, select
 from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
-from heatproof.models.classes import model_classes
 from heatproof.models.load import best_device
+from heatproof.models.names import model_classes
 from heatproof.report.figures.localise import curve_figure
 from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
