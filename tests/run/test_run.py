@@ -568,7 +568,7 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     images = 'kind = "folder"\npath = "pictures"'
     study.write_text(study.read_text().replace(images, 'kind = "csv"\npath = "boxes.csv"'))
     run_study(study, tmp_path / "whole")
-    monkeypatch.setattr("heatproof.run.worker.measure", limited)
+    monkeypatch.setattr(worker, "measure", limited)
     run_study(study, tmp_path / "halves")
     assert sizes == [9, 4, 2, 2, 5, 2, 3]
     query = "select image, method, metric, label, explained, reason, value from scores order by all"

@@ -76,7 +76,7 @@ class ResolvedStudy:
         """Register FILE.py:FUNCTION and files:PATH of the study, which are relative to its folder."""
         for name in (parse_call(text)[0] for text in self.study.methods):
             if is_path(name):
-                explainers.lend(provided(name, self.folder, lambda: self.map_names))
+                explainers.add_local(provided(name, self.folder, lambda: self.map_names))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

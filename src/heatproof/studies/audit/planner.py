@@ -43,7 +43,7 @@ from heatproof.run.config import check_network, study_from
 from heatproof.run.engine import resolve_defaults
 from heatproof.run.estimate import CHEAP, Trials
 from heatproof.run.metrics import read_metrics
-from heatproof.run.plan import PER_MAP
+from heatproof.run.plan import PER_MAP, PlannedUnit
 from heatproof.run.progress import spell
 from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS

@@ -42,10 +42,10 @@ def plan_score(settings: ScoreSettings, say: Callable[[str], object] = lambda te
     function = is_function(resolved.model(resolved.checkpoints[-1].name).module)
     choices = [Choice(name, True, "asked for") for name in settings.metrics]
     if not choices:
-        able = MetricAvailability(
+        available = MetricAvailability(
             resolved, inspection.classes, inspection.labels, stored=True, function=function
         )
-        reasons = able.all().items()
+        reasons = available.all().items()
         choices = [Choice(name, not why, why or "can be computed from stored maps") for name, why in reasons]
     tables["run"]["targets"] = settings.targets or resolved.targets
     if settings.limit is not None:
