@@ -19,7 +19,7 @@ import findings_networks as several
 import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import HeatproofError, InputError, StoreError
-from heatproof.run.external_methods import READ
+from heatproof.run.score import READ
 from tiny_study import make_study, write_study
 
 pytestmark = pytest.mark.trains

@@ -169,7 +169,7 @@ def list_layers(model: str, image_size: int | None) -> None:
       heatproof list layers torchvision:resnet50
       heatproof list layers timm:convnext_tiny --image-size 384
     """
-    from heatproof.run.files import check_network
+    from heatproof.run.config import check_network
 
     check_network(model, ())  # before torch is imported, which takes its time
     import torch
