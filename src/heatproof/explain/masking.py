@@ -1,30 +1,8 @@
-"""RISE: the mean of random soft masks, each weighted by the probability the class keeps behind it.
-
-S = 1 / (N p) sum_i p(c | x * M_i) M_i. A mask starts as a coarse grid of cells that are 1 with probability p;
-it is enlarged bilinearly to one cell more than the image on each axis and cropped at a random place, so that
-cell borders fall anywhere. Citation key: petsiuk2018rise.
-
-That sum is the mean probability f times how often each pixel happened to be shown, and what is sought beside
-it. For a network that is sure the first part, which is noise, is the larger one. So, unless form="published":
-
-    S = f + 1 / (N p) sum_i (p(c | x * M_i) - f) M_i          f the mean of all p(c | x * M_i)
-
-which has the same expectation (form="centred"). form="paired" also draws masks two by two: where a cell of
-the first is on for u < p, one of the second is on for 1 - u < p. With p = 1/2 the two are complements, every
-pixel is shown exactly half of the time, and what both masks share falls out. Grids then come in blocks, each
-the rows of a Hadamard matrix with their complements, its columns dealt out to the cells, its signs turned by
-chance: within a block any two cells are on together exactly as often as apart, so none is mistaken for
-another. A block is cropped at one place, and the places are spread evenly. Each mask by itself is distributed
-as in the paper, so the expectation is still the same. docs/results/passes.md has what that saves. The
-standard error of every value comes from the spread between blocks; see sampling.py.
-
-Deviations: cells are ceil(H / grid) pixels, as in the authors' code (the paper's floor leaves too little to
-crop from where the size does not divide). x * M is taken in normalised space, so hidden places become the
-mean colour. Masks are the same for every image; they are kept as grids and enlarged for a batch at a time.
-"""
+"""RISE and occlusion: the probability of the class when parts of the image are masked."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -32,10 +10,11 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.gradients import check_counts
+from heatproof.explain.baselines import STARTS, baseline_images, mixed, variant_scores
+from heatproof.explain.gradients import check_counts, working_images
 from heatproof.explain.sampling import BOUND, Estimate, designed_rows, in_rounds, rounds_of
 from heatproof.registry import PERTURBING, explainer
-from heatproof.types import Trace
+from heatproof.types import Trace, per_map
 
 FORMS = ("paired", "centred", "published")
 FIRST, CEILING = 512, 4096  # of "auto": four blocks, and about as many masks as in the paper
@@ -59,10 +38,25 @@ def rise(
 ) -> Estimate:
     """Random masks weighted by the class's probability behind them.
 
-    1 / (N p) sum_i p(c | x * M_i) M_i, centred and in complementary pairs.
+    1 / (N p) sum_i p(c | x * M_i) M_i, centred and in complementary pairs. A mask is a coarse grid of cells
+    that are on with probability p, enlarged bilinearly to one cell more than the image on each axis and
+    cropped at a random place.
     masks: how many, or "auto": until the strongest fifth of the map is known to `bound` of its height, 4,096
     at most. Whole blocks of 128 are best, for a grid of 7.
-    form: "paired", "centred" without pairs, or "published", the plain sum with 4,000 masks in the paper.
+    form: all have the same expectation, docs/results/passes.md compares them:
+
+        published   the plain sum, with 4,000 masks in the paper
+        centred     f + 1 / (N p) sum_i (p(c | x * M_i) - f) M_i, f the mean probability: without the noise of
+                    f times how often each pixel was shown
+        paired      the same with masks in pairs: a cell is on for u < p in the first and for 1 - u < p in the
+                    second. With p = 1/2 grids come in blocks of rows of a Hadamard matrix with their
+                    complements, in which any two cells are on together as often as apart. A block is cropped
+                    at one place, and the places are spread evenly
+
+    The standard error comes from the spread between blocks; see sampling.py.
+
+    Deviations: cells are ceil(H / grid) pixels, as in the authors' code. x * M is taken in normalised space,
+    so hidden places become the mean colour. Masks are the same for every image.
     """
     rounds = rounds_of("rise", "masks", masks, FIRST, CEILING)
     check_counts("rise", grid=grid)
@@ -102,7 +96,7 @@ class Masks:
         paired: bool = False,
     ) -> None:  # fmt: skip
         self.size, self.block = size, 2 * _order(grid) if paired else CHUNK
-        self.windows = [_windows(length, grid, device) for length in size]
+        self.windows = [_crops(length, grid, device) for length in size]
         highest = [len(w) for w in self.windows]
         random = np.random.default_rng(seed)
         if paired:
@@ -133,7 +127,7 @@ def weighted_masks(scores: Tensor, masks: Masks, p: float, form: str) -> tuple[T
         part = weights[:, start : start + masks.block] @ lit
         total, squares = total + part, squares + part.square() / len(lit)
         sizes.append(len(lit))
-    # Blocks are what is drawn: their sums, each divided by the root of its size, spread alike.
+    # Blocks are the sampled units: their sums, each divided by the root of its size, have equal variance.
     spread = (squares - total.square() / count).clamp(min=0) / max(1, len(sizes) - 1)
     error = (spread / count).sqrt() / p if len(sizes) > 1 else torch.full_like(zero, torch.inf)
     values = level + total / (count * p)
@@ -141,12 +135,12 @@ def weighted_masks(scores: Tensor, masks: Masks, p: float, form: str) -> tuple[T
 
 
 def _order(grid: int) -> int:
-    """Of the Hadamard matrix whose columns, without the constant one, suffice for all cells."""
+    """The order of the smallest Hadamard matrix with a column, besides the constant one, for every cell."""
     return 1 << (grid * grid).bit_length()
 
 
 def _block(grid: int, p: float, random: np.random.Generator) -> np.ndarray:
-    """ "block cells": grids and after each its partner."""
+    """ "block cells": grids, each followed by its partner."""
     cells = grid * grid
     if p == 0.5:
         first = designed_rows(cells, random)
@@ -158,7 +152,7 @@ def _block(grid: int, p: float, random: np.random.Generator) -> np.ndarray:
 
 
 def _spread(count: int, highest: list[int], seed: int) -> np.ndarray:
-    """ "axes n" places below `highest`, evenly spread, from a random one on: multiples of two irrationals.
+    """ "axes n" places below `highest`, evenly spread from a random one on.
 
     The steps are powers of 1 / g, g^3 = g + 1, whose multiples leave the smallest gaps in a square.
     """
@@ -168,7 +162,7 @@ def _spread(count: int, highest: list[int], seed: int) -> np.ndarray:
     return np.asarray(places * np.array(highest)[:, None], np.int64)
 
 
-def _windows(length: int, grid: int, device: torch.device) -> Tensor:
+def _crops(length: int, grid: int, device: torch.device) -> Tensor:
     """ "shifts length grid": the bilinear enlargement of one axis, cropped at each shift up to one cell."""
     cell = -(-length // grid)
     wide = (grid + 1) * cell
@@ -176,3 +170,59 @@ def _windows(length: int, grid: int, device: torch.device) -> Tensor:
     units = torch.eye(grid, device=device)[None]
     matrix = torch.nn.functional.interpolate(units, size=wide, mode="linear", align_corners=False)[0].T
     return matrix.unfold(0, length, 1)[: cell + 1].transpose(1, 2)
+
+
+@explainer(
+    "occlusion",
+    cite="zeiler2014occlusion",
+    forward_only=True,
+    card=replace(
+        PERTURBING,
+        sign="signed drops; negatives are clipped when the map is normalised",
+        resize="none: windows are painted at the image's size",
+    ),
+    cost="169 inputs at 224 x 224",
+    volumes=True,
+)
+def occlusion(trace: Trace, *, window: float = 0.15, stride: float = 0.075, baseline: str = "zero") -> Tensor:
+    """The mean drop of the class's probability over the sliding windows that hide a pixel.
+
+    mean over windows w that hold the pixel of p(c | x) - p(c | x with w hidden). The last window of a row or
+    column is cut off at the edge of the image. The paper shows the probability at the window's centre; the
+    mean over windows is captum's.
+    window, stride: in pixels where 1 or more, else as a share of the image's sides.
+    baseline: what the window shows: "zero" (in normalised space), "black", "blur" or "noise".
+    """
+    images = working_images(trace)
+    hidden = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
+    sides = [_windows(n, window, stride).to(images.device) for n in trace.image_size]
+    grid = [len(side) for side in sides]
+
+    def covered(which: Tensor, window: Tensor) -> Tensor:
+        steps = torch.unravel_index(window, grid)
+        under = steps[0].new_ones(1, dtype=torch.bool)
+        for side, step in zip(sides, steps, strict=True):
+            under = under[..., None] & side[step].view(len(which), *[1] * (under.ndim - 1), -1)
+        return mixed(under, hidden, images, which)
+
+    left = variant_scores(trace, torch.arange(len(images)), math.prod(grid), covered).view(-1, *grid)
+    drops = (per_map(trace.model.measured(trace.logits, trace.targets), left) - left).to(images)
+    painted = [side.to(images) for side in sides]
+    if len(painted) == 2:
+        total = torch.einsum("brs,rh,sw->bhw", drops, *painted)
+        return total / torch.outer(*(side.sum(0) for side in painted))
+    total = torch.einsum("bqrs,qd,rh,sw->bdhw", drops, *painted)
+    return total / torch.einsum("d,h,w->dhw", *(side.sum(0) for side in painted))
+
+
+def _windows(length: int, window: float, stride: float) -> Tensor:
+    """ "n length" bool: which pixels of an axis each window hides."""
+    side, step = (max(1, round(v * length)) if 0 < v < 1 else v for v in (window, stride))
+    if side != int(side) or step != int(step) or not 1 <= step <= side <= length:
+        raise InputError(
+            f"occlusion needs 0 < stride <= window, in pixels or as shares, and no window above the image's "
+            f"{length} pixels; got window {window:g} and stride {stride:g}"
+        )
+    starts = torch.arange(math.ceil((length - side) / step) + 1) * int(step)
+    places = torch.arange(length)
+    return (places >= starts[:, None]) & (places < starts[:, None] + int(side))
