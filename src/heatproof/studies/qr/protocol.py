@@ -63,6 +63,7 @@ from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
 from heatproof.models.queue import all_logits
 from heatproof.report.markdown_report import MarkdownReport
+from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
@@ -71,7 +72,6 @@ from heatproof.studies.common import named_run, run_config, study_file
 from heatproof.studies.qr import page, trainings
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
 from heatproof.studies.qr.settings import QrSettings, check, remember
-from heatproof.studies.units import UnitGroup, UnitRows, compute_units
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit, constant
 
