@@ -24,10 +24,9 @@ from heatproof.images import open_source
 from heatproof.models.load import best_device, load_model
 from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.run.inputs import input_warnings, listed_classes
-from heatproof.studies.common import floor_rows
+from heatproof.studies.common import floor_rows, with_floors
 from heatproof.studies.contrast.page import contrast_page
 from heatproof.studies.contrast.settings import ContrastSettings
-from heatproof.studies.settings import with_floors
 from heatproof.verdict.answers import without_nan
 
 SCHEMA = 1
