@@ -32,7 +32,7 @@ from benchmarks.audit import FULL, standard_metrics
 from benchmarks.common import Part, rounded
 from benchmarks.sections import BenchAsked
 from heatproof.errors import UnknownNameError, need
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.faithfulness import DECIDED, insertion_deletion
 from heatproof.metrics.kit import PerImage

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from heatproof.cli import _console, main
-from heatproof.run import progress
+from heatproof.run import engine, progress
 from heatproof.run.engine import prepare
 from heatproof.run.process import usual_threads
 from heatproof.run.progress import Progress
@@ -196,7 +196,7 @@ def test_ctrl_c_leaves_every_command_with_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("heatproof.cli.explain.find_images", interrupted)
-    monkeypatch.setattr("heatproof.run.engine.run_study", interrupted)
+    monkeypatch.setattr(engine, "run_study", interrupted)
     shown = CliRunner().invoke(main, command)
     assert shown.exit_code == 130 and shown.stderr.startswith("stopped")
     assert ("to resume: heatproof run study.toml" in shown.stderr) == (command[0] == "run")

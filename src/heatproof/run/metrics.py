@@ -108,7 +108,7 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
     refusal = f"a run cannot compute {entry.name}"
     if entry.not_in_a_run:
         raise InputError(f"{refusal}: {entry.not_in_a_run}")
-    if entry.across:  # the run makes its pairs
+    if entry.compares_checkpoints:  # the run makes its pairs
         return
     if missing := sorted(set(entry.needs) - OFFERED):
         raise InputError(f"{refusal}, which needs {', '.join(missing)}; call hp.metrics for it")

@@ -105,7 +105,7 @@ def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str
 
 def _across(manifest: Manifest, images: int, among: tuple[str, ...], origin: str) -> Iterator[Task]:
     """One unit per method and metric that compares checkpoints; another last checkpoint makes new units."""
-    requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.across]
+    requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.compares_checkpoints]
     for request in requests if len(among) > 1 else ():
         for method in manifest.config["methods"]:
             unit = Unit(among[-1], (0, images), (method,), (request.text,), manifest.seed, origin)
@@ -177,5 +177,7 @@ def _texts(requests: Sequence[MetricRequest], group: bool, per_method: bool | No
     return tuple(
         r.text
         for r in requests
-        if r.group == group and not r.entry.across and (per_method is None or r.per_method == per_method)
+        if r.group == group
+        and not r.entry.compares_checkpoints
+        and (per_method is None or r.per_method == per_method)
     )

@@ -46,9 +46,9 @@ class Possible:
         used = {label for sample in source.samples for label in sample.stated}
         if self.stored and entry.reruns:
             return "it runs the method again, which stored maps cannot be"
-        if self.function and entry.inside:
+        if self.function and entry.needs_gradients:
             return "it needs the network's weights or gradients, and this one is a function"
-        if entry.across and len(self.opened.checkpoints) < 2:
+        if entry.compares_checkpoints and len(self.opened.checkpoints) < 2:
             return "it compares checkpoints, and there is one"
         if entry.name == "auc" and len(used) == 1:
             return "all pictures are of one class"

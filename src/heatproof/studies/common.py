@@ -46,7 +46,7 @@ class Outcome:
 def need_one_class(model: Model, who: str) -> None:
     """Raise an error if the network does not predict one class per image, which a blank image shows."""
     model.logits(model.preprocess.blank)
-    model.read.need_one_class(who)
+    model.head.need_one_class(who)
 
 
 def some(settings: Any, *names: str) -> dict[str, Any]:

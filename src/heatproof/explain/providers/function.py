@@ -40,7 +40,7 @@ def named(methods: Methods) -> list[str]:
         if callable(one):
             if found.get(name, one) is not one:
                 raise InputError(f"two methods are called {name!r}; name them: {{'one': f, 'other': g}}")
-            explainers.lend(of_function(name, one))
+            explainers.add_local(of_function(name, one))
         elif isinstance(methods, Mapping):
             raise InputError(f"methods[{name!r}] is a name already; a table of methods holds functions")
         found[name] = one

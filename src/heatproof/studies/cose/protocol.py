@@ -61,7 +61,7 @@ from heatproof.studies.common import UnitGroup, UnitRows, compute_units, need_on
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.results import CoseResults, read_pairs
 from heatproof.studies.cose.settings import CoseSettings
-from heatproof.train.folder import trained_with_transforms
+from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
 
 # Keys of the manifest that may change: no number depends on them, or hashes guard them.

@@ -25,7 +25,7 @@ from typing import Any
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure, Source, open_source, select
-from heatproof.images.csv import CORNERS
+from heatproof.images.file_sources import CORNERS
 from heatproof.images.files import picture_reader
 from heatproof.images.source import Sample, file_source
 from heatproof.metrics.gold import FIRST, ListRule
@@ -33,7 +33,7 @@ from heatproof.models import Model, load_model
 from heatproof.models.default_layers import default_layer
 from heatproof.models.layers import known_scales, searched_scales
 from heatproof.models.load import best_device
-from heatproof.models.specs import placed_spec
+from heatproof.models.names import placed_spec
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress

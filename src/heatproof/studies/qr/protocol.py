@@ -57,11 +57,17 @@ from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import open_source
-from heatproof.images.backgrounds import find_photos
-from heatproof.images.codes import MANIFEST, QRSet, versions_that_fit
+from heatproof.images.codes import (
+    EDITS,
+    MANIFEST,
+    Edited,
+    QRSet,
+    edit_finders,
+    make_scenes,
+    versions_that_fit,
+)
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
-from heatproof.images.edits import EDITS, Edited, edit_finders
-from heatproof.images.scenes import make_scenes
+from heatproof.images.patterns import find_photos
 from heatproof.images.symbols import find_symbol
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps

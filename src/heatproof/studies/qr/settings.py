@@ -13,7 +13,7 @@ from typing import Any
 
 from heatproof.studies import settings as shared
 from heatproof.studies.settings import Settings, calls, option
-from heatproof.train.history import SCHEDULES
+from heatproof.train.recipe import SCHEDULES
 
 FLOORS = ("random", "edges")
 LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
