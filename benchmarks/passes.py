@@ -41,7 +41,7 @@ from heatproof.metrics.scene import BatchContext
 from heatproof.models import load_model
 from heatproof.models.model import Model
 from heatproof.registry import explainers, metrics, parse_call
-from heatproof.run.measure import measure
+from heatproof.run.score import measure
 from heatproof.types import Batch
 
 LONGER, FAR = 16, 999  # how much, and the seed of the longer run

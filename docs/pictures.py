@@ -41,7 +41,7 @@ from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.mosaic import make_mosaics
 from heatproof.metrics.specificity import maps_untrained
-from heatproof.models.disconnected import disconnected
+from heatproof.models.derived import disconnected
 from heatproof.models.model import as_model
 from heatproof.registry import Card, Entry, explainers, metrics
 from heatproof.report.figures import drawing

@@ -19,7 +19,8 @@ from heatproof.cli import main
 from heatproof.errors import InputError, MissingExtraError
 from heatproof.models.keras_graph import import_keras
 from heatproof.models.names import imagenet_classes, model_classes, placed_spec
-from heatproof.run.study import ResolvedStudy, check_study, open_study
+from heatproof.run.checks import check_study
+from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.studies.cose import CoseSettings, cose_study
 from heatproof.studies.localise import LocaliseSettings, localise_study

@@ -301,10 +301,10 @@ def test_the_run_folder_holds_what_a_run_would(net: nn.Module, tmp_path: Path) -
         return {tuple(getattr(row, key) for key in keys): row.value for row in scores}
 
     ids = monitor.images.ids
-    for task in plan.groups:
+    for unit in plan.groups:
         query = "select * exclude (unit) from scores where unit = ?"
-        ours = rows(hp.Score(**row) for row in folder.scores().sql(query, [task.unit.hash]))
-        theirs = rows(group_rows(folder, task, ids, "Sequential"))
+        ours = rows(hp.Score(**row) for row in folder.scores().sql(query, [unit.hash]))
+        theirs = rows(group_rows(folder, unit, ids, "Sequential"))
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():  # theirs are made from maps in half precision
             assert ours[key] == pytest.approx(value, abs=2e-3, nan_ok=True)
@@ -393,10 +393,10 @@ def test_the_rows_of_a_monitor_have_the_reasons_of_a_run(tmp_path: Path) -> None
     monitor = Monitor(pictures(), LABELS, ["gradcam"], batch_size=8, out=tmp_path / "run")
     measured(monitor, small_cnn(3))
     folder = RunFolder.open(tmp_path / "run")
-    for task in make_plan(folder.manifest, N).groups:
+    for unit in make_plan(folder.manifest, N).groups:
         query = "select method, label, metric, reason from scores where unit = ?"
-        ours = {tuple(row.values()) for row in folder.scores().sql(query, [task.unit.hash])}
-        theirs = group_rows(folder, task, monitor.images.ids, "Sequential")
+        ours = {tuple(row.values()) for row in folder.scores().sql(query, [unit.hash])}
+        theirs = group_rows(folder, unit, monitor.images.ids, "Sequential")
         assert ours == {(row.method, row.label, row.metric, row.reason) for row in theirs}
     query = "select reason from scores where metric = 'auc' and label is null"
     assert folder.scores().sql(query)[0]["reason"].startswith("left out: class 2")

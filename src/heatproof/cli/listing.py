@@ -169,14 +169,13 @@ def list_layers(model: str, image_size: int | None) -> None:
       heatproof list layers torchvision:resnet50
       heatproof list layers timm:convnext_tiny --image-size 384
     """
-    from heatproof.run.files import check_network
+    from heatproof.run.config import check_network
 
     check_network(model, ())  # before torch is imported, which takes its time
     import torch
 
     from heatproof.models.capture import capture
-    from heatproof.models.default_layers import why
-    from heatproof.models.layers import picture_layers
+    from heatproof.models.layers import picture_layers, why
     from heatproof.models.load import load_model
     from heatproof.models.running import frozen_eval
 

@@ -44,7 +44,7 @@ from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import ImagePool
-from heatproof.models.disconnected import disconnected
+from heatproof.models.derived import disconnected
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.running import is_out_of_memory

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,13 @@ from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured, undisturbed
-from heatproof.run.answers import read_answers, stored_limits
-from heatproof.run.findings import answer_rows
+from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.group import cells
-from heatproof.run.measure import only_finite
 from heatproof.run.metrics import read_metrics
-from heatproof.run.plan import Task, make_plan
-from heatproof.run.score import RowMaker
+from heatproof.run.plan import PlannedUnit, make_plan
+from heatproof.run.predictions import read_predictions, stored_limits
+from heatproof.run.progress import Progress
+from heatproof.run.score import RowMaker, measure, only_finite
 from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.show import Sheet, middle
 from heatproof.store import Manifest, RunFolder
@@ -94,14 +95,13 @@ class Recorder:
         first = next(iter(self.manifest.models), None)
         if first is None:
             return None
-        found = read_answers(RunFolder.open(self.path), first)
+        found = read_predictions(RunFolder.open(self.path), first)
         gold = gold_list(found.labels, found.probabilities, rule.tau)
         return dict(zip(found.ids, gold.tolist(), strict=True))
 
     def _complete(self, folder: RunFolder, checkpoint: str) -> bool:
         plan = make_plan(folder.manifest, len(self.held))
-        groups = {task.unit.hash for task in plan.groups if task.unit.checkpoint == checkpoint}
-        return (plan.hashes(checkpoint) | groups) <= folder.done()
+        return {unit.hash for unit in plan.units if unit.checkpoint == checkpoint} <= folder.done()
 
     def place(self, model: Model, epoch: int) -> tuple[str, str]:
         """The checkpoint's name, and the hash of its weights."""
@@ -124,18 +124,13 @@ class Recorder:
         models = {**self.manifest.models, name: weights}
         self.manifest = replace(self.manifest, config=config, models=models)
         folder = RunFolder.resume(self.path, self.manifest, free=FREE)
-        plan, done = make_plan(folder.manifest, len(self.held)), folder.done()
+        plan = make_plan(folder.manifest, len(self.held))
         planned = len(rows) + len(self.held.failures)  # the images of a smaller subset are all there are
         folder.plan([unit.hash for unit in plan.units], planned, plan.checkpoints())
-        maker = RowMaker(model.name, name)
-        with folder.lock():
-            for task in [t for block in plan.blocks for t in block.tasks] + list(plan.groups):
-                if task.unit.checkpoint != name or task.unit.hash in done:
-                    continue
-                if task.kind == "group":
-                    folder.write_unit(task.unit, _group_rows(maker, task, measured))
-                else:
-                    self._write_block(folder, maker, task, model, rows, found)
+        units = [unit for unit in plan.units if unit.checkpoint == name]
+        computed = partial(self._computed, RowMaker(model.name, name), model, rows, found, measured)
+        group = UnitGroup(units, lambda missing: map(computed, missing))
+        compute_units(folder, [group], plan.checkpoints(), Progress(quiet=True), planned)
         if norms:
             write_gradients(self.path, name, norms)
         return name
@@ -148,48 +143,43 @@ class Recorder:
             say(f"there is no verdict: {error}")
             return None
 
-    def _write_block(
-        self, folder: RunFolder, maker: RowMaker, task: Task, model: Model, rows: Sequence[int],
-        found: Answers,
-    ) -> None:  # fmt: skip
-        """The images of the block that were looked at; all of them, unless the subset was made smaller."""
-        first, last = task.unit.images
+    def _computed(
+        self, maker: RowMaker, model: Model, rows: Sequence[int], found: Answers, measured: Measured,
+        unit: PlannedUnit,
+    ) -> UnitRows:  # fmt: skip
+        """A unit of the images that were measured: all of them, unless the subset was made smaller."""
+        if unit.kind == "group":
+            return unit, list(_group_rows(maker, unit, measured)), {}
+        first, last = unit.images
         at = [k for k, row in enumerate(rows) if first <= row < last]
         part = self.held.take([rows[k] for k in at])
         scores = list(maker.broken(self.held.failures, {})) if first == 0 else []
-        if not at:
-            return folder.write_unit(task.unit, scores)
-        if task.with_answers:
-            scores += self._answers(maker, part, found.logits[at])
+        if at and unit.has_predictions:
+            scores += self._predictions(maker, part, found.logits[at])
+        if not at or not part.explained.batch.ids:
+            return unit, scores, {}
         batch, targets, rows_of = part.explained
-        if not batch.ids:
-            return folder.write_unit(task.unit, scores)
-        places = self.held.take(rows).explained.rows
-        own = torch.isin(places, torch.tensor(at))
-        maps = {name: found.maps[name].take(own).to("cpu") for name in task.unit.methods}
-        scene = BatchContext(model, batch, maps, targets, self.layer, seed=self.seed)
+        own = torch.isin(self.held.take(rows).explained.rows, torch.tensor(at))
+        maps = {name: found.maps[name].take(own).to("cpu") for name in unit.methods}
+        context = BatchContext(model, batch, maps, targets, self.layer, seed=self.seed)
         with undisturbed(model):
-            scores += maker.scores(task.unit.metrics, scene)
+            scores += maker.metrics(measure(unit.metrics, context), batch, targets)
         pictures: Any = part.pixels[rows_of.numpy()]
-        if part.images.ndim > 4:  # volumes, with what is shown of them
-            pictures = [Sheet(one, middle(size_of(part.images))) for one in pictures]
-        shown = dict(zip(batch.ids, pictures, strict=True))
-        folder.write_unit(task.unit, scores, {name: only_finite(one) for name, one in maps.items()}, shown)
+        if part.images.ndim > 4:  # volumes, with the planes that are shown
+            pictures = [Sheet(planes, middle(size_of(part.images))) for planes in pictures]
+        stored = {name: only_finite(made) for name, made in maps.items()}
+        return unit, scores, stored, dict(zip(batch.ids, pictures, strict=True))
 
-    def _answers(self, maker: RowMaker, part: HeldOut, logits: Tensor) -> Iterator[Score]:
+    def _predictions(self, maker: RowMaker, part: HeldOut, logits: Tensor) -> Iterator[Score]:
         if not part.is_multilabel:
-            return maker.answers(Batch(part.ids, part.images, part.labels), logits)
+            return maker.predictions(Batch(part.ids, part.images, part.labels), logits)
         limits = stored_limits(self.manifest, logits.shape[1])
         batch = Batch(part.ids, part.images, findings=part.labels)
-        return answer_rows(maker, batch, logits, logits.sigmoid() >= torch.tensor(limits))
+        return maker.label_predictions(batch, logits, logits.sigmoid() >= torch.tensor(limits))
 
 
-def _group_rows(maker: RowMaker, task: Task, measured: Measured) -> list[Score]:
-    return [
-        maker.about(method, *cell)
-        for request in read_metrics(task.unit.metrics)
-        for method in task.unit.methods or ("",)
-        for cell in cells(
-            request, measured.scores[method] if method else getattr(measured, request.entry.name)
-        )
-    ]
+def _group_rows(maker: RowMaker, unit: PlannedUnit, measured: Measured) -> Iterator[Score]:
+    for request in read_metrics(unit.metrics):
+        for method in unit.methods or ("",):
+            result = measured.scores[method] if method else getattr(measured, request.entry.name)
+            yield from (maker.about(method, *cell) for cell in cells(request, result))

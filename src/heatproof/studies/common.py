@@ -6,11 +6,11 @@ import csv
 import io
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -24,12 +24,8 @@ from heatproof.models import Model
 from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.run.config import toml
-from heatproof.run.engine import Result, check_written, drop_incomplete_units, run_study
+from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress
-from heatproof.store import RunFolder
-from heatproof.types import Maps, Score, Unit
-
-UnitRows = tuple[Unit, Sequence[Score], Mapping[str, Maps]]  # a unit, its rows and the maps to store
 
 
 @dataclass(frozen=True)
@@ -102,39 +98,6 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     csv.writer(out, lineterminator="\n").writerows([header, *rows])
     write_whole({path: out.getvalue()})
     return path
-
-
-class UnitGroup(NamedTuple):
-    """Units that share work; `compute` gets those that are missing, in this order."""
-
-    units: Sequence[Unit]
-    compute: Callable[[Sequence[Unit]], Iterable[UnitRows]]
-    images: int = 0  # of each unit, for the progress bar
-    title: str = ""  # reported when the group is finished
-
-
-def compute_units(
-    folder: RunFolder, groups: Sequence[UnitGroup], checkpoints: Sequence[str], progress: Progress
-) -> None:
-    """Record the plan, then compute and write every unit that is missing or incomplete."""
-    units = [unit.hash for group in groups for unit in group.units]
-    with folder.lock():
-        folder.plan(units, 0, checkpoints)  # 0: the rows are not about every image of a set
-        drop_incomplete_units(folder, set(units), progress.say)
-        done = folder.done()
-        missing = [[unit for unit in group.units if unit.hash not in done] for group in groups]
-        images = sum(group.images * len(left) for group, left in zip(groups, missing, strict=True))
-        progress.start(images, len(units), len(units) - sum(map(len, missing)))
-        try:
-            for group, left in zip(groups, missing, strict=True):
-                for unit, rows, maps in group.compute(left) if left else ():
-                    folder.write_unit(unit, rows, maps)
-                    progress.advance(group.images, 1)
-                if left and group.title:
-                    progress.say(group.title)
-        finally:
-            progress.finish()
-        check_written(folder, set(units))
 
 
 def mean_value(values: Iterable[float], seed: int = 0) -> Value:

@@ -132,7 +132,7 @@ def from_path(name: str, folder: Path = Path(), _order: object = None) -> Explai
     path = folder / Path(file).expanduser()
 
     def method(trace: Trace, **options: Any) -> Any:
-        from heatproof.models.function import function_in
+        from heatproof.models.wrapped import function_in
 
         with function_in(path, function) as found:
             return of_function(function, found).function(trace, **options)

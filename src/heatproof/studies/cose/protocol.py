@@ -49,15 +49,17 @@ from heatproof.models import Model
 from heatproof.models.load import best_device
 from heatproof.models.queue import Queue
 from heatproof.registry import call_text, explainers, parse_call
+from heatproof.run.checks import check_classes
 from heatproof.run.config import study_from
+from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, labels_of
-from heatproof.run.study import ResolvedStudy, check_classes
+from heatproof.run.study import ResolvedStudy
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
-from heatproof.studies.common import UnitGroup, UnitRows, compute_units, need_one_class, run_config, some
+from heatproof.studies.common import need_one_class, run_config, some
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.results import CoseResults, read_pairs
 from heatproof.studies.cose.settings import CoseSettings

@@ -30,8 +30,7 @@ from heatproof.images.files import picture_reader
 from heatproof.images.source import Sample, file_source
 from heatproof.metrics.gold import FIRST, ListRule
 from heatproof.models import Model, load_model
-from heatproof.models.default_layers import default_layer
-from heatproof.models.layers import known_scales, searched_scales
+from heatproof.models.layers import default_layer, known_scales, searched_scales
 from heatproof.models.load import best_device
 from heatproof.models.names import placed_spec
 from heatproof.run.config import study_from

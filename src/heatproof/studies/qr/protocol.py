@@ -76,19 +76,12 @@ from heatproof.models import Model
 from heatproof.models.load import best_device
 from heatproof.models.queue import all_logits
 from heatproof.registry import explainers
+from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
 from heatproof.store import Manifest, RunFolder, compare_configs
-from heatproof.studies.common import (
-    Outcome,
-    UnitGroup,
-    UnitRows,
-    compute_units,
-    named_run,
-    run_config,
-    study_file,
-)
+from heatproof.studies.common import Outcome, named_run, run_config, study_file
 from heatproof.studies.qr import trainings
 from heatproof.studies.qr.page import write_page
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
