@@ -1,4 +1,4 @@
-"""The stored pairs of a COSE study as columns, and the scores that follow: by kind, magnitude, checkpoint."""
+"""Results of a COSE study: its stored pairs as columns, and scores by kind, magnitude and checkpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUERY = r"""
 
 
 @dataclass(frozen=True)
-class Found:
+class CoseResults:
     """A finished study: one model on one set of images."""
 
     model: str
@@ -65,9 +65,15 @@ class Found:
         counted = self.pairs[~self.pairs.same | (self.pairs.transform != CHECKPOINT)]
         return {m: _score(counted[counted.method == m]) for m in self.methods}
 
+    @property
+    def earlier(self) -> tuple[str, ...]:
+        """Checkpoints before the final one."""
+        return self.checkpoints[:-1]
+
     def of(self, method: str) -> np.recarray:
-        mine: np.recarray = self.pairs[self.pairs.method == method]
-        return mine
+        """The pairs of a method."""
+        pairs: np.recarray = self.pairs[self.pairs.method == method]
+        return pairs
 
     def split(self, method: str, by: str, order: Iterable[str]) -> dict[str, Cose]:
         """COSE without intervals of each kind ("kind") or change ("transform"), in this order."""
@@ -99,7 +105,7 @@ class Found:
         names = sorted({*self.of(first).image, *self.of(second).image})
         drawn = [np.arange(len(names)), *resample(len(names), resamples)]
         sums = [self.image_sums(method, names) for method in (first, second)]
-        totals = np.array([[one[:, :, rows].sum(-1) for rows in drawn] for one in sums])  # "2 r 2 2"
+        totals = np.array([[of[:, :, rows].sum(-1) for rows in drawn] for of in sums])  # "2 r 2 2"
         with np.errstate(invalid="ignore"):
             halves = totals[..., 0] / totals[..., 1]
         scores = harmonic(halves[..., 0], halves[..., 1])
@@ -115,8 +121,7 @@ class Found:
         """Mean SSIM of each earlier checkpoint's maps to the final one's."""
         pairs = self.of(method)
         pairs = pairs[pairs.transform == CHECKPOINT]
-        earlier = (c for c in self.checkpoints if c != self.final)
-        return {c: mean_value(pairs.ssim[pairs.checkpoint == c]).value for c in earlier}
+        return {c: mean_value(pairs.ssim[pairs.checkpoint == c]).value for c in self.earlier}
 
     def correlation(self, method: str) -> Pearson:
         """Of SSIM to the final maps with accuracy, over checkpoints."""
@@ -134,8 +139,8 @@ def _split(pairs: np.recarray, groups: np.ndarray, order: Iterable[Any]) -> dict
     return {group: scores[group] for group in order if group in scores}
 
 
-def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
-    """What a COSE study's folder holds. require_correct: only images that the final model gets right."""
+def read_pairs(folder: RunFolder, require_correct: bool = False) -> CoseResults:
+    """Read the folder of a COSE study. require_correct: only images that the final model gets right."""
     config = folder.manifest.config
     if config.get("protocol") != "cose":
         raise InputError(f"{folder.path} is not a COSE study; name a folder that heatproof study cose wrote")
@@ -153,7 +158,7 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
         "where metric = 'degenerate' and checkpoint = ? group by method",
         [final],
     )
-    return Found(
+    return CoseResults(
         config["name"], config["dataset"], config["family"], final, tuple(config["methods"]), order,
         len(answered), pairs,
         accuracy={c: mean_value(r["value"] for r in answers if r["checkpoint"] == c).value for c in order},
