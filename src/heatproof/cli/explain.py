@@ -283,9 +283,9 @@ def draw(model: Model, image: Explained, out: Path, cmap: str, alpha: float) -> 
     tiles = [Tile(image.input, "original", image.about)]
     files = []
     for method, heat in image.heat.items():
-        shown = overlay(image.input, heat, cmap, alpha)
-        files.append(save(shown, out / f"{image.name}.{file_part(method)}.png"))
-        tiles.append(Tile(shown, method, note if heat.any() else f"{note}: the map is constant"))
+        blended = overlay(image.input, heat, cmap, alpha)
+        files.append(save(blended, out / f"{image.name}.{file_part(method)}.png"))
+        tiles.append(Tile(blended, method, note if heat.any() else f"{note}: the map is constant"))
     heading = f"{image.name}, seen by {model.name}, {explains(image.target, None, guess, class_text)}"
     return [*files, save(panel(tiles, heading=heading, cmap=cmap), out / f"{image.name}.panel.png")]
 
