@@ -40,7 +40,7 @@ from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.mosaic import make_mosaics
-from heatproof.metrics.specificity import maps_untrained
+from heatproof.metrics.specific import maps_untrained
 from heatproof.models.disconnected import disconnected
 from heatproof.models.model import as_model
 from heatproof.registry import Card, Entry, explainers, metrics

@@ -20,18 +20,18 @@ from conftest import counting, small_cnn
 from heatproof.errors import InputError, TargetError
 from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.images.preprocess import Preprocess
-from heatproof.metrics.curves import (
+from heatproof.metrics.faithfulness import (
     adaptive_plan,
     area,
     area_errors,
     change_steps,
     decided,
+    insertion_deletion,
     next_points,
     straight_lines,
 )
-from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import budget_masks
-from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
+from heatproof.metrics.on_parts import occlusion_correlation, part_occlusion
 from heatproof.models.model import Model, memory_format
 from heatproof.registry import metrics
 

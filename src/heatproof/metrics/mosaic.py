@@ -42,7 +42,8 @@ from torch import Tensor, nn
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
-from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
+from heatproof.metrics.kit import Passes, refuse_volumes
+from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.scene import ImagePool
 from heatproof.models.asked import unasked
 from heatproof.models.disconnected import disconnected

@@ -14,7 +14,6 @@ compiled model runs as written, since hooks inside a compiled graph would compil
 from __future__ import annotations
 
 import logging
-import math
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,9 +28,9 @@ from torch.nn.parameter import is_lazy
 
 from heatproof.errors import InputError
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
-from heatproof.metrics.classifier import ClassifierScore
-from heatproof.metrics.consistency import CScore, CScores
-from heatproof.metrics.gold import ListRule, confidence_weights, thresholds
+from heatproof.metrics.cscores import confidence_weights
+from heatproof.metrics.gold import ListRule, thresholds
+from heatproof.metrics.results import PerClass
 from heatproof.models import Model, probabilities
 from heatproof.models.heads import Multilabel
 from heatproof.models.model import untouched
@@ -58,11 +57,11 @@ class Answers:
 class Measured:
     """The numbers of one checkpoint."""
 
-    scores: Mapping[str, CScores]  # by method
+    scores: Mapping[str, PerClass]  # by method
     degenerate: Mapping[str, float]  # by method: share of all maps in which nothing stands out
-    auc: ClassifierScore
-    accuracy: ClassifierScore
-    recall: ClassifierScore
+    auc: PerClass
+    accuracy: PerClass
+    recall: PerClass
     unusable: Mapping[str, int]  # by method: maps that are not finite, left out of its score
 
 
@@ -112,9 +111,9 @@ def with_head(model: Model, several: bool) -> Model:
     return replace(model, reader=Multilabel())
 
 
-def _no_scores(classes: int) -> CScores:
-    nothing = CScore(math.nan, 0, math.nan, reason=NO_MAP)
-    return CScores(dict.fromkeys(range(classes), nothing), nothing, dict.fromkeys(range(classes), math.nan))
+def _no_scores(classes: int) -> PerClass:
+    nothing = PerClass(reason=NO_MAP)
+    return PerClass(reason=NO_MAP, classes=dict.fromkeys(range(classes), nothing))
 
 
 @contextmanager

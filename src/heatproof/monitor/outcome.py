@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from heatproof.metrics.consistency import CScore, CScores
+from heatproof.metrics.results import PerClass
 from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured
 from heatproof.show import Strip, middle, pixels, plain_table, sections, text
@@ -62,7 +62,7 @@ class Report:
         return {method: found.overall.value for method, found in self._scores.items()}
 
     @property
-    def by_class(self) -> dict[str, dict[str, CScore]]:
+    def by_class(self) -> dict[str, dict[str, PerClass]]:
         """By method and class name: value, size of the gold list, interval, degenerate share, reason."""
         return {
             method: {name: found.classes[c] for c, name in self.classes.items()}
@@ -89,7 +89,7 @@ class Report:
         return {} if self.measured is None else dict(self.measured.degenerate)
 
     @property
-    def _scores(self) -> Mapping[str, CScores]:
+    def _scores(self) -> Mapping[str, PerClass]:
         return {} if self.measured is None else self.measured.scores
 
     def scalars(self) -> dict[str, float]:

@@ -27,13 +27,10 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import HeatproofError, InputError
-from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
-from heatproof.metrics.classifier import ClassifierScore
-from heatproof.metrics.consistency import CScores
-from heatproof.metrics.kit import PerImage
+from heatproof.metrics.results import PerClass, PerImage
 from heatproof.metrics.scene import CheckpointContext, ImagePool
 from heatproof.metrics.similarity import REASONS
-from heatproof.metrics.stability import Cose
+from heatproof.metrics.stability import checkpoint_pairs
 from heatproof.metrics.stats import mean_interval
 from heatproof.run.answers import StoredAnswers, anchor_answers, anchor_of, read_answers
 from heatproof.run.external_methods import READ, runnable
@@ -224,12 +221,8 @@ class _Stored:
 
 def cells(request: MetricRequest, found: Any) -> Iterator[Cell]:
     """What a metric found as numbers with their label: None is for all classes together."""
-    if isinstance(found, CScores):
-        return _cscore_cells(request, found)
-    if isinstance(found, ClassifierScore):
-        return _classifier_cells(request, found)
-    if isinstance(found, Cose):
-        return _cose_cells(request, found)
+    if isinstance(found, PerClass):
+        return _class_cells(request, found)
     by_class = request.entry.level == "class"
     try:
         values = dict(found) if by_class else {None: found}
@@ -252,32 +245,15 @@ def _mean_cells(request: MetricRequest, scores: PerImage, why: str) -> Iterator[
             yield None, request.named(f"{part}_{end}"), bound, "there is no interval" * math.isnan(bound)
 
 
-def _cscore_cells(request: MetricRequest, found: CScores) -> Iterator[Cell]:
-    """A method's C-Score over all classes and by class, with what belongs to it."""
-    for label, score in [(None, found.overall), *found.classes.items()]:
-        yield label, request.text, score.value, score.reason
-        yield label, request.named("n"), float(score.n), ""
-        parts = {"low": score.interval[0], "high": score.interval[1], "degenerate": score.degenerate}
-        for part, value in parts.items():
-            reason = (score.reason or "there is no interval") if math.isnan(value) else ""
-            yield label, request.named(part), value, reason
-
-
-def _classifier_cells(request: MetricRequest, found: ClassifierScore) -> Iterator[Cell]:
-    """A number over all images, and by class where it has classes."""
-    yield None, request.text, found.value, found.reason or NOT_DEFINED * math.isnan(found.value)
-    for label, value in found.classes.items():
-        reason = (found.reason or "no image of this class, or none beside it") if math.isnan(value) else ""
-        yield label, request.text, value, reason
-
-
-def _cose_cells(request: MetricRequest, found: Cose) -> Iterator[Cell]:
-    """COSE with its halves, the numbers of pairs behind them, and its interval."""
-    parts = {
-        "": found.value, "consistency": found.consistency, "sensitivity": found.sensitivity,
-        "same": float(found.n_same), "changed": float(found.n_changed),
-        "low": found.interval[0], "high": found.interval[1],
-    }  # fmt: skip
-    for part, value in parts.items():
-        reason = (found.reason or "there is no interval") if math.isnan(value) else ""
-        yield None, request.named(part) if part else request.text, value, reason
+def _class_cells(request: MetricRequest, result: PerClass) -> Iterator[Cell]:
+    """The score over all images and by class, each with its parts that are floats."""
+    for label, score in [(None, result), *result.classes.items()]:
+        if not isinstance(score, PerClass):
+            why = result.reason or "no image of this class, or none beside it"
+            yield label, request.text, score, why * math.isnan(score)
+            continue
+        yield label, request.text, score.value, score.reason or NOT_DEFINED * math.isnan(score.value)
+        for part, value in score.parts.items():
+            if isinstance(value, float):
+                why = score.reason or "there is no interval"
+                yield label, request.named(part), value, why * math.isnan(value)

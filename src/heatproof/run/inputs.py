@@ -1,7 +1,7 @@
 """What a network is given and how it answers, checked before the work starts.
 
 preprocessing   contradicted by the native size of the images or by what the network declares: a warning
-classes         in another order than the labels suggest: a warning (metrics/class_order.py)
+classes         in another order than the labels suggest: a warning (metrics/classifier.py)
 accuracy        far from the expected one: an error. Far: outside the 99 % interval of the measured
                 accuracy (Clopper-Pearson, up to 256 images) by more than 0.05
 """
@@ -22,7 +22,7 @@ from heatproof.images import batches
 from heatproof.images.files import Size, picture_size
 from heatproof.images.preprocess import Preprocess
 from heatproof.images.source import draw
-from heatproof.metrics.class_order import ClassOrder, class_order
+from heatproof.metrics.classifier import ClassOrder, class_order
 from heatproof.models.heads import Multilabel
 from heatproof.models.libraries import sized
 from heatproof.models.model import CONVOLUTIONS, Model, input_channels

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.metrics.stability import Cose, Pearson
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.stats import Correlation
 from heatproof.report.figures import COLOURS, drawing, line_style
 
 Spread = Mapping[str, Mapping[str, np.ndarray]]  # group -> method -> one value per image (or per study)
@@ -54,7 +55,7 @@ def bars(means: Mapping[str, Mapping[str, float]], methods: Sequence[str]) -> It
 
 
 @contextmanager
-def magnitudes(curves: Mapping[str, Mapping[str, Mapping[float, Cose]]]) -> Iterator[Any]:
+def magnitudes(curves: Mapping[str, Mapping[str, Mapping[float, PerClass]]]) -> Iterator[Any]:
     """Columns: all, geometric, photometric; rows: consistency, sensitivity, COSE; a line per method."""
     titles = ("consistency", "sensitivity", "COSE, %")
     axes_shared: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
@@ -77,7 +78,7 @@ def magnitudes(curves: Mapping[str, Mapping[str, Mapping[float, Cose]]]) -> Iter
 
 @contextmanager
 def to_final(
-    points: Mapping[str, Mapping[str, tuple[float, float]]], fits: Mapping[str, Pearson]
+    points: Mapping[str, Mapping[str, tuple[float, float]]], fits: Mapping[str, Correlation]
 ) -> Iterator[Any]:
     """One panel per method: accuracy of each checkpoint across, SSIM of its maps to the final ones up."""
     columns = min(4, len(points))

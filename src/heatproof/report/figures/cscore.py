@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.report.figures import COLOURS, drawing, line_style
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.epochs import Norms, whole_norm
@@ -220,7 +220,7 @@ def place(run: Trajectory, checkpoint: CheckpointState) -> float:
     return float(run.checkpoints.index(checkpoint) + 1)
 
 
-def scored(checkpoint: CheckpointState, method: str, label: int | None = None) -> CScore | None:
+def scored(checkpoint: CheckpointState, method: str, label: int | None = None) -> PerClass | None:
     """A method's C-Score of a class, or over all classes; None if it has none."""
     state = checkpoint.methods.get(method)
     return None if state is None else state.overall if label is None else state.classes.get(label)

@@ -18,8 +18,8 @@ from heatproof.explain.api import explain
 from heatproof.explain.floors import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.transforms import TRANSFORMS
-from heatproof.metrics.checkpoint_pairs import comparable
-from heatproof.metrics.stability import Cose, overall
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.stability import comparable, overall
 from heatproof.registry import explainers, parse_call
 from heatproof.report.figures import cose as figures
 from heatproof.report.markdown_report import MarkdownReport
@@ -85,7 +85,7 @@ def write_page(
 
 
 def score_table(found: Found) -> Table:
-    def value(half: str, interval: str, scores: Mapping[str, Cose], method: str) -> Value:
+    def value(half: str, interval: str, scores: Mapping[str, PerClass], method: str) -> Value:
         return Value(getattr(scores[method], half), getattr(scores[method], interval))
 
     fields: list[Field] = [METHOD]
@@ -200,7 +200,7 @@ def split_table(found: Found) -> Table:
 
 
 def transform_table(found: Found) -> Table:
-    def consistency(split: Mapping[str, Cose], name: str) -> Cell:
+    def consistency(split: Mapping[str, PerClass], name: str) -> Cell:
         return getattr(split.get(name), "consistency", None)
 
     pairs = found.pairs

@@ -31,7 +31,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from heatproof.errors import InputError
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.report.figures.cscore import labels, methods, named, score, scored
 from heatproof.report.tables import Cell, Column, Table, TableSpec, Value, number
 from heatproof.store import RunFolder
@@ -48,7 +48,7 @@ PLACES = {"pointing": "hits the object", "inside": "share inside", "mask_iou": "
 RECOMMENDED, CHOICE, REFUSED = "recommended", "with a choice of method", "not recommended"
 
 
-def as_value(score: CScore) -> Value:
+def as_value(score: PerClass) -> Value:
     return Value(score.value, score.interval, score.n)
 
 
@@ -67,7 +67,7 @@ def changes(run: Trajectory, ends: tuple[str, str]) -> dict[str, float]:
     return {method: score(last, method) - score(first, method) for method in methods([run])}
 
 
-def compared_classes(state: MethodState) -> dict[int, CScore]:
+def compared_classes(state: MethodState) -> dict[int, PerClass]:
     """Classes with a score of at least two images, the lowest first."""
     known = {c: s for c, s in state.classes.items() if s.n >= 2 and not math.isnan(s.value)}
     return dict(sorted(known.items(), key=lambda item: item[1].value))
@@ -283,7 +283,7 @@ class Candidate(NamedTuple):
     checkpoint: CheckpointState
     method: str
     label: int
-    score: CScore
+    score: PerClass
 
     @property
     def floor(self) -> float:
@@ -485,8 +485,8 @@ class Move(NamedTuple):
 
     method: str
     label: int | None
-    old: CScore
-    new: CScore
+    old: PerClass
+    new: PerClass
 
     @property
     def fell(self) -> bool:
