@@ -16,7 +16,7 @@ def size_of(images: Tensor) -> tuple[int, ...]:
     return tuple(int(side) for side in images.shape[2:])
 
 
-def places(maps: Tensor, first: int = 1) -> tuple[int, ...]:
+def spatial_dims(maps: Tensor, first: int = 1) -> tuple[int, ...]:
     """The axes from `first` on: those that place a value in a picture, or in a volume."""
     return tuple(range(first, maps.ndim))
 
@@ -34,7 +34,9 @@ def normalise(values: Tensor) -> Tensor:
     """
     positive = _wide(values).clamp(min=0)
     # amin and amax, not aminmax: several times faster along one axis on a CPU.
-    low, high = (extreme(positive, dim=places(values), keepdim=True) for extreme in (torch.amin, torch.amax))
+    low, high = (
+        extreme(positive, dim=spatial_dims(values), keepdim=True) for extreme in (torch.amin, torch.amax)
+    )
     span = high - low
     # An infinite divisor sends a constant map to zero without a branch per map.
     return ((positive - low) / torch.where(span > 0, span, math.inf)).float()
@@ -53,7 +55,9 @@ def upsample(values: Tensor, size: tuple[int, ...]) -> Tensor:
         return values
     grow, mode = torch.nn.functional.interpolate, "bilinear" if len(size) == 2 else "trilinear"
     grown = grow(values[:, None], size=size, mode=mode, align_corners=False)[:, 0]
-    low, high = (extreme(values, dim=places(values), keepdim=True) for extreme in (torch.amin, torch.amax))
+    low, high = (
+        extreme(values, dim=spatial_dims(values), keepdim=True) for extreme in (torch.amin, torch.amax)
+    )
     return torch.where(low == high, low, grown)  # a constant stays one, also where its weights round
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.grids import constant, normalise, per_map, places, size_of, upsample  # noqa: F401, for all
+from heatproof.grids import constant, normalise, per_map, size_of, spatial_dims, upsample  # noqa: F401, for all
 from heatproof.rows import Score as Score
 from heatproof.rows import Unit as Unit
 from heatproof.show import Strip, as_pictures, brightened, colours, hottest, overlay, pixels, sections, text

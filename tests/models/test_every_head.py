@@ -16,9 +16,9 @@ from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import PerImage
 from heatproof.metrics.on_parts import part_occlusion
 from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
-from heatproof.models.asked import asked
 from heatproof.models.heads import HEADS
 from heatproof.models.model import Model
+from heatproof.models.targets import bind_targets
 from heatproof.registry import explainers, metrics
 from heatproof.run.measure import measure
 from heatproof.types import Batch, Truth
@@ -131,7 +131,7 @@ def test_every_method_explains_every_head_or_refuses_in_one_sentence(head: str) 
             assert maps.explained.shape == (2,)
         assert same(before, state_of(model.module)), entry.name
         model.logits(images(1))
-        assert model.head == (head if head != "callable" else "softmax")
+        assert model.head_name == (head if head != "callable" else "softmax")
     assert set(refused) <= {"attnlrp", "legrad", "rollout"}, refused
     assert not refused or head in ("segmentation", "detection")
 
@@ -192,7 +192,7 @@ def every_number(scores: PerImage, where: str) -> None:
 def test_every_metric_of_images_gives_numbers_or_reasons(head: str) -> None:
     model, targets = network(head)
     shown = images()
-    model, columns = asked(model, shown, targets)
+    model, columns = bind_targets(model, shown, targets)
     maps = {name: hp.explain(model, shown, name, columns)[name] for name in ("gradcam", "gradient")}
     explained = maps["gradcam"].explained
     scene = BatchContext(model, Batch(tuple("abcd"), shown, explained, truth(4)), maps, explained)
@@ -207,7 +207,7 @@ def test_every_metric_of_images_gives_numbers_or_reasons(head: str) -> None:
 def test_what_needs_probabilities_gives_numbers_or_names_the_head(head: str, name: str) -> None:
     model, targets = network(head)
     if targets is not None:
-        model, _ = asked(model, images(), targets)
+        model, _ = bind_targets(model, images(), targets)
     entry, logits = metrics.get(name), model.logits(images())
     assert entry.call is not None
     if head in CHANCE:
@@ -216,7 +216,7 @@ def test_what_needs_probabilities_gives_numbers_or_names_the_head(head: str, nam
         return
     chances = model.probabilities(logits).double()
     assert ((chances >= 0) & (chances <= 1)).all()
-    y = torch.arange(4) % model.read.targets(logits.shape[1])
+    y = torch.arange(4) % model.head.targets(logits.shape[1])
     if head == "multilabel" and name != "cscore":  # which gets the maps of one label after the other
         y = torch.nn.functional.one_hot(y, chances.shape[1]).bool()
     maps = hp.explain(model, images(), "gradcam", 0)["gradcam"]
@@ -240,7 +240,7 @@ def centre(net: nn.Module, shown: Tensor) -> None:
 def test_mosaics_give_numbers_or_a_sentence(head: str, name: str) -> None:
     model, targets = network(head)
     if targets is not None:
-        model, _ = asked(model, images(), targets)
+        model, _ = bind_targets(model, images(), targets)
     entry = metrics.get(name)
     pictures = Batch(tuple("abcdefgh"), images(8))
     centre(model.module, pictures.images)

@@ -17,8 +17,8 @@ import heatproof as hp
 from conftest import small_cnn
 from heatproof.cli import main
 from heatproof.errors import InputError, MissingExtraError
-from heatproof.models.classes import imagenet_classes, model_classes
 from heatproof.models.keras_graph import import_keras
+from heatproof.models.names import imagenet_classes, model_classes
 from heatproof.run.study import ResolvedStudy, check_study, open_study
 from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.studies.common import local_spec

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -577,3 +578,28 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     assert values[1] == pytest.approx(values[0], abs=2e-3, nan_ok=True)
     stores = [RunFolder.open(tmp_path / name).maps() for name in ("whole", "halves")]
     assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)
+
+
+def test_a_resolved_study_runs_like_its_file_and_extends(finished: Path, tmp_path: Path) -> None:
+    """A study object gives the rows of its TOML file; an extended one shares the loaded network."""
+    opened = open_study(finished / "study.toml")
+    run_study(opened, tmp_path / "out")
+    assert fingerprint(tmp_path / "out") == fingerprint(finished / "out")
+    network = opened.model(opened.checkpoints[-1].name)
+    more = opened.extended(msgspec.structs.replace(opened.study, methods=[*opened.study.methods, "edges"]))
+    assert more.model(opened.checkpoints[-1].name) is network
+    result = run_study(more, tmp_path / "out")
+    assert result.done == result.units
+
+
+def test_images_that_python_holds(finished: Path, tmp_path: Path) -> None:
+    """A source object is used instead of the study's [images]."""
+    opened = open_study(finished / "study.toml")
+    content = msgspec.to_builtins(opened.study) | {"images": {"kind": "memory", "path": "in memory"}}
+    spec = content["model"]["spec"]
+    content["model"] |= {
+        "checkpoints": str(finished / "epochs/*.pt"), "spec": str(finished / spec), "name": spec,
+    }  # fmt: skip
+    result = run_study(open_study(content, images=opened.source), tmp_path / "out")
+    assert result.done == result.units
+    assert result.folder.scores().digest() == RunFolder.open(finished / "out").scores().digest()

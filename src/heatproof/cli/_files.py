@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 def find_images(given: Sequence[str]) -> list[Path]:
     """The files that are meant: a folder means the pictures in it, a pattern the files that match."""
-    from heatproof.images.dicom import SUFFIXES as DICOM_SUFFIXES
-    from heatproof.images.files import named_file, suffixes
-    from heatproof.images.nifti import is_nifti_name
+    from heatproof.images.arrays import is_nifti_name
+    from heatproof.images.files import DICOM_SUFFIXES, named_file, suffixes
 
     found: list[Path] = []
     for text in given:

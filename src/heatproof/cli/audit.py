@@ -63,7 +63,7 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
 
     The exit code is 1 where pictures could not be used, 130 where it was stopped.
     """
-    from heatproof.images.guess import guess_source
+    from heatproof.images.kinds import guess_source
     from heatproof.run.files import check_network
 
     began = time.perf_counter()

@@ -64,9 +64,9 @@ def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
         outcome = contrast_study(settings, told, say)
         if begun:
             bar.done(f"{begun[-1][1]} with the token in {begun[-1][0]:.0%} of the positives")
-    for failure in outcome.found.failures[:10]:
+    for failure in outcome.result.failures[:10]:
         errors.print(f"not used: {failure.id}: {failure.reason}", soft_wrap=True)
-    for point in outcome.found.points:
+    for point in outcome.result.points:
         say(f"{point.strength:.0%}: {point.planting.sentence}")
     if outcome.table.rows:
         console.print(shown(outcome.table))

@@ -16,7 +16,7 @@ from heatproof.cli._console import PATH, Steps, console, errors, new_table, say,
 from heatproof.cli._files import file_part, find_images, make_folder, numbers, read_names, save, unique_names
 from heatproof.cli._study import arguments, settings_options
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
-from heatproof.models.specs import KERAS_FILES, LITE
+from heatproof.models.names import KERAS_FILES, LITE
 from heatproof.registry import check_methods, split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
 from heatproof.studies.settings import HEAD, PreprocessSettings
@@ -234,21 +234,21 @@ def _left_out(why: str, progress: Steps) -> None:
 
 def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]]:
     """What the network says about each image: of all classes, or of the region or box that is explained."""
-    from heatproof.models.asked import asked
     from heatproof.models.heads import Columns
+    from heatproof.models.targets import bind_targets
 
-    bound, columns = asked(model, images, targets)
+    bound, columns = bind_targets(model, images, targets)
     logits = bound.logits(images)
     if isinstance(columns, Columns):
-        found, labels = bound.measured(logits, columns.numbers), bound.read.labels(columns.numbers)
+        found, labels = bound.measured(logits, columns.numbers), bound.head.labels(columns.numbers)
         return [{c: p} for c, p in zip(labels.tolist(), found.tolist(), strict=True)]
-    table = bound.probabilities(logits) if bound.read.chance else logits
+    table = bound.probabilities(logits) if bound.head.chance else logits
     return [dict(enumerate(row)) for row in table.tolist()]
 
 
 def said(model: Model, number: float) -> str:
     """A probability in per cent, or a value as it is."""
-    return f"{number:.1%}" if model.read.chance else f"{number:.4g}"
+    return f"{number:.1%}" if model.head.chance else f"{number:.4g}"
 
 
 def _shown(model: Model, image: Tensor, crop: Image.Image | None, heat: dict[str, Tensor]) -> tuple[Any, ...]:
@@ -266,7 +266,7 @@ def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> li
     """Write one image's overlays and its panel."""
     from heatproof.report.panels import Tile, explains, panel
 
-    guess = max(one.chances, key=lambda c: one.chances[c]) if model.read.chance else one.target
+    guess = max(one.chances, key=lambda c: one.chances[c]) if model.head.chance else one.target
     note = f"explains {class_name(model, one.target)}, {said(model, one.chances[one.target])}"
     told = explains(
         one.target, None, guess, lambda c: f"{class_name(model, c)}, {said(model, one.chances[c])}"
@@ -287,7 +287,7 @@ def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> 
     table.add_column("image", overflow="fold")
     table.add_column("class", justify="right")
     table.add_column("name", overflow="fold")
-    table.add_column("probability" if model.read.chance else "value", justify="right")
+    table.add_column("probability" if model.head.chance else "value", justify="right")
     table.add_column("")
     for one in explained:
         ranked = sorted(one.chances, key=lambda c: -one.chances[c])[:top]
@@ -342,7 +342,7 @@ def open_model(
 def class_name(model: Model, number: int) -> str:
     """The name of a class, or its number where the model has no names."""
     names = model.classes
-    return names[number] if names and number < len(names) else model.read.called(number)
+    return names[number] if names and number < len(names) else model.head.called(number)
 
 
 def read_target(text: str | None, model: Model) -> int | None:

@@ -185,12 +185,12 @@ def list_layers(model: str, image_size: int | None) -> None:
     from heatproof.models.default_layers import why
     from heatproof.models.layers import picture_layers
     from heatproof.models.load import load_model
-    from heatproof.models.model import untouched
+    from heatproof.models.running import frozen_eval
 
     loaded = load_model(model)
     size = (image_size,) * len(loaded.preprocess.size) if image_size else loaded.preprocess.size
     blank = torch.zeros(1, loaded.preprocess.channels, *size)
-    with untouched(loaded.module):
+    with frozen_eval(loaded.module):
         default = capture(loaded, blank, needs=frozenset({"activations"})).layer
     table = new_table(f"layers of {loaded.name} for {'x'.join(map(str, size))} images")
     table.add_column("layer", overflow="fold")

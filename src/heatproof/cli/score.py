@@ -9,7 +9,7 @@ import click
 from heatproof.cli._console import console, errors, new_table, say, stopped
 from heatproof.cli._study import PlacedCommand
 from heatproof.run.progress import Progress
-from heatproof.studies.score.settings import ScoreSettings
+from heatproof.studies.audit.settings import ScoreSettings
 
 if TYPE_CHECKING:
     from heatproof.studies.audit.protocol import AuditPlan
@@ -43,14 +43,14 @@ def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
     The exit code is 1 where pictures could not be used, 130 where it was stopped.
     """
-    from heatproof.images.guess import guess_source
+    from heatproof.images.kinds import guess_source
     from heatproof.run.files import check_network
 
     settings = ScoreSettings(**given)
     guess_source(settings.images)  # before torch is imported, which takes its time
     check_network(settings.model, settings.checkpoint)
     from heatproof.studies.audit.protocol import run_audit
-    from heatproof.studies.score.protocol import FLOORS, means, plan_score
+    from heatproof.studies.audit.score import FLOORS, means, plan_score
 
     plan = plan_score(settings, say)
     for note in plan.notes:

@@ -20,7 +20,7 @@ from heatproof.report.charts import Line, LinePanel, Mark
 from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
 from heatproof.report.sections import AlbumClass, advice, listed
 from heatproof.show import address
-from heatproof.studies.contrast.page import maps_over_pictures, table
+from heatproof.studies.contrast.protocol import maps_over_pictures, table
 from heatproof.studies.cose.found import Found
 from heatproof.verdict.alarms import Alarm
 from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict

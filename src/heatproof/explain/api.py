@@ -14,12 +14,13 @@ from heatproof.explain.providers.function import Methods, named
 from heatproof.explain.recorded import Recorded, recorded, replayed
 from heatproof.explain.sampling import Estimate
 from heatproof.explain.segments import cut_ahead
-from heatproof.models.asked import asked
 from heatproof.models.capture import capture
 from heatproof.models.function import is_function
 from heatproof.models.heads import Columns
-from heatproof.models.model import Model, as_model, check_pixels, untouched
+from heatproof.models.model import Model, as_model, check_pixels
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval
+from heatproof.models.targets import bind_targets
 from heatproof.models.wrapped import checkpoints_in_a_sentence, is_quantised
 from heatproof.registry import Explainer, check_options, check_volumes, explainers, parse_call, split_calls
 from heatproof.show import ByName
@@ -53,7 +54,7 @@ class MethodCall:
             method=self.text,
             values=values.detach().float().contiguous(),
             image_size=trace.image_size,
-            explained=trace.model.read.labels(trace.targets),
+            explained=trace.model.head.labels(trace.targets),
             **beside,
         )
 
@@ -176,7 +177,7 @@ def explain(
     if ids is not None and len(ids) != len(shown):
         raise InputError(f"ids has {len(ids)} entries but there are {len(shown)} images; they must match")
     names = tuple(ids) if ids is not None else tuple(map(str, range(len(shown))))
-    model, targets = asked(model, shown, targets)
+    model, targets = bind_targets(model, shown, targets)
     maps, logits = shared_pass(
         model,
         shown,
@@ -190,7 +191,7 @@ def explain(
     )
     if on_gpu:  # asked at the end: until then the GPU need not be waited for
         check_pixels(shown)
-    if not allow_nan and (lost := model.read.unanswered(logits)).any():
+    if not allow_nan and (lost := model.head.unanswered(logits)).any():
         images_lost = ", ".join(names[i] for i in lost.nonzero().flatten().tolist()[:8])
         raise InputError(
             f"the output of {model.name} is NaN or infinite for image {images_lost} ({int(lost.sum())} of "
@@ -202,9 +203,9 @@ def explain(
 def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
     """Refuse methods that look inside a network which is only a function, or quantised."""
     closed, inside = is_function(model.module), [call.text for call in calls if not call.entry.forward_only]
-    if "quantised" not in model.found:
-        model.found["quantised"] = is_quantised(model.module)
-    if inside and (closed or model.found["quantised"]):
+    if model.facts.quantised is None:
+        model.facts.quantised = is_quantised(model.module)
+    if inside and (closed or model.facts.quantised):
         known = ", ".join(entry.name for entry in explainers if entry.forward_only)
         said = f"is a function, without layers or gradients that {inside[0]} could read; use {known}"
         if not closed:
@@ -232,7 +233,7 @@ def shared_pass(
         for call in calls:
             check_volumes(call.entry)
     check_insides(model, calls)
-    model, targets = asked(model, images, targets)
+    model, targets = bind_targets(model, images, targets)
     queue = Queue(model, image_size, batch_size, progress)
     if len(images) <= queue.batch_size and (again := replayed(model, images, calls, targets, layer)):
         if progress:
@@ -258,7 +259,7 @@ def shared_pass(
         each = zip(calls, dead_of(trace), strict=True)
         return [replace(call(trace), dead=dead) for call, dead in each], trace.logits
 
-    with untouched(model.module), checkpoints_in_a_sentence(model, images[:1]):
+    with frozen_eval(model.module), checkpoints_in_a_sentence(model, images[:1]):
         # A queue of its own: perturbing methods inside shrink theirs without shortening this one's batches.
         Queue(model, image_size, batch_size, progress).each(len(images), work, parts.append, "shared")
     lots = zip(*(maps for maps, _ in parts), strict=True)
@@ -269,7 +270,7 @@ def shared_pass(
 def _as_maps(
     calls: Sequence[MethodCall], found: Recorded, model: Model, image_size: tuple[int, ...]
 ) -> list[Maps]:
-    each, explained = zip(calls, found.values, found.dead, strict=True), model.read.labels(found.targets)
+    each, explained = zip(calls, found.values, found.dead, strict=True), model.head.labels(found.targets)
     return [Maps(call.text, v, image_size, explained, dead=dead) for call, v, dead in each]
 
 

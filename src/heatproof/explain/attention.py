@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from heatproof.errors import ModelError
 from heatproof.explain.rules import OWN_PASS, Rules, attend
 from heatproof.models.layers import Layout, first_tensor, layout_of
-from heatproof.models.model import Model, at_least_float
+from heatproof.models.model import Model
+from heatproof.models.running import at_least_float
 from heatproof.models.tap import replace_first
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
@@ -94,7 +95,7 @@ def legrad(trace: Trace) -> Tensor:
                     f"legrad needs one attention in each block, and {trace.model.name} has {len(maps)} in "
                     f"{len(ran)}; use attnlrp instead"
                 )
-            head = trace.model.read
+            head = trace.model.head
             logits = head.logits(at_least_float(head.table(output, len(maps) * len(inputs))))
             score = head.scores(logits, trace.targets[start:stop].repeat(len(maps))).sum()
             gradients = torch.autograd.grad(score, maps)

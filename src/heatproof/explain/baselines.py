@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.grids import places
+from heatproof.grids import spatial_dims
 
 if TYPE_CHECKING:
     from heatproof.models.model import Model
@@ -29,7 +29,7 @@ def baseline_images(
     own, per channel) or noise (standard normal in normalised space, by the seed, the same for every image).
     """
     from heatproof.explain.blur import gaussian_blur
-    from heatproof.models.model import at_least_float
+    from heatproof.models.running import at_least_float
 
     if kind not in known:
         raise InputError(f"unknown baseline {kind!r}; {did_you_mean(kind, known)}")
@@ -39,7 +39,7 @@ def baseline_images(
     if kind == "blur":
         return gaussian_blur(images, BLUR_SIGMA, axes=images.ndim - 2)
     if kind == "mean":
-        return images.mean(places(images, 2), keepdim=True).expand_as(images)
+        return images.mean(spatial_dims(images, 2), keepdim=True).expand_as(images)
     if kind == "noise":
         drawn = np.random.default_rng(seed).standard_normal(images.shape[1:], dtype=np.float32)
         return torch.from_numpy(drawn).to(images).expand_as(images)
@@ -67,7 +67,7 @@ def mixed(
         if segments is not None:
             shown = shown.gather(1, segments.flatten(1)[rows]).view(-1, *segments.shape[1:])
         return torch.where(shown[:, None], images[rows], others[rows])
-    from heatproof.models.model import memory_format
+    from heatproof.models.running import memory_format
 
     made = torch.empty(
         (len(rows), *images.shape[1:]), dtype=images.dtype, memory_format=memory_format(images)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, normalise, places, upsample
+from heatproof.types import Trace, normalise, spatial_dims, upsample
 
 NEEDS = ("activations", "gradients")
 
@@ -33,7 +33,7 @@ class Read:
     @cached_property
     def total(self) -> Tensor:
         """ "b c": the sum of each channel's activations."""
-        return self.activation.sum(places(self.activation, 2))
+        return self.activation.sum(spatial_dims(self.activation, 2))
 
     @staticmethod
     def of(trace: Trace) -> Read:
@@ -59,7 +59,7 @@ def gradcam(trace: Trace) -> Tensor:
 
     ReLU(sum_k w_k A_k), w_k = mean_ij g_kij.
     """
-    return weighted_sum(trace.gradient.mean(places(trace.gradient, 2)), trace.activation)
+    return weighted_sum(trace.gradient.mean(spatial_dims(trace.gradient, 2)), trace.activation)
 
 
 def gradcam_plus_plus_map(
@@ -67,11 +67,11 @@ def gradcam_plus_plus_map(
 ) -> Tensor:
     """ "b c h w" twice -> "b h w". rectified, total: ReLU(g) and sum_ij A "b c", where they are there."""
     positive = gradients.relu() if rectified is None else rectified
-    summed = activations.sum(places(activations, 2)) if total is None else total
+    summed = activations.sum(spatial_dims(activations, 2)) if total is None else total
     # alpha * ReLU(g) with g^2 divided out: a third of the work, and small gradients do not underflow. Where g
     # is not positive the numerator is 0, so ReLU(g) may stand below too.
     below = (summed.view(*summed.shape, *[1] * (positive.ndim - 2)) * positive).add_(2)
-    weights = (positive / below.masked_fill_(below == 0, torch.inf)).sum(places(positive, 2))
+    weights = (positive / below.masked_fill_(below == 0, torch.inf)).sum(spatial_dims(positive, 2))
     return weighted_sum(weights, activations)
 
 
@@ -109,7 +109,7 @@ def xgradcam(trace: Trace) -> Tensor:
 
     w_k = sum_ij g_kij A_kij / sum_ij A_kij, and 0 for a channel whose activations sum to 0.
     """
-    share = safe_ratio(trace.product.sum(places(trace.product, 2)), Read.of(trace).total)
+    share = safe_ratio(trace.product.sum(spatial_dims(trace.product, 2)), Read.of(trace).total)
     return weighted_sum(share, trace.activation)
 
 

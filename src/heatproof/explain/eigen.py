@@ -15,9 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heatproof.models.precision import computing
+from heatproof.models.running import computing
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, per_map, places
+from heatproof.types import Trace, per_map, spatial_dims
 
 ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
 LEFT = 1e-14  # of the trace, outside of the first direction: beyond what a float can tell
@@ -95,7 +95,7 @@ def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
     vector, value = leading_direction(trace.activation, centred)
     if centred:
         return flip_to_larger_side(vector * per_map(value, vector)).float()
-    return (vector * per_map(torch.where(vector.sum(places(vector)) < 0, -1.0, 1.0), vector)).float()
+    return (vector * per_map(torch.where(vector.sum(spatial_dims(vector)) < 0, -1.0, 1.0), vector)).float()
 
 
 @explainer(

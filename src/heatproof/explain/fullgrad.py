@@ -25,7 +25,7 @@ from heatproof.errors import InputError
 from heatproof.explain.gradients import GRADIENT_CARD, working_images
 from heatproof.explain.rules import OWN_PASS, Rule, own_gradient, without_attention
 from heatproof.registry import explainer
-from heatproof.types import Trace, places, upsample
+from heatproof.types import Trace, spatial_dims, upsample
 
 
 @explainer(
@@ -50,7 +50,7 @@ def fullgrad(trace: Trace, *, rescale: str = "layer") -> Tensor:
         raise InputError(f"fullgrad rescale must be 'layer' or 'channel', got {rescale!r}")
 
     def part(contribution: Tensor) -> Tensor:
-        strength, dims = contribution.abs(), places(contribution, 1 if rescale == "layer" else 2)
+        strength, dims = contribution.abs(), spatial_dims(contribution, 1 if rescale == "layer" else 2)
         low, high = (extreme(strength, dim=dims, keepdim=True) for extreme in (torch.amin, torch.amax))
         # Enlarging is linear, so the channels are summed first.
         return upsample(

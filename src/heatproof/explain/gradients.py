@@ -18,7 +18,7 @@ from torch import Tensor
 
 from heatproof.errors import InputError
 from heatproof.explain.baselines import STARTS, baseline_images
-from heatproof.models.model import memory_format
+from heatproof.models.running import memory_format
 from heatproof.registry import Card, explainer
 from heatproof.types import Signed, Trace, per_map
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import ModelError
 from heatproof.explain.gradients import working_images
-from heatproof.models.model import at_least_float
+from heatproof.models.running import at_least_float
 from heatproof.types import Trace
 
 Rule = Callable[..., Any]  # called with the function and its arguments

@@ -8,7 +8,7 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.cams import weighted_sum
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, places, upsample
+from heatproof.types import Trace, spatial_dims, upsample
 
 
 @explainer(
@@ -60,5 +60,7 @@ def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -
 def _scaled(channels: Tensor, size: tuple[int, ...]) -> Tensor:
     """Min-max at image size, negatives kept in the range: a mask orders places, it is not yet evidence."""
     masks = upsample(channels, size)
-    low, high = (extreme(masks, dim=places(masks), keepdim=True) for extreme in (torch.amin, torch.amax))
+    low, high = (
+        extreme(masks, dim=spatial_dims(masks), keepdim=True) for extreme in (torch.amin, torch.amax)
+    )
     return (masks - low) / torch.where(high > low, high - low, torch.inf)

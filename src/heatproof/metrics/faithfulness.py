@@ -45,9 +45,10 @@ from heatproof.metrics.kit import CONSTANT, Passes, cached, chunks, raw_maps
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import same_length
-from heatproof.models.asked import asked
-from heatproof.models.model import Model, as_model, at_least_float, memory_format, untouched
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
+from heatproof.models.running import at_least_float, frozen_eval, memory_format
+from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of, upsample
 
@@ -127,7 +128,7 @@ def insertion_deletion(
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    model, targets = asked(model, pictures, targets)
+    model, targets = bind_targets(model, pictures, targets)
     if not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not isinstance(adaptive, bool) and adaptive != DECIDED:
@@ -136,7 +137,7 @@ def insertion_deletion(
         raise InputError("maps is an empty dict; give the maps of at least one method")
     methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
     walk = _Curves(model, pictures, methods, steps, baseline, seed)
-    with untouched(model.module):
+    with frozen_eval(model.module):
         walk.run(Queue(model, walk.size, **passes), targets, adaptive)
     curves = walk.results(baseline if isinstance(baseline, str) else "given", adaptive)
     return curves if isinstance(maps, Mapping) else curves[""]
@@ -281,7 +282,7 @@ class _Curves:
         plan = adaptive_plan(self.steps) if adaptive else Plan(1, ())
         grid = inner[inner % plan.stride == 0]
         points = numbers[:, ~self.flat][..., grid]
-        if self.model.read.chance:
+        if self.model.head.chance:
             self._visit(queue, torch.cat([ends.flatten(), points.flatten()]), targets, first=True)
         else:
             self._visit(queue, ends.flatten(), targets, first=True)
@@ -335,7 +336,7 @@ class _Curves:
 
         if len(jobs):
             found = queue.predict(len(jobs), make, read).to(self.curves.dtype)
-            if not self.model.read.chance:
+            if not self.model.head.chance:
                 maps = jobs // (self.steps + 1) % len(self.changes)
                 found = (found - self.low[maps]) / self.rise[maps]
             self.curves.view(-1)[jobs] = found
@@ -346,14 +347,14 @@ class _Curves:
         both = straight_lines(self.curves).unflatten(1, (-1, self.count))
         flat, stays = self.flat.view(-1, self.count), self.stays.view(-1, self.count)
         shares = [step / self.steps for step in range(self.steps + 1)]
-        shared = {"targets": self.model.read.labels(self.targets), "baseline": baseline, "adaptive": adaptive}
+        shared = {"targets": self.model.head.labels(self.targets), "baseline": baseline, "adaptive": adaptive}
         results = {}
         for i, name in enumerate(self.methods):
             values = {"insertion": both[INSERTION, i], "deletion": both[DELETION, i]}
             parts = {f"{kind}_auc": area(curve) for kind, curve in values.items()}
             parts |= {"insertion_error": errors[INSERTION, i], "deletion_error": errors[DELETION, i]}
             parts |= {"points": inner[i] + 4, "passes": int(inner[i].sum()) + 2 * self.count, "flat": flat[i]}
-            causes = Cause(not_above(self.model.read.name), stays[i].cpu())
+            causes = Cause(not_above(self.model.head.name), stays[i].cpu())
             results[name] = Curve(shares, values, partial(_scores, causes), {**values, **parts, **shared})
         return results
 

@@ -39,7 +39,7 @@ from heatproof.metrics.results import Cause, PerClass, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.metrics.stats import as_numbers, same_length
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Maps, places, upsample
+from heatproof.types import ArrayLike, Maps, spatial_dims, upsample
 
 BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
 KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
@@ -367,7 +367,7 @@ def _overlap(marks: Tensor, region: Tensor, target: Tensor, frames: Tensor, budg
 
 def _tight(mask: Tensor) -> Tensor:
     """The smallest box around a mask: "b h w" -> "b 4" (x0, y0, x1, y1), of volumes "b 6"; NaN if empty."""
-    ends, axes = [], places(mask)
+    ends, axes = [], spatial_dims(mask)
     for axis in reversed(axes):
         side = mask.any(dim=tuple(other for other in axes if other != axis))
         index = torch.arange(side.shape[1], device=mask.device, dtype=torch.float64)

@@ -45,10 +45,11 @@ from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Passes, refuse_volumes
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.scene import ImagePool
-from heatproof.models.asked import unasked
 from heatproof.models.disconnected import disconnected
-from heatproof.models.model import Model, as_model, is_out_of_memory
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
+from heatproof.models.running import is_out_of_memory
+from heatproof.models.targets import unbind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, size_of
 
@@ -84,7 +85,7 @@ def make_mosaics(
         seed: of which picture lies where.
         passes: batch_size and progress, as for hp.explain.
     """
-    model = unasked(as_model(model))
+    model = unbind_targets(as_model(model))
     _check(cells, confident, mosaics, seed)
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("grid_pointing", size_of(pictures))
@@ -223,7 +224,7 @@ def grid_pointing(
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
+    model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
     )
@@ -261,7 +262,7 @@ def disconnected_grid(
     Returns:
         By method: outside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
+    model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, full_size=True,
         seed=seed, **passes,

@@ -88,7 +88,7 @@ class PerClass(_WithParts):
     interval: Interval = (NAN, NAN)
     reason: str = ""
     classes: Mapping[Any, Any] = field(default_factory=dict)
-    parts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    parts: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __getitem__(self, group: Any) -> Any:
         return self.classes[group]

@@ -38,11 +38,11 @@ from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Passes, cached
 from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
-from heatproof.models.asked import asked
 from heatproof.models.heads.classes import OneOfMany
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.random_weights import copy_of, from_the_head, twin_of
+from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map
 
@@ -106,7 +106,7 @@ def parameter_randomisation(
     model = as_model(model)
     inputs = model.check_images(images)
     explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = asked(model, inputs, targets)
+    model, targets = bind_targets(model, inputs, targets)
     before = explain_all.original(model, inputs, targets, known)
     explained = next(iter(before.values())).explained
     twin = twin_of(model, inputs)
@@ -220,7 +220,7 @@ def fragility(
     model = as_model(model)
     inputs = model.check_images(images).to(model.device)
     explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = asked(model, inputs, None)
+    model, targets = bind_targets(model, inputs, None)
     reach = value_range(model, inputs)
 
     def noisy(draw: int) -> Tensor:
@@ -280,7 +280,7 @@ def input_shift(
     model = as_model(model)
     inputs = model.check_images(images).to(model.device)
     explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = asked(model, inputs, targets)
+    model, targets = bind_targets(model, inputs, targets)
     before = explain_all.original(model, inputs, targets, known)
     shifted, twin = inputs + shift, _shifted_copy(model, inputs, shift)
     logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, inputs), (twin, shifted))]
@@ -318,7 +318,7 @@ def _keeps_prediction(
     model: Model, inputs: Tensor, targets: Any, batch_size: int | None, changed: Tensor
 ) -> Tensor:
     """ "b" bool: whether the prediction stays, where the explained class alone does not show it."""
-    if isinstance(model.read, OneOfMany):  # whose prediction is the class that is explained
+    if isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
         return torch.ones(len(inputs), dtype=torch.bool)
     before, after = (all_logits(model, given, batch_size) for given in (inputs, changed))
     return model.same(before, after, model.check_targets(targets, before))

@@ -34,7 +34,7 @@ from heatproof.metrics.kit import as_tensor, raw_maps
 from heatproof.metrics.results import NAN, PerClass
 from heatproof.metrics.similarity import REACH, REASONS, ssim
 from heatproof.metrics.stats import Correlation, as_numbers, correlate, percentile_interval, same_length
-from heatproof.models.model import at_least_float
+from heatproof.models.running import at_least_float
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, upsample
 

@@ -32,7 +32,8 @@ from heatproof.models.layers import (
     may_be_activated_later,
     picture_layers,
 )
-from heatproof.models.model import CONVOLUTIONS, Model, untouched, watched
+from heatproof.models.model import CONVOLUTIONS, Model
+from heatproof.models.running import frozen_eval, watched
 
 # Functions that may be applied twice without a change, so that the part behind them can be rerun (tail.py).
 RECTIFIERS: dict[Any, str] = {
@@ -47,39 +48,37 @@ ACTIVATES = re.compile(r"relu|elu$|gelu|silu|swish|mish|softplus|hardtanh|activa
 def default_layer(model: Model, images: Tensor | None = None) -> str | None:
     """The layer CAMs read where none is named, or None where only a search can tell."""
     guess = guessed_layer(model)
-    pixels = model.head == Segmentation.name and images is not None
+    pixels = isinstance(model.head, Segmentation) and images is not None
     if pixels and not model.layer and known_scales(model) is None and not encoder_of(model.module):
         return _coarsest(model, images)
     if guess is None or model.layer or not may_be_activated_later(model, guess):
         return guess
-    if "activated" not in model.found:
+    if model.facts.activated_layer is None:
         if images is None:
             images = model.preprocess.blank
         try:
-            model.found["activated"] = _step_behind(model, images[:1], guess)
+            model.facts.activated_layer = _step_behind(model, images[:1], guess)
         except (RuntimeError, ValueError, AssertionError):  # not the size it takes; the pass itself says so
             return guess
-    found: str = model.found["activated"]
-    return found
+    return model.facts.activated_layer
 
 
 def _coarsest(model: Model, images: Tensor | None) -> str | None:
     """The last layer on the coarsest grid in front of the last convolution, which makes the answer itself."""
-    if "coarsest" not in model.found and images is not None:
+    if model.facts.coarsest_layer is None and images is not None:
         pictures = picture_layers(model, images)
         parts = [find_module(model.module, name) for name, _, _ in pictures]
         answers = max((i for i, part in enumerate(parts) if isinstance(part, CONVOLUTIONS)), default=0)
         sizes = [math.prod(layout.grid) for _, layout, _ in pictures[:answers]]
         last = max((i for i, size in enumerate(sizes) if size == min(sizes)), default=-1)
-        model.found["coarsest"] = pictures[last][0] if last >= 0 else None
-    found: str | None = model.found["coarsest"]
-    return found
+        model.facts.coarsest_layer = pictures[last][0] if last >= 0 else ""
+    return model.facts.coarsest_layer or None
 
 
 def why(model: Model, layer: str) -> str:
     """Why CAMs read this layer by default, once they have."""
     guess = None if model.layer else guessed_layer(model)
-    if layer == model.found.get("coarsest"):
+    if layer == model.facts.coarsest_layer:
         return "the last layer on the coarsest grid of a segmentation"
     if guess is None:
         return "the last layer that is still a picture"
@@ -133,7 +132,7 @@ def _step_behind(model: Model, image: Tensor, guess: str) -> str:
             function = step.name if step.is_function else MODULES.get(step.kind, "") if again else ""
             best = f"{last}+{function}" if function else best if again else step.name
         last = last if step.is_function else step.name
-    model.found["runs"] = {best: sum(step.name == best for step in steps)}
+    model.facts.layer_runs = {best: sum(step.name == best for step in steps)}
     return best
 
 
@@ -155,7 +154,7 @@ def _follow(model: Model, inputs: Tensor) -> list[Ran]:
     def started(_name: str, module: nn.Module, _args: Any, _kwargs: Any) -> None:
         inside.append(is_activation(module))
 
-    with untouched(model.module), watched(model.module, ended, started), Rectified(rectified):
+    with frozen_eval(model.module), watched(model.module, ended, started), Rectified(rectified):
         model.forward(inputs)
     return steps
 

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.models.capture import capture
+from heatproof.models.heads import Undetermined
 from heatproof.models.layers import first_tensor, layout_of
-from heatproof.models.model import Model, untouched
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval
 from heatproof.models.tap import at_layers, replace_first
 
 
@@ -55,7 +57,7 @@ def disconnected(
     model: Model, pictures: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None, cells: int
 ) -> list[Model]:
     """For each cell a network that answers by it alone; needs: what the methods ask of the shared pass."""
-    with untouched(model.module):
+    with frozen_eval(model.module):
         wanted = needs & {"activations", "gradients", "scales"}
         trace = capture(model, pictures[:1].to(model.device), None, wanted, layer)
     place = {name: f"pictures.{i}" for i, name in enumerate(trace.layers)}
@@ -68,7 +70,7 @@ def disconnected(
             classes=model.classes,
             layer=place.get(trace.layer or ""),
             scales=tuple(place[name] for name in trace.scales) or None,
-            reader=model.read.of_logits,
+            head=model.head.of_logits or Undetermined(),
         )
         for cell in range(cells**2)
     ]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import LayerError, UnknownNameError
 from heatproof.models.layouts import Layout, first_tensor, layout_of
-from heatproof.models.model import CONVOLUTIONS, Model, untouched, watched
+from heatproof.models.model import CONVOLUTIONS, Model
+from heatproof.models.running import frozen_eval, watched
 from heatproof.types import size_of
 
 # The last stage of a family, and the three depths of its multi-scale CAM. Matched against the end of a
@@ -96,10 +97,9 @@ def known_scales(model: Model) -> tuple[str, ...] | None:
     """Three depths of a known family or of a transformer."""
     if model.scales:
         return model.scales
-    if "scales" not in model.found:
-        model.found["scales"] = _scales_by_name(model.module)
-    scales: tuple[str, ...] | None = model.found["scales"]
-    return scales
+    if model.facts.scales is None:
+        model.facts.scales = _scales_by_name(model.module) or ()
+    return model.facts.scales or None
 
 
 def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
@@ -211,7 +211,7 @@ def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]
         if name and layout is not None and tensor is not None:
             found[name] = (name, layout, int(layout.picture(tensor).shape[1]))
 
-    with untouched(model.module), watched(model.module, look):
+    with frozen_eval(model.module), watched(model.module, look):
         model.forward(inputs)
     return list(found.values())
 

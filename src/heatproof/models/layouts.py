@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heatproof.models.model import CONVOLUTIONS, at_least_float
+from heatproof.models.model import CONVOLUTIONS
+from heatproof.models.running import at_least_float
 from heatproof.types import size_of
 
 MOST_PREFIX_TOKENS = 16

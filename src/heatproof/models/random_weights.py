@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import ModelError
-from heatproof.models.model import Model, watched
+from heatproof.models.model import Model
+from heatproof.models.running import watched
 
 BYTES_KEPT = 2**30  # of random weights
 
@@ -25,7 +26,7 @@ def copy_of(model: Model) -> Model:
         raise ModelError(
             f"{model.name} cannot be copied ({str(error).splitlines()[0]}), and a copy is needed"
         ) from error
-    copied.found.pop("twin", None)
+    copied.facts.twin, copied.facts.keeps_twin = None, False
     if model.call is not None and copied.call is model.call:
         raise ModelError(
             f"the call of {model.name} is a function that leads to the original weights, not to a copy's; "
@@ -115,16 +116,16 @@ def _tensors(part: nn.Module) -> list[Tensor]:
 
 def keep_twin(model: Model) -> None:
     """Promise that the network's weights stay as they are, so that its twin is made and drawn only once."""
-    model.found["twin"] = None
+    model.facts.keeps_twin = True
 
 
 def twin_of(model: Model, images: Tensor) -> RandomTwin:
     """A twin with the network's own weights; the same one each time where the network keeps it."""
-    twin: RandomTwin | None = model.found.get("twin")
+    twin: RandomTwin | None = model.facts.twin
     if twin is None:
         twin = RandomTwin(model, images)
-        if "twin" in model.found:
-            model.found["twin"] = twin
+        if model.facts.keeps_twin:
+            model.facts.twin = twin
     else:
         twin.takes(model.module)
     return twin

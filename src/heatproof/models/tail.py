@@ -18,12 +18,13 @@ from torch.utils._pytree import tree_map_only
 
 from heatproof.models.default_layers import BY_NAME
 from heatproof.models.layers import Layout, find_module, first_tensor, layout_of
-from heatproof.models.model import Model, watched
+from heatproof.models.model import Model
+from heatproof.models.running import watched
 from heatproof.models.tap import replace_first
 
 
 class Tail:
-    """Logits of one image for changed activations of one layer. The caller holds `untouched(...)`."""
+    """Logits of one image for changed activations of one layer. The caller holds `frozen_eval(...)`."""
 
     @torch.no_grad()
     def __init__(self, model: Model, image: Tensor, layer: str) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError
 from heatproof.images import Failure, Preprocess, Source, batches, open_source
-from heatproof.images.entries import entries
 from heatproof.images.findings import read_findings
+from heatproof.images.loader import entries
 from heatproof.images.source import draw
 from heatproof.models import Model
 from heatproof.show import pixels
@@ -59,14 +59,14 @@ class HeldOut:
         return replace(self, ids=ids, images=self.images[chosen], labels=self.labels[chosen])
 
     @property
-    def several(self) -> bool:
+    def is_multilabel(self) -> bool:
         """Whether an image may have several findings."""
         return self.labels.ndim == 2
 
     @cached_property
     def explained(self) -> Asked:
         """Every image with its class, or every finding of every image."""
-        if not self.several:
+        if not self.is_multilabel:
             return Asked(Batch(self.ids, self.images, self.labels), self.labels, torch.arange(len(self)))
         batch = Batch(self.ids, self.images, findings=self.labels)
         return Asked(*entries(batch, self.labels, self.classes), self.labels.nonzero()[:, 0])
@@ -80,7 +80,7 @@ class HeldOut:
         """Rows of a stratified subset of `count`, or of a few more, so that every class keeps a pair."""
         sizes = self._sizes(self.labels)
         kept = torch.minimum(sizes, torch.tensor(FEWEST))
-        labels = [None] * len(self) if self.several else self.labels.tolist()
+        labels = [None] * len(self) if self.is_multilabel else self.labels.tolist()
         for size in range(max(count, 1), len(self) + 1):
             rows = draw(labels, size, seed)
             if (self._sizes(self.labels[rows], len(sizes)) >= kept).all():
@@ -88,7 +88,7 @@ class HeldOut:
         return list(range(len(self)))
 
     def _sizes(self, labels: Tensor, classes: int = 0) -> Tensor:
-        return labels.sum(0) if self.several else torch.bincount(labels, minlength=classes)
+        return labels.sum(0) if self.is_multilabel else torch.bincount(labels, minlength=classes)
 
     def first_of_each(self) -> list[int]:
         """The row of the first image of every class."""

@@ -33,7 +33,7 @@ from heatproof.metrics.gold import ListRule, thresholds
 from heatproof.metrics.results import PerClass
 from heatproof.models import Model, probabilities
 from heatproof.models.heads import Multilabel
-from heatproof.models.model import untouched
+from heatproof.models.running import frozen_eval
 from heatproof.types import Maps
 
 log = logging.getLogger("heatproof.monitor")
@@ -46,11 +46,11 @@ class Answers:
 
     logits: Tensor  # "b k", on the CPU
     maps: Mapping[str, Maps]  # by method, where the model is; of findings, where there may be several
-    several: bool = False
+    is_multilabel: bool = False
 
     @property
     def probabilities(self) -> Tensor:
-        return (self.logits.sigmoid() if self.several else probabilities(self.logits)).double()
+        return (self.logits.sigmoid() if self.is_multilabel else probabilities(self.logits)).double()
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def measure(
     own, chances = labels, probs
     limits: dict[str, Any] = {}
     weights: Any = rule.weights
-    if found.several:
+    if found.is_multilabel:
         rows, own = labels.nonzero().unbind(1)
         tau = thresholds(labels, probs, rule.tau).tolist()
         chances, listed, limits = probs[rows], None if listed is None else listed[rows, own], {"tau": tau}
@@ -91,7 +91,7 @@ def measure(
         if usable.any():
             scores[method] = cscore_by_class(
                 kept, own[usable], chances[usable], tau=tau, seed=seed,
-                weights=weights[usable] if found.several else weights,
+                weights=weights[usable] if found.is_multilabel else weights,
                 anchor=None if listed is None else listed[usable],
             )  # fmt: skip
         degenerate[method] = float(kept.degenerate.double().mean())
@@ -99,16 +99,16 @@ def measure(
     return Measured(scores, degenerate, auc(labels, probs), right, known, unusable)
 
 
-def with_head(model: Model, several: bool) -> Model:
+def with_head(model: Model, is_multilabel: bool) -> Model:
     """Where labels are a table, each output is a finding of its own, unless the model says something else."""
-    if not several or isinstance(model.reader, Multilabel):
+    if not is_multilabel or isinstance(model.head, Multilabel):
         return model
-    if model.reader is not None:
+    if model.head_name is not None:
         raise InputError(
-            f"labels are a table of several findings, but the model's head is {model.head!r}; load it with "
-            "head='multilabel', or give one label per image"
+            f"labels are a table of several findings, but the model's head is {model.head_name!r}; load it "
+            "with head='multilabel', or give one label per image"
         )
-    return replace(model, reader=Multilabel())
+    return replace(model, head=Multilabel())
 
 
 def _no_scores(classes: int) -> PerClass:
@@ -121,7 +121,7 @@ def undisturbed(model: Model) -> Iterator[None]:
     """The model as it is evaluated; see the top of the file. Also when an exception flies."""
     with ExitStack() as stack:
         stack.enter_context(same_buffers(model.module))
-        stack.enter_context(untouched(model.module))
+        stack.enter_context(frozen_eval(model.module))
         stack.enter_context(torch.autocast(model.device.type, enabled=False))
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -154,7 +154,7 @@ def same_randomness() -> Iterator[None]:
     """Whatever is drawn inside, also by loggers, the training draws as it would have."""
     python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002  # the state that others use
     try:
-        with torch.random.fork_rng(devices=[]):  # those of GPUs: untouched() knows which the model is on
+        with torch.random.fork_rng(devices=[]):  # those of GPUs: frozen_eval() knows which the model is on
             yield
     finally:
         random.setstate(python)

@@ -16,7 +16,7 @@ from heatproof.monitor.measure import Answers, Measured
 from heatproof.show import Strip, middle, pixels, plain_table, sections, text
 
 if TYPE_CHECKING:
-    from heatproof.train.history import GradientNorm
+    from heatproof.train.recipe import GradientNorm
     from heatproof.verdict.alarms import Alarm
     from heatproof.verdict.answers import Verdict
 

@@ -69,7 +69,7 @@ class Recorder:
             "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
             "images": {"kind": "memory", "count": len(held)},
         }
-        if held.several:
+        if held.is_multilabel:
             limits = None if isinstance(rule.tau, str) else rule.tau
             config["model"] |= {"head": SEVERAL, "thresholds": limits}  # type: ignore[operator]
         self.manifest = Manifest.collect(config, seed=seed, data=held.hash, classes=held.classes)
@@ -178,7 +178,7 @@ class Recorder:
         folder.write_unit(task.unit, scores, {name: only_finite(one) for name, one in maps.items()}, shown)
 
     def _answers(self, maker: RowMaker, part: HeldOut, logits: Tensor) -> Iterator[Score]:
-        if not part.several:
+        if not part.is_multilabel:
             return maker.answers(Batch(part.ids, part.images, part.labels), logits)
         limits = stored_limits(self.manifest, logits.shape[1])
         batch = Batch(part.ids, part.images, findings=part.labels)

@@ -36,7 +36,7 @@ from heatproof.monitor.measure import Answers, measure, same_randomness, undistu
 from heatproof.monitor.outcome import Cost, Report, shown
 from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
 from heatproof.monitor.trackers import Tracker
-from heatproof.train.gradients import GradientLog
+from heatproof.train.loop import GradientLog
 from heatproof.types import ArrayLike, Batch
 from heatproof.verdict.alarms import Alarm, find_alarms, read_mechanisms
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
@@ -67,7 +67,7 @@ class Monitor:
         tau: of the gold lists, see hp.metrics.gold_list; of several findings also a list, one for each.
         weights: of the C-Score, see hp.metrics.cscore_by_class.
         anchor: "first": the lists of the first epoch that is measured hold for all of them.
-        gradients: also log how large each layer's gradients were since the last step, see train/gradients.py;
+        gradients: also log how large each layer's gradients were since the last step, see train/loop.py;
             from check() on, or from the first step.
         loggers: trackers, see trackers.py: what has a method log(report).
         on_alarm: called with each new alarm, in every process, instead of a line in the log.
@@ -250,14 +250,14 @@ class Monitor:
                 )  # fmt: skip
             except TargetError as error:
                 raise InputError(f"the labels do not match the model's outputs: {error}") from error
-            model.read.need_classes("a monitor")
-            if held.several != isinstance(model.reader, Multilabel):
+            model.head.need_classes("a monitor")
+            if held.is_multilabel != isinstance(model.head, Multilabel):
                 raise InputError(
                     "the model answers several findings at once; give labels as a table of 0 and 1"
                 )
-            if held.several:  # also those without a finding
+            if held.is_multilabel:  # also those without a finding
                 logits = all_logits(model, held.images, size)
-        return Answers(logits.cpu(), maps, held.several)
+        return Answers(logits.cpu(), maps, held.is_multilabel)
 
     def _anchored(self, held: HeldOut, found: Answers) -> Tensor | None:
         """The list in force, where it is that of the first epoch."""
@@ -335,7 +335,7 @@ class Monitor:
     def _model(self, model: Any) -> Model:
         """The module as heatproof sees it; the last one is kept, with the layer that was found in it."""
         if self._known is None or self._known[0] is not model:
-            self._known = model, with_head(load_model(model), self._all.several)
+            self._known = model, with_head(load_model(model), self._all.is_multilabel)
             self._log = GradientLog(self._known[1].module) if self._gradients else None
         return self._known[1]
 

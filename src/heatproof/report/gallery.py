@@ -82,7 +82,7 @@ def gallery(
     groups = choose(data, dispute, most)
     also = [data.images.ids.index(name) for name in besides]
     chosen = list(dict.fromkeys([i for places in groups.values() for i in places] + also))
-    if data.manifest.several:  # with every other finding of these pictures
+    if data.manifest.is_multilabel:  # with every other finding of these pictures
         pictures = {_picture(data.images.ids[i]) for i in chosen}
         chosen += [
             i for i, name in enumerate(data.images.ids) if _picture(name) in pictures and i not in chosen
@@ -94,7 +94,7 @@ def gallery(
     return {
         **offered(data, jet),
         "percents": percents,
-        "several": data.manifest.several,
+        "several": data.manifest.is_multilabel,
         "groups": {key: GROUPS[key] for key, places in groups.items() if places},
         "images": [
             {

@@ -61,7 +61,7 @@ def read_answers(
     table = np.zeros((len(known), max(2, classes.max(initial=-1) + 1)))
     table[at, classes] = rows["value"].astype(np.float64)
     complete = len(classes) == table.size
-    if folder.manifest.several:
+    if folder.manifest.is_multilabel:
         truth = np.zeros(table.shape, dtype=bool)
         truth[at, classes] = labels == classes
         names = tuple(finding_name(folder.manifest.classes, c) for c in range(table.shape[1]))

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.models.specs import PRECISIONS
+from heatproof.models.names import PRECISIONS
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]

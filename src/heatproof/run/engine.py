@@ -8,7 +8,7 @@ follows the number of threads, so it is part of the run; on a GPU, bits also dep
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, StoreError, counted, did_you_mean
-from heatproof.models.batches import measured_batch
+from heatproof.models.accel import Accelerator
 from heatproof.models.load import best_device
-from heatproof.models.model import Model, is_out_of_memory
-from heatproof.models.precision import usual_precision
+from heatproof.models.model import Model
+from heatproof.models.running import is_out_of_memory, usual_precision
 from heatproof.run.external_methods import map_names, method_hashes
 from heatproof.run.inputs import check_accuracy
 from heatproof.run.plan import RunPlan, make_plan
@@ -28,7 +28,7 @@ from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress
 from heatproof.run.provenance import BY_MTIME, FREE, Origin, code_hashes, filled, growing
 from heatproof.run.ray_engine import run_ray
-from heatproof.run.study import ResolvedStudy, check_study, open_study
+from heatproof.run.study import ResolvedStudy, StudySource, check_study, open_study
 from heatproof.run.worker import Job, Work, run_local
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import StopRequested
@@ -72,7 +72,7 @@ class Prepared:
 
 
 def prepare(
-    study: str | Path | Mapping[str, Any], out: str | Path | None = None, trust_mtime: bool = False,
+    study: StudySource, out: str | Path | None = None, trust_mtime: bool = False,
     say: Say = lambda text: None, network: Model | None = None, expect_accuracy: float | None = None,
 ) -> Prepared:  # fmt: skip
     """Check everything that can be checked before work starts; nothing is written.
@@ -81,17 +81,18 @@ def prepare(
     that the study names. expect_accuracy: raise where the measured one is far off; the study's where None.
     """
     opened = open_study(study, network)
-    chosen, name = opened.study.run.out, "study" if isinstance(study, Mapping) else Path(study).stem
+    chosen, name = opened.study.run.out, Path(study).stem if isinstance(study, str | Path) else "study"
     path = Path(out or (os.path.normpath(opened.folder / chosen) if chosen else Path("runs") / name))
     begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
-    settle(opened, begun)
+    resolve_defaults(opened, begun)
     with enough_memory(opened.study.run.batch_size):
         hashes = check_study(opened)
         expected = opened.study.run.expect_accuracy if expect_accuracy is None else expect_accuracy
         check_accuracy(opened, expected)
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
-            opened.tell(measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs))
+            model = opened.model(opened.checkpoints[-1].name)
+            opened.set_inputs_per_pass(Accelerator(model).measured_batch_size(opened.least_inputs))
     if opened.warning:
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):
@@ -109,25 +110,27 @@ def prepare(
         classes=opened.source.classes,
         pictures=opened.origin.hash,
         code=code_hashes(opened.study.model.spec, opened.folder),
-        brought=method_hashes(opened.study.methods, opened.folder, map_names(opened.source, opened.several)),
+        brought=method_hashes(
+            opened.study.methods, opened.folder, map_names(opened.source, opened.is_multilabel)
+        ),
         preprocess=opened.preprocess,
         warnings=opened.warnings,
     )
     return Prepared(opened, manifest, path)
 
 
-def settle(opened: ResolvedStudy, manifest: Manifest | None) -> None:
+def resolve_defaults(opened: ResolvedStudy, manifest: Manifest | None) -> None:
     """Device, threads, precision: as the study says, else as the run began, else what this machine has."""
     begun, asked = manifest.config.get("run", {}) if manifest else {}, opened.study.run
     opened.device = best_device(asked.device or begun.get("device"))
     opened.threads = asked.threads or begun.get("threads") or usual_threads()
     usual = None if manifest else usual_precision(opened.device)
     opened.precision = asked.precision or begun.get("precision") or usual
-    opened.tell(asked.inputs_per_pass or begun.get("inputs_per_pass"))
+    opened.set_inputs_per_pass(asked.inputs_per_pass or begun.get("inputs_per_pass"))
 
 
 def run_study(
-    study: str | Path | Mapping[str, Any],
+    study: StudySource,
     out: str | Path | None = None,
     *,
     engine: str = "local",
@@ -142,6 +145,7 @@ def run_study(
 ) -> Result:
     """Run a study, or go on with it: units that are done are left alone.
 
+    study: a TOML file, a dict of the same form, or a resolved study, whose loaded network is used.
     shard: which of how many; each takes every n-th block, and the last to finish adds the group metrics.
     fail_fast: stop at the first picture that cannot be used, instead of reporting it as a row.
     retry_broken: try pictures again that could not be used; their files may have changed meanwhile.
@@ -169,7 +173,9 @@ def run_study(
     if opened.origin:
         opened.origin.remember(folder.path)
     # Of several processes that begin a run together, one was first: its measurement counts.
-    opened.tell(opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass"))
+    opened.set_inputs_per_pass(
+        opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass")
+    )
     plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
     if not folder.done():
         for line in opened.describe():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from heatproof.errors import InputError, StoreError, counted
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
-from heatproof.models.model import untouched
+from heatproof.models.running import frozen_eval
 from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.engine import Prepared
 from heatproof.run.plan import ANSWERS, PER_MAP, RunPlan, Task, make_plan
@@ -52,7 +52,7 @@ def estimate(
     yield "methods", ", ".join(study.methods)
     yield "metrics", ", ".join(request.text for request in prepared.opened.metrics) or "none"
     yield "explained class", prepared.opened.targets
-    yield "network's output", prepared.opened.head
+    yield "network's output", prepared.opened.head_description
     yield "run folder", str(prepared.path)
     finished = sum(unit.hash in done for unit in plan.units)
     yield "units", f"{_units(plan, study.run.batch_size)}; {finished} done"
@@ -257,6 +257,6 @@ class Trials:
         """Of the layer, which is what all of them means."""
         model = self.opened.model(self.task.unit.checkpoint)
         needs, layer = frozenset({"activations"}), self.opened.study.model.layer
-        with untouched(model.module):
+        with frozen_eval(model.module):
             found = capture(model, model.preprocess.blank, None, needs, layer)
         return int(found.activation.shape[1])

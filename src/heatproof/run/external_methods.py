@@ -38,9 +38,9 @@ def lend_methods(methods: Sequence[str], folder: Path, order: Callable[[], Seque
             explainers.lend(provided(name, folder, order))
 
 
-def map_names(source: Source, several: bool) -> list[str]:
+def map_names(source: Source, is_multilabel: bool) -> list[str]:
     """What maps of labels are called, in the source's order: as pictures, or as each of their findings."""
-    if not several:
+    if not is_multilabel:
         return [sample.id for sample in source.samples]
     return [
         entry_id(sample.id, finding_name(source.classes, finding))
@@ -49,7 +49,9 @@ def map_names(source: Source, several: bool) -> list[str]:
     ]
 
 
-def refuse_methods(methods: Sequence[str], model: Model, source: Source, several: bool, targets: str) -> None:
+def refuse_methods(
+    methods: Sequence[str], model: Model, source: Source, is_multilabel: bool, targets: str
+) -> None:
     """Refuse files that are not there or do not fit, and what looks inside a network that is a function."""
     calls = read_methods(methods)
     check_insides(model, calls)
@@ -60,12 +62,12 @@ def refuse_methods(methods: Sequence[str], model: Model, source: Source, several
             with function_in(call.entry.path, call.entry.name.rpartition(":")[2]):
                 continue
         if isinstance(call.entry, Stored):
-            if several and targets != "label":
+            if is_multilabel and targets != "label":
                 raise InputError(
                     f"{call.text} holds maps of findings that are known, not of those a network will say; "
                     "set run.targets = 'label'"
                 )
-            call.entry.check(map_names(source, several), model.preprocess.size)
+            call.entry.check(map_names(source, is_multilabel), model.preprocess.size)
 
 
 def refuse_metrics(requests: Sequence[MetricRequest], model: Model) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError
-from heatproof.models.specs import KERAS_FILES, placed_spec
+from heatproof.models.names import KERAS_FILES, placed_spec
 from heatproof.registry import check_methods
 from heatproof.run.config import ImagesTable
 from heatproof.run.metrics import read_metrics
@@ -49,7 +50,7 @@ def check_network(spec: str, checkpoints: Sequence[str | Path], folder: Path | N
 
 def checkpoint_files(text: str, folder: Path) -> list[Path]:
     """The files that a name or a pattern means, in the order of their names."""
-    path = folder / Path(text).expanduser()
+    path = Path(os.path.normpath(folder / Path(text).expanduser()))
     if path.exists() or not glob.has_magic(text):
         matches = [path]
     else:
@@ -83,7 +84,7 @@ def open_images(table: ImagesTable, folder: Path) -> Source:
     """The pictures of a study."""
     from heatproof.images import open_source
 
-    path: Any = folder / Path(table.path).expanduser()
+    path: Any = Path(os.path.normpath(folder / Path(table.path).expanduser()))
     if table.kind == "hf" and not path.exists():
         path = table.path  # the name of a dataset
     options = dict(table.options)

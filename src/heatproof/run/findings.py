@@ -45,7 +45,7 @@ def named_thresholds(given: Thresholds, names: Sequence[str]) -> float | list[fl
 
 def said(model: Model, logits: Tensor) -> Tensor:
     """ "b k" bool: the findings that are predicted; none where the output is NaN."""
-    head = model.reader if isinstance(model.reader, Multilabel) else Multilabel()
+    head = model.head if isinstance(model.head, Multilabel) else Multilabel()
     return head.positive(logits)
 
 
@@ -70,14 +70,14 @@ def answer_rows(rows: RowMaker, batch: Batch, logits: Tensor, predicted: Tensor)
             yield rows.row(name, None, None, "", "predicted", NONE_PREDICTED, NONE_ABOVE)
 
 
-def check_findings(source: Source, several: bool, meaning: str) -> None:
+def check_findings(source: Source, is_multilabel: bool, meaning: str) -> None:
     """Pictures and network must agree on whether there may be several findings."""
-    if source.several and not several:
+    if source.is_multilabel and not is_multilabel:
         raise InputError(
             f"pictures may have several findings, but the network's output is read as {meaning}; set "
             "model.head = 'multilabel' if it has a sigmoid for each finding, else give each picture one label"
         )
-    if several and source.labelled and not source.several:
+    if is_multilabel and source.labelled and not source.is_multilabel:
         raise InputError(
             f"the network answers several findings at once ({meaning}), but each picture has one label; list "
             "what a picture has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "

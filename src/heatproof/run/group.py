@@ -143,8 +143,8 @@ class _Stored:
     def _call(self, request: MetricRequest, maps: Maps | None) -> Any:
         """By name with what it needs, where its entry does not say how."""
         entry, options, answers = request.entry, dict(request.options), self.answers
-        several = answers.limits is not None
-        if several and maps is not None:  # of findings that are there
+        is_multilabel = answers.limits is not None
+        if is_multilabel and maps is not None:  # of findings that are there
             rows = [answers.places[name] for name in maps.ids]
             maps = maps.take(torch.from_numpy(answers.labels[rows, maps.explained.cpu().numpy()]))
         chosen = (
@@ -152,12 +152,12 @@ class _Stored:
         )
         told = torch.from_numpy(answers.labels), torch.from_numpy(answers.probabilities)
         labels, probabilities = (one[chosen] for one in told)
-        if several and maps is not None:
+        if is_multilabel and maps is not None:
             labels = maps.explained.cpu()
         if entry.call:
             there = None if maps is None else maps.to(self.device)
             at, seed = partial(self._at, chosen), self.task.unit.seed
-            every = told if several else None
+            every = told if is_multilabel else None
             group = CheckpointContext(there, labels, probabilities, seed, at, answers.limits, every, chosen)
             return entry.call(entry.function, group, options)
         offered = {"maps": maps, "labels": labels, "probabilities": probabilities}

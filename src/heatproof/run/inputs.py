@@ -62,7 +62,7 @@ class Answers(NamedTuple):
 def first_answers(opened: ResolvedStudy, most: int = MOST) -> Answers | None:
     """Answers of the last checkpoint for images in the proportions of their classes; None without labels."""
     source, model = opened.source, opened.model(opened.checkpoints[-1].name)
-    if not opened.classes or not any(sample.stated for sample in source.samples):
+    if not opened.predicts_classes or not any(sample.stated for sample in source.samples):
         return None
     labels = [next(iter(sample.stated), None) for sample in source.samples]
     places = draw(labels, min(most, len(source)), opened.study.run.seed)
@@ -83,7 +83,7 @@ def first_answers(opened: ResolvedStudy, most: int = MOST) -> Answers | None:
         truth.append(known)
     if not answers or not np.isfinite(np.concatenate(answers)).all():
         return None
-    single = not isinstance(model.reader, Multilabel)
+    single = not isinstance(model.head, Multilabel)
     return Answers(np.concatenate(truth), np.concatenate(answers), single)
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from heatproof.errors import InputError
 from heatproof.images import Source
-from heatproof.models.classes import model_classes
 from heatproof.models.model import Model
+from heatproof.models.names import model_classes
 
 Renamed = tuple[dict[int, int], tuple[str, ...]]  # the model's number of each label, and the model's names
 ASIDE: Renamed = ({}, ())  # labels that are not the network's, where nothing asks for them
@@ -21,7 +21,7 @@ def match_labels_to_model(
     vouched: somebody listed the model's classes. unused: nothing reads labels. A network that knows other
     classes is then neither right nor wrong about them, so no row may hold them.
     """
-    if unused and source.several:
+    if unused and source.is_multilabel:
         return None
     names, used = dict(enumerate(source.classes)), {c for s in source.samples for c in s.stated}
     try:
@@ -38,7 +38,7 @@ def match_labels_to_model(
 def renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]) -> Source:
     """The same pictures with the model's class numbers and names."""
     samples = (s if s.label is None else replace(s, label=numbers.get(s.label)) for s in source.samples)
-    if source.several:
+    if source.is_multilabel:
         renamed = {source.classes[k]: classes[number] for k, number in numbers.items()}
         samples = (
             replace(

@@ -18,7 +18,7 @@ from heatproof.run.external_methods import in_order, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import ANSWERS, PER_MAP
 from heatproof.timeline import span
-from heatproof.types import Maps, places
+from heatproof.types import Maps, spatial_dims
 
 BESIDE = ("dead", "error", "passes")
 
@@ -84,7 +84,7 @@ def _extremes(maps: Maps) -> Maps:
 
     Of its error, the part that says how far the strongest pixels may be off.
     """
-    low, high = maps.values.amin(places(maps.values)), maps.values.amax(places(maps.values))
+    low, high = maps.values.amin(spatial_dims(maps.values)), maps.values.amax(spatial_dims(maps.values))
     error = None if maps.error is None else uncertainty(maps.values, maps.error.to(maps.values))
     return replace(maps, values=torch.stack([low, high], 1)[:, None], signed_values=None, error=error)
 

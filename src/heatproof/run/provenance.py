@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError, StoreError
 from heatproof.images.identity import Hashes, files_of, identify
-from heatproof.models.specs import placed_spec
+from heatproof.models.names import placed_spec
 from heatproof.run.config import as_config, study_from
 from heatproof.store import Manifest
 from heatproof.store.ledger import read_record, write_record

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ from torch import Tensor
 from heatproof.errors import CheckpointError, InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Preprocess, Source
-from heatproof.images.annotations import check_annotations
+from heatproof.images.source import check_annotations
 from heatproof.models import Model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Multilabel
 from heatproof.models.layers import find_module
+from heatproof.models.names import LITE
 from heatproof.models.random_weights import keep_twin
-from heatproof.models.specs import LITE
 from heatproof.run.config import Study, as_config, read_study, study_from
 from heatproof.run.external_methods import lend_methods, map_names, refuse_methods, refuse_metrics
 from heatproof.run.files import at, check_images, open_images
@@ -39,6 +39,7 @@ from heatproof.run.weights import PRETRAINED, Checkpoint, build, find_checkpoint
 ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are kept
 SETTLED = ("device", "threads", "precision", "inputs_per_pass")  # where a study leaves them open
 PARTS_OF_A_CODE = ("finder", "timing", "box")
+StudySource: TypeAlias = "str | Path | Mapping[str, Any] | ResolvedStudy"
 
 
 @dataclass
@@ -52,22 +53,25 @@ class ResolvedStudy:
     precision: str | None = None
     inputs_per_pass: int | None = None
     hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
-    head: str = ""  # how the network's output is read, once checked
+    head_description: str = ""  # how the network's output is read, once checked
     preprocess: str = ""  # what images go through, once checked
     warnings: tuple[str, ...] = ()  # what contradicts it
-    several: bool = False  # whether the network answers several findings at once
+    is_multilabel: bool = False
     by_label: bool = True  # whether labels can be explained: not of values or similarities
-    classes: bool = True  # whether the network names classes, which labels are compared with
+    predicts_classes: bool = True  # which labels are compared with
     thresholds: float | list[float] | None = None  # and from which probability on each counts
     renamed: Renamed | None = None  # the pictures' classes as the model's
     origin: Origin | None = None  # of the pictures, once checked
     warning: str = ""  # about boxes and masks that do not fit their images, once checked
-    network: Model | None = field(default=None, repr=False)  # where Python holds it; the study only names it
+    network: Model | None = field(default=None, repr=False)  # instead of the one that the study names
+    images: Source | None = field(default=None, repr=False)  # instead of those that the study names
     _source: Source | None = field(default=None, repr=False)
-    _model: tuple[str, Model] | None = field(default=None, repr=False)
+    _model: tuple[Any, Model] | None = field(
+        default=None, repr=False
+    )  # the last one, by what it was built from
 
     def __post_init__(self) -> None:
-        lend_methods(self.study.methods, self.folder, lambda: map_names(self.source, self.several))
+        lend_methods(self.study.methods, self.folder, lambda: map_names(self.source, self.is_multilabel))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -81,12 +85,17 @@ class ResolvedStudy:
         """For the manifest: as written, with what was chosen or measured on this machine."""
         config = as_config(self.study)
         config["run"] |= {name: getattr(self, name) for name in SETTLED}
-        if self.several:  # also where the head was found by itself
+        if self.is_multilabel:  # also where the head was found by itself
             config["model"] |= {"head": Multilabel.name, "thresholds": self.thresholds}
         return config
 
-    def tell(self, inputs_per_pass: int | None) -> None:
-        """How many inputs a pass takes from now on."""
+    def extended(self, study: Study) -> ResolvedStudy:
+        """Another study of the same folder, network and images; a loaded network is shared if it fits."""
+        shared = ("device", "threads", "precision", "inputs_per_pass", "network", "images", "_model")
+        return ResolvedStudy(study, self.folder, **{name: getattr(self, name) for name in shared})
+
+    def set_inputs_per_pass(self, inputs_per_pass: int | None) -> None:
+        """Set the number of inputs per pass, also of a network that is loaded."""
         self.inputs_per_pass = inputs_per_pass
         if self._model is not None:
             self._model[1].inputs_per_pass = inputs_per_pass
@@ -103,7 +112,7 @@ class ResolvedStudy:
     @property
     def source(self) -> Source:
         if self._source is None:
-            source = open_images(self.study.images, self.folder)
+            source = self.images or open_images(self.study.images, self.folder)
             self._source = source if self.renamed is None else renumbered(source, *self.renamed)
         return self._source
 
@@ -125,8 +134,8 @@ class ResolvedStudy:
 
     def describe(self) -> list[str]:
         """What the network gets and answers, a line each, for those who start a run."""
-        lines = [f"the network's input: {self.preprocess}", f"the network's output: {self.head}"]
-        if self.source.labelled and self.classes and self.renamed != ASIDE:
+        lines = [f"the network's input: {self.preprocess}", f"the network's output: {self.head_description}"]
+        if self.source.labelled and self.predicts_classes and self.renamed != ASIDE:
             lines.append(f"classes, in the order of its outputs: {listed_classes(self.source.classes)}")
         if self.renamed == ASIDE:
             lines.append(
@@ -136,7 +145,9 @@ class ResolvedStudy:
 
     def model(self, checkpoint: str) -> Model:
         """The network with these weights; the last one used is kept."""
-        if self._model is None or self._model[0] != checkpoint:
+        study = self.study
+        key = checkpoint, self.device, self.precision, study.model, study.preprocess, study.run.seed
+        if self._model is None or self._model[0] != key:
             self._model = None  # two networks need not be in memory
             wanted = next(c for c in self.checkpoints if c.name == checkpoint)
             model = load_weights(self, wanted)
@@ -144,21 +155,31 @@ class ResolvedStudy:
                 changed = f"the weights of {checkpoint!r} changed while the run was going"
                 raise CheckpointError(f"{changed}; keep them")
             keep_twin(model)
-            self._model = checkpoint, model
+            self._model = key, model
         return self._model[1]
 
 
-def open_study(given: str | Path | Mapping[str, Any], network: Model | None = None) -> ResolvedStudy:
+def open_study(
+    given: StudySource, network: Model | None = None, images: Source | None = None
+) -> ResolvedStudy:
     """Read a TOML file, or a dict of the same form, whose paths are relative to the working folder.
 
     Names of methods, metrics and sources are checked, nothing is loaded yet.
+
+    Args:
+        given: a file, a dict, or a resolved study, of which only the names are checked.
+        network, images: used instead of those that the study names.
     """
-    study = study_from(given) if isinstance(given, Mapping) else read_study(given)
-    path = Path("study") if isinstance(given, Mapping) else Path(given)
-    opened = ResolvedStudy(study, path.resolve().parent, network=network)
+    if isinstance(given, ResolvedStudy):
+        opened, path = given, Path("study")
+    else:
+        study = study_from(given) if isinstance(given, Mapping) else read_study(given)
+        path = Path("study") if isinstance(given, Mapping) else Path(given)
+        opened = ResolvedStudy(study, path.resolve().parent, network=network, images=images)
     for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", check_images)):
-        with at(f"{path}: {key}"):
-            check(getattr(study, key))
+        if key != "images" or opened.images is None:
+            with at(f"{path}: {key}"):
+                check(getattr(opened.study, key))
     return opened
 
 
@@ -194,9 +215,9 @@ def check_study(opened: ResolvedStudy) -> dict[str, str]:
     opened.warnings = tuple(input_warnings(model, [s.content for s in source.samples], given, own))
     with at("metrics"):
         refuse_metrics(opened.metrics, model)
-        refuse_for_head(opened.metrics, model.read)
+        refuse_for_head(opened.metrics, model.head)
     with at("methods"):
-        refuse_methods(study.methods, model, source, opened.several, opened.targets)
+        refuse_methods(study.methods, model, source, opened.is_multilabel, opened.targets)
         if picky := [call.text for call in read_methods(study.methods) if call.entry.architecture]:
             explain(model, model.preprocess.blank, picky, layer=study.model.layer, allow_nan=True)
     for request in opened.metrics:
@@ -214,14 +235,17 @@ def check_classes(opened: ResolvedStudy, model: Model) -> int:
         with refusal_in_a_sentence(model, model.preprocess.blank):
             count = max(2, model.logits(model.preprocess.blank).shape[1])
             model.check_repeatable(_noise(model.preprocess))
-        opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
-        opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
+        opened.head_description, opened.is_multilabel = (
+            model.head_meaning,
+            isinstance(model.head, Multilabel),
+        )
+        opened.by_label, opened.predicts_classes = explains_labels(model.head), model.head.names_classes
     source = opened.source
     with at("images"):
-        check_findings(source, opened.several, opened.head)
-    if opened.several:
+        check_findings(source, opened.is_multilabel, opened.head_description)
+    if opened.is_multilabel:
         check_metrics(opened.metrics, opened.targets)
-    if not source.labelled or not opened.classes:
+    if not source.labelled or not opened.predicts_classes:
         return count
     read = [r for r in opened.metrics if "labels" in r.entry.needs and (r.group or not r.entry.call)]
     unused = opened.targets != "label" and not read
@@ -251,7 +275,7 @@ def load_weights(opened: ResolvedStudy, checkpoint: Checkpoint) -> Model:
         names = model.classes or opened.source.classes if study.model.thresholds is not None else ()
         opened.thresholds = named_thresholds(study.model.thresholds, names)
         if head := told_head(study.model, opened.thresholds, opened.folder):
-            model = replace(model, reader=head)
+            model = replace(model, head=head)
     try:
         model.module.to(opened.device)
     except (RuntimeError, AssertionError) as error:

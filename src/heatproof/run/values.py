@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from heatproof.run.score import RowMaker
 
 
-class Told(NamedTuple):
+class HeadOutput(NamedTuple):
     """What such a network says about what is explained, image by image."""
 
     values: Tensor  # "b"
@@ -44,19 +44,19 @@ def told_head(table: ModelTable, thresholds: float | list[float] | None, folder:
     return chosen_head(table.head, thresholds, tolerance=table.tolerance, references=vectors)
 
 
-def told_by(model: Model, logits: Tensor, explained: Tensor) -> Told | None:
+def told_by(model: Model, logits: Tensor, explained: Tensor) -> HeadOutput | None:
     """None of networks that name classes, whose rows are made of the logits; and where there are none."""
-    head = model.read
+    head = model.head
     if head.names_classes or not len(logits):
         return None
     columns = explained.clamp(min=0).to(logits.device)
     if isinstance(head, Dense):
         columns = head.columns(columns, logits.device).numbers
     chances = head.measured(logits, columns).cpu() if head.chance else None
-    return Told(head.scores(logits, columns).cpu(), chances)
+    return HeadOutput(head.scores(logits, columns).cpu(), chances)
 
 
-def value_rows(rows: RowMaker, batch: Batch, told: Told, explained: Tensor) -> Iterator[Score]:
+def value_rows(rows: RowMaker, batch: Batch, told: HeadOutput, explained: Tensor) -> Iterator[Score]:
     from heatproof.run.score import NO_ANSWER, labels_of
 
     known = zip(batch.ids, labels_of(batch), explained.tolist(), strict=True)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, ModelError
-from heatproof.models.specs import KERAS_FILES, placed_spec
+from heatproof.models.names import KERAS_FILES, placed_spec
 from heatproof.registry import parse_call
 from heatproof.rows import PRETRAINED as PRETRAINED
 from heatproof.rows import RANDOM as RANDOM

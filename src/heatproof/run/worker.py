@@ -19,13 +19,14 @@ from heatproof.explain.api import begin_ahead, read_methods, shared_pass
 from heatproof.explain.floors import is_floor
 from heatproof.images import Loaded, batches
 from heatproof.images.duplicates import SIDE
-from heatproof.images.entries import entries
+from heatproof.images.loader import entries
 from heatproof.images.source import draw
 from heatproof.metrics.scene import BatchContext, ImagePool
 from heatproof.models import Model
-from heatproof.models.asked import asked
-from heatproof.models.model import is_out_of_memory
-from heatproof.models.queue import all_logits, how_it_runs
+from heatproof.models.accel import Accelerator
+from heatproof.models.queue import all_logits
+from heatproof.models.running import is_out_of_memory
+from heatproof.models.targets import bind_targets
 from heatproof.run.background import Prefetcher, WriteQueue
 from heatproof.run.findings import answer_rows, said
 from heatproof.run.group import across_rows, group_rows
@@ -34,7 +35,7 @@ from heatproof.run.plan import Block, RunPlan, Task
 from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, as_stored
 from heatproof.run.study import ResolvedStudy
-from heatproof.run.values import Told, told_by, value_rows
+from heatproof.run.values import HeadOutput, told_by, value_rows
 from heatproof.run.wrong_predictions import explain_wrong_predictions, of_prediction
 from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
@@ -58,7 +59,7 @@ class Computed:
     findings: MetricResults | None = None  # None where no picture could be used
     entries: Batch | None = None  # where pictures may have several findings: what the maps are of
     said: Tensor = field(default_factory=lambda: torch.empty(0))  # the predicted ones, "b k" bool
-    told: Told | None = None  # of a network that names no class
+    told: HeadOutput | None = None  # of a network that names no class
     unanswered: Tensor | None = None  # "b" bool: of explained_batch, images whose output is not finite
 
     @property
@@ -174,9 +175,9 @@ class Worker:
         batch, model = loaded.batch, self.opened.model(task.unit.checkpoint)
         if not batch.ids:
             return Computed(loaded)
-        if not self.opened.several:
+        if not self.opened.is_multilabel:
             targets = batch.labels if self.opened.targets == "label" else None
-            if not self.opened.classes:  # of which the pictures' labels say nothing
+            if not self.opened.predicts_classes:  # of which the pictures' labels say nothing
                 loaded = loaded._replace(batch=replace(batch, labels=None))
             return self._explained(task, Computed(loaded), loaded.batch, targets)
         # Pictures without a finding are asked too: they are what the others are told from.
@@ -192,7 +193,7 @@ class Worker:
         """With maps of this batch and what metrics say about them."""
         unit, layer = task.unit, self.opened.study.model.layer
         # Bound to the regions or boxes of this batch, where it has some.
-        model, _ = asked(self.opened.model(unit.checkpoint), batch.images, targets)
+        model, _ = bind_targets(self.opened.model(unit.checkpoint), batch.images, targets)
         new: dict[str, Maps] = {}
         others: dict[str, Maps] = {}
         logits = torch.empty(0)
@@ -213,7 +214,7 @@ class Worker:
         return replace(
             known, maps=at_hand, others=others, logits=logits if known.entries is None else known.logits,
             explained=explained, findings=findings.fetched(iter(fetched)), told=told,
-            unanswered=model.read.unanswered(logits) if len(logits) else None,
+            unanswered=model.head.unanswered(logits) if len(logits) else None,
         )  # fmt: skip
 
     def _rows(self, task: Task, computed: Computed) -> Iterator[Score]:
@@ -242,7 +243,7 @@ class Worker:
             model, model.check_images(batch.images), calls, ids=batch.ids, targets=targets,
             layer=study.model.layer, seed=unit.seed, progress=self.passed,
         )  # fmt: skip
-        lost = model.read.unanswered(logits)
+        lost = model.head.unanswered(logits)
         for name, one in maps.items():
             explained = one.explained.masked_fill(lost, -1) if targets is None else one.explained
             values = one.values.masked_fill(per_map(lost, one.values), torch.nan)
@@ -376,7 +377,7 @@ def _run_checkpoint(worker: Worker, work: Work, checkpoint: str, jobs: list[Job]
                 raise StopRequested
             worker.run(job.tasks, pictures, behind)
             work.progress.advance(job.images, len(job.tasks))
-    for sentence in how_it_runs(opened.model(checkpoint)):
+    for sentence in Accelerator(opened.model(checkpoint)).describe():
         work.progress.say(f"checkpoint {checkpoint}: {sentence}")
 
 

@@ -21,7 +21,7 @@ def explain_wrong_predictions(
     model: Model, batch: Batch, unit: Unit, targets: Tensor, logits: Tensor
 ) -> tuple[Batch, Unit, Tensor] | None:
     """The pictures the network is wrong about, the methods that can explain its answer, and that answer."""
-    answers, lost = model.read.predicted(logits).cpu(), model.read.unanswered(logits).cpu()
+    answers, lost = model.head.predicted(logits).cpu(), model.head.unanswered(logits).cpu()
     wrong = ((answers != targets.cpu()) & ~lost).nonzero()[:, 0].tolist()
     methods = tuple(method for method in unit.methods if not (is_floor(method) or is_stored(method)))
     if not wrong or not methods:

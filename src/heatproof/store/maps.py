@@ -31,7 +31,7 @@ from torch import Tensor
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.store.ledger import Seal, check_file, check_types, plain, read_index, slug
-from heatproof.types import Maps, Unit, per_map, places
+from heatproof.types import Maps, Unit, per_map, spatial_dims
 
 INDEX = tuple[str, list[str], list[list[str]]]  # types of a checkpoint's name, ids, and ids by method
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
@@ -53,7 +53,7 @@ def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> Tensor:
 def halved(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ "b h w" in half precision, and the scale and offset of each, "b 1 1", where the maps are."""
     maps = values.detach().float()
-    low, high = maps.amin(places(maps), keepdim=True), maps.amax(places(maps), keepdim=True)
+    low, high = maps.amin(spatial_dims(maps), keepdim=True), maps.amax(spatial_dims(maps), keepdim=True)
     offset = torch.where(low > 0, low, high.clamp(max=0))
     scale = torch.maximum(high - offset, offset - low)
     centred = maps - offset

@@ -17,7 +17,7 @@ from heatproof.explain.floors import is_floor
 from heatproof.metrics.agreement import rank_correlation
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.models import Model
-from heatproof.models.specs import placed_spec
+from heatproof.models.names import placed_spec
 from heatproof.report.tables import Value
 from heatproof.run.config import toml
 from heatproof.run.engine import Result, run_study
@@ -32,7 +32,7 @@ def local_spec(spec: str) -> str:
 def need_one_class(model: Model, who: str) -> None:
     """Refuse a network that does not name one class for each picture; a blank one shows it."""
     model.logits(model.preprocess.blank)
-    model.read.need_one_class(who)
+    model.head.need_one_class(who)
 
 
 def some(settings: Any, *names: str) -> dict[str, Any]:

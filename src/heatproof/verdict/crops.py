@@ -27,8 +27,9 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.kit import pixel_maps
 from heatproof.models.capture import capture
-from heatproof.models.model import Model, untouched
+from heatproof.models.model import Model
 from heatproof.models.queue import Queue, all_logits
+from heatproof.models.running import frozen_eval
 from heatproof.show import pixels
 from heatproof.types import Maps
 
@@ -160,7 +161,7 @@ def _seen(model: Model, images: Tensor, masks: Tensor, layer: Layer) -> tuple[Te
         inside = (seen * shares).sum((2, 3)) / shares.sum((2, 3))
         return inside, torch.stack([(seen**power).sum((0, 2, 3)) for power in range(3)])
 
-    with untouched(model.module):
+    with frozen_eval(model.module):
         Queue(model, (int(images.shape[-2]), int(images.shape[-1]))).each(len(images), work, parts.append)
     return torch.cat([inside for inside, _ in parts]), torch.stack([sums for _, sums in parts]).sum(0)
 

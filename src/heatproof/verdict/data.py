@@ -170,7 +170,7 @@ class RunData:
             return "Each map explains the class named beside it." if known else ""
         told = f"Every map explains the {' and '.join(same)} of its picture"
         if same == ["true label"]:
-            says = "does not find it" if self.manifest.several else "says another class"
+            says = "does not find it" if self.manifest.is_multilabel else "says another class"
             told += f"; for {images.right.count(False):,} of {len(known):,} the network {says}"
         return f"{told}."
 
@@ -211,7 +211,7 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         images=_with_groups(
             folder,
             checkpoint,
-            _images(select, facts, class_names(folder) if folder.manifest.several else None),
+            _images(select, facts, class_names(folder) if folder.manifest.is_multilabel else None),
         ),
         classes=dict(enumerate(class_names(folder))),
         whole={(name, m): c for (name, m, label), c in groups.items() if label is None},
@@ -278,7 +278,7 @@ def _with_groups(folder: RunFolder, checkpoint: str, images: Images) -> Images:
     if seen is None:
         return images
     place = {name: i for i, name in enumerate(seen.ids)}
-    if folder.manifest.several:
+    if folder.manifest.is_multilabel:
         names = class_names(folder)
         place |= {valid_unicode(entry_id(n, f)): i for n, i in list(place.items()) for f in names}
     if not set(images.ids) <= place.keys():

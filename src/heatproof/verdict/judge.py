@@ -233,7 +233,7 @@ def _in_the_way(data: RunData) -> Iterator[str]:
     if len(tiny := _tiny(data)) > MOSTLY * len(data.images.ids):
         yield _tiny_images(tiny)
     yield from _other_order(data)
-    if data.manifest.several:
+    if data.manifest.is_multilabel:
         yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH, data.images.copies)
     else:
         yield from _no_skill(data)
@@ -297,7 +297,7 @@ def _right_by_class(data: RunData) -> dict[int | None, list[float]]:
 
 
 def _label_agreement(data: RunData) -> LabelAgreement:
-    right = {} if data.manifest.several else _right_by_class(data)
+    right = {} if data.manifest.is_multilabel else _right_by_class(data)
     answers = [one for own in right.values() for one in own]
     never = [c for c, own in right.items() if len(own) >= ENOUGH_OF_A_CLASS and not any(own)]
     names = tuple(data.class_name(c) for c in sorted(c for c in never if c is not None))
@@ -307,7 +307,7 @@ def _label_agreement(data: RunData) -> LabelAgreement:
 def _other_order(data: RunData) -> Iterator[str]:
     """Whether another order of the classes explains the labels much better."""
     names = [data.class_name(label) for label in range(max(data.classes, default=-1) + 1)]
-    if data.manifest.several:
+    if data.manifest.is_multilabel:
         answers = read_answers(data.folder, data.checkpoint, model=data.model)
         truth, scores = answers.labels, answers.probabilities
     else:

@@ -26,7 +26,7 @@ from heatproof.verdict.epochs import read_gradients
 if TYPE_CHECKING:
     from heatproof.metrics.results import PerClass
     from heatproof.store import RunFolder
-    from heatproof.train.history import GradientNorm
+    from heatproof.train.recipe import GradientNorm
     from heatproof.types import ArrayLike
 
 NAN = float("nan")
@@ -102,14 +102,18 @@ class CheckpointState:
         from heatproof.metrics.stats import as_array
 
         y, probs = as_array(labels).astype(np.int64), as_array(probs)
-        several = is_table(y)
+        is_multilabel = is_table(y)
         methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
         gold = gold_mask(y, probs, tau) if listed is None else as_array(listed)
-        right = accuracy(y, probs, tau=thresholds(y, probs, tau).tolist()) if several else accuracy(y, probs)
+        right = (
+            accuracy(y, probs, tau=thresholds(y, probs, tau).tolist())
+            if is_multilabel
+            else accuracy(y, probs)
+        )
         return CheckpointState(
             name, epoch, auc(y, probs).value, right.value, _lists(y, gold), methods, _moves(names, y, probs),
-            findings=_findings(names, y, probs, tau) if several else {},
+            findings=_findings(names, y, probs, tau) if is_multilabel else {},
         )  # fmt: skip
 
 
@@ -213,8 +217,8 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
     answers = read_answers(folder, checkpoint, model=model)
-    several = answers.limits is not None
-    known = np.full(len(answers.ids), True) if several else answers.labels >= 0
+    is_multilabel = answers.limits is not None
+    known = np.full(len(answers.ids), True) if is_multilabel else answers.labels >= 0
     ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
     y, probs = answers.labels[known], answers.probabilities[known]
     ranked = answers.complete and len(y) > 0
@@ -231,7 +235,8 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     right = counted if answers.limits is None else accuracy(y, probs, tau=answers.limits).value
     return CheckpointState(
         checkpoint, epoch_of(checkpoint), ranking, right, _lists(y, gold), states,
-        _moves(ids, y, probs) if ranked else {}, findings=_findings(ids, y, probs, tau) if several else {},
+        _moves(ids, y, probs) if ranked else {},
+        findings=_findings(ids, y, probs, tau) if is_multilabel else {},
     )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from heatproof.explain.gradients import over_channels
 from heatproof.explain.providers import OF_PIXELS, Offer
 from heatproof.models.checkpoints import first_line
 from heatproof.models.layers import find_module, picture_layers
-from heatproof.models.model import Model, is_out_of_memory, watched
+from heatproof.models.model import Model
+from heatproof.models.running import is_out_of_memory, watched
 from heatproof.registry import REQUIRED
 from heatproof.types import Signed, Trace
 
@@ -41,7 +42,7 @@ class LogitsModule(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         logits = self.asked.forward(images)
-        two = self.asked.read.targets(logits.shape[1]) > logits.shape[1]  # one logit speaks for two classes
+        two = self.asked.head.targets(logits.shape[1]) > logits.shape[1]  # one logit speaks for two classes
         return torch.cat([-logits, logits], 1) if two else logits
 
     def train(self, mode: bool = True) -> LogitsModule:
@@ -84,7 +85,7 @@ def calling(method: str, trace: Trace) -> Iterator[tuple[LogitsModule, Tensor]]:
             redirect_stderr(StringIO()),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
-            torch.manual_seed(trace.seed)  # the caller's generator comes back with `untouched`
+            torch.manual_seed(trace.seed)  # the caller's generator comes back with `frozen_eval`
             np.random.seed(trace.seed)  # noqa: NPY002
             random.seed(trace.seed)
             images = trace.images.detach().to(model.device, model.dtype).clone()
@@ -126,13 +127,12 @@ def layer_of(method: str, trace: Trace) -> nn.Module:
 def _runs(trace: Trace) -> dict[str, int]:
     """How often each part of the network runs in a pass: found by one, and remembered."""
     model = trace.model
-    if "part runs" not in model.found:
+    if model.facts.part_runs is None:
         counts: Counter[str] = Counter()
         with torch.no_grad(), watched(model.module, lambda name, *_: counts.update([name])):
             model.forward(model.ready(trace.images[:1]))
-        model.found["part runs"] = dict(counts)
-    found: dict[str, int] = model.found["part runs"]
-    return found
+        model.facts.part_runs = dict(counts)
+    return model.facts.part_runs
 
 
 def pixels(offer: Offer, attributions: Tensor) -> Tensor | Signed:

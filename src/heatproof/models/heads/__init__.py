@@ -1,7 +1,7 @@
 """What a network's answer is, head by head; see docs/heads.md."""
 
 from heatproof.models.heads.base import Columns, Head
-from heatproof.models.heads.classes import Multilabel, class_scores, predicted, probabilities
+from heatproof.models.heads.classes import Multilabel, Undetermined, class_scores, predicted, probabilities
 from heatproof.models.heads.dense import Detection, Segmentation
 from heatproof.models.heads.find import HEADS, LastStep, check_inputs, chosen_head, named_head, read_first
 from heatproof.models.heads.values import Embedding, Function, Regression
@@ -17,6 +17,7 @@ __all__ = [
     "Multilabel",
     "Regression",
     "Segmentation",
+    "Undetermined",
     "check_inputs",
     "chosen_head",
     "class_scores",

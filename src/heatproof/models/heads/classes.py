@@ -74,6 +74,10 @@ class Softmax(OneOfMany):
     """k logits."""
 
 
+class Undetermined(OneOfMany):
+    """The head of a network before its first pass, read as that of a plain classifier."""
+
+
 class OneLogit(OneOfMany):
     """One logit, of class 1."""
 

@@ -8,7 +8,7 @@
                    of the same class, 0 where there is none; the reference is given or the best box of the
                    clean image
 
-So these heads are first asked about some images (`models/asked.py`): that binds them to regions or boxes,
+So these heads are first asked about some images (`models/targets.py`): that binds them to regions or boxes,
 which stay as they are however the images are changed, and whichever weights the network gets. Before that
 the region is the whole picture (its mean logits, a column for each class), and the box is any box (one
 column: the highest score).

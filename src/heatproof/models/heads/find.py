@@ -34,6 +34,7 @@ from heatproof.models.heads.classes import (
     OneProbability,
     Probabilities,
     Softmax,
+    Undetermined,
     in_unit_interval,
 )
 from heatproof.models.heads.dense import Detection, Segmentation, is_boxes
@@ -128,15 +129,13 @@ def read_references(given: Any) -> Tensor:
     return torch.as_tensor(given)
 
 
-def read_first(
-    told: Head | None, module: nn.Module, output: Any, count: int, last: LastStep
-) -> tuple[Head, Tensor]:
+def read_first(head: Head, module: nn.Module, output: Any, count: int, last: LastStep) -> tuple[Head, Tensor]:
     """The head, and the table "b k" of a first pass in which `last` has watched the network."""
-    if told is None:
+    if undetermined := isinstance(head, Undetermined):
         _refuse_record(module, output)
-    head = told or _kind(output)
+        head = _kind(output)
     table = head.table(output, count)
-    if isinstance(head, OneOfMany) and told is None:
+    if undetermined and isinstance(head, OneOfMany):
         _refuse_features(module, table, last)
         if is_function(module) and table.shape[1] == 1 and in_unit_interval(table):
             raise ModelError(

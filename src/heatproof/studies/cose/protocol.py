@@ -63,7 +63,7 @@ from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.studies.units import UnitGroup, UnitRows, compute_units
-from heatproof.train.folder import trained_with_transforms
+from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
 
 # Keys of the manifest that may change: no number depends on them, or hashes guard them.

@@ -25,7 +25,7 @@ from typing import Any
 from heatproof.errors import InputError
 from heatproof.explain.api import read_methods
 from heatproof.images import Failure, Source, open_source, select
-from heatproof.images.csv import CORNERS
+from heatproof.images.file_sources import CORNERS
 from heatproof.images.files import picture_reader
 from heatproof.images.source import Sample, file_source
 from heatproof.metrics.gold import FIRST, ListRule

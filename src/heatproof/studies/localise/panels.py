@@ -26,8 +26,8 @@ from heatproof.disk import valid_unicode
 from heatproof.explain.api import explain
 from heatproof.explain.segments import segments_of, top_segments
 from heatproof.images import Source
+from heatproof.images.files import Box
 from heatproof.images.loader import batches
-from heatproof.images.preprocess import Box
 from heatproof.metrics import insertion_deletion
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model

@@ -26,8 +26,8 @@ from heatproof.explain.api import read_methods
 from heatproof.images import open_source, select
 from heatproof.metrics.localisation import kept_pixels
 from heatproof.models import Model
-from heatproof.models.classes import model_classes
 from heatproof.models.load import best_device
+from heatproof.models.names import model_classes
 from heatproof.report.figures.localise import curve_figure
 from heatproof.report.markdown_report import MarkdownReport
 from heatproof.run.config import study_from
@@ -100,7 +100,7 @@ def known_images(settings: LocaliseSettings, model: Model) -> Sifted:
     Raises InputError if the classes are not the model's.
     """
     count, names = max(2, model.logits(model.preprocess.blank).shape[1]), settings.class_names
-    model.read.need_one_class("a localisation study")
+    model.head.need_one_class("a localisation study")
     if names and len(names) != count:
         raise InputError(f"class_names lists {len(names)} names, but {model.name} has {count} classes")
     sifted = sift(settings.kind, settings.images, count, names or model.classes)

@@ -55,10 +55,8 @@ from torch import Tensor
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.images import open_source
-from heatproof.images.codes import MANIFEST, QRSet
+from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet, edit_finders, make_scenes
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
-from heatproof.images.edits import EDITS, Edited, edit_finders
-from heatproof.images.scenes import make_scenes
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
 from heatproof.metrics.localisation import budget_masks

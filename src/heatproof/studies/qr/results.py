@@ -29,8 +29,8 @@ from scipy.stats import rankdata
 from scipy.stats import t as student
 
 from heatproof.explain.floors import is_floor
+from heatproof.images.codes import EDITS
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
-from heatproof.images.edits import EDITS
 from heatproof.metrics import aurc, bl_slope
 from heatproof.metrics.on_parts import structure_score
 from heatproof.metrics.stats import percentile_interval, resample

@@ -17,7 +17,7 @@ from heatproof.errors import InputError, StoreError
 from heatproof.registry import explainers
 from heatproof.studies import settings as shared
 from heatproof.studies.settings import Settings, calls, option
-from heatproof.train.history import SCHEDULES
+from heatproof.train.recipe import SCHEDULES
 
 FLOORS = ("random", "edges")
 LIGHT = ("gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam")
@@ -120,8 +120,8 @@ FULL: dict[str, Any] = {
 def check(settings: QrSettings) -> QrSettings:
     """The settings with what follows from them filled in; what cannot work is refused."""
     from heatproof.explain.api import read_methods
-    from heatproof.images.backgrounds import find_photos
     from heatproof.images.codes import versions_that_fit
+    from heatproof.images.patterns import find_photos
     from heatproof.images.symbols import find_symbol
     from heatproof.models.load import best_device
 

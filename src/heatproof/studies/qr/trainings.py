@@ -24,16 +24,15 @@ import torch
 
 from heatproof.disk import write_whole
 from heatproof.images.codes import MANIFEST, QRSet, make_codes, write_codes
-from heatproof.images.negatives import negatives_of
+from heatproof.images.patterns import negatives_of
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
 from heatproof.studies.common import local_spec, need_one_class
 from heatproof.studies.qr.settings import QrSettings
 from heatproof.train import DEPTHS, Data, TrainProgress, ablation_grid, fit, new_head, regime_recipe
-from heatproof.train.folder import weights_file
-from heatproof.train.leakmin import cam_layer
-from heatproof.train.networks import seeded
-from heatproof.train.parts import trained_parts
+from heatproof.train.loop import weights_file
+from heatproof.train.networks import seeded, trained_parts
+from heatproof.train.protocols import cam_layer
 from heatproof.train.recipe import History, Phase, Recipe
 
 SMALL = "small"

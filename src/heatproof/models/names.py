@@ -1,15 +1,20 @@
-"""Class names: those that come with installed packages, and which of a model's classes pictures mean."""
+"""Names of networks (of a library, or a file), of precisions, and of classes. This module needs no torch."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 from heatproof.errors import InputError, MissingExtraError, need
 
+LITE = ("lite0", "efficientnet-lite0", "efficientnet_lite0")
+PRECISIONS = ("fp32", "tf32", "bf16")  # see running.py
+KERAS_FILES = (".keras", ".h5", ".hdf5")
 ABSENT = (MissingExtraError, AttributeError, KeyError)  # a package, or its names in this version of it
 WORDNET_ID = re.compile(r"n\d{8}")
 
@@ -84,3 +89,22 @@ def imagenet_wordnet_ids() -> dict[str, int]:
         info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
         return {info.index_to_label_name(k): k for k in range(info.num_classes())}
     return {}
+
+
+def placed_spec(spec: str, folder: Path) -> str:
+    """The spec with the full path of the file or folder it names, which is relative to `folder`.
+
+    >>> placed_spec("net.py:make", Path("/studies")), placed_spec("lite0", Path("/studies"))
+    ('/studies/net.py:make', 'lite0')
+    """
+    library, _, name = spec.partition(":")
+    path, _, factory = spec.rpartition(":")
+    if path.endswith(".py"):
+        return f"{_placed(path, folder)}:{factory}"
+    if library == "hf" and _placed(name, folder).exists():
+        return f"hf:{_placed(name, folder)}"
+    return str(_placed(spec, folder)) if spec.endswith(KERAS_FILES) else spec
+
+
+def _placed(path: str, folder: Path) -> Path:
+    return Path(os.path.abspath(folder / Path(path).expanduser()))

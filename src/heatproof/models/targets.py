@@ -15,16 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import TargetError
-from heatproof.models.heads import Columns, Function, Head
+from heatproof.models.heads import Columns, Function, Head, Undetermined
 from heatproof.models.heads.dense import Dense, as_place
-from heatproof.models.model import CONVOLUTIONS, Model, untouched
+from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval
 from heatproof.types import size_of
 
-OF_ITS_OUTPUT = ("graphs", "classes", "twin")  # what is known of a network only with its head
 
-
-def asked(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any]:
+def bind_targets(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any]:
     """The Model whose columns hold the targets, and the targets in a form that its check_targets takes.
 
     images: checked, "b c H W", as they are; their order is that of the targets.
@@ -34,9 +33,9 @@ def asked(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any]:
     if callable(targets) and not isinstance(targets, Tensor):
         return with_head(model, Function(function=targets)), None
     place = as_place(targets)
-    if model.reader is None and (place is not None or _must_be_seen(model.module)):
+    if isinstance(model.head, Undetermined) and (place is not None or _must_be_seen(model.module)):
         model.logits(images[:1])
-    head = model.read
+    head = model.head
     if not isinstance(head, Dense):
         if place is not None:
             raise TargetError(
@@ -44,22 +43,22 @@ def asked(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any]:
             )
         return model, targets
     if place is not None or head.bound != len(images):
-        model = _bound(unasked(model), images, targets)
-        targets, head = place.classes if place else targets, model.read
+        model = _bound(unbind_targets(model), images, targets)
+        targets, head = place.classes if place else targets, model.head
         assert isinstance(head, Dense)
     return model, head.columns(targets, model.device)
 
 
-def unasked(model: Model) -> Model:
+def unbind_targets(model: Model) -> Model:
     """The Model as it was before it was asked about images."""
-    head = model.reader
+    head = model.head
     return with_head(model, head.free()) if isinstance(head, Dense) and head.bound else model
 
 
 def with_head(model: Model, head: Head) -> Model:
     """The same network, whose output is read by another head."""
-    other = replace(model, reader=head)
-    other.found |= {name: what for name, what in model.found.items() if name not in OF_ITS_OUTPUT}
+    other = replace(model, head=head)
+    other.facts = model.facts.with_other_head()
     return other
 
 
@@ -71,13 +70,13 @@ def _bound(model: Model, images: Tensor, targets: Any) -> Model:
         inputs = model.ready(images[start:stop])
         if not model.was_seen:
             model.forward(inputs[:1])
-        reader = model.read
-        assert isinstance(reader, Dense)
-        return reader.look(model.output(inputs.clone()), stop - start)
+        head = model.head
+        assert isinstance(head, Dense)
+        return head.look(model.output(inputs.clone()), stop - start)
 
-    with untouched(model.module):
+    with frozen_eval(model.module):
         Queue(model, size_of(images)).each(len(images), work, seen.extend, "forward")
-    head = model.read
+    head = model.head
     assert isinstance(head, Dense)
     return with_head(model, head.ask(seen, targets, size_of(images)))
 
