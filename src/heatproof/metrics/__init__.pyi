@@ -1,5 +1,10 @@
 from .adversarial import adversarial_fragility
-from .agreement import map_similarity, method_agreement, metric_agreement
+from .agreement import (
+    map_similarity,
+    method_agreement,
+    metric_agreement,
+    rank_correlation,
+)
 from .blobs import dispersion
 from .classifier import accuracy, auc, recall
 from .cscores import cscore, cscore_by_class, global_cscore, gold_list, soft_iou
@@ -48,7 +53,7 @@ from .stability import (
     sensitivity,
     ssim_to_final,
 )
-from .stats import above_floors, rank_correlation
+from .stats import above_floors
 
 __all__ = [
     "Curve",

@@ -15,9 +15,9 @@ with pixels for features; SSIM is added. A constant map has no order and counts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ from heatproof.metrics.kit import NOT_FINITE, blanked, chunks, finite, in_thread
 from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.results import NAN, Cause, PerClass, PerImage
 from heatproof.metrics.similarity import ssim
-from heatproof.metrics.stats import as_numbers, correlate, same_length
-from heatproof.metrics.stats import rank_correlation as rank_correlation
+from heatproof.metrics.stats import as_numbers, same_length
 from heatproof.registry import metric, metrics
 from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
@@ -39,6 +38,49 @@ CONSTANT_MAP = "a map is constant, so that it has no order to compare"
 CONSTANT_EVERYWHERE = "no image has two maps that are not constant"
 NO_SSIM = "SSIM compares pictures, and these are volumes"
 ONE_MAP = "fewer than two methods have a map that is not constant"
+
+
+class Correlation(NamedTuple):
+    """A correlation with its two-sided p over n points; `reason` explains a NaN."""
+
+    rho: float
+    p: float
+    n: int
+    reason: str = ""
+
+    @property
+    def r(self) -> float:
+        """The same, as Pearson's correlation is called."""
+        return self.rho
+
+
+def correlate(
+    function: Callable[..., Any], x: np.ndarray, y: np.ndarray, names: Sequence[str], *,
+    where: str = "everywhere", points: str = "", tolerance: float = 0.0,
+) -> Correlation:  # fmt: skip
+    """A correlation of scipy over the pairs without NaN; NaN with a reason where scipy would only warn."""
+    defined = np.isfinite(x) & np.isfinite(y)
+    x, y = x[defined], y[defined]
+    if len(x) < 3:
+        few = points or f"points have both {names[0]} and {names[1]}"
+        return Correlation(NAN, NAN, len(x), f"fewer than three {few}")
+    for name, side in zip(names, (x, y), strict=True):
+        if np.ptp(side) <= tolerance * np.abs(side).max():
+            return Correlation(NAN, NAN, len(x), f"{name} is the same {where}")
+    result = function(x, y)
+    return Correlation(float(result.statistic), float(result.pvalue), len(x))
+
+
+def rank_correlation(x: ArrayLike, y: ArrayLike, names: tuple[str, str] = ("x", "y")) -> Correlation:
+    """Spearman's rho of two lists of numbers, with its p.
+
+    Args:
+        x, y: numbers in pairs; pairs with a NaN are left out of n.
+        names: what reasons and errors call them.
+    """
+    first, second = as_numbers(x), as_numbers(y)
+    same_length(**dict(zip(names, (first, second), strict=True)))
+    return correlate(spearmanr, first, second, names)
 
 
 def average_ranks(values: Tensor) -> Tensor:

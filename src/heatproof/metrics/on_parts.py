@@ -51,6 +51,7 @@ from torch import Tensor, nn
 
 from heatproof.errors import InputError, did_you_mean
 from heatproof.explain.baselines import baseline_images, mixed
+from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import (
     CONSTANT,
     Passes,
@@ -64,7 +65,6 @@ from heatproof.metrics.kit import (
 )
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.scene import BatchContext
-from heatproof.metrics.stats import Correlation, rank_correlation
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
 from heatproof.models.running import at_least_float, frozen_eval

@@ -30,10 +30,11 @@ from scipy.stats import pearsonr
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.metrics.agreement import Correlation, correlate
 from heatproof.metrics.kit import as_tensor, raw_maps
 from heatproof.metrics.results import NAN, PerClass
 from heatproof.metrics.similarity import REACH, REASONS, ssim
-from heatproof.metrics.stats import Correlation, as_numbers, correlate, percentile_interval, same_length
+from heatproof.metrics.stats import as_numbers, percentile_interval, same_length
 from heatproof.models.running import at_least_float
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, upsample

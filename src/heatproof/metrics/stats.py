@@ -1,13 +1,12 @@
-"""Statistics of scores, without torch: bootstrap intervals, rank correlations, margins over floors."""
+"""Statistics of scores, without torch: bootstrap intervals and margins over floors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from heatproof.errors import InputError
 from heatproof.metrics.results import NAN as NAN
@@ -98,49 +97,6 @@ def _indices(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
 @lru_cache(maxsize=1)
 def _cached_indices(n: int, resamples: int, seed: int) -> tuple[np.ndarray, ...]:
     return tuple(_indices(n, resamples, seed))
-
-
-class Correlation(NamedTuple):
-    """A correlation with its two-sided p over n points; `reason` explains a NaN."""
-
-    rho: float
-    p: float
-    n: int
-    reason: str = ""
-
-    @property
-    def r(self) -> float:
-        """The same, as Pearson's correlation is called."""
-        return self.rho
-
-
-def correlate(
-    function: Callable[..., Any], x: np.ndarray, y: np.ndarray, names: Sequence[str], *,
-    where: str = "everywhere", points: str = "", tolerance: float = 0.0,
-) -> Correlation:  # fmt: skip
-    """A correlation of scipy over the pairs without NaN; NaN with a reason where scipy would only warn."""
-    defined = np.isfinite(x) & np.isfinite(y)
-    x, y = x[defined], y[defined]
-    if len(x) < 3:
-        few = points or f"points have both {names[0]} and {names[1]}"
-        return Correlation(NAN, NAN, len(x), f"fewer than three {few}")
-    for name, side in zip(names, (x, y), strict=True):
-        if np.ptp(side) <= tolerance * np.abs(side).max():
-            return Correlation(NAN, NAN, len(x), f"{name} is the same {where}")
-    result = function(x, y)
-    return Correlation(float(result.statistic), float(result.pvalue), len(x))
-
-
-def rank_correlation(x: ArrayLike, y: ArrayLike, names: tuple[str, str] = ("x", "y")) -> Correlation:
-    """Spearman's rho of two lists of numbers, with its p.
-
-    Args:
-        x, y: numbers in pairs; pairs with a NaN are left out of n.
-        names: what reasons and errors call them.
-    """
-    first, second = as_numbers(x), as_numbers(y)
-    same_length(**dict(zip(names, (first, second), strict=True)))
-    return correlate(spearmanr, first, second, names)
 
 
 @metric(

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from heatproof.metrics.agreement import Correlation
 from heatproof.metrics.results import PerClass
-from heatproof.metrics.stats import Correlation
 from heatproof.report.figures import COLOURS, drawing, line_style
 
 Spread = Mapping[str, Mapping[str, np.ndarray]]  # group -> method -> one value per image (or per study)

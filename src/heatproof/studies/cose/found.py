@@ -13,9 +13,10 @@ import numpy as np
 from heatproof.errors import InputError
 from heatproof.explain.floors import is_floor
 from heatproof.images.transforms import STEPS, TRANSFORMS
+from heatproof.metrics.agreement import Correlation
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.stability import cose, cose_split, harmonic, ssim_to_final
-from heatproof.metrics.stats import Correlation, Interval, percentile_interval, resample
+from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.store import RunFolder
 from heatproof.studies.common import mean_value
 
