@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.common import CAMS, GRAD_CAM, Part, Row, cost, network, side_by_side, speed
 from benchmarks.sections import BenchAsked
 from heatproof.errors import need
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.models.model import Model
 from heatproof.models.running import frozen_eval
 

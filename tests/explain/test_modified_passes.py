@@ -23,10 +23,9 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from conftest import counting, same, small_cnn, state_of
 from heatproof.errors import InputError, ModelError
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images
-from heatproof.explain.fullgrad import contributions
-from heatproof.explain.rules import carrying
+from heatproof.explain.rules import carrying, contributions
 from heatproof.models.capture import capture
 from heatproof.models.model import as_model
 from heatproof.models.running import frozen_eval

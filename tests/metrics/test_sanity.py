@@ -27,9 +27,9 @@ from heatproof.metrics.sanity import (
     randomisation,
 )
 from heatproof.metrics.stats import above_floors
-from heatproof.models import random_weights
+from heatproof.models import derived
+from heatproof.models.derived import copy_of, reinitialise, untrained_copy
 from heatproof.models.model import Model
-from heatproof.models.random_weights import copy_of, reinitialise, untrained_copy
 
 HEAD_FIRST = ["11", "7", "4", "1", "0"]  # modules of small_cnn with weights
 
@@ -59,9 +59,9 @@ def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
         drawn.append(seed)
         reinitialise(module, names, seed)
 
-    monkeypatch.setattr(random_weights, "reinitialise", counted)
+    monkeypatch.setattr(derived, "reinitialise", counted)
     kept, before = Model(cnn), copy.deepcopy(cnn.state_dict())
-    random_weights.keep_twin(kept)
+    derived.keep_twin(kept)
     for _ in range(2):
         for seed in (3, 4):
             found, expected = (

@@ -20,7 +20,7 @@ from heatproof.metrics.classifier import class_order
 from heatproof.models import load_model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.model import Model
-from heatproof.run.inputs import input_warnings
+from heatproof.run.checks import input_warnings
 from heatproof.studies.audit.planner import inspect
 from heatproof.studies.audit.score import plan_score
 from heatproof.studies.audit.settings import AuditSettings, ScoreSettings, study_tables

@@ -39,10 +39,10 @@ from torch import Tensor, nn
 from heatproof.contrast.tokens import Token, as_token
 from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.metrics.kit import as_tensor, same_length
+from heatproof.models.derived import copy_of
 from heatproof.models.keras_graph import KerasClassifier
 from heatproof.models.model import Model, Picture, as_model
 from heatproof.models.queue import all_logits
-from heatproof.models.random_weights import copy_of
 from heatproof.train.data import stratified_split
 from heatproof.train.loop import EpochPlan, TrainInputs, TrainProgress, class_weights, digest, fit_epochs
 from heatproof.train.networks import Parts

@@ -24,7 +24,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.explain.blur import gaussian_blur
+from heatproof.explain.baselines import gaussian_blur
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.kit import same_length
 

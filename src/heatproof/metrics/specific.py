@@ -48,13 +48,13 @@ from heatproof.metrics.faithfulness import area, insertion_deletion, not_above
 from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, blanked, finite, pixel_maps
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import BatchContext, Change
-from heatproof.models.function import is_function
+from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
-from heatproof.models.random_weights import untrained_copy
 from heatproof.models.running import frozen_eval
 from heatproof.models.targets import bind_targets
+from heatproof.models.wrapped import is_function
 from heatproof.registry import explainers, metric, parse_call
 from heatproof.types import Images, Maps, per_map, size_of, spatial_dims, upsample
 

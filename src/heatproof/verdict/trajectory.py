@@ -190,7 +190,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     from heatproof.metrics.classifier import accuracy, auc
     from heatproof.metrics.gold import gold_mask
     from heatproof.metrics.results import PerClass
-    from heatproof.run.answers import anchor_answers, anchor_of, read_answers
+    from heatproof.run.predictions import anchor_of, anchor_probabilities, read_predictions
 
     rows = folder.scores().sql(
         "select method, label, metric, value, reason from scores where model = ? and checkpoint = ? "
@@ -216,7 +216,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     for method in methods:
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
-    answers = read_answers(folder, checkpoint, model=model)
+    answers = read_predictions(folder, checkpoint, model=model)
     is_multilabel = answers.limits is not None
     known = np.full(len(answers.ids), True) if is_multilabel else answers.labels >= 0
     ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
@@ -228,7 +228,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     lists = parse_call(metric)[1]
     listed = probs
     if anchor := lists.get("anchor"):
-        listed = anchor_answers(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
+        listed = anchor_probabilities(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
     tau = lists.get("tau", answers.limits or 0.5)
     gold = gold_mask(y, listed, tau)
     counted = _accuracy(folder, model, checkpoint)
