@@ -14,13 +14,13 @@ import heatproof as hp
 from conftest import needs_cuda, same, small_cnn, small_vit, state_of
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import PerImage
-from heatproof.metrics.occlusion import part_occlusion
+from heatproof.metrics.on_parts import part_occlusion
 from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
 from heatproof.models.heads import HEADS
 from heatproof.models.model import Model
 from heatproof.models.targets import bind_targets
 from heatproof.registry import explainers, metrics
-from heatproof.run.measure import measure
+from heatproof.run.score import measure
 from heatproof.types import Batch, Truth
 
 SIDE = 16
@@ -197,8 +197,9 @@ def test_every_metric_of_images_gives_numbers_or_reasons(head: str) -> None:
     explained = maps["gradcam"].explained
     scene = BatchContext(model, Batch(tuple("abcd"), shown, explained, truth(4)), maps, explained)
     calls = [f"{name}({CHEAP[name]})" if name in CHEAP else name for name in OF_IMAGES]
-    for request, method, scores in measure(calls, scene).found:
-        every_number(scores, f"{request.text} of {method}")
+    for method, metric, values, reasons in measure(calls, scene):
+        for value, reason in zip(values, reasons, strict=True):
+            assert math.isfinite(value) or (math.isnan(value) and reason), (method, metric, value, reason)
     every_number(part_occlusion(truth(4).masks["box"], columns, model=model, images=shown), "occlusion_drop")
 
 

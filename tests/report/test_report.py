@@ -26,7 +26,6 @@ from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
 from heatproof.report.charts import LinePanel, Mark
 from heatproof.report.definitions import references
-from heatproof.report.figures.cscore import score_table
 from heatproof.report.gallery import gallery, pack, unpack
 from heatproof.report.live import Wanted, as_csv
 from heatproof.report.page import asset, embed, render, write_page
@@ -34,6 +33,7 @@ from heatproof.report.pieces import TEMPLATES, Grid, fill
 from heatproof.report.sections import ScoreColumn, classes, packed, scores
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
+from heatproof.studies.cscore.page import score_grid
 from heatproof.types import Maps, normalise
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
@@ -222,7 +222,7 @@ def test_a_score_of_no_image_is_not_drawn(tmp_path: Path) -> None:
     assert f"{escape(CLASSES[1])}</bdi> (not defined)" in section
     assert '–<span class="sub">n = 0</span>' in section
     run = Trajectory.from_run(RunFolder.open(tmp_path / "run"))
-    table, _ = score_table(run, run.checkpoints[-1])
+    table, _ = score_grid(run, run.checkpoints[-1])
     assert np.isnan(table[:, 2]).all() and (table[:, 1] == 0.6).all()
 
 

@@ -16,11 +16,11 @@ from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.images import Preprocess
 from heatproof.images.kinds import Guess, guess_source
-from heatproof.metrics.class_order import class_order
+from heatproof.metrics.classifier import class_order
 from heatproof.models import load_model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.model import Model
-from heatproof.run.inputs import input_warnings
+from heatproof.run.checks import input_warnings
 from heatproof.studies.audit.planner import inspect
 from heatproof.studies.audit.score import plan_score
 from heatproof.studies.audit.settings import AuditSettings, ScoreSettings, study_tables

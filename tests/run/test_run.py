@@ -20,13 +20,13 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import CheckpointError, InputError, StoreError
 from heatproof.images import Preprocess, open_source
-from heatproof.metrics.checkpoint_pairs import comparable
 from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.stability import comparable
 from heatproof.models import probabilities
 from heatproof.run import worker
 from heatproof.run.engine import prepare, run_study
-from heatproof.run.measure import MetricResults, measure
-from heatproof.run.plan import make_plan
+from heatproof.run.plan import PlannedUnit, make_plan
+from heatproof.run.score import MetricResults, measure
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
 from heatproof.store.verify import inspect
@@ -47,13 +47,13 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     compute, group = worker.Worker.compute, worker.Worker.group
 
-    def noted_compute(self: worker.Worker, task: worker.Task, loaded: worker.Loaded) -> object:
-        seen.append(task.unit.hash)
-        return compute(self, task, loaded)
+    def noted_compute(self: worker.Worker, unit: PlannedUnit, loaded: worker.Loaded) -> object:
+        seen.append(unit.hash)
+        return compute(self, unit, loaded)
 
-    def noted_group(self: worker.Worker, task: worker.Task) -> None:
-        seen.append(task.unit.hash)
-        group(self, task)
+    def noted_group(self: worker.Worker, unit: PlannedUnit) -> None:
+        seen.append(unit.hash)
+        group(self, unit)
 
     monkeypatch.setattr(worker.Worker, "compute", noted_compute)
     monkeypatch.setattr(worker.Worker, "group", noted_group)
@@ -553,11 +553,11 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     methods, metrics = ["gradcam", "gradient", "random"], ["accuracy", "cscore", "randomisation", "localise"]
     sizes: list[int] = []
 
-    def limited(names: Sequence[str], scene: BatchContext) -> MetricResults:
+    def limited(names: Sequence[str], scene: BatchContext, *more: object) -> list[MetricResults]:
         sizes.append(len(scene.batch.ids))
         if sizes[-1] > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 MiB")
-        return measure(names, scene)
+        return measure(names, scene, *more)
 
     study = make_study(tmp_path, 9, methods, metrics, "epochs/epoch01.pt")
     study.write_text(study.read_text().replace("batch_size = 4", "batch_size = 9"))

@@ -16,9 +16,10 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import HeatproofError, InputError
 from heatproof.images import Preprocess, batches, open_source
+from heatproof.run.checks import check_study
 from heatproof.run.config import read_study
 from heatproof.run.progress import Progress
-from heatproof.run.study import ResolvedStudy, check_study, open_study
+from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.studies.audit import planner, protocol
 from heatproof.studies.audit.memory_images import write_images
 from heatproof.studies.audit.planner import (

@@ -47,7 +47,7 @@ SO_FAR = """
 def check_input(settings: AuditSettings | ScoreSettings) -> None:
     """Raise for missing images, networks or weights before torch is imported, which takes its time."""
     from heatproof.images.kinds import guess_source
-    from heatproof.run.files import check_network
+    from heatproof.run.config import check_network
 
     guess_source(settings.images)
     check_network(settings.model, settings.checkpoint)

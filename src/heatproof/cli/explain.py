@@ -117,11 +117,11 @@ def explain_command(
     paths = find_images(images)
     if not any(path.exists() for path in paths):
         raise InputError(f"there is no file {paths[0]}; name image files, folders of them or quoted patterns")
-    from heatproof.run.files import check_network
+    from heatproof.run.config import check_network
 
     weights = None if choice["random_weights"] else choice["checkpoint"]
     check_network(model, [weights] if weights else [])  # before torch is imported, which takes its time
-    from heatproof.run.inputs import input_warnings
+    from heatproof.run.checks import input_warnings
 
     loaded = open_model(model, **choice)
     scans = {"window": window, "spacing": spacing}

@@ -76,7 +76,7 @@ def run_command(
     if profile and dry_run:
         raise click.UsageError("--profile tells about a run; leave out --dry-run")
     read = read_study(study)
-    from heatproof.run.files import check_files
+    from heatproof.run.config import check_files
 
     check_files(read, study.resolve().parent)  # before torch is imported, which takes its time
     from heatproof.run.engine import prepare, run_study

@@ -35,7 +35,7 @@ from heatproof.images.kinds import SOURCES, source_options
 from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
 from heatproof.report.pieces import Piece
-from heatproof.run.wrong_predictions import of_prediction
+from heatproof.rows import of_prediction
 from heatproof.show import AXES, COLOUR_MAPS, address, brightened, middle, overlay, plane_words, sections
 from heatproof.store.ledger import DamagedError
 from heatproof.store.maps import MapStore

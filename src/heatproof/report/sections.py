@@ -18,7 +18,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from heatproof.errors import InputError
-from heatproof.metrics.agreement import Matrix, metric_agreement
+from heatproof.metrics.agreement import metric_agreement
+from heatproof.metrics.results import PerClass
 from heatproof.report.charts import DotRows, Line, LinePanel, Mark
 from heatproof.report.pieces import (
     UNSURE,
@@ -327,7 +328,7 @@ def agreement(data: RunData) -> Section:
     return Section("agreement", "Agreement", content if shown else None, "; ".join(why))
 
 
-def between_metrics(data: RunData) -> Matrix | str:
+def between_metrics(data: RunData) -> PerClass | str:
     """How alike metrics order the methods, floors left out; or why that cannot be said."""
     table: dict[str, dict[str, float]] = {}
     for of in data.measures:
@@ -339,7 +340,8 @@ def between_metrics(data: RunData) -> Matrix | str:
         return "agreement between metrics needs three methods and two metrics with a direction"
     directions = {name: bool(measure(name, data.facts).higher_is_better) for name in table}
     try:
-        return metric_agreement(table, directions).spearman
+        matrix: PerClass = metric_agreement(table, directions).spearman
+        return matrix
     except InputError as error:
         return str(error)
 

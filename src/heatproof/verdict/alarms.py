@@ -55,7 +55,7 @@ from heatproof.errors import InputError
 from heatproof.verdict.auc import auc_falls
 
 if TYPE_CHECKING:
-    from heatproof.metrics.cscores import CScore
+    from heatproof.metrics.results import PerClass
     from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}
@@ -175,7 +175,7 @@ class _Look:
             }
             yield from self._method(method, state, listed)
 
-    def _method(self, method: str, state: MethodState, listed: Mapping[int, CScore]) -> Iterator[Alarm]:
+    def _method(self, method: str, state: MethodState, listed: Mapping[int, PerClass]) -> Iterator[Alarm]:
         """Collapse of the method first, then of single classes, then what the global score hides."""
         blank = {c for c, score in listed.items() if self._mostly_blank(score)}
         before = self._fallen_from(method, None, state.overall)
@@ -223,13 +223,13 @@ class _Look:
                 return False
         return True
 
-    def _mostly_blank(self, score: CScore) -> bool:
+    def _mostly_blank(self, score: PerClass) -> bool:
         if math.isnan(score.degenerate):
             return False
         hits = round(score.degenerate * score.n)
         return surely_above(hits, score.n, self.thresholds.most, self.thresholds.confidence)
 
-    def _fallen_from(self, method: str, c: int | None, now: CScore) -> tuple[str, float] | None:
+    def _fallen_from(self, method: str, c: int | None, now: PerClass) -> tuple[str, float] | None:
         """Where the method (or its maps of a class) agreed best before, and how well, if that is lost."""
         best: tuple[str, float] | None = None
         for k, checkpoint in enumerate(self.run.checkpoints[: self.k]):
@@ -253,7 +253,7 @@ class _Look:
         return self._alarm(1, None, c, "critical" if state.gold < 2 else "warning", evidence, sentence)
 
     def _attribution(
-        self, method: str, score: CScore, c: int | None, before: tuple[str, float] | None
+        self, method: str, score: PerClass, c: int | None, before: tuple[str, float] | None
     ) -> Alarm:
         whose = f"the {method} maps" + ("" if c is None else f" of {self.run.class_name(c)}")
         evidence = {"cscore": score.value, "n": float(score.n), "degenerate": score.degenerate}
@@ -268,7 +268,7 @@ class _Look:
         )
         return self._alarm(2, method, c, "critical", evidence, sentence)
 
-    def _masking(self, method: str, overall: CScore, c: int, score: CScore) -> Alarm:
+    def _masking(self, method: str, overall: PerClass, c: int, score: PerClass) -> Alarm:
         name = self.run.class_name(c)
         sentence = (
             f"At {self.now.name} the {method} C-Score over all classes, {overall.value:.3f}, hides {name}: "
@@ -301,6 +301,6 @@ class _Look:
         return Alarm(mechanism, now.name, now.epoch, method, c, name, severity, evidence, sentence, tells)
 
 
-def _high(score: CScore) -> float:
+def _high(score: PerClass) -> float:
     """The upper end of what the score may be; the score itself where there is no interval."""
     return score.value if math.isnan(score.interval[1]) else score.interval[1]

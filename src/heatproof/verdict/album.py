@@ -22,7 +22,7 @@ from scipy.cluster.hierarchy import ClusterNode, linkage, to_tree
 from torch import nn
 
 from heatproof.errors import InputError
-from heatproof.metrics.arrays import same_length
+from heatproof.metrics.stats import same_length
 from heatproof.models.model import Model, as_model
 from heatproof.types import ArrayLike, Maps
 from heatproof.verdict.crops import ClassCrops, Crop, Layer, find_crops

@@ -49,9 +49,9 @@ def no_skill(
     import math
 
     from heatproof.metrics.classifier import auc, auc_errors
-    from heatproof.run.answers import read_answers
+    from heatproof.run.predictions import read_predictions
 
-    answers = read_answers(folder, checkpoint, model=model)
+    answers = read_predictions(folder, checkpoint, model=model)
     own = [i for i, name in enumerate(answers.ids) if name not in copies]
     if answers.limits is None or len(own) < fewest:
         return

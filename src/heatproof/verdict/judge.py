@@ -9,10 +9,10 @@ from dataclasses import asdict
 import numpy as np
 
 from heatproof.errors import StoreError, counted
-from heatproof.metrics.class_order import class_order
+from heatproof.metrics.classifier import class_order
 from heatproof.metrics.stats import mean_interval
-from heatproof.run.answers import read_answers
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
+from heatproof.run.predictions import read_predictions
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
 from heatproof.verdict.alarms import surely_above
@@ -308,7 +308,7 @@ def _other_order(data: RunData) -> Iterator[str]:
     """Whether another order of the classes explains the labels much better."""
     names = [data.class_name(label) for label in range(max(data.classes, default=-1) + 1)]
     if data.manifest.is_multilabel:
-        answers = read_answers(data.folder, data.checkpoint, model=data.model)
+        answers = read_predictions(data.folder, data.checkpoint, model=data.model)
         truth, scores = answers.labels, answers.probabilities
     else:
         pairs = zip(data.images.labels, data.images.predicted, strict=True)

@@ -24,7 +24,7 @@ from heatproof.rows import PRETRAINED, RANDOM, epoch_of
 from heatproof.verdict.epochs import read_gradients
 
 if TYPE_CHECKING:
-    from heatproof.metrics.cscores import CScore, CScores
+    from heatproof.metrics.results import PerClass
     from heatproof.store import RunFolder
     from heatproof.train.recipe import GradientNorm
     from heatproof.types import ArrayLike
@@ -54,8 +54,8 @@ class FindingState:
 class MethodState:
     """One method's consistency: over all classes, and by class."""
 
-    overall: CScore
-    classes: Mapping[int, CScore]
+    overall: PerClass
+    classes: Mapping[int, PerClass]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class CheckpointState:
         epoch: int | None,
         labels: Any,
         probs: Any,
-        scores: Mapping[str, CScores],
+        scores: Mapping[str, PerClass],
         tau: Any = 0.5,
         ids: Sequence[str] | None = None,
         listed: ArrayLike | None = None,
@@ -97,9 +97,9 @@ class CheckpointState:
         `ids` are known by their place, which must be the same at every checkpoint. `listed`, "b" bool (or
         "b k"), is the list in force where it is anchored.
         """
-        from heatproof.metrics.arrays import as_array
         from heatproof.metrics.classifier import accuracy, auc
-        from heatproof.metrics.gold_masks import gold_mask, is_table, thresholds
+        from heatproof.metrics.gold import gold_mask, is_table, thresholds
+        from heatproof.metrics.stats import as_array
 
         y, probs = as_array(labels).astype(np.int64), as_array(probs)
         is_multilabel = is_table(y)
@@ -188,9 +188,9 @@ def _cscore_name(folder: RunFolder, model: str) -> str:
 def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> CheckpointState | None:
     """One checkpoint's rows; None where it has no C-Score yet."""
     from heatproof.metrics.classifier import accuracy, auc
-    from heatproof.metrics.cscores import CScore
-    from heatproof.metrics.gold_masks import gold_mask
-    from heatproof.run.answers import anchor_answers, anchor_of, read_answers
+    from heatproof.metrics.gold import gold_mask
+    from heatproof.metrics.results import PerClass
+    from heatproof.run.predictions import anchor_of, anchor_probabilities, read_predictions
 
     rows = folder.scores().sql(
         "select method, label, metric, value, reason from scores where model = ? and checkpoint = ? "
@@ -203,20 +203,20 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         return None
     options = metric.removeprefix("cscore")
 
-    def score(method: str, label: int | None) -> CScore:
+    def score(method: str, label: int | None) -> PerClass:
         def part(name: str) -> float:
             return float(cells.get((method, label, f"cscore_{name}{options}"), (NAN, ""))[0])
 
         value, reason = cells[method, label, metric]
         n = part("n")
         interval = part("low"), part("high")
-        return CScore(value, 0 if math.isnan(n) else int(n), part("degenerate"), interval, reason)
+        return PerClass(value, 0 if math.isnan(n) else int(n), part("degenerate"), interval, reason)
 
     states = {}
     for method in methods:
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
-    answers = read_answers(folder, checkpoint, model=model)
+    answers = read_predictions(folder, checkpoint, model=model)
     is_multilabel = answers.limits is not None
     known = np.full(len(answers.ids), True) if is_multilabel else answers.labels >= 0
     ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
@@ -228,7 +228,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     lists = parse_call(metric)[1]
     listed = probs
     if anchor := lists.get("anchor"):
-        listed = anchor_answers(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
+        listed = anchor_probabilities(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
     tau = lists.get("tau", answers.limits or 0.5)
     gold = gold_mask(y, listed, tau)
     counted = _accuracy(folder, model, checkpoint)
@@ -257,7 +257,7 @@ def _moves(ids: Sequence[str], y: np.ndarray, probs: np.ndarray) -> dict[str, fl
 def _findings(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, FindingState]:
     """Each finding that occurs, as if it were the only one."""
     from heatproof.metrics.classifier import auc
-    from heatproof.metrics.gold_masks import thresholds
+    from heatproof.metrics.gold import thresholds
 
     values, limits = auc(y, probs).classes, thresholds(y, probs, tau)
     found = {}

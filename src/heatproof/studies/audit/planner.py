@@ -30,22 +30,26 @@ from heatproof.models.heads import Multilabel
 from heatproof.models.libraries import check_name
 from heatproof.models.model import Model
 from heatproof.registry import metrics
-from heatproof.run.config import study_from
+from heatproof.run.checks import (
+    MetricAvailability,
+    check_accuracy,
+    check_classes,
+    check_head,
+    check_study,
+    first_answers,
+    order_warning,
+)
+from heatproof.run.config import check_network, study_from
 from heatproof.run.engine import resolve_defaults
 from heatproof.run.estimate import CHEAP, Trials
-from heatproof.run.files import check_network
-from heatproof.run.inputs import check_accuracy, first_answers, order_warning
 from heatproof.run.metrics import read_metrics
-from heatproof.run.plan import PER_MAP, Task
-from heatproof.run.possible import Possible
+from heatproof.run.plan import PER_MAP, PlannedUnit
 from heatproof.run.progress import spell
-from heatproof.run.study import ResolvedStudy, check_classes, check_study, open_study
-from heatproof.run.values import refuse_for_head
+from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH, AuditSettings
-from heatproof.types import Unit
 from heatproof.verdict.follow import ENOUGH, voter
 
 FIRST = ("gradcam", "legrad", "gradient", "occlusion")  # the first of these that the network takes
@@ -215,8 +219,9 @@ class CostModel:
         self.trying(", ".join(group) or method)
         # A whole unit: what it costs once is spread over its images.
         checkpoint, count = self.resolved.checkpoints[-1].name, min(BATCH, len(self.resolved.source))
-        unit = Unit(checkpoint, (0, count), (method,), (*PER_MAP, *group), self.resolved.study.run.seed)
-        return Trials(self.worker, Task(unit, "explain"), lambda text: None, self.patience)
+        seed = self.resolved.study.run.seed
+        unit = PlannedUnit(checkpoint, (0, count), (method,), (*PER_MAP, *group), seed)
+        return Trials(self.worker, unit, lambda text: None, self.patience)
 
 
 class Choice(NamedTuple):
@@ -346,13 +351,13 @@ class BudgetPlanner:
 
     def _passless(self) -> Iterator[Choice]:
         """Metrics that need no pass, each with the reason against it."""
-        possible = Possible(self.resolved, self.classes, self.labels)
+        possible = MetricAvailability(self.resolved, self.classes, self.labels)
         head = self.resolved.model(self.resolved.checkpoints[-1].name).head
         for text in PASSLESS:
             why = possible.why_not(text)
             if not why:
                 try:
-                    refuse_for_head(read_metrics([text]), head)
+                    check_head(read_metrics([text]), head)
                 except HeatproofError as error:
                     why = str(error)
             yield Choice(text, not why, why or "costs no pass")

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.images.kinds import guess_source
-from heatproof.models.function import is_function
+from heatproof.models.wrapped import is_function
+from heatproof.run.checks import MetricAvailability
 from heatproof.run.config import study_from, toml
-from heatproof.run.possible import Possible
 from heatproof.store import RunFolder
 from heatproof.studies.audit.planner import Choice, inspect
 from heatproof.studies.audit.protocol import AuditPlan
@@ -42,8 +42,10 @@ def plan_score(settings: ScoreSettings, say: Callable[[str], object] = lambda te
     function = is_function(resolved.model(resolved.checkpoints[-1].name).module)
     choices = [Choice(name, True, "asked for") for name in settings.metrics]
     if not choices:
-        able = Possible(resolved, inspection.classes, inspection.labels, stored=True, function=function)
-        reasons = able.all().items()
+        available = MetricAvailability(
+            resolved, inspection.classes, inspection.labels, stored=True, function=function
+        )
+        reasons = available.all().items()
         choices = [Choice(name, not why, why or "can be computed from stored maps") for name, why in reasons]
     tables["run"]["targets"] = settings.targets or resolved.targets
     if settings.limit is not None:

@@ -33,11 +33,10 @@ from heatproof.report.page import asset, policy
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.pieces import Grid, Panels, fill, named, number, with_sub
 from heatproof.report.tables import Cell, Column, Table, Value
-from heatproof.run.inputs import input_warnings, listed_classes
+from heatproof.run.checks import input_warnings, listed_classes
 from heatproof.show import address, overlay
-from heatproof.studies.common import floor_rows
+from heatproof.studies.common import floor_rows, with_floors
 from heatproof.studies.contrast.settings import ContrastSettings
-from heatproof.studies.settings import with_floors
 from heatproof.types import Maps
 from heatproof.verdict.answers import without_nan
 

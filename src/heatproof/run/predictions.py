@@ -1,6 +1,6 @@
-"""What the network said about the images of a run, from its rows: no torch, for commands that only read.
+"""Predictions of a checkpoint, read from the rows of a run, without torch.
 
-Classes are numbers from 0; a picture without a label has -1.
+Classes are numbers from 0; an image without a label has -1.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 from heatproof.disk import valid_unicode
 from heatproof.errors import UnknownNameError
 from heatproof.images.findings import THRESHOLD, entry_id, finding_limits, finding_name
-from heatproof.metrics.gold_masks import FIRST
+from heatproof.metrics.gold import FIRST
 
 if TYPE_CHECKING:
     from heatproof.store import Manifest, RunFolder
 
 
 @dataclass(frozen=True)
-class StoredAnswers:
-    """What the classifier said about the images that could be used, in the source's order."""
+class StoredPredictions:
+    """Predictions of the images that could be read, in the source's order."""
 
     ids: tuple[str, ...]
-    labels: np.ndarray  # "b"; "b k" bool where images may have several findings
+    labels: np.ndarray  # "b"; multi-label: "b k" bool
     probabilities: np.ndarray  # "b k"; zero where a class's probability was not kept
     complete: bool  # every class's was
-    findings: tuple[str, ...] = ()  # their names, where images may have several
-    limits: tuple[float, ...] | None = None  # and from which probability on each counts
+    findings: tuple[str, ...] = ()  # multi-label: names of the labels
+    limits: tuple[float, ...] | None = None  # multi-label: threshold of each label
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """What maps are called, in the source's order, and the image that each is of."""
+        """Number of the image of each map, by the map's id, in the source's order."""
         if self.limits is None:
             return {name: i for i, name in enumerate(self.ids)}
         return {
@@ -44,10 +44,13 @@ class StoredAnswers:
         }
 
 
-def read_answers(
+def read_predictions(
     folder: RunFolder, checkpoint: str, ids: Sequence[str] | None = None, model: str | None = None
-) -> StoredAnswers:
-    """`ids` are all images as the store writes them, in the source's order; where None, by name."""
+) -> StoredPredictions:
+    """Read the predictions of a checkpoint.
+
+    ids: all images as the store writes them, in the order wanted; by name where None.
+    """
     rows = folder.scores().columns(
         "select image, coalesce(label, -1) as label, explained, value from scores "
         "where checkpoint = ? and model = coalesce(?, model) and metric = 'probability' and not isnan(value)",
@@ -65,10 +68,12 @@ def read_answers(
         truth = np.zeros(table.shape, dtype=bool)
         truth[at, classes] = labels == classes
         names = tuple(finding_name(folder.manifest.classes, c) for c in range(table.shape[1]))
-        return StoredAnswers(known, truth, table, complete, names, stored_limits(folder.manifest, len(names)))
+        return StoredPredictions(
+            known, truth, table, complete, names, stored_limits(folder.manifest, len(names))
+        )
     own = np.full(len(known), -1)
     own[at] = labels
-    return StoredAnswers(known, own, table, complete)
+    return StoredPredictions(known, own, table, complete)
 
 
 def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
@@ -78,18 +83,18 @@ def anchor_of(name: str, checkpoints: Sequence[str]) -> str:
     return checkpoints[0] if name == FIRST else name
 
 
-def anchor_answers(
+def anchor_probabilities(
     folder: RunFolder, checkpoint: str, ids: Sequence[str], model: str | None = None
 ) -> np.ndarray:
-    """ "b k": what was said about these images there; zeros where one could not be used."""
-    found = read_answers(folder, checkpoint, ids, model)
+    """ "b k": probabilities of these images at a checkpoint; zeros where one could not be read."""
+    stored = read_predictions(folder, checkpoint, ids, model)
     place = {name: i for i, name in enumerate(ids)}
-    probabilities = np.zeros((len(ids), found.probabilities.shape[1]))
-    probabilities[[place[name] for name in found.ids]] = found.probabilities
+    probabilities = np.zeros((len(ids), stored.probabilities.shape[1]))
+    probabilities[[place[name] for name in stored.ids]] = stored.probabilities
     return probabilities
 
 
 def stored_limits(manifest: Manifest, findings: int) -> tuple[float, ...]:
-    """From which probability on each finding counts as predicted."""
-    told = manifest.config.get("model", {}).get("thresholds")
-    return finding_limits(THRESHOLD if told is None else told, findings)
+    """The threshold of each label."""
+    limits = manifest.config.get("model", {}).get("thresholds")
+    return finding_limits(THRESHOLD if limits is None else limits, findings)
