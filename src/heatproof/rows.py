@@ -67,6 +67,11 @@ class Unit:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def of_prediction(method: str) -> str:
+    """The method name of stored maps of the predicted class, if the method's own explain another class."""
+    return f"{method} of the prediction"
+
+
 def epoch_of(name: str) -> int | None:
     """The last number in a checkpoint's name.
 

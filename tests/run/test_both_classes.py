@@ -9,8 +9,8 @@ import torch
 
 import heatproof as hp
 from heatproof.report.gallery import gallery, unpack
+from heatproof.rows import of_prediction
 from heatproof.run.engine import run_study
-from heatproof.run.wrong_predictions import of_prediction
 from heatproof.store import RunFolder
 from heatproof.types import normalise
 from heatproof.verdict.data import read_run

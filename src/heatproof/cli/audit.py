@@ -192,15 +192,15 @@ class LiveTable(Progress):
 
     def table(self) -> Table:
         """Every method with the numbers that the verdict rests on."""
-        from heatproof.verdict.follow import KINDS, voter
+        from heatproof.verdict.follow import KINDS, follow_metric
 
         table = new_table(self.line())
         table.add_column("method", overflow="fold")
         table.add_column("maps", justify="right")
         for kind in KINDS:
-            table.add_column(f"{voter().parts[kind]}, so far", justify="right", overflow="fold")
+            table.add_column(f"{follow_metric().parts[kind]}, so far", justify="right", overflow="fold")
         for method, found in self._rows.items():
-            numbers = (found.get(f"{voter().name}_{kind}") for kind in KINDS)
+            numbers = (found.get(f"{follow_metric().name}_{kind}") for kind in KINDS)
             shown = (f"{one[0]:+.3f} (n = {one[1]})" if one else "" for one in numbers)
             table.add_row(method, str(max(n for _, n in found.values())), *shown)
         return table

@@ -26,6 +26,7 @@ from heatproof.models import Model
 from heatproof.models.asked import asked
 from heatproof.models.model import is_out_of_memory
 from heatproof.models.queue import all_logits, how_it_runs
+from heatproof.rows import of_prediction
 from heatproof.run.background import Prefetcher, WriteQueue
 from heatproof.run.findings import answer_rows, said
 from heatproof.run.group import across_rows, group_rows
@@ -35,7 +36,7 @@ from heatproof.run.progress import Progress
 from heatproof.run.score import RowMaker, as_stored
 from heatproof.run.study import ResolvedStudy
 from heatproof.run.values import Told, told_by, value_rows
-from heatproof.run.wrong_predictions import explain_wrong_predictions, of_prediction
+from heatproof.run.wrong_predictions import explain_wrong_predictions
 from heatproof.show import Sheet, hottest, middle, pixels
 from heatproof.store import MapStore, RunFolder
 from heatproof.store.folder import SeenImages, StopRequested

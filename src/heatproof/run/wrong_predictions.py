@@ -12,11 +12,6 @@ from heatproof.models import Model
 from heatproof.types import Batch, Unit
 
 
-def of_prediction(method: str) -> str:
-    """What maps of the predicted class are kept under, where the method's own explain another class."""
-    return f"{method} of the prediction"
-
-
 def explain_wrong_predictions(
     model: Model, batch: Batch, unit: Unit, targets: Tensor, logits: Tensor
 ) -> tuple[Batch, Unit, Tensor] | None:

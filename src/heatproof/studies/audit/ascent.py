@@ -19,7 +19,7 @@ from heatproof.disk import write_whole
 from heatproof.errors import InputError, ModelError
 from heatproof.models.function import is_function
 from heatproof.models.model import Model
-from heatproof.report.page import note_left_out
+from heatproof.report.sections import note_left_out
 from heatproof.run.config import read_study, toml
 from heatproof.run.engine import Result
 from heatproof.run.progress import spell

@@ -31,14 +31,14 @@ from heatproof.run.study import ResolvedStudy
 from heatproof.run.values import refuse_for_head
 from heatproof.studies.audit.prices import CostModel, MetricGroup
 from heatproof.studies.audit.settings import BATCH
-from heatproof.verdict.follow import ENOUGH, voter
+from heatproof.verdict.follow import ENOUGH, follow_metric
 
 FIRST = ("gradcam", "legrad", "gradient", "occlusion")  # the first of these that the network takes
 CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
 MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
 DEAR = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
 FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
-VOTE = (voter().name, "untrained")  # which share the maps under random weights
+VOTE = (follow_metric().name, "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=20)", "deletion(steps=20)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
 PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")

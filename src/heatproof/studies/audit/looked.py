@@ -16,7 +16,7 @@ from heatproof.run.inputs import check_accuracy, first_answers, order_warning
 from heatproof.run.study import ResolvedStudy, check_classes, check_study, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.studies.audit.settings import AuditSettings
-from heatproof.verdict.follow import voter
+from heatproof.verdict.follow import follow_metric
 
 FEW = 32  # pictures that the network is tried on
 KEYS = ("images: ", "model: ", "model.checkpoints: ", "model.layer: ")  # of a study that nobody wrote
@@ -65,7 +65,7 @@ def _checked(
 ) -> ResolvedStudy:
     """With nothing but the test that the verdict rests on."""
     run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
-    wanted = {"methods": ["random"], "metrics": [voter().name]}
+    wanted = {"methods": ["random"], "metrics": [follow_metric().name]}
     opened = open_study({**wanted, **tables, "run": run, "model": model}, network)
     settle(opened, None)
     check_study(opened)

@@ -18,7 +18,7 @@ from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH
 from heatproof.types import Unit
-from heatproof.verdict.follow import voter
+from heatproof.verdict.follow import follow_metric
 
 SHARE = 0.004  # of the audit, that one trial may be expected to take: there are many
 PICTURES = BATCH  # a unit: what it costs once is spread over its pictures
@@ -71,7 +71,7 @@ class CostModel:
         """Its own passes, those under random weights too; what the network refuses raises here."""
         if method not in self._methods:
             self._methods[method] = max(0.0, self._timed(method) - self.decoding)
-        draws = 0 if is_floor(method) else int(metrics.get(voter().name).options["draws"])
+        draws = 0 if is_floor(method) else int(metrics.get(follow_metric().name).options["draws"])
         return (1 + draws) * self._methods[method]
 
     def lot(self, lot: MetricGroup) -> float:

@@ -11,10 +11,19 @@ from PIL import Image
 from heatproof.contrast.api import Contrast, ContrastPoint
 from heatproof.contrast.score import SHOWN, TOKEN_REMOVED
 from heatproof.explain.floors import is_floor
-from heatproof.report.charts import Line, LinePanel
-from heatproof.report.page import asset, policy
 from heatproof.report.panels import Tile, sheet
-from heatproof.report.pieces import Grid, Panels, fill, named, number, with_sub
+from heatproof.report.pieces import (
+    Grid,
+    Line,
+    LinePanel,
+    Panels,
+    asset,
+    fill,
+    named,
+    number,
+    policy,
+    with_sub,
+)
 from heatproof.show import address, overlay
 from heatproof.types import Maps
 

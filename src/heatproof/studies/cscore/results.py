@@ -38,10 +38,16 @@ from heatproof.store import RunFolder
 from heatproof.studies.common import mean_value
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
-from heatproof.verdict.auc import AucDifference, auc_difference, auc_falls
 from heatproof.verdict.epochs import epoch_flag, gradient_jumps, grown_layers, whole_norm
 from heatproof.verdict.follow import holm
-from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
+from heatproof.verdict.trajectory import (
+    AucDifference,
+    CheckpointState,
+    MethodState,
+    Trajectory,
+    auc_difference,
+    auc_falls,
+)
 
 better = partial(Column, higher_is_better=True)
 PLACES = {"pointing": "hits the object", "inside": "share inside", "mask_iou": "IoU at the budget"}
