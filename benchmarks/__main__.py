@@ -22,10 +22,9 @@ from benchmarks.sections import SECTIONS, BenchAsked
 from benchmarks.table import MeasuredRows
 from heatproof import __version__
 from heatproof.cli import HandledErrors
-from heatproof.cli._console import PATH, console, errors, new_table, say
-from heatproof.cli._files import make_folder
+from heatproof.cli._console import PATH, console, errors, make_folder, new_table, say
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.models.precision import check_precision
+from heatproof.models.running import check_precision
 
 if TYPE_CHECKING:
     from benchmarks.common import Part, Row

@@ -25,7 +25,6 @@ from benchmarks.sections import BenchAsked
 from heatproof.errors import HeatproofError, UnknownNameError, need
 from heatproof.models import load_model
 from heatproof.models.model import Model
-from heatproof.models.queue import input_gradient
 from heatproof.registry import metrics
 from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
@@ -122,7 +121,7 @@ def standard_metrics(small: bool) -> list[str]:
             (request,) = read_metrics([entry.name])
         except HeatproofError:  # not in a run
             continue
-        if entry.across or entry.name in OWN_INPUTS or set(entry.needs) & ANNOTATION:
+        if entry.compares_checkpoints or entry.name in OWN_INPUTS or set(entry.needs) & ANNOTATION:
             continue
         fewer = FEWER.get(entry.name) if small else None
         found.append(f"{request.text}({fewer})" if fewer else request.text)
@@ -163,7 +162,7 @@ def _bare(model: Model, device: str) -> tuple[Bare, Bare]:
     batch = min(found, key=lambda size: found[size][0])
     images = torch.randn(batch, 3, 224, 224, device=device)
     targets = torch.zeros(batch, dtype=torch.long, device=device)
-    both = _by_both_clocks(lambda: input_gradient(model, images, targets), 3, device, batch)
+    both = _by_both_clocks(lambda: model.input_gradient(images, targets), 3, device, batch)
     wall, cpu = (Bare(f, max(0.0, b - f)) for f, b in zip(found[batch], both, strict=True))
     return wall, cpu
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from benchmarks.common import CAMS, GRAD_CAM, Part, Row, cost, network, side_by_side, speed
 from benchmarks.sections import BenchAsked
 from heatproof.errors import need
-from heatproof.explain import explain
-from heatproof.models.model import Model, untouched
-from heatproof.models.queue import input_gradient
+from heatproof.explain.api import explain
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval
 
 REFERENCES = {"ig": "captum, the same", "lime": "lime package, the same"}
 SAMPLES = 64  # per image, for methods that take hundreds or thousands: the cost per pass is what is compared
@@ -114,8 +114,8 @@ def _perturbing(model: Model, device: str, repeat: int, samples: int) -> list[Ro
     }
 
     def gradient_pass() -> object:
-        with untouched(model.module):
-            return input_gradient(model, full, targets)
+        with frozen_eval(model.module):
+            return model.input_gradient(full, targets)
 
     contenders: dict[str, Callable[[], object]] = {
         "forward": _bare(model, full),

@@ -12,7 +12,7 @@ from benchmarks.common import RECORDED, Part, Row, cost, network, side_by_side
 from benchmarks.sections import BenchAsked
 from heatproof.metrics.curves import Faithfulness
 from heatproof.metrics.faithfulness import insertion_deletion
-from heatproof.models.batches import usual_batch
+from heatproof.models.accel import Accelerator
 from heatproof.models.model import Model
 
 SIZE = (224, 224)
@@ -35,7 +35,7 @@ def parts(asked: BenchAsked) -> Iterator[Part]:
 
 def _beside_bare(model: Model, count: int, repeat: int, device: str) -> list[Row]:
     images, maps = _inputs(count, device)
-    batch = usual_batch(torch.device(device), SIZE)
+    batch = Accelerator(model).batch_size(SIZE)
     passes = count * 2 * STEPS
     full = torch.randn(batch, 3, *SIZE, device=device).contiguous(memory_format=torch.channels_last)
     rest = full[: passes % batch].contiguous(memory_format=torch.channels_last)

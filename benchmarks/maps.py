@@ -17,7 +17,7 @@ from skimage.metrics import structural_similarity
 from benchmarks import pairs
 from benchmarks.common import Part, Row, cam_like, cost, side_by_side, speed
 from benchmarks.sections import BenchAsked
-from heatproof.images.symbols.qr import part_masks
+from heatproof.images.symbols import part_masks
 from heatproof.metrics.localisation import localise, localise_curve
 from heatproof.metrics.on_parts import structure
 from heatproof.metrics.similarity import ssim

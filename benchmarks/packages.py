@@ -25,7 +25,7 @@ from torch import Tensor
 from benchmarks.common import CAMS, GRAD_CAM, RECORDED, Part, Row, network, side_by_side, speed
 from benchmarks.sections import BenchAsked
 from heatproof.errors import need
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.metrics.agreement import method_agreement
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.sanity import fragility, parameter_randomisation

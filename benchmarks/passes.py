@@ -32,7 +32,7 @@ from benchmarks.audit import FULL, standard_metrics
 from benchmarks.common import Part, rounded
 from benchmarks.sections import BenchAsked
 from heatproof.errors import UnknownNameError, need
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.faithfulness import DECIDED, insertion_deletion
 from heatproof.metrics.kit import PerImage
@@ -41,7 +41,7 @@ from heatproof.metrics.scene import BatchContext
 from heatproof.models import load_model
 from heatproof.models.model import Model
 from heatproof.registry import explainers, metrics, parse_call
-from heatproof.run.measure import measure
+from heatproof.run.score import measure
 from heatproof.types import Batch
 
 LONGER, FAR = 16, 999  # how much, and the seed of the longer run

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.common import Part, Row, cost, side_by_side, write_pictures
 from benchmarks.sections import BenchAsked
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.images import Source, batches, open_source
 from heatproof.models import Model, load_model
 from heatproof.run.config import toml

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.common import Part, Row, network, write_study
 from benchmarks.sections import BenchAsked
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.models.model import Model
 from heatproof.run.engine import run_study

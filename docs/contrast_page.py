@@ -17,8 +17,7 @@ from PIL import Image
 from heatproof.cli import main as command_line
 from heatproof.cli._study import arguments
 from heatproof.cli.contrast import contrast_command
-from heatproof.studies.contrast.page import strip
-from heatproof.studies.contrast.protocol import contrast_study
+from heatproof.studies.contrast.protocol import contrast_study, strip
 from heatproof.studies.contrast.settings import ContrastSettings
 
 DOCS = Path(__file__).parent
@@ -38,7 +37,7 @@ def main(folder: Path) -> None:
         print(CliRunner().invoke(command_line, words).output)
         context = contrast_command.make_context("contrast", words[1:])
         said = {name: value for name, value in context.params.items() if value is not None}
-        found = contrast_study(ContrastSettings(**arguments(ContrastSettings, said))).found
+        found = contrast_study(ContrastSettings(**arguments(ContrastSettings, said))).result
     strips = [strip(found, method, 2, method) for method in METHODS]
     whole = Image.new("RGB", (strips[0].width, sum(one.height for one in strips)), "white")
     top = 0

@@ -23,7 +23,7 @@ import torch
 
 from heatproof.disk import clear_failure, write_whole
 from heatproof.errors import HeatproofError, InputError
-from heatproof.models.model import is_out_of_memory
+from heatproof.models.running import is_out_of_memory
 from research.calibration.collect import METHODS, collect, prepare
 from research.calibration.population import GENERATED, Member, by_cost, members
 

@@ -255,23 +255,23 @@ def audit(
         The run: `.verdict()`, `.scores()`, `.maps(...)`, `.report()`.
     """
     from heatproof.models.model import as_model
-    from heatproof.studies.audit.held import held_pictures
+    from heatproof.studies.audit.memory_images import write_images
     from heatproof.studies.audit.protocol import plan_audit, run_audit
-    from heatproof.studies.audit.settings import HELD, AuditSettings
+    from heatproof.studies.audit.settings import PYTHON, AuditSettings
 
     network = None if isinstance(model, str) else as_model(model)
     files = [checkpoint] if isinstance(checkpoint, (str, Path)) else checkpoint
     settings = AuditSettings(
-        model=model if isinstance(model, str) else f"{HELD}{network and network.name}",
+        model=model if isinstance(model, str) else f"{PYTHON}{network and network.name}",
         images=Path(images) if isinstance(images, (str, Path)) else Path(out) / "pictures.csv",
         checkpoint=tuple(map(str, files)), minutes=minutes, layer=layer, seed=seed, out=Path(out),
         methods=tuple(split_calls(methods) if isinstance(methods, str) else methods),
         device=None if network is None else str(network.device),
     )  # fmt: skip
-    plan = plan_audit(settings, network, partial(held_pictures, images, labels, network, Path(out)), say)
-    for line in plan.told():
+    plan = plan_audit(settings, network, partial(write_images, images, labels, network, Path(out)), say)
+    for line in plan.lines():
         say(line)
-    outcome = run_audit(settings, plan, network=network)
+    outcome = run_audit(settings, plan)
     if outcome.plan.more:
         say(outcome.plan.more)
     return Run(outcome.folder)

@@ -1,7 +1,4 @@
-"""Values on a grid, of pictures or of volumes: normalised, enlarged, compared with what is constant.
-
-Maps are "b h w" or, of volumes, "b d h w"; what is done to them is the same along each axis.
-"""
+"""Operations on maps "b h w" or, of volumes, "b d h w": normalise, enlarge, find constant ones."""
 
 from __future__ import annotations
 
@@ -16,14 +13,19 @@ def size_of(images: Tensor) -> tuple[int, ...]:
     return tuple(int(side) for side in images.shape[2:])
 
 
-def places(maps: Tensor, first: int = 1) -> tuple[int, ...]:
-    """The axes from `first` on: those that place a value in a picture, or in a volume."""
+def spatial_dims(maps: Tensor, first: int = 1) -> tuple[int, ...]:
+    """The axes from `first` on: those of places in an image or a volume."""
     return tuple(range(first, maps.ndim))
 
 
 def per_map(numbers: Tensor, maps: Tensor) -> Tensor:
-    """ "b" numbers beside maps, "b 1 1" or "b 1 1 1", so that each acts on its own."""
+    """ "b" numbers as "b 1 1" or "b 1 1 1", to broadcast over maps."""
     return numbers.reshape(-1, *[1] * (maps.ndim - 1))
+
+
+def extremes(values: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum over axes, which are kept. (aminmax takes several times as long on a CPU.)"""
+    return values.amin(dims, keepdim=True), values.amax(dims, keepdim=True)
 
 
 def normalise(values: Tensor) -> Tensor:
@@ -33,17 +35,16 @@ def normalise(values: Tensor) -> Tensor:
     [[[0.0, 0.0], [0.5, 1.0]]]
     """
     positive = _wide(values).clamp(min=0)
-    # amin and amax, not aminmax: several times faster along one axis on a CPU.
-    low, high = (extreme(positive, dim=places(values), keepdim=True) for extreme in (torch.amin, torch.amax))
+    low, high = extremes(positive, spatial_dims(values))
     span = high - low
     # An infinite divisor sends a constant map to zero without a branch per map.
     return ((positive - low) / torch.where(span > 0, span, math.inf)).float()
 
 
 def constant(values: Tensor) -> Tensor:
-    """ "b" bool: maps in which nothing stands out once negatives are clipped."""
-    positive = values.flatten(1).clamp(min=0)
-    return positive.amax(1) == positive.amin(1)
+    """ "b" bool: maps that are constant once negatives are clipped."""
+    low, high = extremes(values.flatten(1).clamp(min=0), (1,))
+    return (high == low)[:, 0]
 
 
 def upsample(values: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -51,10 +52,10 @@ def upsample(values: Tensor, size: tuple[int, ...]) -> Tensor:
     values = _wide(values)
     if tuple(values.shape[1:]) == tuple(size):
         return values
-    grow, mode = torch.nn.functional.interpolate, "bilinear" if len(size) == 2 else "trilinear"
-    grown = grow(values[:, None], size=size, mode=mode, align_corners=False)[:, 0]
-    low, high = (extreme(values, dim=places(values), keepdim=True) for extreme in (torch.amin, torch.amax))
-    return torch.where(low == high, low, grown)  # a constant stays one, also where its weights round
+    mode = "bilinear" if len(size) == 2 else "trilinear"
+    larger = torch.nn.functional.interpolate(values[:, None], size=size, mode=mode, align_corners=False)[:, 0]
+    low, high = extremes(values, spatial_dims(values))
+    return torch.where(low == high, low, larger)  # a constant stays one, also where its weights round
 
 
 def _wide(values: Tensor) -> Tensor:

@@ -1,10 +1,8 @@
-"""One small registry, filled by @explainer and @metric, open to plug-ins.
+"""Registries of methods and metrics, filled by the decorators @explainer and @metric.
 
-A plug-in package names its modules under the entry-point groups "heatproof.explainers" and
-"heatproof.metrics"; importing them runs their decorators, as importing our own files does. Methods of other
-packages are known by a prefix, "captum:IntegratedGradients": see explain/providers.
-
-The modules are imported when a registry is first read.
+The modules of heatproof, and those that plug-ins name under the entry points "heatproof.explainers" and
+"heatproof.metrics", are imported when a registry is first read. Methods of other packages have a prefix, as
+in "captum:IntegratedGradients": see explain/providers.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from heatproof.errors import InputError, UnknownNameError, did_you_mean
 
 @dataclass(frozen=True)
 class Card:
-    """The conventions of one method, where libraries silently differ."""
+    """The conventions of a method, where libraries differ."""
 
     target: str = "logit of the explained class"
     relu: str = "after the sum over channels"
@@ -46,19 +44,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def unregistered() -> None:
-    """Nobody registered this metric: its rows are shown as they are."""
+    """The function of a metric that is not registered."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the rest of the program must know about a function; called with one, it registers it."""
+    """Facts of a registered function. As a decorator, it registers the function."""
 
     name: str
     function: Callable[..., Any] = unregistered
     needs: Collection[str] = ()
     cite: str = ""
     aliases: tuple[str, ...] = ()
-    volumes: bool = False  # whether it takes volumes, "b c D H W", as well as pictures
+    volumes: bool = False  # whether it takes volumes, "b c D H W", as well as images
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", frozenset(self.needs))
@@ -85,13 +83,12 @@ class Explainer(Entry):
 
     card: Card = field(default_factory=Card)
     cost: str = ""  # per image, where neither `needs` nor an option says it
-    trace_only: bool = False  # whether tensors of the pass are all it reads: it can be recorded with that
+    trace_only: bool = False  # whether it reads tensors of the shared pass only, and can be recorded with it
     architecture: str = ""  # "cnn" or "transformer", where it refuses other networks
-    sufficient_repeats: Mapping[str, int] = field(
-        default_factory=dict
-    )  # repetitions at which maps rank as at full length
-    forward_only: bool = False  # whether the network's answers are all it needs: neither layers nor gradients
-    precomputed: bool = False  # whether its maps are read and not made: nothing can run it again
+    # By option: the number of repeats at which pixels rank as with the default (docs/results/passes.md).
+    sufficient_repeats: Mapping[str, int] = field(default_factory=dict)
+    forward_only: bool = False  # whether it needs outputs of the network only, no layers or gradients
+    precomputed: bool = False  # whether its maps are read from files, so that it cannot be run again
 
     def __call__(self, function: Function) -> Function:
         explainers.add(replace(self, function=function))
@@ -100,7 +97,7 @@ class Explainer(Entry):
 
 @dataclass(frozen=True)
 class Metric(Entry):
-    """A pure function, and all that run, table, report and verdict know about its number.
+    """A pure function with the facts of its numbers that runs, tables, reports and verdicts read.
 
     `needs` names its inputs: maps, labels, probabilities, boxes, masks, model, images. A run calls it with
     them by name, once for each method where it needs maps. By level it gets and returns
@@ -120,17 +117,17 @@ class Metric(Entry):
     family: str = "Other"  # its heading in the table
     parts: Mapping[str, str] = field(default_factory=dict)  # titles of the further numbers that it returns
     floors: tuple[str, ...] = ("random", "edges")  # to be beaten by a method that looks at the network
-    judges: str = ""  # "map": whether it follows the network, "network": whether that looks where it should
-    test: bool = False  # whether the verdict rests on it; others of the same question are information
+    question: str = ""  # "map": whether it follows the network, "network": whether that looks where it should
+    votes: bool = False  # whether the verdict rests on it; others of the same question are information
     headline: bool = False  # whether images may be ranked by it
     bundle: str = ""  # a name that asks for it and others of its function
-    across: bool = False  # whether it compares checkpoints, from the SSIM of their maps
+    compares_checkpoints: bool = False  # whether it compares checkpoints, from the SSIM of their maps
     own_class: bool = False  # of `probabilities` it reads those of the true and the predicted class only
     not_in_a_run: str = ""  # why, where `needs` does not say it
     pairs: bool = False  # whether it takes the maps by method and speaks of each pair of methods
     reruns: bool = False  # whether it runs the method again, under other weights or on other pictures
-    inside: bool = False  # whether it needs the network's weights or gradients, not its answers alone
-    call: Callable[..., Any] | None = None  # (function, BatchContext or Group, options), where not by name
+    needs_gradients: bool = False  # whether it needs weights or gradients, not outputs alone
+    call: Callable[..., Any] | None = None  # (function, context, options), where not by name
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,12 +143,6 @@ class Metric(Entry):
     def summary(self) -> str:
         return self.about or super().summary
 
-    @property
-    def titles(self) -> dict[str, str]:
-        """Plain words for its numbers, by the name that rows give them."""
-        own = {self.name: self.title} if self.title else {}
-        return own | {f"{self.name}_{part}": words for part, words in self.parts.items()}
-
 
 REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
 REPEATS = ("samples", "masks", "steps", "channels")  # options that say how often a pass is repeated
@@ -162,12 +153,12 @@ EntryT = TypeVar("EntryT", bound=Entry)
 class Registry(Generic[EntryT]):
     """Names to entries. Case, hyphens, underscores and spaces in a name do not matter."""
 
-    def __init__(self, kind: str, package: str, group: str, entry: type[EntryT], providers: str = "") -> None:
-        self.kind, self.package, self.group, self.entry = kind, package, group, entry
-        self.providers = providers  # the module that knows names with a prefix
+    def __init__(self, kind: str, package: str, group: str, providers: str = "") -> None:
+        self.kind, self.package, self.group = kind, package, group
+        self.providers = providers  # the module that resolves names with a prefix
         self._entries: dict[str, EntryT] = {}
         self._keys: dict[str, str] = {}
-        self._lent: dict[str, EntryT] = {}  # of this process alone: a user's function, another package's
+        self._local: dict[str, EntryT] = {}  # of this process: functions of users and of other packages
         self._loaded = self._loading = False
         self._lock = threading.RLock()
 
@@ -181,24 +172,24 @@ class Registry(Generic[EntryT]):
             raise InputError(f"{self.kind} {entry.name!r} is registered twice")
         self._entries[entry.name] = entry
 
-    def lend(self, entry: EntryT) -> None:
-        """Know an entry in this process alone; one of the same name that was lent before gives way."""
+    def add_local(self, entry: EntryT) -> None:
+        """Register an entry in this process only, in place of an earlier local entry of the same name."""
         self._load()
         if owner := self._keys.get(key_of(entry.name)):
             raise InputError(f"the name {entry.name!r} is taken by the {self.kind} {owner!r}; choose another")
-        self._lent[entry.name] = entry
+        self._local[entry.name] = entry
 
     def get(self, name: str) -> EntryT:
-        if (found := self.find(name)) is None:
+        if (entry := self.find(name)) is None:
             raise UnknownNameError(self.kind, name, self._entries)
-        return found
+        return entry
 
     def find(self, name: str) -> EntryT | None:
-        """As get; None where nobody registered it."""
-        if self.providers and ":" in name and name not in self._lent:
-            self._lent[name] = importlib.import_module(self.providers).provided(name)
-        if name in self._lent:
-            return self._lent[name]
+        """The entry of this name or alias, or None."""
+        if self.providers and ":" in name and name not in self._local:
+            self._local[name] = importlib.import_module(self.providers).provided(name)
+        if name in self._local:
+            return self._local[name]
         self._load()
         owner = self._keys.get(key_of(name))
         return None if owner is None else self._entries[owner]
@@ -211,19 +202,21 @@ class Registry(Generic[EntryT]):
         return (self._entries[name] for name in self.names())
 
     def as_registered(self) -> list[EntryT]:
-        """In the order of their files, those of plug-ins last."""
+        """Entries in the order of their files, those of plug-ins last."""
         self._load()
-        return sorted(self._entries.values(), key=lambda entry: self._place(entry.function.__module__))
 
-    def _place(self, module: str) -> tuple[bool, str]:
-        return module.rpartition(".")[0] != self.package, module
+        def place(entry: EntryT) -> tuple[bool, str]:
+            module = entry.function.__module__
+            return module.rpartition(".")[0] != self.package, module
+
+        return sorted(self._entries.values(), key=place)
 
     def _load(self) -> None:
-        """Import our modules and those of plug-ins, whose decorators register what they define."""
+        """Import the modules of heatproof and of plug-ins, whose decorators register their functions."""
         if self._loaded:
             return
         with self._lock:
-            if self._loaded or self._loading:  # by another thread meanwhile, or further up in this one
+            if self._loaded or self._loading:  # by another thread, or by a caller in this one
                 return
             self._loading = True
             try:
@@ -241,16 +234,16 @@ def key_of(name: str) -> str:
     return re.sub(r"[-_\s]", "", name.lower())
 
 
-explainers = Registry(
-    "method", "heatproof.explain", "heatproof.explainers", Explainer, "heatproof.explain.providers"
+explainers: Registry[Explainer] = Registry(
+    "method", "heatproof.explain", "heatproof.explainers", "heatproof.explain.providers"
 )
-metrics = Registry("metric", "heatproof.metrics", "heatproof.metrics", Metric)
+metrics: Registry[Metric] = Registry("metric", "heatproof.metrics", "heatproof.metrics")
 
 explainer, metric = Explainer, Metric  # as decorators
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Read a name with options, as people write methods in TOML and on the command line.
+    """Parse a name with options, as methods are written in TOML and on the command line.
 
     >>> parse_call("lime(samples=200, segments='quickshift')")
     ('lime', {'samples': 200, 'segments': 'quickshift'})
@@ -284,7 +277,7 @@ def call_text(name: str, options: Mapping[str, Any]) -> str:
 
 
 def check_options(entry: Entry, given: dict[str, Any]) -> None:
-    """Refuse an option the function does not have, and a call without one that it must have."""
+    """Raise InputError for an unknown option, and for a required one that is missing."""
     for option in given:
         if option not in entry.options:
             raise InputError(f"{entry.name} has no option {option!r}; {did_you_mean(option, entry.options)}")
@@ -294,10 +287,7 @@ def check_options(entry: Entry, given: dict[str, Any]) -> None:
 
 
 def check_methods(texts: Iterable[str]) -> None:
-    """Raise for an unknown method or option.
-
-    Names with a colon belong to files and other packages, which check them when they are loaded.
-    """
+    """Raise for an unknown method or option. Names with a colon are checked when they are loaded."""
     for text in texts:
         name, options = parse_call(text)
         if ":" not in name:
@@ -305,13 +295,13 @@ def check_methods(texts: Iterable[str]) -> None:
 
 
 def takes_volumes(entry: Entry) -> bool:
-    """Whether it is built for volumes too, or looks at numbers alone."""
-    seen = {"maps", "images", "model", "ssim"}
-    return entry.volumes or (isinstance(entry, Metric) and not seen & set(entry.needs))
+    """Whether an entry takes volumes, or reads no maps and no images."""
+    spatial = {"maps", "images", "model", "ssim"}
+    return entry.volumes or (isinstance(entry, Metric) and not spatial & set(entry.needs))
 
 
 def check_volumes(entry: Entry) -> None:
-    """Refuse what is built for pictures alone."""
+    """Raise InputError for an entry that does not take volumes."""
     if not takes_volumes(entry):
         known: Registry[Any] = metrics if isinstance(entry, Metric) else explainers
         names = ", ".join(other.name for other in known if takes_volumes(other))

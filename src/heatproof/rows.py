@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from heatproof.errors import InputError
@@ -60,15 +61,22 @@ class Unit:
     origin: str = ""
 
     @property
+    def image_count(self) -> int:
+        return self.images[1] - self.images[0]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its own fields, without those of a subclass, for its seal and its hash."""
+        return {name: getattr(self, name) for name in Unit.__dataclass_fields__}
+
+    @cached_property
     def hash(self) -> str:
-        content: dict[str, Any] = {
-            key: value for key, value in asdict(self).items() if key != "origin" or value
-        }
+        content = {key: value for key, value in self.record.items() if key != "origin" or value}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def of_prediction(method: str) -> str:
-    """The method name of stored maps of the predicted class, if the method's own explain another class."""
+    """The name under which maps of the predicted class are stored, where the label is another class."""
     return f"{method} of the prediction"
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from heatproof import __version__
 from heatproof.cli import main
-from heatproof.cli._files import find_images, unique_names
+from heatproof.cli.explain import find_images, unique_names
 from heatproof.errors import InputError, ModelError
 from heatproof.images.preprocess import Preprocess
 from heatproof.registry import explainers, metrics

@@ -97,7 +97,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_help_needs_no_torch() -> None:
     script = """
-from heatproof.cli.study import study_group
+from heatproof.cli import study_group
 studies = [["study", name] for name in study_group.list_commands(None) if name not in ("cose", "localise")]
 every = [[], *([name] for name in main.list_commands(None) if name != "qr"), *studies]
 told = [asked([*path, "--help"]) for path in every]

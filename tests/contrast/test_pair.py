@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 import heatproof as hp
 from heatproof.contrast import Pair, Token, contrast_scores, make_pair
-from heatproof.contrast.pair import trainable_copy
+from heatproof.contrast.pair import Flips, Planting, flips, trainable_copy
 from heatproof.contrast.score import TOKEN_REMOVED, contrast_auc, inside_token
-from heatproof.contrast.truth import Flips, Planting, flips
 from heatproof.errors import HeatproofError, InputError, ModelError
 from heatproof.models import Model
 from heatproof.types import Maps

@@ -23,7 +23,7 @@ from heatproof.report.page import advice
 from heatproof.report.pieces import number
 from heatproof.run.process import fixed_threads
 from heatproof.store import RunFolder
-from heatproof.studies.cose.found import read_pairs
+from heatproof.studies.cose.results import read_pairs
 from heatproof.train import TrainProgress
 from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.answers import LOOKS, WORDS

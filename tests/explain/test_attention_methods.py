@@ -23,7 +23,7 @@ from transformers.models.vit import modeling_vit
 
 from conftest import counting, randomise, same, small_cnn, state_of
 from heatproof.errors import ModelError
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.explain.rules import attend
 
 METHODS = ("rollout", "legrad", "attnlrp")

@@ -23,7 +23,8 @@ from conftest import randomise
 from heatproof.models import default_layer
 from heatproof.models.capture import capture
 from heatproof.models.layers import find_module, layout_of
-from heatproof.models.model import as_model, untouched
+from heatproof.models.model import as_model
+from heatproof.models.running import frozen_eval
 from heatproof.registry import explainers
 from heatproof.types import Trace, normalise
 
@@ -99,7 +100,7 @@ def reference_pass(name: str) -> tuple[Tensor, Tensor]:
 @cache
 def our_pass(name: str) -> Trace:
     model = as_model(network(name))
-    with untouched(model.module):
+    with frozen_eval(model.module):
         return capture(model, images(), TARGETS, layer=LAYERS[name])
 
 

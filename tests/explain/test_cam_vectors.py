@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from heatproof.explain.cams import gradcam, gradcam_plus_plus_map, hirescam, layercam, xgradcam
-from heatproof.explain.eigen import eigencam, eigengradcam, leading_direction
+from heatproof.explain.cams import (
+    eigencam,
+    eigengradcam,
+    gradcam,
+    gradcam_plus_plus_map,
+    hirescam,
+    layercam,
+    leading_direction,
+    xgradcam,
+)
 from heatproof.types import Maps, Trace, normalise
 
 

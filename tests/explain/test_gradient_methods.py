@@ -20,8 +20,8 @@ from scipy import ndimage
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain import explain
-from heatproof.explain.blur import MODES, gaussian_blur
+from heatproof.explain.api import explain
+from heatproof.explain.baselines import MODES, gaussian_blur
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.model import Model
 from heatproof.types import normalise

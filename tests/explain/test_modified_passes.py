@@ -23,12 +23,12 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from conftest import counting, same, small_cnn, state_of
 from heatproof.errors import InputError, ModelError
-from heatproof.explain import explain
+from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images
-from heatproof.explain.fullgrad import contributions
-from heatproof.explain.rules import carrying
+from heatproof.explain.rules import carrying, contributions
 from heatproof.models.capture import capture
-from heatproof.models.model import as_model, untouched
+from heatproof.models.model import as_model
+from heatproof.models.running import frozen_eval
 
 METHODS = ("guided-backprop", "gradient-x-input", "deeplift", "lrp", "fullgrad")
 CLOSE = {"rtol": 1e-6, "atol": 1e-9}
@@ -263,7 +263,7 @@ def test_full_gradients_are_the_whole_logit(build: Any) -> None:
             total[start:stop] += contribution.sum((1, 2, 3))
 
     model = as_model(module)
-    with untouched(module):
+    with frozen_eval(module):
         trace = capture(model, images, torch.tensor([1, 2]), frozenset())
         contributions(trace, add)
     dense = [part for part in module.modules() if isinstance(part, nn.Linear)]

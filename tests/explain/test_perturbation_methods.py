@@ -22,11 +22,11 @@ from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from heatproof.errors import InputError
-from heatproof.explain import explain
-from heatproof.explain.blur import gaussian_blur
-from heatproof.explain.lime import proximity, ridge, sample_rows
-from heatproof.explain.rise import Masks
+from heatproof.explain.api import explain
+from heatproof.explain.baselines import gaussian_blur
+from heatproof.explain.masking import Masks
 from heatproof.explain.segments import pictures_of, segment_means, segments_of, top_segments
+from heatproof.explain.surrogates import proximity, ridge, sample_rows
 from heatproof.images.preprocess import Preprocess
 from heatproof.models.model import Model, as_model
 from heatproof.types import normalise

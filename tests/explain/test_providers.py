@@ -22,6 +22,7 @@ from heatproof.errors import (
     ModelError,
     UnknownNameError,
 )
+from heatproof.explain import providers
 from heatproof.explain.api import read_methods
 from heatproof.explain.providers import CAPTUM, GRAD_CAM, PROVIDERS, ZENNIT, Provider
 from heatproof.registry import Explainer, explainers
@@ -255,7 +256,7 @@ def test_what_cannot_be_is_one_sentence(call: str, error: type, words: str) -> N
 
 
 def test_an_absent_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heatproof.explain.providers.find_spec", lambda name: None)
+    monkeypatch.setattr(providers, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"captum, which is not installed; run: pip install captum$"):
         read_methods("captum:DeconvolutioN")  # no other test asks for it in these letters
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import InputError
-from heatproof.explain.reciprocam import bumps
+from heatproof.explain.cams import bumps
 from heatproof.models.model import as_model
 
 BUMP = torch.tensor([[1, 2, 1], [2, 4, 2], [1, 2, 1]], dtype=torch.float64) / 16

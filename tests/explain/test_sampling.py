@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting
 from heatproof.errors import InputError
-from heatproof.explain.lime import sample_rows
-from heatproof.explain.rise import Masks
+from heatproof.explain.masking import Masks
 from heatproof.explain.sampling import settled, uncertainty
+from heatproof.explain.surrogates import sample_rows
 from heatproof.types import Maps
 
 CPU = torch.device("cpu")

@@ -18,13 +18,13 @@ def test_a_picture_is_cut_once_also_ahead_and_the_oldest_are_forgotten(
 ) -> None:
     cut: list[tuple[int, ...]] = []
 
-    def counted(picture: np.ndarray, *asked: Any) -> np.ndarray:
+    def counted(picture: np.ndarray, *options: Any) -> np.ndarray:
         cut.append(picture.shape)
-        return real(picture, *asked)
+        return real(picture, *options)
 
-    real, cuts = segments._cut, segments._Cuts()
+    real, cuts = segments._cut, segments._SegmentCache()
     monkeypatch.setattr(segments, "_cut", counted)
-    monkeypatch.setattr(segments, "_cuts", cuts)
+    monkeypatch.setattr(segments, "_cache", cuts)
     model = Model(small_cnn().eval())
     images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     options = {"segments": "slic", "segment_count": 6, "compactness": 10.0, "samples": 4}
@@ -34,6 +34,6 @@ def test_a_picture_is_cut_once_also_ahead_and_the_oldest_are_forgotten(
     assert len(cut) == 3 and torch.equal(first, segments.segments_of(model, images, count=6))
     segments.segments_of(model, images, count=5)
     assert len(cut) == 6  # asked for something else
-    monkeypatch.setattr(segments, "PIXELS_KEPT", 2 * 32 * 32)
+    monkeypatch.setattr(segments, "CACHED_PIXELS", 2 * 32 * 32)
     segments.segments_of(model, images + 0.5, count=6)
-    assert len(cuts.kept) == 2 and cuts.pixels == 2 * 32 * 32
+    assert len(cuts.futures) == 2 and cuts.pixels == 2 * 32 * 32

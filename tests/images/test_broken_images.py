@@ -24,9 +24,8 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import Failure, Preprocess, batches, open_source
-from heatproof.images.files import MAX_PIXELS, read_image
+from heatproof.images.files import MAX_PIXELS, open_image, read_image
 from heatproof.images.identity import Hashes, identify
-from heatproof.images.preprocess import open_image
 
 PLAIN = Preprocess((24, 32), (24, 32), (0.0,) * 3, (1.0,) * 3)
 
@@ -179,7 +178,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """What a user is told, as if nobody had been told before."""
     from heatproof.images import files
 
-    files._say_depth.cache_clear()
+    files._log_depth.cache_clear()
     caplog.set_level(logging.WARNING, "heatproof.images")
     return caplog
 

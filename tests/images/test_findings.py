@@ -12,8 +12,8 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import Preprocess, Source, batches, open_source
-from heatproof.images.entries import entries
 from heatproof.images.identity import Hashes, identify
+from heatproof.images.loader import entries
 
 PLAIN = Preprocess((16, 16), (16, 16), (0.0,) * 3, (1.0,) * 3)
 NAMES = ("mass", "nodule", "scar")
@@ -41,7 +41,7 @@ def findings(source: Source) -> list[tuple[int, ...] | None]:
 def test_a_cell_may_list_several_findings_and_none(pictures: Path) -> None:
     text = "path,label\n0.png,nodule|mass\n1.png,scar; mass\n2.png,\n3.png,No Finding\n"
     source = listed(pictures, text, multilabel=True)
-    assert source.classes == NAMES and source.several and source.labelled
+    assert source.classes == NAMES and source.is_multilabel and source.labelled
     assert findings(source) == [(0, 1), (0, 2), (), ()]
     assert all(sample.label is None for sample in source.samples)
 

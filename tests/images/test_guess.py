@@ -10,7 +10,7 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import open_source
-from heatproof.images.guess import guess_source
+from heatproof.images.kinds import guess_source
 
 
 def draw(*files: Path) -> None:

@@ -12,9 +12,8 @@ from PIL import Image
 
 from heatproof.errors import InputError
 from heatproof.images import codes as qr
-from heatproof.images.backgrounds import BACKGROUNDS, background
-from heatproof.images.negatives import finderless, shuffled
-from heatproof.images.symbols.qr import ALPHABET, LEVELS, QR, capacity, encode, part_masks, side
+from heatproof.images.patterns import BACKGROUNDS, background, finderless, shuffled
+from heatproof.images.symbols import ALPHABET, LEVELS, QR, capacity, encode_qr, part_masks, qr_side
 from heatproof.metrics.on_parts import structure
 
 segno = pytest.importorskip("segno")
@@ -37,7 +36,7 @@ def test_part_masks_agree_with_what_segno_calls_the_modules(version: int) -> Non
     types = np.array([list(row) for row in code.matrix_iter(border=0, verbose=True)])
     n = len(types)
     masks = part_masks(n)
-    assert n == side(version) == 17 + 4 * version
+    assert n == qr_side(version) == 17 + 4 * version
     assert np.array_equal(masks["finder"], np.isin(types, FINDER_TYPES))
     # The definition is row 6 and column 6 minus the finders, so four separator modules belong to it; where
     # an alignment pattern sits on the line (version 7 on), segno calls those modules by its name.
@@ -210,12 +209,12 @@ def test_what_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
         (lambda: qr.make_qr(1, 1, photos=tmp_path / "nowhere"), "there is no folder"),
         (lambda: qr.make_qr(1, 1, photos=[np.zeros((4, 4))]), "photo 0 is float64"),
         (
-            lambda: encode("A" * 26, 1, "L"),
+            lambda: encode_qr("A" * 26, 1, "L"),
             "26 characters do not fit into version 1 of the QR code, which holds 25",
         ),
-        (lambda: encode("lower", 1, "L"), "holds 'e'"),
-        (lambda: encode("", 1, "L"), "is empty"),
-        (lambda: encode("A", 1, "X"), "levels L, M, Q, H"),
+        (lambda: encode_qr("lower", 1, "L"), "holds 'e'"),
+        (lambda: encode_qr("", 1, "L"), "is empty"),
+        (lambda: encode_qr("A", 1, "X"), "levels L, M, Q, H"),
     ):
         with pytest.raises(InputError, match=message):
             wrong()

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from heatproof.errors import HeatproofError, InputError
+from heatproof.images import symbols as printed
 from heatproof.images.codes import make_codes
 from heatproof.images.distort import distort
-from heatproof.images.negatives import NEGATIVES, negatives_of
-from heatproof.images.symbols import PARTS, SYMBOLS, Symbol, printed, register
+from heatproof.images.patterns import NEGATIVES, negatives_of
+from heatproof.images.symbols import PARTS, SYMBOLS, Symbol, register
 
 pytest.importorskip("segno")
 pytest.importorskip("zxingcpp")

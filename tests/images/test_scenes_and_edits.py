@@ -7,9 +7,7 @@ import pytest
 
 from heatproof.errors import InputError
 from heatproof.images import make_qr
-from heatproof.images.codes import make_codes
-from heatproof.images.edits import EDITS, edit_finders
-from heatproof.images.scenes import make_scenes
+from heatproof.images.codes import EDITS, edit_finders, make_codes, make_scenes
 
 SIZE = 128
 

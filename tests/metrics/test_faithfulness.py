@@ -32,7 +32,8 @@ from heatproof.metrics.curves import (
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
-from heatproof.models.model import Model, memory_format
+from heatproof.models.model import Model
+from heatproof.models.running import memory_format
 from heatproof.registry import metrics
 
 SETTINGS = settings(max_examples=30, deadline=None)

@@ -16,7 +16,7 @@ import heatproof as hp
 from conftest import same, small_cnn, state_of
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.mosaic import Mosaics, disconnected_grid, grid_pointing, make_mosaics
-from heatproof.models.disconnected import cut, disconnected, join
+from heatproof.models.derived import cut, disconnected, join
 from heatproof.models.model import as_model
 from heatproof.registry import metrics
 from heatproof.run.config import toml
@@ -442,7 +442,7 @@ def test_a_metric_that_comes_late_gets_the_same_rows(tmp_path: Path, trained: nn
 
 
 def test_mosaics_speak_of_the_map_and_a_metric_without_a_call_gets_no_pictures() -> None:
-    assert {metrics.get(name).judges for name in NAMES} == {"map"}
+    assert {metrics.get(name).question for name in NAMES} == {"map"}
     assert [request.text for request in read_metrics([*NAMES])] == [*NAMES]
     assert all(request.per_method and request.shown for request in read_metrics([*NAMES]))
 

@@ -105,7 +105,9 @@ def test_a_plug_in_of_each_level_is_in_the_tables_the_report_the_verdict_and_the
 ) -> None:
     facts = {"family": "Heat", "higher_is_better": True, "cite": "me2026warmth"}
 
-    @metric("warmth", needs=("maps",), title="warm places", test=True, judges="map", headline=True, **facts)
+    @metric(
+        "warmth", needs=("maps",), title="warm places", votes=True, question="map", headline=True, **facts
+    )
     def warmth(maps: Maps) -> torch.Tensor:
         """How warm a map is."""
         return maps.upsample().flatten(1).mean(1)

@@ -20,9 +20,9 @@ from conftest import counting, small_cnn
 from heatproof.errors import InputError, ModelError
 from heatproof.metrics.margins import above_floors
 from heatproof.metrics.sanity import KINDS, _shifted_copy, fragility, input_shift, parameter_randomisation
-from heatproof.models import random_weights
+from heatproof.models import derived
+from heatproof.models.derived import copy_of, reinitialise, untrained_copy
 from heatproof.models.model import Model
-from heatproof.models.random_weights import copy_of, reinitialise, untrained_copy
 
 HEAD_FIRST = ["11", "7", "4", "1", "0"]  # modules of small_cnn with weights
 
@@ -55,9 +55,9 @@ def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
         drawn.append(seed)
         reinitialise(module, names, seed)
 
-    monkeypatch.setattr(random_weights, "reinitialise", counted)
+    monkeypatch.setattr(derived, "reinitialise", counted)
     kept, before = Model(cnn), copy.deepcopy(cnn.state_dict())
-    random_weights.keep_twin(kept)
+    derived.keep_twin(kept)
     for _ in range(2):
         for seed in (3, 4):
             found, expected = (

@@ -31,7 +31,7 @@ from heatproof.metrics.specificity import (
     untrained,
 )
 from heatproof.models import Model
-from heatproof.models.random_weights import untrained_copy
+from heatproof.models.derived import untrained_copy
 from heatproof.registry import metrics
 from heatproof.run.score import as_stored
 from heatproof.types import Batch, Maps

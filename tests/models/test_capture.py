@@ -14,8 +14,9 @@ import heatproof as hp
 from conftest import counting, randomise, small_cnn
 from heatproof.errors import InputError, LayerError, TargetError, UnknownNameError
 from heatproof.models.layers import find_module, picture_layers
-from heatproof.models.model import as_model, untouched
-from heatproof.models.tail import Tail
+from heatproof.models.model import as_model
+from heatproof.models.running import frozen_eval
+from heatproof.models.tap import Tail
 from heatproof.registry import explainers, parse_call, split_calls
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
@@ -118,7 +119,7 @@ def test_the_tail_gives_the_whole_network_s_answer(name: str) -> None:
         handle.remove()
         return result
 
-    with untouched(module):
+    with frozen_eval(module):
         tail = Tail(as_model(module), image[0], layer)
         assert tail.short, f"{name} fell back to whole passes"
         for channel in range(width):

@@ -15,9 +15,9 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.models import as_model, default_layer
 from heatproof.models.capture import capture
-from heatproof.models.default_layers import RECTIFIERS
-from heatproof.models.layers import find_module, first_tensor, picture_layers
-from heatproof.models.model import Model, untouched
+from heatproof.models.layers import RECTIFIERS, find_module, first_tensor, picture_layers
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval
 
 TORCHVISION = [
     "alexnet", "vgg11", "vgg11_bn", "resnet18", "densenet121", "inception_v3", "googlenet", "squeezenet1_1",
@@ -50,7 +50,7 @@ CHANGED = {
 
 
 def chosen_layer(model: Model, image: Tensor) -> str:
-    with untouched(model.module):
+    with frozen_eval(model.module):
         layer = capture(model, image, needs=frozenset({"activations"})).layer
     assert layer is not None
     return layer
@@ -77,7 +77,7 @@ def check(name: str, model: Model, size: int) -> None:
         outputs.append(tensor.clone())
 
     handle = find_module(model.module, layer).register_forward_hook(keep)
-    with untouched(model.module), torch.no_grad(), Watch():
+    with frozen_eval(model.module), torch.no_grad(), Watch():
         model.forward(model.ready(image))
     handle.remove()
     in_front = float(outputs[-1].min()) < 0 and tuple(outputs[-1].shape) in rectified
@@ -118,7 +118,7 @@ def test_lite0_reads_its_last_relu6_and_its_maps_are_not_empty() -> None:
     model = hp.load_model("lite0")
     check("lite0", model, 224)
     image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(1)) - 0.5
-    with untouched(model.module):
+    with frozen_eval(model.module):
         trace = capture(model, image)
     assert (
         trace.layer == "_swish" and float(trace.activation.min()) == 0 and trace.activation.shape[1] == 1280

@@ -15,12 +15,12 @@ from conftest import needs_cuda, same, small_cnn, small_vit, state_of
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import PerImage
 from heatproof.metrics.occlusion import part_occlusion
-from heatproof.metrics.scene import BatchContext, Group, ImagePool
-from heatproof.models.asked import asked
+from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
 from heatproof.models.heads import HEADS
 from heatproof.models.model import Model
+from heatproof.models.targets import bind_targets
 from heatproof.registry import explainers, metrics
-from heatproof.run.measure import measure
+from heatproof.run.score import measure
 from heatproof.types import Batch, Truth
 
 SIDE = 16
@@ -131,7 +131,7 @@ def test_every_method_explains_every_head_or_refuses_in_one_sentence(head: str) 
             assert maps.explained.shape == (2,)
         assert same(before, state_of(model.module)), entry.name
         model.logits(images(1))
-        assert model.head == (head if head != "callable" else "softmax")
+        assert model.head_name == (head if head != "callable" else "softmax")
     assert set(refused) <= {"attnlrp", "legrad", "rollout"}, refused
     assert not refused or head in ("segmentation", "detection")
 
@@ -192,13 +192,14 @@ def every_number(scores: PerImage, where: str) -> None:
 def test_every_metric_of_images_gives_numbers_or_reasons(head: str) -> None:
     model, targets = network(head)
     shown = images()
-    model, columns = asked(model, shown, targets)
+    model, columns = bind_targets(model, shown, targets)
     maps = {name: hp.explain(model, shown, name, columns)[name] for name in ("gradcam", "gradient")}
     explained = maps["gradcam"].explained
     scene = BatchContext(model, Batch(tuple("abcd"), shown, explained, truth(4)), maps, explained)
     calls = [f"{name}({CHEAP[name]})" if name in CHEAP else name for name in OF_IMAGES]
-    for request, method, scores in measure(calls, scene).found:
-        every_number(scores, f"{request.text} of {method}")
+    for method, metric, values, reasons in measure(calls, scene):
+        for value, reason in zip(values, reasons, strict=True):
+            assert math.isfinite(value) or (math.isnan(value) and reason), (method, metric, value, reason)
     every_number(part_occlusion(truth(4).masks["box"], columns, model=model, images=shown), "occlusion_drop")
 
 
@@ -207,7 +208,7 @@ def test_every_metric_of_images_gives_numbers_or_reasons(head: str) -> None:
 def test_what_needs_probabilities_gives_numbers_or_names_the_head(head: str, name: str) -> None:
     model, targets = network(head)
     if targets is not None:
-        model, _ = asked(model, images(), targets)
+        model, _ = bind_targets(model, images(), targets)
     entry, logits = metrics.get(name), model.logits(images())
     assert entry.call is not None
     if head in CHANCE:
@@ -216,11 +217,11 @@ def test_what_needs_probabilities_gives_numbers_or_names_the_head(head: str, nam
         return
     chances = model.probabilities(logits).double()
     assert ((chances >= 0) & (chances <= 1)).all()
-    y = torch.arange(4) % model.read.targets(logits.shape[1])
+    y = torch.arange(4) % model.head.targets(logits.shape[1])
     if head == "multilabel" and name != "cscore":  # which gets the maps of one label after the other
         y = torch.nn.functional.one_hot(y, chances.shape[1]).bool()
     maps = hp.explain(model, images(), "gradcam", 0)["gradcam"]
-    group = Group(maps, y, chances, 0)
+    group = CheckpointContext(maps, y, chances, 0)
     assert entry.call(entry.function, group, {}) is not None
 
 
@@ -240,7 +241,7 @@ def centre(net: nn.Module, shown: Tensor) -> None:
 def test_mosaics_give_numbers_or_a_sentence(head: str, name: str) -> None:
     model, targets = network(head)
     if targets is not None:
-        model, _ = asked(model, images(), targets)
+        model, _ = bind_targets(model, images(), targets)
     entry = metrics.get(name)
     pictures = Batch(tuple("abcdefgh"), images(8))
     centre(model.module, pictures.images)

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 import heatproof as hp
 from conftest import same, small_cnn, state_of
-from heatproof.models.folding import WORTH_IT, Folding, foldable, folding_of
-from heatproof.models.model import untouched
+from heatproof.models.accel import WORTH_IT, Accelerator
+from heatproof.models.accel.folding import Folding, foldable
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval
 
 
 def trained(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -32,9 +33,9 @@ def some(count: int = 3, size: int = 64) -> Tensor:
 
 
 def folded_and_plain(model: hp.Model, images: Tensor) -> tuple[Tensor, Tensor, Folding]:
-    with untouched(model.module), torch.no_grad():
+    with frozen_eval(model.module), torch.no_grad():
         inputs = model.ready(images)
-        folding = folding_of(model, inputs[:1])
+        folding = Accelerator(model).folding(inputs[:1])
         assert folding is not None
         folding.refresh(model.precision)
         with folding():
@@ -52,20 +53,19 @@ def test_families_answer_the_same_folded(name: str, pairs: int, norms: int) -> N
     folded, plain, folding = folded_and_plain(model, some())
     assert not torch.equal(folded, plain), "nothing was folded"
     assert (folded - plain).abs().max() <= 1e-5 * plain.abs().max()
-    assert len(folding.pairs) == pairs
+    assert len(folding.steps) == pairs
     assert sum(isinstance(part, nn.BatchNorm2d) for part in model.module.modules()) == norms
     assert same(before, state_of(model.module))
     assert not any("forward" in part.__dict__ for part in model.module.modules())
     # What it costs: as much memory again as the folded convolutions' weights.
-    extra = sum(one.numel() for one in folding.weights)
-    assert extra == sum(conv.weight.numel() for conv, _ in folding.pairs)
+    assert all(step.weight.shape == step.conv.weight.shape for step in folding.steps)
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "convnext_tiny"])
 def test_families_without_batch_norms_are_left_alone(name: str) -> None:
     model = hp.Model(getattr(torchvision.models, name)(num_classes=10).eval())
-    with untouched(model.module):
-        assert folding_of(model, model.ready(some(1))) is None
+    with frozen_eval(model.module):
+        assert Accelerator(model).folding(some(1)) is None
 
 
 class Odd(nn.Module):
@@ -103,11 +103,11 @@ def test_changed_weights_are_seen(how: str) -> None:
     net = model.module
 
     def logits() -> Tensor:
-        with untouched(net):
+        with frozen_eval(net):
             return Queue(model, (32, 32)).predict(len(images), lambda i, j: images[i:j], lambda y, *_: y)
 
     first = logits()
-    assert model.found["folding"][1].pairs
+    assert model.facts.acceleration.folding[1].steps
     with torch.no_grad():
         if how == "data":
             net[0].weight.data.mul_(3)  # which no version counter sees
@@ -130,13 +130,13 @@ def test_short_jobs_hooks_and_training_are_not_folded() -> None:
     image = model.ready(some(1, 32))
 
     def job(count: int) -> None:
-        with untouched(model.module):
+        with frozen_eval(model.module):
             Queue(model, (32, 32)).predict(
                 count, lambda i, j: image.expand(j - i, -1, -1, -1), lambda y, *_: y
             )
 
     job(WORTH_IT - 1)
-    assert "folding" not in model.found
+    assert model.facts.acceleration.folding is None
     seen: list[float] = []
     with model.module[1].register_forward_hook(lambda _m, _i, output: seen.append(float(output.mean()))):
         job(WORTH_IT)
@@ -144,33 +144,33 @@ def test_short_jobs_hooks_and_training_are_not_folded() -> None:
         expected = float(model.module[:2](image).mean())
     assert len(seen) > 2, "who looks at the norm sees the norm's own output"
     assert seen == pytest.approx([expected] * len(seen), rel=1e-4)
-    model.found.clear()
-    folding = folding_of(model, image)
+    model.facts.acceleration.folding = None
+    folding = Accelerator(model).folding(image)
     assert folding is not None
     model.module.train()
-    assert folding_of(model, image) is None
+    assert Accelerator(model).folding(image) is None
     model.module.eval()
-    assert folding_of(model, image) is folding
+    assert Accelerator(model).folding(image) is folding
 
 
 def test_gradients_of_the_input_are_the_same_folded() -> None:
     model = hp.Model(trained(small_cnn()))
     images, targets = some(WORTH_IT, 32), torch.arange(WORTH_IT) % 5
     found: list[Tensor] = []
-    with untouched(model.module):
+    with frozen_eval(model.module):
         Queue(model, (32, 32)).input_gradients(
             WORTH_IT, lambda i, j: (images[i:j], targets[i:j]), lambda g, *_: found.append(g)
         )
     inputs = images.clone().requires_grad_()
     model.module(inputs).gather(1, targets[:, None]).sum().backward()
-    assert inputs.grad is not None and model.found["folding"][1].pairs
+    assert inputs.grad is not None and model.facts.acceleration.folding[1].steps
     torch.testing.assert_close(torch.cat(found), inputs.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_the_module_is_whole_again_when_a_pass_fails() -> None:
     model = hp.Model(trained(small_cnn()))
-    with untouched(model.module):
-        folding = folding_of(model, model.ready(some(1, 32)))
+    with frozen_eval(model.module):
+        folding = Accelerator(model).folding(some(1, 32))
         assert folding is not None
         with pytest.raises(RuntimeError), folding():
             model.forward(torch.zeros(1, 5, 32, 32))
@@ -178,7 +178,7 @@ def test_the_module_is_whole_again_when_a_pass_fails() -> None:
 
 
 def test_a_copy_folds_its_own_weights() -> None:
-    from heatproof.models.random_weights import copy_of
+    from heatproof.models.derived import copy_of
 
     model = hp.Model(trained(small_cnn()))
     folded_and_plain(model, some(1, 32))

@@ -18,8 +18,8 @@ from conftest import counting, small_cnn
 from heatproof.cli import main
 from heatproof.errors import InputError, ModelError
 from heatproof.images import Preprocess
-from heatproof.models.function import is_function
 from heatproof.models.queue import all_logits
+from heatproof.models.wrapped import is_function
 from heatproof.registry import explainers
 from tiny_study import make_study, write_study
 
@@ -82,7 +82,7 @@ def test_a_function_may_take_tensors_and_return_what_it_likes() -> None:
         torch.testing.assert_close(hp.load_model(function).logits(images()), wanted, check_dtype=False)
     chances = hp.load_model(lambda x: net(torch.as_tensor(x)).softmax(1).detach().numpy())
     torch.testing.assert_close(chances.logits(images()).softmax(1), wanted.softmax(1))
-    assert chances.head == "probabilities"
+    assert chances.head_name == "probabilities"
 
 
 def test_a_function_that_writes_to_its_input_changes_nothing() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import heatproof as hp
-from heatproof.models.fused import DeferredConv, Fusion, fusion_of
+from heatproof.models.accel import Accelerator
+from heatproof.models.accel.folding import DeferredConv, Folding
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +46,12 @@ def lived_in(net: nn.Module) -> nn.Module:
     return net.eval()
 
 
-def both(net: nn.Module, size: int = 64) -> tuple[Fusion, Tensor, Tensor]:
+def both(net: nn.Module, size: int = 64) -> tuple[Folding, Tensor, Tensor]:
     """What was found, and the logits without and with it."""
     model, images = hp.load_model(net), torch.randn(2, 3, size, size)
     with torch.no_grad():
         plain = model.logits(images)
-        fusion = Fusion.of(model, images[:1])
+        fusion = Folding.of(model, images[:1], fuse=True)
         fusion.refresh()
         with fusion():
             fused = model.logits(images)
@@ -156,7 +157,7 @@ def test_new_weights_are_seen_and_gradients_are_the_networks_own() -> None:
     net = lived_in(Block())
     model, images = hp.load_model(net), torch.randn(2, 3, 8, 8)
     with torch.no_grad():
-        fusion = Fusion.of(model, images[:1])
+        fusion = Folding.of(model, images[:1], fuse=True)
         net.first.weight.mul_(3)
         net.norm.running_mean.add_(1)
         fusion.refresh()
@@ -174,7 +175,7 @@ def test_what_is_put_off_is_a_tensor_to_everybody_else() -> None:
     net = lived_in(Block())
     model, images = hp.load_model(net), torch.randn(2, 3, 8, 8)
     with torch.no_grad():
-        fusion, expected = Fusion.of(model, images[:1]), net.middle(images)
+        fusion, expected = Folding.of(model, images[:1], fuse=True), net.middle(images)
         fusion.refresh()
         with fusion():
             later = net.middle(images)
@@ -184,4 +185,4 @@ def test_what_is_put_off_is_a_tensor_to_everybody_else() -> None:
 
 
 def test_on_a_cpu_nothing_is_fused() -> None:
-    assert fusion_of(hp.load_model(lived_in(Block())), torch.randn(1, 3, 8, 8)) is None
+    assert Accelerator(hp.load_model(lived_in(Block()))).fused(torch.randn(1, 3, 8, 8)) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import warnings
 import weakref
@@ -17,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.explain import recorded
-from heatproof.models import capture
-from heatproof.models.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable, state_of
-from heatproof.models.queue import Runner, how_it_runs
+from heatproof.models.accel import Accelerator
+from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable, state_of
+from heatproof.models.derived import copy_of
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
 
@@ -53,13 +52,15 @@ def test_a_pass_is_recorded_when_it_comes_again_and_smaller_batches_are_padded()
 
     for _ in range(SEEN):
         graphs.run("a", double, [torch.ones(4, 2)])
-    assert not graphs.kept
+    assert not graphs.recordings
     images = torch.arange(8.0).view(4, 2)
-    assert torch.equal(graphs.run("a", double, [images], pad=True), 2 * images) and len(graphs.kept) == 1
+    assert (
+        torch.equal(graphs.run("a", double, [images], pad=True), 2 * images) and len(graphs.recordings) == 1
+    )
     few = graphs.run("a", double, [images[:3] + 1], pad=True)
     assert torch.equal(few, 2 * (images[:3] + 1)) and calls[-1] == 4, "not padded"
     assert graphs.run("a", double, [images[:3]]).shape == (3, 2) and calls[-1] == 3
-    assert graphs.run("b", double, [images], pad=True).shape == (4, 2) and len(graphs.kept) == 1
+    assert graphs.run("b", double, [images], pad=True).shape == (4, 2) and len(graphs.recordings) == 1
 
 
 def test_only_the_last_few_recordings_are_kept() -> None:
@@ -67,8 +68,10 @@ def test_only_the_last_few_recordings_are_kept() -> None:
     for key in range(3 * MOST):
         for _ in range(SEEN + 1):
             graphs.run(key, lambda x: x + 1, [torch.ones(2)])
-    assert len(graphs.kept) == MOST
-    assert copy.deepcopy(graphs).kept == {}, "a copied network records its own passes"
+    assert len(graphs.recordings) == MOST
+    model = hp.Model(small_cnn())
+    model.facts.acceleration.graphs = graphs
+    assert copy_of(model).facts.acceleration.graphs is None, "a copied network records its own passes"
 
 
 def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -76,13 +79,13 @@ def test_what_cannot_be_recorded_runs_as_before_and_says_why(caplog: pytest.LogC
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     model = hp.Model(small_cnn())
-    graphs = model.found["graphs"] = Graphs(refuses)
+    graphs = model.facts.acceleration.graphs = Graphs(refuses)
     with caplog.at_level("INFO", logger="heatproof"):
         for i in range(SEEN + 3):
             assert graphs.run("a", lambda x: x + 1, [torch.full((2,), float(i))]).tolist() == [i + 1, i + 1]
     assert "not permitted when stream is capturing" in graphs.reason and "more" not in graphs.reason
     assert len(caplog.records) == 1
-    assert how_it_runs(model) == [f"passes run kernel by kernel: {graphs.reason}"]
+    assert Accelerator(model).describe() == [f"passes run kernel by kernel: {graphs.reason}"]
 
 
 def test_what_a_recording_cannot_see_changes_its_key() -> None:
@@ -125,13 +128,13 @@ def test_maps_from_a_recorded_shared_pass_are_those_of_a_plain_one(monkeypatch: 
         targets = None if turn % 2 else [turn % 5] * 4
         expected = hp.explain(plain, images, methods, targets)
         with monkeypatch.context() as patched:
-            patched.setattr(capture, "graphs_of", lambda model: graphs)
+            patched.setattr(Accelerator, "graphs", property(lambda _: graphs))
             found = hp.explain(recorded, images, methods, targets)
             found = hp.explain(recorded, images, methods, targets)
         for method, maps in expected.items():
             assert torch.equal(found[method].explained, maps.explained)
             torch.testing.assert_close(found[method].values, maps.values, atol=1e-6, rtol=1e-5)
-    assert Rerun.made - before == 2, "one with targets, one without"
+    assert Rerun.made - before == 3, "with targets, without, and ScoreCAM's"
 
 
 def test_a_request_that_came_before_is_answered_first_and_checked_then(
@@ -139,11 +142,9 @@ def test_a_request_that_came_before_is_answered_first_and_checked_then(
 ) -> None:
     net = small_cnn().eval()
     plain, model = hp.Model(net), hp.Model(net)
-    graphs = model.found["graphs"] = Graphs(Rerun)
-    for room in (capture, recorded):
-        monkeypatch.setattr(
-            room, "graphs_of", lambda asked: asked.found.get("graphs") if asked.was_seen else None
-        )
+    graphs = model.facts.acceleration.graphs = Graphs(Rerun)
+    graphs_of = property(lambda own: own.state.graphs if own.model.was_seen else None)
+    monkeypatch.setattr(Accelerator, "graphs", graphs_of)
     passes: list[int] = []
 
     def same(targets: int | None = None) -> None:
@@ -156,7 +157,7 @@ def test_a_request_that_came_before_is_answered_first_and_checked_then(
 
     for _ in range(SEEN + 2):
         same()
-    assert len(graphs.kept) == 1
+    assert len(graphs.recordings) == 1
     choose = recorded.choose_layers
     monkeypatch.setattr(recorded, "choose_layers", lambda *given: passes.append(1) or choose(*given))
     same()
@@ -190,10 +191,9 @@ def test_what_a_trace_read_is_freed_with_it() -> None:
 def test_recorded_passes_on_a_gpu_give_the_plain_ones_answers(precision: str) -> None:
     images = torch.randn(20, 3, 32, 32, device="cuda")
     recorded, plain = (
-        hp.load_model(small_cnn().eval(), device="cuda", precision=precision) for _ in range(2)
+        hp.load_model(small_cnn().eval(), device="cuda", precision=precision, accelerate=accelerate)
+        for accelerate in (True, False)
     )
-    plain.found["graphs"] = Graphs()
-    plain.found["graphs"].reason = "not wanted here"
     methods = [*CAMS, "smoothgrad(samples=40)", "rise(masks=300)"]
     tolerance = 0.05 if precision == "bf16" else 1e-3
     for turn in range(6):
@@ -202,7 +202,9 @@ def test_recorded_passes_on_a_gpu_give_the_plain_ones_answers(precision: str) ->
         for method in methods:
             gap = (found[method].normalised() - expected[method].normalised()).abs().mean()
             assert gap < tolerance, (method, turn)
-    assert recorded.found["graphs"].kept and not recorded.found["graphs"].reason
+    graphs = recorded.facts.acceleration.graphs
+    assert graphs is not None and graphs.recordings and not graphs.reason
+    assert plain.facts.acceleration.graphs is None and plain.facts.acceleration.folding is None
     with torch.no_grad():
         for weight in (*recorded.module.parameters(), *plain.module.parameters()):
             weight.mul_(1.1)
@@ -240,7 +242,7 @@ def test_a_network_that_cannot_be_recorded_runs_on_a_gpu_all_the_same() -> None:
     model = hp.load_model(Asks().eval(), device="cuda", layer="net.8")
     images = torch.randn(4, 3, 32, 32, device="cuda")
     maps = [hp.explain(model, images, CAMS)["gradcam"].values for _ in range(6)]
-    assert all(torch.allclose(one, maps[0]) for one in maps) and model.found["graphs"].reason
+    assert all(torch.allclose(one, maps[0]) for one in maps) and model.facts.acceleration.graphs.reason
 
 
 @needs_cuda
@@ -261,7 +263,7 @@ def test_memory_of_a_gpu_is_flat_and_released_with_the_model() -> None:
     for _ in range(3):
         model = hp.load_model(small_cnn().eval(), device="cuda")
         first = explained(6, model)
-        assert model.found["graphs"].kept and explained(20, model) <= first
+        assert model.facts.acceleration.graphs.recordings and explained(20, model) <= first
         del model
         assert used() <= before
 
@@ -269,4 +271,4 @@ def test_memory_of_a_gpu_is_flat_and_released_with_the_model() -> None:
 def test_a_runner_on_a_cpu_records_nothing() -> None:
     model = hp.Model(small_cnn().eval())
     model.logits(torch.zeros(1, 3, 32, 32))
-    assert Runner(model, torch.zeros(1, 3, 32, 32), 10).graphs is None
+    assert Accelerator(model).job(torch.zeros(1, 3, 32, 32), 10).graphs is None

@@ -55,11 +55,11 @@ def test_each_head_gives_the_network_s_own_probabilities(
 ) -> None:
     net = Through(end, classes).eval()
     model = as_model(net)
-    assert model.head is None
+    assert model.head_name is None
     with torch.set_grad_enabled(gradients):
         found = probabilities(model.logits(images()))
         said = net(images()).detach()
-    assert model.head == head
+    assert model.head_name == head
     if "probabilit" not in head:
         said = probabilities(said.view(3, -1))
     if "one" in head:
@@ -99,7 +99,7 @@ def test_several_sigmoids_are_several_labels(end: Any) -> None:
     net = Through(end, 4).eval()
     model = as_model(net)
     logits = model.logits(images())
-    assert model.head == "multilabel" and "several labels at once" in model.head_meaning
+    assert model.head_name == "multilabel" and "several labels at once" in model.head_meaning
     with torch.no_grad():
         torch.testing.assert_close(model.probabilities(logits), net(images()))
     torch.testing.assert_close(logits, as_model(net.net).logits(images()), atol=1e-5, rtol=1e-4)
@@ -134,13 +134,13 @@ def test_thresholds_that_do_not_fit_are_one_sentence() -> None:
 
 def test_a_head_that_is_named_is_believed_and_kept() -> None:
     model = hp.load_model(small_cnn(3).eval(), head="multilabel")
-    assert model.head == "multilabel" and model.reader is not None
+    assert model.head_name == "multilabel"
     logits = model.logits(images())
     assert torch.equal(model.probabilities(logits), logits.sigmoid())
-    assert replace(model, name="other").head == "multilabel"
+    assert replace(model, name="other").head_name == "multilabel"
     found = as_model(small_cnn(3).eval())
     found.logits(images())
-    assert found.head == "softmax" and replace(found, name="other").head is None
+    assert found.head_name == "softmax" and replace(found, name="other").head_name is None
 
 
 @pytest.mark.parametrize("classes", [1, 2, 5])
@@ -151,7 +151,7 @@ def test_logits_that_happen_to_lie_between_0_and_1_stay_logits(classes: int) -> 
         net[1][-1].bias.fill_(0.5)
     model = as_model(net)
     torch.testing.assert_close(model.logits(images()), torch.full((3, classes), 0.5), atol=0.05, rtol=0)
-    assert model.head == ("one logit" if classes == 1 else "softmax")
+    assert model.head_name == ("one logit" if classes == 1 else "softmax")
 
 
 def test_a_linear_layer_whose_rows_sum_to_one_is_no_softmax() -> None:
@@ -161,7 +161,7 @@ def test_a_linear_layer_whose_rows_sum_to_one_is_no_softmax() -> None:
         net[-1].bias.copy_(torch.tensor([0.25, 0.75]))
     model = as_model(net)
     model.logits(images())
-    assert model.head == "softmax"
+    assert model.head_name == "softmax"
 
 
 def test_finding_the_head_costs_no_pass() -> None:
@@ -212,13 +212,13 @@ def test_a_hugging_face_multi_label_classifier_is_known(tmp_path: Path) -> None:
     transformers.ResNetForImageClassification(config).save_pretrained(tmp_path)
     model = hp.load_model(f"hf:{tmp_path}")
     hp.explain(model, images(), "gradcam")
-    assert model.head == "multilabel"
+    assert model.head_name == "multilabel"
 
 
 def test_half_precision_probabilities_are_known() -> None:
     model = as_model(nn.Sequential(small_cnn(7), nn.Softmax(1)).eval().to(torch.bfloat16))
     assert probabilities(model.logits(images())).sum(1).tolist() == pytest.approx([1, 1, 1])
-    assert model.head == "probabilities"
+    assert model.head_name == "probabilities"
 
 
 # --- what a network may do that others do not ---------------------------------------------------------------

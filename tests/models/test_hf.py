@@ -12,7 +12,7 @@ import heatproof as hp
 from conftest import randomise
 from heatproof.errors import CheckpointError, InputError, ModelError
 from heatproof.models.capture import capture
-from heatproof.models.model import untouched
+from heatproof.models.running import frozen_eval
 from heatproof.registry import explainers
 
 transformers = pytest.importorskip("transformers")
@@ -79,7 +79,7 @@ def test_a_saved_classifier(
     model = hp.load_model(save(original, tmp_path))
     images = torch.randn(2, 3, 64, 64)
     assert torch.allclose(model.logits(images), original(images).logits, atol=1e-6)
-    with untouched(model.module):
+    with frozen_eval(model.module):
         trace = capture(model, images)
     assert trace.layer == layer and trace.activation.shape[2:] == (grid, grid)
     assert trace.gradient.flatten(1).any(1).all()
@@ -93,7 +93,7 @@ def test_a_distilled_deit_has_two_extra_tokens() -> None:
     seen: list[torch.Tensor] = []
     layer = original.get_submodule(f"deit.{BLOCKS}.2.layernorm_before")
     handle = layer.register_forward_hook(lambda _m, _i, output: seen.append(output))
-    with untouched(original):
+    with frozen_eval(original):
         trace = capture(model, images)
     handle.remove()
     assert seen[-1].shape[1] == 2 + 16
@@ -105,7 +105,7 @@ def test_register_tokens_are_left_out() -> None:
     seen: list[torch.Tensor] = []
     layer = original.dinov2_with_registers.encoder.layer[2].norm1
     handle = layer.register_forward_hook(lambda _m, _i, output: seen.append(output))
-    with untouched(original):
+    with frozen_eval(original):
         trace = capture(hp.load_model(original), torch.randn(1, 3, 64, 64))
     handle.remove()
     assert torch.equal(trace.activation.flatten(2).transpose(1, 2), seen[-1][:, 1 + 4 :])

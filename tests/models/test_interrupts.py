@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 import heatproof as hp
 from conftest import small_cnn
-from heatproof.models.model import as_model, untouched
+from heatproof.models.model import as_model
+from heatproof.models.running import frozen_eval
 
 METHODS = ["gradcam", "gradient", "ablationcam", "rise(masks=2)"]  # hooks, flags, patched forwards, a queue
 WATCHED = (
-    "models/model.py", "models/capture.py", "models/tail.py", "models/interrupts.py", "models/queue.py",
+    "models/model.py", "models/capture.py", "models/tap.py", "models/running.py", "models/queue.py",
     "contextlib.py", "torch/random.py", "grad_mode.py",
 )  # fmt: skip
 PLACES = 200
@@ -99,7 +100,7 @@ def test_ctrl_c_is_answered_before_the_next_pass(net: nn.Module) -> None:
 
 
 def test_a_second_ctrl_c_does_not_wait(net: nn.Module) -> None:
-    with pytest.raises(KeyboardInterrupt), untouched(net):
+    with pytest.raises(KeyboardInterrupt), frozen_eval(net):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("the second one waited")
@@ -110,7 +111,7 @@ def test_a_handler_that_was_there_is_called_at_once(net: nn.Module) -> None:
     asked: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: asked.append(number))
     try:
-        with untouched(net), untouched(net):
+        with frozen_eval(net), frozen_eval(net):
             signal.raise_signal(signal.SIGINT)
             assert asked == [signal.SIGINT]
     finally:
@@ -120,7 +121,7 @@ def test_a_handler_that_was_there_is_called_at_once(net: nn.Module) -> None:
 def test_other_threads_hold_nothing_back(net: nn.Module) -> None:
     found: list[Tensor] = []
     thread = threading.Thread(target=lambda: found.append(as_model(net).logits(torch.randn(2, 3, 16, 16))))
-    with untouched(small_cnn()):
+    with frozen_eval(small_cnn()):
         thread.start()
         thread.join()
     assert found[0].shape == (2, 3)

@@ -16,7 +16,8 @@ from heatproof.errors import CheckpointError, InputError, MissingExtraError, Mod
 from heatproof.models.capture import capture
 from heatproof.models.keras_graph import import_keras
 from heatproof.models.layers import picture_layers
-from heatproof.models.model import Model, untouched
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval
 
 try:
     keras = import_keras()  # before any other import: it chooses the backend
@@ -112,7 +113,7 @@ def test_several_sigmoids_are_findings_and_one_is_a_logit() -> None:
     for keras_model, head in heads:
         model = hp.load_model(keras_model)
         model.logits(images())
-        assert model.head == head
+        assert model.head_name == head
 
 
 def test_the_head_is_restored_when_a_layer_fails() -> None:
@@ -166,7 +167,7 @@ def test_gradients_equal_those_of_two_keras_submodels(
     (gradient,) = torch.autograd.grad(logits[:, target].sum(), activation)
 
     model = hp.load_model(original)
-    with untouched(model.module):
+    with frozen_eval(model.module):
         trace = capture(model, pixels, target, layer=layer)
     assert trace.layer == layer and trace.activation.shape[2:] == grid
     assert torch.allclose(trace.logits, logits.detach(), atol=1e-5, rtol=1e-4)

@@ -27,14 +27,14 @@ from heatproof.images.preprocess import Preprocess
 from heatproof.models import Model
 from heatproof.models.capture import capture
 from heatproof.models.layers import find_module
-from heatproof.models.model import untouched
+from heatproof.models.running import frozen_eval
 from heatproof.registry import explainers
 
 
 def check_layer(model: Model, size: int, layer: str, grid: tuple[int, int]) -> None:
     """The layer found by itself: its picture, its gradient and the map made of both, from one pass."""
     randomise(model.module)  # some libraries start heads at zero, where no gradient passes
-    with untouched(model.module):
+    with frozen_eval(model.module):
         trace = capture(model, torch.randn(2, 3, size, size))
     assert trace.layer == layer
     assert trace.activation.shape[2:] == grid and trace.gradient.shape == trace.activation.shape
@@ -98,7 +98,7 @@ def test_class_register_and_distillation_tokens_are_left_out(name: str) -> None:
     seen: list[torch.Tensor] = []
     layer = find_module(model.module, "blocks.1.norm1")
     handle = layer.register_forward_hook(lambda _m, _i, output: seen.append(output))
-    with untouched(model.module):
+    with frozen_eval(model.module):
         trace = capture(model, images)
     handle.remove()
     tokens = seen[-1][:, model.module.num_prefix_tokens :]

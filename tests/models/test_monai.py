@@ -9,7 +9,7 @@ import torch
 
 import heatproof as hp
 from heatproof.errors import ModelError, TargetError, UnknownNameError
-from heatproof.models.asked import asked
+from heatproof.models.targets import bind_targets
 
 SMALL = {"init_features": 4, "growth_rate": 4, "block_config": (1, 1)}
 
@@ -68,11 +68,11 @@ def test_a_segmentation_of_volumes() -> None:
     region = torch.zeros(24, 24, 24, dtype=torch.bool)
     region[:6, :6, :6] = True
     maps = hp.explain(model, scan, ["gradcam", "gradient"], targets=(1, region))
-    assert model.head == "segmentation" and maps["gradcam"].values.shape == (2, 12, 12, 12)
+    assert model.head_name == "segmentation" and maps["gradcam"].values.shape == (2, 12, 12, 12)
     heat = maps["gradient"].values
     assert heat[:, :6, :6, :6].sum() > 0 and heat[:, 16:, 16:, 16:].abs().sum() == 0
     seen = model.module(scan)
-    bound, columns = asked(model, scan, (1, region))
+    bound, columns = bind_targets(model, scan, (1, region))
     torch.testing.assert_close(
         bound.logits(scan).gather(1, columns.numbers[:, None])[:, 0], seen[:, 1, :6, :6, :6].sum((1, 2, 3))
     )

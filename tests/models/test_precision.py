@@ -10,7 +10,7 @@ import torch
 import heatproof as hp
 from conftest import needs_cuda, small_cnn
 from heatproof.errors import InputError, StoreError
-from heatproof.models.precision import computing, usual_precision
+from heatproof.models.running import computing, usual_precision
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from tiny_study import fingerprint, make_study

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting, needs_cuda, small_cnn
 from heatproof.errors import InputError
-from heatproof.models import batches
-from heatproof.models.batches import batch_for, fastest, measured_batch, told_batch, trial_sizes, usual_batch
-from heatproof.models.graphs import Graphs
-from heatproof.models.model import untouched
-from heatproof.models.queue import Queue, all_logits, how_it_runs
+from heatproof.models.accel import Accelerator, batches
+from heatproof.models.accel.batches import fastest, trial_sizes, usual_batch
+from heatproof.models.accel.graphs import Graphs
+from heatproof.models.queue import Queue, all_logits
+from heatproof.models.running import frozen_eval
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ def job(model: hp.Model, count: int, batch_size: int | None = None, size: int = 
     def make(start: int, stop: int) -> Tensor:
         return image * torch.arange(start, stop).view(-1, 1, 1, 1) / count
 
-    with untouched(model.module):
+    with frozen_eval(model.module):
         return Queue(model, (size, size), batch_size).predict(count, make, lambda logits, *_: logits)
 
 
@@ -49,7 +49,7 @@ def test_a_short_job_takes_the_usual_batch_and_is_not_measured(model: hp.Model) 
     assert usual_batch(torch.device("cuda"), (224, 224)) == 256 and usual_batch(CPU, (4000, 4000)) == 1
     with counting(model.module) as passes:
         job(model, 200)
-    assert passes.batches == [100, 100] and "batches" not in model.found
+    assert passes.batches == [100, 100] and not model.facts.acceleration.batches
 
 
 def test_a_long_job_is_measured_once_and_the_trial_is_a_small_share(
@@ -61,12 +61,16 @@ def test_a_long_job_is_measured_once_and_the_trial_is_a_small_share(
         batches, "_seconds", lambda _model, batch: asked.append(len(batch)) or 50.0 + len(batch)
     )
     image = torch.zeros(8, 3, 32, 32)
-    assert batch_for(model, image, count - 3000) == 128 and asked == []
-    assert batch_for(model, image, count) == 256  # 50 seconds, and one per input: the largest is best
+    assert Accelerator(model).fastest_batch_size(image, count - 3000) == 128 and asked == []
+    assert (
+        Accelerator(model).fastest_batch_size(image, count) == 256
+    )  # 50 seconds, and one per input: the largest is best
     assert sum(asked) <= 0.02 * count and asked == [64, 128, 256] * 3
-    assert batch_for(model, image, count) == 256 and len(asked) == 9
-    assert batch_for(model, torch.zeros(8, 3, 112, 112), count) == 64 and len(asked) == 18
-    assert how_it_runs(model)[0] == "256 inputs of 3x32x32 per pass were fastest"
+    assert Accelerator(model).fastest_batch_size(image, count) == 256 and len(asked) == 9
+    assert (
+        Accelerator(model).fastest_batch_size(torch.zeros(8, 3, 112, 112), count) == 64 and len(asked) == 18
+    )
+    assert Accelerator(model).describe()[0] == "256 inputs of 3x32x32 per pass were fastest"
 
 
 def test_the_usual_batch_stays_unless_another_is_clearly_faster(
@@ -91,15 +95,16 @@ def test_the_usual_batch_stays_unless_another_is_clearly_faster(
 def test_really_measured(model: hp.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "SHARE", 2.0)
     with counting(model.module) as passes:
-        chosen = measured_batch(model, 700)
+        chosen = Accelerator(model).measured_batch_size(700)
     assert chosen in (4, 8, 16) and set(passes.batches) == {4, 8, 16}
-    assert not model.module.training and model.found["batches"]
+    assert not model.module.training and model.facts.acceleration.batches
 
 
 def test_what_a_model_is_told_counts_by_area(model: hp.Model) -> None:
     told = hp.Model(model.module, preprocess=model.preprocess, inputs_per_pass=64)
     height, width = told.preprocess.size
-    assert told_batch(told, (height, width)) == 64 and told_batch(told, (2 * height, 2 * width)) == 16
+    assert Accelerator(told).batch_size((height, width)) == 64
+    assert Accelerator(told).batch_size((2 * height, 2 * width)) == 16
     with counting(told.module) as passes:
         job(told, 32, size=2 * height)
     assert passes.batches == [16, 16]
@@ -128,7 +133,7 @@ def test_what_fitted_into_memory_is_remembered_by_kind_of_pass(model: hp.Model) 
         job(model, 20)
         assert seen[6:] == [10, 10]
     hp.explain(model, torch.zeros(12, 3, 32, 32), "gradcam")
-    assert model.found["fits"] == {("forward", (32, 32)): 10}
+    assert model.facts.fits == {("forward", (32, 32)): 10}
 
 
 METHODS = ["gradcam", "eigencam", "scorecam(channels=4)", "smoothgrad(samples=2)", "rise(masks=300)"]
@@ -143,11 +148,11 @@ def test_memory_is_flat_over_many_images_and_released_with_the_model() -> None:
     model = hp.load_model(small_cnn().eval())
     images = torch.randn(4, 3, 32, 32)
     hp.explain(model, images, METHODS)
-    before, entries = alive(), len(model.found)
+    before = alive()
     for _ in range(5):
         hp.explain(model, images, METHODS)
-    assert alive() <= before and len(model.found) == entries
-    folding = weakref.ref(model.found["folding"][1])
+    assert alive() <= before
+    folding = weakref.ref(model.facts.acceleration.folding[1])
     assert folding() is not None
     module, gone = weakref.ref(model.module), weakref.ref(model)
     del model
@@ -184,9 +189,9 @@ def test_a_pass_that_memory_does_not_hold_is_halved_and_reported_once(
         torch.testing.assert_close(model.logits(images), net.net(images), rtol=1e-5, atol=1e-6)
         assert len(all_logits(model, images, 8)) == 11
     other, recording = Graphs(), object()
-    other.kept["logits", 8] = recording
+    other.recordings["logits", 8] = recording
     model.logits(images)
-    assert not other.kept  # of any network: the memory of a recording serves nothing else
+    assert not other.recordings  # of any network: the memory of a recording serves nothing else
     (record,) = caplog.records
     assert "memory does not hold a pass of 11 images; smaller passes are made" in record.getMessage()
 

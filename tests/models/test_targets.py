@@ -13,12 +13,12 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import HeatproofError
-from heatproof.models.asked import asked, with_head
-from heatproof.models.default_layers import default_layer, why
+from heatproof.models.accel.graphs import Graphs
+from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Detection, Embedding, Regression, Segmentation
 from heatproof.models.heads.dense import box_overlap
-from heatproof.models.layers import guessed_layer
-from heatproof.models.random_weights import untrained_copy
+from heatproof.models.layers import default_layer, guessed_layer, why
+from heatproof.models.targets import bind_targets, with_head
 
 SIDE = 16
 
@@ -68,14 +68,11 @@ def test_a_function_that_gives_no_number_per_image_is_one_sentence(wrong: Any) -
 def test_what_was_recorded_of_a_network_with_one_head_is_not_replayed_for_another() -> None:
     model = hp.load_model(small_cnn(4).eval())
     model.logits(images())
-    model.found |= {"graphs": "recorded passes", "classes": 4, "fits": {}}
+    model.facts.acceleration.graphs, model.facts.columns = Graphs(), 4
     other = with_head(model, Regression())
-    assert (
-        "graphs" not in other.found
-        and "classes" not in other.found
-        and other.found["fits"] is model.found["fits"]
-    )
-    assert model.head == "softmax" and other.head == "regression"
+    assert other.facts.acceleration.graphs is None and other.facts.columns is None
+    assert other.facts.fits is model.facts.fits
+    assert model.head_name == "softmax" and other.head_name == "regression"
     assert torch.equal(other.logits(images()).chunk(2, 1)[0], model.logits(images()))
 
 
@@ -185,25 +182,25 @@ def test_without_a_region_it_is_where_the_clean_image_shows_the_class() -> None:
     found = hp.explain(net, images(), "gradient", 1)["gradient"]
     expected = gradient_of(lambda x: (net(x)[:, 1] * (shown == 1)).sum((1, 2)), images())
     torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-6)
-    model, columns = asked(hp.load_model(net), images(), None)
+    model, columns = bind_targets(hp.load_model(net), images(), None)
     own = columns.numbers
-    assert isinstance(model.reader, Segmentation)
+    assert isinstance(model.head, Segmentation)
     most = [int((one[one > 0] if (one > 0).any() else one).mode().values) for one in shown.flatten(1)]
-    assert model.read.labels(own).tolist() == most
+    assert model.head.labels(own).tolist() == most
 
 
 def test_the_region_stays_when_images_and_weights_change() -> None:
-    model, columns = asked(hp.load_model(pixels()), images(), 1)
-    regions = model.reader.regions  # type: ignore[union-attr]
+    model, columns = bind_targets(hp.load_model(pixels()), images(), 1)
+    regions = model.head.regions  # type: ignore[union-attr]
     stranger = untrained_copy(model, images(), 0)
-    assert asked(stranger, images() + 1, 1)[0].reader.regions is stranger.reader.regions  # type: ignore[union-attr]
-    assert torch.equal(stranger.reader.regions, regions)  # type: ignore[union-attr]
-    assert torch.equal(asked(model, images() * 2, None)[1].numbers, columns.numbers)
+    assert bind_targets(stranger, images() + 1, 1)[0].head.regions is stranger.head.regions  # type: ignore[union-attr]
+    assert torch.equal(stranger.head.regions, regions)  # type: ignore[union-attr]
+    assert torch.equal(bind_targets(model, images() * 2, None)[1].numbers, columns.numbers)
 
 
 def test_the_probability_in_a_region_is_the_softmax_of_its_mean_logits() -> None:
     net = pixels()
-    model, columns = asked(hp.load_model(net), images(), (0, torch.ones(SIDE, SIDE)))
+    model, columns = bind_targets(hp.load_model(net), images(), (0, torch.ones(SIDE, SIDE)))
     expected = net(images()).mean((2, 3)).softmax(1)[:, 0].detach()
     torch.testing.assert_close(model.measured(model.logits(images()), columns.numbers), expected)
 
@@ -264,8 +261,8 @@ class TwoBoxes(nn.Module):
 def test_the_score_of_a_box_is_found_again_by_its_overlap() -> None:
     net = TwoBoxes().eval()
     dark = torch.zeros(2, 3, SIDE, SIDE)
-    model, columns = asked(hp.load_model(net, head="detection"), dark, 1)
-    assert isinstance(model.reader, Detection) and columns.numbers.tolist() == [0, 1]
+    model, columns = bind_targets(hp.load_model(net, head="detection"), dark, 1)
+    assert isinstance(model.head, Detection) and columns.numbers.tolist() == [0, 1]
     near, far = dark + 0.2, dark + 3.0
     expected = [one["scores"][0].item() for one in net(near)]
     assert model.scores(model.logits(near), columns.numbers).tolist() == pytest.approx(expected)

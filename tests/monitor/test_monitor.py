@@ -21,7 +21,7 @@ from heatproof.images import Preprocess
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
 from heatproof.metrics.gold import gold_list
 from heatproof.models import probabilities
-from heatproof.monitor.outcome import Report
+from heatproof.monitor.measure import StepResult
 from heatproof.monitor.watch import AlarmRaised, Monitor
 from heatproof.run.group import group_rows
 from heatproof.run.plan import make_plan
@@ -39,7 +39,7 @@ def watch(**options: Any) -> Monitor:
     return Monitor(pictures(), LABELS, **{"batch_size": 8, "class_names": ["normal", "ill"], **options})
 
 
-def measured(monitor: Monitor, model: nn.Module, epoch: int = 1) -> Report:
+def measured(monitor: Monitor, model: nn.Module, epoch: int = 1) -> StepResult:
     report = monitor.step(model, epoch)
     assert report is not None and not report.problem, report
     return report
@@ -180,7 +180,7 @@ def test_sources_and_batches_bring_their_own_labels(net: nn.Module, tmp_path: Pa
     [
         (pictures(), torch.zeros(N, dtype=torch.long), {}, "all 22 images have label 0"),
         (pictures(), LABELS[:-1], {}, "22 images but 21 labels"),
-        (pictures(), LABELS.float(), {}, "one class number per image"),
+        (pictures(), LABELS.float(), {}, "one class number per picture"),
         (pictures(), LABELS - 1, {}, "class numbers start at 0"),
         (pictures(), None, {}, "needs labels"),
         (pictures(), LABELS, {"class_names": ["only"]}, "only 1 class names"),
@@ -301,10 +301,10 @@ def test_the_run_folder_holds_what_a_run_would(net: nn.Module, tmp_path: Path) -
         return {tuple(getattr(row, key) for key in keys): row.value for row in scores}
 
     ids = monitor.images.ids
-    for task in plan.groups:
+    for unit in plan.groups:
         query = "select * exclude (unit) from scores where unit = ?"
-        ours = rows(hp.Score(**row) for row in folder.scores().sql(query, [task.unit.hash]))
-        theirs = rows(group_rows(folder, task, ids, "Sequential"))
+        ours = rows(hp.Score(**row) for row in folder.scores().sql(query, [unit.hash]))
+        theirs = rows(group_rows(folder, unit, ids, "Sequential"))
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():  # theirs are made from maps in half precision
             assert ours[key] == pytest.approx(value, abs=2e-3, nan_ok=True)
@@ -393,10 +393,10 @@ def test_the_rows_of_a_monitor_have_the_reasons_of_a_run(tmp_path: Path) -> None
     monitor = Monitor(pictures(), LABELS, ["gradcam"], batch_size=8, out=tmp_path / "run")
     measured(monitor, small_cnn(3))
     folder = RunFolder.open(tmp_path / "run")
-    for task in make_plan(folder.manifest, N).groups:
+    for unit in make_plan(folder.manifest, N).groups:
         query = "select method, label, metric, reason from scores where unit = ?"
-        ours = {tuple(row.values()) for row in folder.scores().sql(query, [task.unit.hash])}
-        theirs = group_rows(folder, task, monitor.images.ids, "Sequential")
+        ours = {tuple(row.values()) for row in folder.scores().sql(query, [unit.hash])}
+        theirs = group_rows(folder, unit, monitor.images.ids, "Sequential")
         assert ours == {(row.method, row.label, row.metric, row.reason) for row in theirs}
     query = "select reason from scores where metric = 'auc' and label is null"
     assert folder.scores().sql(query)[0]["reason"].startswith("left out: class 2")

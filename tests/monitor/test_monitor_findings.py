@@ -71,7 +71,7 @@ def test_the_run_folder_reads_back_as_it_was_measured(network: nn.Module, tmp_pa
     first, second = monitor.step(network, 1), monitor.step(made.train(range(3), epochs=5), 2)
     assert first is not None and second is not None and not first.problem and not second.problem
     folder = RunFolder.open(tmp_path / "run")
-    assert folder.manifest.several and folder.status().complete
+    assert folder.manifest.is_multilabel and folder.status().complete
     read = Trajectory.from_run(folder)
     assert [c.auc for c in read] == [c.auc for c in monitor.trajectory]
     assert [dict(c.classes) for c in read] == [dict(c.classes) for c in monitor.trajectory]

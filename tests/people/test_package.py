@@ -124,6 +124,33 @@ def test_the_sdist_is_small_and_holds_no_junk(built: tuple[Path, Path]) -> None:
     assert built[0].stat().st_size < 2 * MEGABYTE
 
 
+def test_the_dockerfile_copies_what_the_package_needs(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """Docker is not needed: the COPY steps are executed, and the folder gives the same wheel as the sdist."""
+    steps = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines()]
+    context = tmp_path / "src"
+    for _, *sources, target in (step for step in steps if step[:1] == ["COPY"]):
+        for source in sources:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, tmp_path / target.strip("/"))
+            else:
+                (tmp_path / target.strip("/")).mkdir(exist_ok=True)
+                shutil.copy(ROOT / source, tmp_path / target.strip("/"))
+    assert ["RUN", "pip", "install", "--no-cache-dir", "/src"] in steps
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--wheel",
+        "--outdir",
+        str(tmp_path),
+        str(context),
+    ]
+    subprocess.run(command, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert zipfile.ZipFile(wheel).namelist() == zipfile.ZipFile(built[1]).namelist()
+
+
 def test_heatproof_works_where_only_its_core_is_installed(light: Path, tmp_path: Path) -> None:
     assert (
         called(light, tmp_path, "heatproof", "--version").strip()
@@ -207,7 +234,7 @@ def test_the_extras_are_one_table() -> None:
             assert packages == [Requirement(one).name for one in extras[name]]
     everything = next(Requirement(one) for one in extras["dev"] if one.startswith("heatproof["))
     assert everything.extras == set(extras) - {"dev"}
-    core = re.search(r"The core brings (.+?)\.", (ROOT / "docs" / "install.md").read_text(), re.S)
+    core = re.search(r"The core installs (.+?)\.", (ROOT / "docs" / "install.md").read_text(), re.S)
     assert core and re.split(r", | and ", core[1]) == [
         Requirement(one).name for one in PROJECT["dependencies"]
     ]

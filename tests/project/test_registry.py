@@ -52,8 +52,8 @@ def test_every_metric_is_documented(name: str) -> None:
     assert entry.summary
     assert entry.level in ("image", "class", "checkpoint")
     assert entry.bounds[0] < entry.bounds[1]
-    assert entry.judges in ("", "map", "network") and set(entry.floors) <= set(explainers.names())
-    assert not entry.test or (entry.judges and entry.titles)  # the verdict names it in plain words
+    assert entry.question in ("", "map", "network") and set(entry.floors) <= set(explainers.names())
+    assert not entry.votes or (entry.question and (entry.title or entry.parts))
 
 
 @pytest.mark.parametrize("name", explainers.names())

@@ -14,7 +14,7 @@ from heatproof.report.panels import Tile, panel, sheet
 from heatproof.show import COLOUR_MAPS, brightened, colours, overlay
 from heatproof.store.maps import StoredMaps
 from heatproof.studies.localise.panels import Studio
-from heatproof.studies.localise.results import Scored
+from heatproof.studies.localise.results import LocaliseResults
 from heatproof.types import Maps
 
 
@@ -107,14 +107,14 @@ def test_a_wrong_answer_stands_beside_the_class_that_is_explained() -> None:
 
 
 def test_a_case_study_says_which_class_it_explains() -> None:
-    scored = Scored("last", (), ("normal", "pneumonia"), 0.2, ("insertion", "deletion"), {"a.png": 1},
-                    {"a.png": 1}, {"a.png": 0}, {("a.png", 0): 0.93})  # fmt: skip
+    scored = LocaliseResults("last", (), ("normal", "pneumonia"), 0.2, ("insertion", "deletion"),
+                             {"a.png": 1}, {"a.png": 1}, {"a.png": 0}, {("a.png", 0): 0.93})  # fmt: skip
     heading = Studio(scored, *[None] * 4)._heading("a.png")  # type: ignore[list-item]
     assert heading == "a.png: explains: pneumonia (true label); the network says: normal; 93% sure"
 
 
 def test_a_blank_map_marks_no_pixel_of_a_case_study() -> None:
-    scored = Scored("last", (), (), 0.2, ("insertion", "deletion"))
+    scored = LocaliseResults("last", (), (), 0.2, ("insertion", "deletion"))
     values = torch.stack([torch.zeros(5, 5), torch.full((5, 5), 0.7), torch.eye(5)])
     kept = Studio(scored, *[None] * 4)._budget_masks(Maps("m", values, (5, 5), torch.zeros(3)))  # type: ignore[list-item]
     assert kept.sum((1, 2)).tolist() == [0, 0, 5]

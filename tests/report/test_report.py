@@ -24,7 +24,6 @@ from markupsafe import Markup, escape
 from heatproof.cli.report import report_command
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.report.figures.cscore import score_table
 from heatproof.report.gallery import gallery, normalised, pack, pooled, resized, unpack
 from heatproof.report.live import Wanted, as_csv
 from heatproof.report.page import asset, embed, render, write_page
@@ -33,6 +32,7 @@ from heatproof.report.sections import ScoreColumn, classes, packed, references, 
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.maps import StoredMaps
+from heatproof.studies.cscore.page import score_grid
 from heatproof.types import normalise, upsample
 from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
@@ -221,7 +221,7 @@ def test_a_score_of_no_image_is_not_drawn(tmp_path: Path) -> None:
     assert f"{escape(CLASSES[1])}</bdi> (not defined)" in section
     assert '–<span class="sub">n = 0</span>' in section
     run = Trajectory.from_run(RunFolder.open(tmp_path / "run"))
-    table, _ = score_table(run, run.checkpoints[-1])
+    table, _ = score_grid(run, run.checkpoints[-1])
     assert np.isnan(table[:, 2]).all() and (table[:, 1] == 0.6).all()
 
 

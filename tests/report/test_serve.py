@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from heatproof.cli.serve import serve_command
+from heatproof.cli import main
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
 from heatproof.report.gallery import packed_maps
@@ -344,7 +344,7 @@ def test_elsewhere_needs_the_token(run: RunFolder) -> None:
 
 def test_loopback_is_the_default(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1" and server.token is None
-    assert CliRunner().invoke(serve_command, ["--help"]).output.count("127.0.0.1") == 1
+    assert CliRunner().invoke(main, ["serve", "--help"]).output.count("127.0.0.1") == 1
 
 
 # --- those who do not behave --------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from heatproof.errors import InputError
-from heatproof.images.annotations import check_annotations
 from heatproof.images.kinds import open_source
+from heatproof.images.source import check_annotations
 from heatproof.run.config import toml
 from heatproof.run.engine import prepare
 from tiny_study import NETWORK

@@ -257,7 +257,7 @@ def test_a_network_that_ends_in_sigmoids_is_known_by_itself(folder: Path) -> Non
     del study["model"]["head"]
     study["model"]["options"] = {"sigmoids": True}
     found = finished(run_study(study, folder / "sigmoids"))
-    assert found.manifest.several and len(rows(found, "metric = 'auc'")) == 4
+    assert found.manifest.is_multilabel and len(rows(found, "metric = 'auc'")) == 4
 
 
 def test_pictures_and_network_that_do_not_agree_are_refused(folder: Path) -> None:

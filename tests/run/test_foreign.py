@@ -19,7 +19,7 @@ import findings_networks as several
 import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import HeatproofError, InputError, StoreError
-from heatproof.run.external_methods import READ
+from heatproof.run.score import READ
 from tiny_study import make_study, write_study
 
 pytestmark = pytest.mark.trains
@@ -158,7 +158,7 @@ def test_control_maps_give_the_numbers_of_the_method_itself(
 ) -> None:
     """The same rows, bit for bit, so that the measured error rates apply."""
     from heatproof.images import batches, open_source
-    from heatproof.models.random_weights import untrained_copy
+    from heatproof.models.derived import untrained_copy
 
     folder, _ = made
     model = hp.load_model(str(folder / "net.py:tiny"), folder / ONE)

@@ -15,16 +15,15 @@ from torch import nn
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.images import Preprocess
-from heatproof.images.guess import Guess, guess_source
+from heatproof.images.kinds import Guess, guess_source
 from heatproof.metrics.class_order import class_order
 from heatproof.models import load_model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.model import Model
-from heatproof.run.inputs import input_warnings
-from heatproof.studies.audit.looked import look
-from heatproof.studies.audit.settings import AuditSettings, study_tables
-from heatproof.studies.score.protocol import plan_score
-from heatproof.studies.score.settings import ScoreSettings
+from heatproof.run.checks import input_warnings
+from heatproof.studies.audit.planner import inspect
+from heatproof.studies.audit.score import plan_score
+from heatproof.studies.audit.settings import AuditSettings, ScoreSettings, study_tables
 from heatproof.studies.settings import PreprocessSettings
 
 SIDE = 32
@@ -156,7 +155,7 @@ def test_explain_takes_and_prints_the_preprocessing(place: Path) -> None:
 def test_options_become_the_table_of_a_study(given: dict[str, tuple[int, ...]], table: object) -> None:
     chosen = AuditSettings(model="lite0", images=Path("x"), preprocess=PreprocessSettings(**given))
     tables = study_tables(chosen, Guess("folder", Path("x"), ""), Path.cwd(), {})
-    assert tables.get("preprocess", {}) == table and chosen.asked()["preprocess"] == table
+    assert tables.get("preprocess", {}) == table and chosen.recorded()["preprocess"] == table
 
 
 def test_score_takes_the_preprocessing(place: Path) -> None:
@@ -222,7 +221,7 @@ def test_an_audit_notes_another_order_before_it_starts(place: Path) -> None:
     source, small = guess_source(Path("images")), PreprocessSettings(size=(SIDE,))
     for network, notes in (("make", 0), ("swapped", 2)):  # another order, and no better than guessing
         settings = AuditSettings(model=f"net.py:{network}", images=Path("images"), preprocess=small)
-        looked = look(settings, study_tables(settings, source, Path.cwd(), {}), None)
+        looked = inspect(settings, study_tables(settings, source, Path.cwd(), {}), Path.cwd(), None)
         assert len(looked.notes) == notes, looked.notes
     assert "another order: stripes, plain; the network is then right on 100% of 32 images" in looked.notes[0]
 

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from heatproof.cli import main
 from heatproof.run import profile as section
-from heatproof.run.background import WAITING_UNITS, Prefetcher, WriteQueue
 from heatproof.run.engine import run_study
-from heatproof.run.measure import joined, on_host, taken_apart
+from heatproof.run.process import WAITING_UNITS, WriteQueue, prefetched
 from heatproof.run.profile import BETWEEN, Profiler, profiling
 from heatproof.timeline import FRAME, NOTHING, Recording, Span, span
 from tiny_study import fingerprint, make_study
@@ -152,19 +152,6 @@ def test_torch_tells_when_a_kernel_ran() -> None:
     assert kept == []
 
 
-def test_tensors_of_all_types_travel_together() -> None:
-    lot = [
-        torch.tensor([True, False, True]), torch.rand(2, 3), torch.rand(5).double(), torch.arange(4),
-        torch.empty(0), torch.tensor(2.5).half(),
-    ]  # fmt: skip
-    found = taken_apart(joined(lot), lot)
-    assert all(
-        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-        for a, b in zip(lot, found, strict=True)
-    )
-    assert on_host(lot) == lot  # nothing is copied that is here
-
-
 def test_what_is_done_behind_keeps_its_order_and_its_errors() -> None:
     done, gate = [], threading.Event()
 
@@ -198,14 +185,14 @@ def test_the_next_one_is_fetched_and_prepared_while_the_caller_works() -> None:
         finally:
             closed.set()
 
-    with Prefetcher(things(), prepared.append) as each:
+    with closing(prefetched(things(), prepared.append)) as each:
         assert next(each) == "a"
         until = time.monotonic() + 5
         while "b" not in prepared and time.monotonic() < until:
             time.sleep(0.001)
         assert prepared == ["a", "b"]
     assert closed.is_set()  # though it was left early
-    with Prefetcher(things(), prepared.append) as each:
+    with closing(prefetched(things(), prepared.append)) as each:
         assert list(each) == ["a", "b", "c"]
 
 
@@ -215,5 +202,5 @@ def broken() -> Generator[str, None, None]:
 
 
 def test_what_goes_wrong_ahead_is_raised_to_the_caller() -> None:
-    with pytest.raises(OSError, match="gone"), Prefetcher(broken(), str) as each:
+    with pytest.raises(OSError, match="gone"), closing(prefetched(broken(), str)) as each:
         list(each)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from heatproof.cli import _console, main
-from heatproof.run import progress
+from heatproof.run import engine, progress
 from heatproof.run.engine import prepare
 from heatproof.run.process import usual_threads
 from heatproof.run.progress import Progress
@@ -126,8 +126,8 @@ def test_a_run_in_a_pipe_speaks_before_two_seconds_are_over() -> None:
 
 BUSY = """
 import hashlib, os, time
-from heatproof.run.process import asking_to_stop
-with asking_to_stop(lambda text: os.write(1, f"{time.monotonic()} {text}\\n".encode())) as stop:
+from heatproof.run.process import stop_on_signal
+with stop_on_signal(lambda text: os.write(1, f"{time.monotonic()} {text}\\n".encode())) as stop:
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 10)
     os.write(1, b"ready\\n")
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 5_000_000)  # one long call, in which no Python code runs
@@ -150,8 +150,8 @@ def test_the_first_ctrl_c_is_answered_inside_a_long_call() -> None:
 
 def test_a_second_ctrl_c_stops_at_once() -> None:
     code = (
-        "import os, signal, time\nfrom heatproof.run.process import asking_to_stop\n"
-        "with asking_to_stop(print):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.1)\n"
+        "import os, signal, time\nfrom heatproof.run.process import stop_on_signal\n"
+        "with stop_on_signal(print):\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.1)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
@@ -196,7 +196,7 @@ def test_ctrl_c_leaves_every_command_with_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("heatproof.cli.explain.find_images", interrupted)
-    monkeypatch.setattr("heatproof.run.engine.run_study", interrupted)
+    monkeypatch.setattr(engine, "run_study", interrupted)
     shown = CliRunner().invoke(main, command)
     assert shown.exit_code == 130 and shown.stderr.startswith("stopped")
     assert ("to resume: heatproof run study.toml" in shown.stderr) == (command[0] == "run")

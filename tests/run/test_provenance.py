@@ -17,7 +17,7 @@ from heatproof.images import open_source
 from heatproof.images.memory import open_memory
 from heatproof.run import engine, worker
 from heatproof.run.engine import run_study
-from heatproof.run.provenance import code_hashes
+from heatproof.run.plan import code_hashes
 from heatproof.store import RunFolder
 from tiny_study import NETWORK, fingerprint, make_study, write_study
 

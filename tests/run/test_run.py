@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -24,8 +25,8 @@ from heatproof.metrics.scene import BatchContext
 from heatproof.models import probabilities
 from heatproof.run import worker
 from heatproof.run.engine import prepare, run_study
-from heatproof.run.measure import MetricResults, measure
-from heatproof.run.plan import make_plan
+from heatproof.run.plan import PlannedUnit, make_plan
+from heatproof.run.score import MetricResults, measure
 from heatproof.run.study import open_study
 from heatproof.store import RunFolder
 from heatproof.store.verify import inspect
@@ -46,13 +47,13 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     compute, group = worker.Worker.compute, worker.Worker.group
 
-    def noted_compute(self: worker.Worker, task: worker.Task, loaded: worker.Loaded) -> object:
-        seen.append(task.unit.hash)
-        return compute(self, task, loaded)
+    def noted_compute(self: worker.Worker, unit: PlannedUnit, loaded: worker.Loaded) -> object:
+        seen.append(unit.hash)
+        return compute(self, unit, loaded)
 
-    def noted_group(self: worker.Worker, task: worker.Task) -> None:
-        seen.append(task.unit.hash)
-        group(self, task)
+    def noted_group(self: worker.Worker, unit: PlannedUnit) -> None:
+        seen.append(unit.hash)
+        group(self, unit)
 
     monkeypatch.setattr(worker.Worker, "compute", noted_compute)
     monkeypatch.setattr(worker.Worker, "group", noted_group)
@@ -552,11 +553,11 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     methods, metrics = ["gradcam", "gradient", "random"], ["accuracy", "cscore", "randomisation", "localise"]
     sizes: list[int] = []
 
-    def limited(names: Sequence[str], scene: BatchContext) -> MetricResults:
+    def limited(names: Sequence[str], scene: BatchContext, *more: object) -> list[MetricResults]:
         sizes.append(len(scene.batch.ids))
         if sizes[-1] > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 MiB")
-        return measure(names, scene)
+        return measure(names, scene, *more)
 
     study = make_study(tmp_path, 9, methods, metrics, "epochs/epoch01.pt")
     study.write_text(study.read_text().replace("batch_size = 4", "batch_size = 9"))
@@ -567,7 +568,7 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     images = 'kind = "folder"\npath = "pictures"'
     study.write_text(study.read_text().replace(images, 'kind = "csv"\npath = "boxes.csv"'))
     run_study(study, tmp_path / "whole")
-    monkeypatch.setattr("heatproof.run.worker.measure", limited)
+    monkeypatch.setattr(worker, "measure", limited)
     run_study(study, tmp_path / "halves")
     assert sizes == [9, 4, 2, 2, 5, 2, 3]
     query = "select image, method, metric, label, explained, reason, value from scores order by all"
@@ -577,3 +578,28 @@ def test_a_block_whose_metrics_run_out_of_memory_is_computed_in_halves(
     assert values[1] == pytest.approx(values[0], abs=2e-3, nan_ok=True)
     stores = [RunFolder.open(tmp_path / name).maps() for name in ("whole", "halves")]
     assert torch.allclose(*(store.read("epoch01", "gradcam").values for store in stores), atol=1e-3)
+
+
+def test_a_resolved_study_runs_like_its_file_and_extends(finished: Path, tmp_path: Path) -> None:
+    """A study object gives the rows of its TOML file; an extended one shares the loaded network."""
+    opened = open_study(finished / "study.toml")
+    run_study(opened, tmp_path / "out")
+    assert fingerprint(tmp_path / "out") == fingerprint(finished / "out")
+    network = opened.model(opened.checkpoints[-1].name)
+    more = opened.extended(msgspec.structs.replace(opened.study, methods=[*opened.study.methods, "edges"]))
+    assert more.model(opened.checkpoints[-1].name) is network
+    result = run_study(more, tmp_path / "out")
+    assert result.done == result.units
+
+
+def test_images_that_python_holds(finished: Path, tmp_path: Path) -> None:
+    """A source object is used instead of the study's [images]."""
+    opened = open_study(finished / "study.toml")
+    content = msgspec.to_builtins(opened.study) | {"images": {"kind": "memory", "path": "in memory"}}
+    spec = content["model"]["spec"]
+    content["model"] |= {
+        "checkpoints": str(finished / "epochs/*.pt"), "spec": str(finished / spec), "name": spec,
+    }  # fmt: skip
+    result = run_study(open_study(content, images=opened.source), tmp_path / "out")
+    assert result.done == result.units
+    assert result.folder.scores().digest() == RunFolder.open(finished / "out").scores().digest()

@@ -16,24 +16,25 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import HeatproofError, InputError
 from heatproof.images import Preprocess, batches, open_source
+from heatproof.run.checks import check_study
 from heatproof.run.config import read_study
 from heatproof.run.progress import Progress
-from heatproof.run.study import ResolvedStudy, check_study, open_study
-from heatproof.studies.audit import ascent, choose
-from heatproof.studies.audit.ascent import AuditScheduler
-from heatproof.studies.audit.choose import (
-    AT_EASE,
+from heatproof.run.study import ResolvedStudy, open_study
+from heatproof.studies.audit import planner, protocol
+from heatproof.studies.audit.memory_images import write_images
+from heatproof.studies.audit.planner import (
+    COMFORTABLE,
     CORE,
     FIRST,
     MORE,
     MOST_OFF,
     VOTE,
     BudgetPlanner,
+    CostModel,
+    MetricGroup,
     Selection,
 )
-from heatproof.studies.audit.held import held_pictures
-from heatproof.studies.audit.prices import CostModel, MetricGroup
-from heatproof.studies.audit.protocol import plan_audit, run_audit
+from heatproof.studies.audit.protocol import AuditScheduler, plan_audit, run_audit
 from heatproof.studies.audit.settings import AuditSettings
 from tiny_study import fingerprint, make_study
 
@@ -56,8 +57,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "study.toml").unlink()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(choose, "FURTHER", ())  # many passes are for the tests of the ladder
-    monkeypatch.setattr(choose, "DEAR", ("integrated-gradients",))
+    monkeypatch.setattr(planner, "FURTHER", ())  # many passes are for the tests of the ladder
+    monkeypatch.setattr(planner, "EXPENSIVE", ("integrated-gradients",))
     yield tmp_path
 
 
@@ -84,8 +85,8 @@ class Fixed(CostModel):
             raise InputError(f"{method} is for other networks")
         return 10.0 if method.partition("(")[0] in "integrated-gradients occlusion lime rise" else 0.0
 
-    def lot(self, lot: MetricGroup) -> float:
-        return 1.0 if lot == self.vote else 0.1
+    def group(self, group: MetricGroup) -> float:
+        return 1.0 if group == VOTE else 0.1
 
     decoding = 0.0  # type: ignore[assignment]
 
@@ -108,11 +109,11 @@ def opened_study(many: Path, limit: int = 1000) -> ResolvedStudy:
 
 def chosen(many: Path, seconds: float, limit: int = 1000, wanted: tuple[str, ...] = ()) -> Selection:
     opened = opened_study(many, limit)
-    return ladder(opened, seconds, wanted).climb(wanted)[-1]
+    return ladder(opened, seconds, wanted).plan(wanted)[-1]
 
 
 def ladder(opened: ResolvedStudy, seconds: float, wanted: tuple[str, ...] = ()) -> BudgetPlanner:
-    return BudgetPlanner(opened, Fixed(opened, wanted[:1] or FIRST, VOTE), 2, lambda: seconds, seconds / 60)
+    return BudgetPlanner(opened, Fixed(opened, wanted[:1] or FIRST), 2, lambda: seconds, seconds / 60)
 
 
 def left_out(one: Selection) -> set[str]:
@@ -121,7 +122,7 @@ def left_out(one: Selection) -> set[str]:
 
 def test_with_all_the_time_there_is_everything_that_fits_the_network_is_taken(many: Path) -> None:
     found = chosen(many, 1e9)
-    assert found.methods[:2] == ("gradcam", "random") and found.pictures == 120
+    assert found.methods[:2] == ("gradcam", "random") and found.images == 120
     assert {"layercam", "gradcam++", "edges", "centre"} <= set(found.methods)
     assert any(m.startswith("lime(samples=") for m in found.methods)
     assert found.metrics[: len(VOTE)] == VOTE
@@ -137,10 +138,10 @@ def test_what_goes_first_when_time_is_short_stands_last_on_the_ladder(many: Path
     for seconds in (3000, 900, 500, 300, 150, 80):
         found = chosen(many, seconds)
         now = set(found.methods) | {*found.metrics}
-        assert now <= before and 30 <= found.pictures <= 120, seconds
+        assert now <= before and 30 <= found.images <= 120, seconds
         assert ladder(opened_study(many), seconds).seconds(found) <= 0.8 * seconds
         before = now
-    assert found.methods == ("gradcam", "random") and 30 <= found.pictures <= AT_EASE
+    assert found.methods == ("gradcam", "random") and 30 <= found.images <= COMFORTABLE
     assert set(CORE[:2]) | {MORE[0]} <= left_out(found)
 
 
@@ -150,12 +151,12 @@ def test_too_little_time_for_a_verdict_is_refused_and_says_how_much_is_needed(ma
         match=r"0.75 minutes is too short: gradcam on 32 pictures takes about 45 s here; allow 2,",
     ):
         chosen(many, 45.0)
-    assert chosen(many, 80.0).pictures >= 30
+    assert chosen(many, 80.0).images >= 30
 
 
 def test_few_pictures_are_all_taken_and_it_is_said_that_they_cannot_decide(many: Path) -> None:
     found = chosen(many, 1e9, limit=12)
-    assert found.pictures == 12
+    assert found.images == 12
     assert "the verdict needs 30, so it will say undecided" in found.choices[-1].why
 
 
@@ -201,31 +202,31 @@ def test_from_one_line_to_a_page_and_the_same_line_goes_on(folder: Path) -> None
 def test_what_a_step_took_decides_what_follows(many: Path) -> None:
     opened = opened_study(many)
     one = ladder(opened, 1000.0)
-    first, *rest = one.climb(())
-    assert first.methods == ("gradcam", "random", "layercam") and first.pictures == 32
-    asked = [step.asks for step in rest]
-    assert len(asked) == len(set(asked)) > 1 and rest[-1].pictures > 100
-    one.took(first, 10 * one.seconds(first))  # a busy machine: what was chosen would take ten times as long
-    later = one.climb(())
+    first, *rest = one.plan(())
+    assert first.methods == ("gradcam", "random", "layercam") and first.images == 32
+    asked = {(step.methods, step.metrics, step.images) for step in rest}
+    assert len(asked) == len(rest) > 1 and rest[-1].images > 100
+    one.record(first, 10 * one.seconds(first))  # a busy machine: what was chosen would take ten times as long
+    later = one.plan(())
     assert one.scale == pytest.approx(10) and len(later[-1].methods) < len(rest[-1].methods)
     assert one.seconds(later[-1]) <= 0.8 * 1000
-    assert {*later[-1].unhurried} > {*rest[-1].unhurried}
+    assert {*later[-1].out_of_time} > {*rest[-1].out_of_time}
     for step, before in zip(later, [first, *later], strict=False):  # a run can only add at the end of a list
         assert step.methods[: len(before.methods)] == before.methods
-        assert step.metrics[: len(before.metrics)] == before.metrics and step.pictures >= before.pictures
+        assert step.metrics[: len(before.metrics)] == before.metrics and step.images >= before.images
     one = ladder(opened, 1000.0)
-    one.took(first, 0.0)
+    one.record(first, 0.0)
     assert one.scale == 1 / MOST_OFF  # an idle one: more of it fits
-    assert len(one.climb(())[-1].methods) > len(rest[-1].methods)
+    assert len(one.plan(())[-1].methods) > len(rest[-1].methods)
 
 
 def test_without_time_a_run_that_has_something_asks_for_nothing_more(many: Path) -> None:
     one = ladder(opened_study(many), 80.0)
-    first, *_ = one.climb(())
-    one.took(first, 500.0)
+    first, *_ = one.plan(())
+    one.record(first, 500.0)
     one.left = lambda: -420.0
-    (last,) = one.climb(())
-    assert last.asks == first.asks and {"layercam", "edges"} < {*last.unhurried}
+    (last,) = one.plan(())
+    assert last.same_run(first) and {"layercam", "edges"} < {*last.out_of_time}
 
 
 class Stop(Progress):
@@ -252,21 +253,21 @@ def test_an_audit_that_was_stopped_goes_on_to_the_same_rows(folder: Path) -> Non
 
 
 def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ascent, "CostModel", Fixed)  # 1.4 s and more for each method and picture
+    monkeypatch.setattr(protocol, "CostModel", Fixed)  # 1.4 s and more for each method and picture
     few = {
         "CORE": ("layercam",),
         "MORE": (),
-        "DEAR": ("gradient",),
+        "EXPENSIVE": ("gradient",),
         "FLOORS": ("edges",),
         "CURVES": ("deletion(steps=4)",),
     }
     for name, value in few.items():
-        monkeypatch.setattr(choose, name, value)
-    monkeypatch.setattr(BudgetPlanner, "took", lambda self, step, seconds: setattr(self, "held", step))
+        monkeypatch.setattr(planner, name, value)
+    monkeypatch.setattr(BudgetPlanner, "record", lambda self, step, seconds: setattr(self, "done", step))
 
     def spent(self: AuditScheduler) -> float:  # a machine on which all takes a third longer than expected
-        held = self.ladder.held
-        return 1.3 * held.pictures * self.ladder.prices.picture(held.methods, held.lots) if held else 0.0
+        done = self.planner.done
+        return 1.3 * done.images * self.planner.costs.image(done.methods, done.groups) if done else 0.0
 
     monkeypatch.setattr(AuditScheduler, "spent", property(spent))
     short = settings("grown", methods=(), limit=None, minutes=1.05)
@@ -299,7 +300,7 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
     cscores = second.folder.scores().sql("select 1 from scores where metric = 'cscore_n' and label is null")
     assert len(cscores) == len(after.methods)  # those over 32 pictures are gone
     less = plan_audit(short)
-    assert less.begun and less.ascent is None and read_study("grown/study.toml") == after
+    assert less.begun and less.scheduler is None and read_study("grown/study.toml") == after
 
 
 def test_several_checkpoints_are_a_training(folder: Path) -> None:
@@ -313,8 +314,8 @@ def test_several_checkpoints_are_a_training(folder: Path) -> None:
 
 def test_a_transformer_gets_methods_for_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("timm")
-    monkeypatch.setattr(choose, "MORE", ("lrp",))
-    monkeypatch.setattr(choose, "DEAR", ("gradient",))
+    monkeypatch.setattr(planner, "MORE", ("lrp",))
+    monkeypatch.setattr(planner, "EXPENSIVE", ("gradient",))
     (folder / "vit.py").write_text(TRANSFORMER)
     asked = AuditSettings(model="vit.py:make", images=Path("pictures"), minutes=3.0, limit=16)
     plan = plan_audit(asked)
@@ -427,7 +428,7 @@ def test_model_ready_tensors_come_back_from_their_files(tmp_path: Path) -> None:
     pictures = torch.rand(4, 3, 20, 20)
     for images in ((pictures - torch.tensor(model.preprocess.mean)[:, None, None])
                    / torch.tensor(model.preprocess.std)[:, None, None], 40 * pictures - 7):  # fmt: skip
-        found = held_pictures(images, [0, 1, 0, 1], model, tmp_path)
+        found = write_images(images, [0, 1, 0, 1], model, tmp_path)
         told = {k: tuple(v) for k, v in found.preprocess.items()}
         source = open_source("csv", found.source.path)
         back = next(iter(batches(source, Preprocess(**told), 4, range(4), 0))).batch  # type: ignore[arg-type]
@@ -438,12 +439,12 @@ def test_model_ready_tensors_come_back_from_their_files(tmp_path: Path) -> None:
 
 def test_a_dataset_of_pairs_is_taken_apart(tmp_path: Path) -> None:
     pairs = [(torch.rand(3, 8, 8), i % 3) for i in range(9)]
-    found = held_pictures(pairs, None, None, tmp_path)
+    found = write_images(pairs, None, None, tmp_path)
     source = open_source("csv", found.source.path)
     assert len(source) == 9 and [s.label for s in source.samples] == [i % 3 for i in range(9)]
     with pytest.raises(InputError, match="labels has 2 entries, but there are 4 pictures"):
-        held_pictures(torch.rand(4, 3, 8, 8), [0, 1], None, tmp_path)
+        write_images(torch.rand(4, 3, 8, 8), [0, 1], None, tmp_path)
     with pytest.raises(InputError, match="labels belong to pictures in memory"):
-        held_pictures("pictures", [0], None, tmp_path)
+        write_images("pictures", [0], None, tmp_path)
     with pytest.raises(InputError, match="no picture to audit"):
-        held_pictures([], None, None, tmp_path)
+        write_images([], None, None, tmp_path)

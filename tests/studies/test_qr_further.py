@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from scipy.stats import spearmanr
 
 from heatproof.cli import main
-from heatproof.images.codes import make_codes
-from heatproof.images.edits import edit_finders
+from heatproof.images.codes import edit_finders, make_codes
 from heatproof.registry import explainers
 from heatproof.studies.qr.protocol import edit_scores, masses, scene_scores
 from heatproof.studies.qr.results import axes_of, controlled, partial_rho, within_thirds

@@ -14,7 +14,7 @@ from heatproof.cli import main
 from heatproof.contrast import make_pair
 from heatproof.errors import InputError
 from heatproof.run.config import read_study
-from heatproof.studies.score.settings import ScoreSettings
+from heatproof.studies.audit.settings import ScoreSettings
 from tiny_study import make_study
 
 COMMANDS = (

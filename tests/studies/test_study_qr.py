@@ -18,9 +18,8 @@ from scipy.stats import spearmanr
 
 import heatproof as hp
 from heatproof.cli import main
-from heatproof.images.codes import MANIFEST, make_codes
+from heatproof.images.codes import EDITS, MANIFEST, make_codes
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
-from heatproof.images.edits import EDITS
 from heatproof.report.tables import Table, Value, number
 from heatproof.store import RunFolder
 from heatproof.studies.common import mean_value

@@ -20,7 +20,7 @@ from heatproof.errors import MissingExtraError
 from heatproof.models import Model
 from heatproof.models.keras_graph import import_keras
 from heatproof.train import Data, History, Phase, Recipe, fit, small_net, two_phase
-from heatproof.train.gradients import GradientLog
+from heatproof.train.loop import GradientLog
 
 
 def network(seed: int = 0) -> nn.Sequential:

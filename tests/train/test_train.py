@@ -35,6 +35,7 @@ from heatproof.train import (
     two_phase,
     two_phase_recipe,
 )
+from heatproof.train.loop import class_weights, cross_entropy
 
 pytestmark = pytest.mark.trains
 
@@ -281,12 +282,12 @@ def test_one_step_is_the_step_one_would_write() -> None:
 def test_balanced_weights_and_one_logit_models() -> None:
     labels = torch.tensor([0, 1, 1, 1])
     phase = Phase(1, 1e-3, class_weights="balanced", label_smoothing=0.2)
-    weight = phase.weights(labels, 2)
+    weight = class_weights(phase, labels, 2)
     assert weight is not None and weight.tolist() == pytest.approx([2.0, 2 / 3])
     z = torch.tensor([[0.3], [-1.0], [2.0], [0.1]])
     targets = labels * 0.8 + 0.1
     single = nn.functional.binary_cross_entropy_with_logits(z[:, 0], targets)
-    assert float(phase.cross_entropy(z, labels, None)) == pytest.approx(float(single))
+    assert float(cross_entropy(phase, z, labels, None)) == pytest.approx(float(single))
     data = bright_or_dark(64)
     history = fit(tiny(classes=1), data, data, one_phase(6))
     assert history.epochs[-1].accuracy > 0.9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,17 @@ from heatproof import explain
 from heatproof.errors import HeatproofError, LayerError
 from heatproof.models import Model, as_model
 from heatproof.models.tap import tap
-from heatproof.train import Data, LeakMin, ablation_grid, fit, regime, regime_recipe, small_net
-from heatproof.train.leakmin import cam_layer, soft_gradcam, unit_mass
+from heatproof.train import Data, LeakMin, ablation_grid, fit, regime_recipe, small_net
+from heatproof.train.protocols import cam_layer, soft_gradcam, unit_mass
 from heatproof.train.recipe import TrainedBatch
 
 pytestmark = pytest.mark.trains
 
 SEED = 7  # whose first maps have mass: those of many fresh networks are clipped to nothing
+
+
+def regime(name: str, model: Model, train: Data, valid: Data, **settings: Any) -> None:
+    fit(model, train, valid, regime_recipe(name, **settings))
 
 
 def double(seed: int = SEED, head: nn.Module | None = None) -> Model:

@@ -17,8 +17,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from torch import nn
 
-from heatproof.cli import Commands
-from heatproof.cli.gate import gate_command
+from heatproof.cli import main
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images import batches
 from heatproof.run.engine import run_study
@@ -54,8 +53,6 @@ def stored(run: RunFolder, where: str) -> float:
 
 
 def invoke(*arguments: object) -> Result:
-    main = Commands("heatproof")
-    main.add_command(gate_command)
     return CliRunner().invoke(main, ["gate", *map(str, arguments)])
 
 
@@ -314,9 +311,7 @@ def test_exit_codes_and_table(run: RunFolder, collapsed: Path) -> None:
 
 
 def test_exit_code_of_a_process(collapsed: Path) -> None:
-    code = "from heatproof.cli import Commands; from heatproof.cli.gate import gate_command\n"
-    code += "main = Commands('heatproof'); main.add_command(gate_command); main()"
-    command = [sys.executable, "-c", code, "gate", str(collapsed), "--rule", "no-alarms"]
+    command = [sys.executable, "-m", "heatproof", "gate", str(collapsed), "--rule", "no-alarms"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and "images of cat" in " ".join(done.stdout.split()), done.stderr
 

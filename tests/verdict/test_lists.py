@@ -10,9 +10,9 @@ import torch
 import heatproof as hp
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.gold import ListRule, gold_list
-from heatproof.run.answers import read_answers
 from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
+from heatproof.run.predictions import read_predictions
 from heatproof.store import RunFolder
 from heatproof.verdict.trajectory import Trajectory
 from tiny_study import make_study
@@ -32,13 +32,13 @@ def test_an_anchored_list_is_that_of_the_named_checkpoint(
     tmp_path: Path, anchor: str, checkpoint: str
 ) -> None:
     folder = finished(tmp_path, ListRule(anchor=anchor))
-    there = read_answers(folder, checkpoint)
+    there = read_predictions(folder, checkpoint)
     expected = gold_list(there.labels, there.probabilities)
     run = Trajectory.from_run(folder)
     assert len(run) == 2
     own = set()
     for at in run:
-        now = read_answers(folder, at.name)
+        now = read_predictions(folder, at.name)
         own.add(tuple(gold_list(now.labels, now.probabilities).tolist()))
         maps = folder.maps().read(at.name, "gradcam", list(now.ids))
         found = hp.metrics.cscore_by_class(maps, now.labels, now.probabilities, anchor=expected)
@@ -54,7 +54,7 @@ def test_an_anchored_list_is_that_of_the_named_checkpoint(
 def test_a_run_weighs_by_calibrated_confidence(tmp_path: Path) -> None:
     folder = finished(tmp_path, ListRule("adaptive", "calibrated"))
     for at in Trajectory.from_run(folder):
-        now = read_answers(folder, at.name)
+        now = read_predictions(folder, at.name)
         maps = folder.maps().read(at.name, "gradcam", list(now.ids))
         options = {"tau": "adaptive", "weights": "calibrated"}
         found = hp.metrics.cscore_by_class(maps, now.labels, now.probabilities, **options)  # type: ignore[arg-type]

@@ -1,22 +1,24 @@
-"""The command line. Each command is one file beside this one; the work itself is done by the rooms they call.
+"""The command line. A command is imported when it is called; the library does the work.
 
-Exit codes: 0 all went well; 1 the command finished, but some images could not be used or a rule of the gate
-does not hold, or a run folder is not what was written; 2 it could not start or go on, and says why in one
-sentence; 3 a bug, with its traceback; 130 it was stopped (Ctrl-C).
+Exit codes: 0 success; 1 the command finished, but some images could not be used, a rule of the gate does not
+hold, or a run folder is not what was written; 2 it could not start or go on; 3 a bug, with its traceback; 130
+stopped by Ctrl-C.
 """
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
 from heatproof import __version__
 from heatproof.cli._console import COMMAND_LINE, errors, stopped
-from heatproof.cli._late import LateGroup
 from heatproof.disk import is_full
-from heatproof.errors import HeatproofError
+from heatproof.errors import HeatproofError, did_you_mean
 
 CRASHED = 3
 SECTIONS = {
@@ -45,10 +47,64 @@ SECTIONS = {
         "gate": "Fail a build when a run breaks a rule.",
         "verify": "Is a run folder still what was written into it?",
     },
-    "Beside that": {
-        "qr": "Pictures of codes with exact masks of their parts.",
-    },
+    "Beside that": {"qr": "Pictures of codes with exact masks of their parts."},
 }
+MODULES = {  # of commands that share a module or have another name than it
+    "list": "listing", "init": "run", "score": "audit", "gate": "verdict", "compare": "report",
+    **dict.fromkeys(("sql", "export", "serve", "verify"), "read"),
+}  # fmt: skip
+PROTOCOLS = {
+    "cscore": "Does the model look at the same place for every image of a class, while it trains?",
+    "qr": "On QR codes, where the truth is known, do the maps land on the patterns that matter?",
+    "cose": "Does the map stay when the prediction stays, and change when it changes?",
+    "localise": "With the same pixel budget for every method, do the maps find the object?",
+    "contrast": "With evidence planted in a copy of the network, do the maps show it?",
+}
+
+
+class LateGroup(click.Group):
+    """A group of commands that are imported when they are called; its help imports none of them.
+
+    sections: a line about each command, by heading and name. modules: pattern of the modules' names; renamed:
+    commands in a module of another name.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, Mapping[str, str]],
+        modules: str = "heatproof.cli.{}",
+        renamed: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections, self.modules, self.renamed = sections, modules, renamed or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        late = [name for lines in self.sections.values() for name in lines]
+        return [*late, *(name for name in super().list_commands(ctx) if name not in late)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands or cmd_name not in self.list_commands(ctx):
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(self.modules.format(self.renamed.get(cmd_name, cmd_name)))
+        command: click.Command = getattr(module, f"{cmd_name}_command", None) or getattr(
+            module, f"{cmd_name}_group"
+        )
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and args[0][:1] != "-":
+            ctx.fail(f"No such command {args[0]!r}; {did_you_mean(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        widest = max(map(len, self.list_commands(ctx)))
+        for heading, lines in self.sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(widest), line) for name, line in lines.items()])
 
 
 class HandledErrors(click.Command):
@@ -84,7 +140,7 @@ class Commands(HandledErrors, LateGroup):
 
 
 def _sentence(error: Exception) -> str | None:
-    """What went wrong, where that is no bug."""
+    """A sentence about an expected error; None for a bug."""
     if isinstance(error, HeatproofError):
         return str(error)
     if isinstance(error, MemoryError):
@@ -98,7 +154,7 @@ def _sentence(error: Exception) -> str | None:
 @click.group(
     cls=Commands,
     sections=SECTIONS,
-    renamed={"list": "listing"},
+    renamed=MODULES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
     epilog='Tab completion: eval "$(_HEATPROOF_COMPLETE=bash_source heatproof)"; zsh_source, fish_source.',
 )
@@ -130,4 +186,18 @@ def main(debug: bool) -> None:
     Exit codes: 0 all went well; 1 some images could not be used, a rule of the gate does not hold, or a run
     folder is not what was written; 2 it could not start or go on; 3 a bug; 130 stopped by Ctrl-C, and run,
     audit, study and demo go on with the same command.
+    """
+
+
+@main.group("study", cls=LateGroup, sections={"Protocols": PROTOCOLS}, modules="heatproof.cli.study_{}")
+def study_group() -> None:
+    """Run one of the protocols end to end: data, maps, scores, tables, figures, conclusions.
+
+    Each takes its settings as options or from a TOML file, writes a folder that `heatproof report` reads,
+    and goes on where it was stopped.
+
+    \b
+    Examples:
+      heatproof study qr --out runs/qr
+      heatproof study cose examples/cose.toml
     """

@@ -1,14 +1,14 @@
-"""What the commands share: where text goes, and progress that also works without a terminal."""
+"""What the commands share: consoles, tables, and progress that also works without a terminal."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -16,18 +16,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from heatproof.errors import visible
+from heatproof.errors import InputError, counted, visible
 from heatproof.run.progress import Bar
 
+if TYPE_CHECKING:
+    from heatproof.verdict.answers import Verdict
+
 INTERRUPTED = 130  # what shells expect of a program stopped by Ctrl-C
-RESUMED = ("run", "audit", "score", "study", "demo", "contrast", "calibrate")  # go on where they stopped
+RESUMED = ("run", "audit", "score", "study", "demo", "contrast", "calibrate")  # continue where they stopped
 COMMAND_LINE = "heatproof.command_line"
 PATH = click.Path(path_type=Path)  # for options and arguments
+BROKEN_SHOWN = 10
 PIPED_WIDTH = 120  # rich assumes 80 columns where there is no terminal, which folds every table
 
 
-class Shown(Console):
-    """Shows any name as it is: a file or a class may be called "\\x1b[2J", "[red]" or ":cat:"."""
+class PlainConsole(Console):
+    """Prints any name as it is: a file or a class may be called "\\x1b[2J", "[red]" or ":cat:"."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
@@ -36,7 +40,7 @@ class Shown(Console):
 def _console(stderr: bool = False) -> Console:
     piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
     width = PIPED_WIDTH if piped else None
-    return Shown(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+    return PlainConsole(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
 console = _console()
@@ -44,12 +48,12 @@ errors = _console(stderr=True)
 
 
 def say(text: object, style: str | None = None) -> None:
-    """A line, which the terminal may fold."""
+    """Print a line, which the terminal may fold."""
     console.print(text, style=style, soft_wrap=True)
 
 
 def stopped(ctx: click.Context) -> NoReturn:
-    """Say how to go on, where the command can, and leave."""
+    """Exit after Ctrl-C, with the command to resume where there is one."""
     root = ctx.find_root()
     program = getattr(root.command, "program", "heatproof")
     again = f"; what is finished is kept, to resume: {program} {root.meta[COMMAND_LINE]}"
@@ -58,10 +62,46 @@ def stopped(ctx: click.Context) -> NoReturn:
     ctx.exit(INTERRUPTED)
 
 
-def new_table(title: str) -> Table:
-    """A table without a frame: as easy to read on a screen as in a file."""
+def new_table(
+    title: str,
+    columns: Iterable[str] = (),
+    rows: Iterable[Sequence[str]] = (),
+    right: Container[str] = (),
+) -> Table:
+    """A table without a frame: as easy to read on a screen as in a file. right: columns of numbers."""
     bare: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
-    return Table(title=title, title_justify="left", title_style="bold", **bare)
+    table = Table(title=title, title_justify="left", title_style="bold", **bare)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def broken_table(broken: Sequence[Mapping[str, str]]) -> Table:
+    """Images that could not be used, with the reasons."""
+    more = f"; the first {BROKEN_SHOWN}" if len(broken) > BROKEN_SHOWN else ""
+    rows = [(row["image"], row["reason"]) for row in broken[:BROKEN_SHOWN]]
+    return new_table(f"{counted(len(broken), 'picture')} could not be used{more}", ("image", "reason"), rows)
+
+
+def say_verdict(verdict: Verdict) -> None:
+    """The headline, the sentence, notes and warnings."""
+    say(verdict.headline, style="bold")
+    for line in (verdict.sentence, *(f"note: {note}" for note in (*verdict.notes, *verdict.warnings))):
+        say(line)
+
+
+def has_screen() -> bool:
+    """Whether a browser can open a window; without one, a browser for terminals would take over this one."""
+    return sys.platform in ("darwin", "win32") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {path}: {error.strerror}") from error
 
 
 class Steps:
@@ -74,24 +114,21 @@ class Steps:
         self.bar = Bar(console, what, total, self._line)
 
     def _line(self) -> str | None:
-        """Where the step in hand is, for those who see no bar."""
+        """The state of the current step, printed where there is no bar."""
         return f"[{self.finished}/{self.total}] {self.what}: {self.detail}" if self.detail else None
 
     def inputs(self, count: int) -> None:
-        """Some inputs went through the network; the callback of explain()."""
+        """Count inputs passed through the network; the callback of explain()."""
         self.passed += count
         self.now(f"{self.passed:,} inputs")
 
     def now(self, detail: str) -> None:
-        """What the step in hand has come to."""
+        """Set the state of the current step."""
         self.detail = detail
         self.bar.move(self.finished, detail)
 
     def done(self, what: str | None, steps: int = 1) -> None:
-        """Steps are finished: the bar moves, or a line is printed where there is no terminal.
-
-        None: what happened is said elsewhere.
-        """
+        """Count finished steps; prints a line where there is no terminal, unless `what` is None."""
         self.finished, self.detail = self.finished + steps, ""
         self.bar.move(self.finished)
         if what is not None and not console.is_terminal:
@@ -102,8 +139,8 @@ class Steps:
 @contextmanager
 def steps(what: str, total: int) -> Iterator[Steps]:
     """A progress bar on a terminal, a line per finished step elsewhere."""
-    shown = Steps(what, total)
+    progress = Steps(what, total)
     try:
-        yield shown
+        yield progress
     finally:
-        shown.bar.close()
+        progress.bar.close()

@@ -1,9 +1,7 @@
-"""heatproof audit: the common question in one line, from a network and a folder to a page that is open."""
+"""heatproof audit and score: from a network and a folder of images to a page, in one line."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import webbrowser
 from pathlib import Path
@@ -11,17 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from heatproof.cli._console import console, errors, new_table, say, stopped
+from heatproof.cli._console import (
+    broken_table,
+    console,
+    errors,
+    has_screen,
+    new_table,
+    say,
+    say_verdict,
+    stopped,
+)  # fmt: skip
 from heatproof.cli._study import PlacedCommand
 from heatproof.errors import HeatproofError
 from heatproof.run.progress import Bar, Progress, spell
-from heatproof.studies.audit.settings import AuditSettings
+from heatproof.studies.audit.settings import AuditSettings, ScoreSettings
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from heatproof.studies.audit.protocol import AuditPlan
+    from heatproof.studies.audit.protocol import AuditOutcome, AuditPlan
+    from heatproof.verdict.answers import Verdict
 
 OPEN = click.Option(
     ["--open/--no-open", "show"],
@@ -34,6 +42,24 @@ SO_FAR = """
            count(*) filter (not isnan(value)) as n
     from scores where image <> '' and method <> '' group by all
 """
+
+
+def check_input(settings: AuditSettings | ScoreSettings) -> None:
+    """Raise for missing images, networks or weights before torch is imported, which takes its time."""
+    from heatproof.images.kinds import guess_source
+    from heatproof.run.config import check_network
+
+    guess_source(settings.images)
+    check_network(settings.model, settings.checkpoint)
+
+
+def verdict_and_page(outcome: AuditOutcome, ctx: click.Context) -> tuple[Verdict, Path]:
+    """List images that could not be used; exit where the audit was stopped before its page."""
+    if outcome.result.broken:
+        errors.print(broken_table(outcome.result.broken))
+    if outcome.verdict is None or outcome.page is None:
+        stopped(ctx)
+    return outcome.verdict, outcome.page
 
 
 @click.command("audit", cls=PlacedCommand, settings=AuditSettings, more={"out": OPEN})
@@ -63,13 +89,9 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
 
     The exit code is 1 where pictures could not be used, 130 where it was stopped.
     """
-    from heatproof.images.guess import guess_source
-    from heatproof.run.files import check_network
-
     began = time.perf_counter()
     settings = AuditSettings(**given)
-    guess_source(settings.images)  # before torch is imported, which takes its time
-    check_network(settings.model, settings.checkpoint)
+    check_input(settings)
     from heatproof.studies.audit.protocol import plan_audit, run_audit
 
     table = LiveTable(console, settings.out / "run")
@@ -78,51 +100,33 @@ def audit_command(ctx: click.Context, given: dict[str, Any], show: bool | None) 
     for note in plan.notes:
         say(f"note: {note}")
     outcome = run_audit(settings, plan, table)
-    if outcome.result.broken:
-        from heatproof.cli.run import broken_table
-
-        errors.print(broken_table(outcome.result.broken))
-    if outcome.verdict is None or outcome.page is None:
-        stopped(ctx)
+    verdict, path = verdict_and_page(outcome, ctx)
     say("")
-    say(outcome.verdict.headline, style="bold")
-    for line in (
-        outcome.verdict.sentence,
-        *(f"note: {note}" for note in (*outcome.verdict.notes, *outcome.verdict.warnings)),
-    ):
-        say(line)
+    say_verdict(verdict)
     if outcome.plan.more:
         say(f"note: {outcome.plan.more}")
     say(f"\nto repeat or extend it: heatproof run {plan.study}\n")
     say(plan.study.read_text("utf-8"), style="dim")
-    page = outcome.page.resolve().as_uri()
-    opened = webbrowser.open(page) if (_has_screen() if show is None else show) else False
-    say(f"{'opened' if opened else 'open'} the page: {page}")
+    page = path.resolve().as_uri()
+    show = console.is_terminal and has_screen() if show is None else show
+    say(f"{'opened' if show and webbrowser.open(page) else 'open'} the page: {page}")
     if outcome.result.broken or outcome.result.unanswered:
         ctx.exit(1)
-
-
-def _has_screen() -> bool:
-    desktop = (
-        sys.platform in ("darwin", "win32") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-    )
-    return console.is_terminal and desktop
 
 
 def _choices(plan: AuditPlan) -> Table:
     """What was chosen, then what was left out; those of one reason in one row."""
     about = "as an earlier call chose" if plan.begun else f"about {spell(plan.seconds)}"
-    table = new_table(f"the audit: {about}")
-    for name in ("", "what", "because"):
-        table.add_column(name, overflow="fold")
-    for taken, word in ((True, "chosen"), (False, "left out")):
-        for i, (why, names) in enumerate(plan.reasons(taken).items()):
-            table.add_row("" if i else word, ", ".join(names), why)
-    return table
+    rows = [
+        ("" if i else word, ", ".join(names), why)
+        for taken, word in ((True, "chosen"), (False, "left out"))
+        for i, (why, names) in enumerate(plan.reasons(taken).items())
+    ]
+    return new_table(f"the audit: {about}", ("", "what", "because"), rows)
 
 
 class TimingBar:
-    """What is timed at the moment, from the first trial until somebody says ""."""
+    """Shows what is timed, from the first call until one with ""."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
@@ -140,7 +144,7 @@ class TimingBar:
 
 
 class LiveTable(Progress):
-    """On a terminal, methods with what their maps came to so far; elsewhere, a line every few seconds."""
+    """On a terminal, the means of each method so far; elsewhere, a line every few seconds."""
 
     def __init__(self, console: Any, run: Path) -> None:
         super().__init__(console)
@@ -178,7 +182,7 @@ class LiveTable(Progress):
             super()._show()
 
     def _read(self) -> None:
-        """Means of what is finished; a run that has no part yet has none."""
+        """Read the means of what is finished; a run that does not exist yet has none."""
         from heatproof.store import RunFolder
 
         try:
@@ -194,13 +198,64 @@ class LiveTable(Progress):
         """Every method with the numbers that the verdict rests on."""
         from heatproof.verdict.follow import KINDS, follow_metric
 
-        table = new_table(self.line())
-        table.add_column("method", overflow="fold")
-        table.add_column("maps", justify="right")
-        for kind in KINDS:
-            table.add_column(f"{follow_metric().parts[kind]}, so far", justify="right", overflow="fold")
-        for method, found in self._rows.items():
-            numbers = (found.get(f"{follow_metric().name}_{kind}") for kind in KINDS)
-            shown = (f"{one[0]:+.3f} (n = {one[1]})" if one else "" for one in numbers)
-            table.add_row(method, str(max(n for _, n in found.values())), *shown)
+        numbers = [f"{follow_metric().parts[kind]}, so far" for kind in KINDS]
+        table = new_table(self.line(), ("method", "maps", *numbers), right=("maps", *numbers))
+        for method, means in self._rows.items():
+            values = (means.get(f"{follow_metric().name}_{kind}") for kind in KINDS)
+            texts = (f"{value[0]:+.3f} (n = {value[1]})" if value else "" for value in values)
+            table.add_row(method, str(max(n for _, n in means.values())), *texts)
         return table
+
+
+@click.command("score", cls=PlacedCommand, settings=ScoreSettings)
+@click.pass_context
+def score_command(ctx: click.Context, given: dict[str, Any]) -> None:
+    """Score maps that you have already: how good are they for MODEL on IMAGES?
+
+    The maps may come from any package or program. A folder holds one file for each picture, named after it
+    (cat/001.png: cat/001.npy); a pattern such as maps/{id}.npy says how they are named; one .npy file holds
+    all, in the order of the pictures, one .npz or .safetensors file `values` with `ids`. PNG files are grey.
+    A map has any size, and covers what the network sees, after its crop.
+
+    Every metric that needs no new map is computed, beside floors that never look at the network; the others
+    are listed with the reason. The verdict also needs the same program's maps of three networks with random
+    weights, in the folders maps-random/0, maps-random/1 and maps-random/2 beside the folder maps.
+
+    \b
+    Written to the folder --out, which can be left at any moment and taken up by the same command:
+      report.html     the page: the verdict, pictures, scores
+      study.toml      what was computed, to repeat or extend it with heatproof run
+      run/            scores, maps and verdict.json, for every command that reads a run
+
+    \b
+    Examples:
+      heatproof score lite0 pictures --maps maps
+      heatproof score net.py:make pictures --checkpoint best.pt --maps "maps/{id}.npy"
+      heatproof score client.py:predict pictures --maps maps.npz --targets predicted --out runs/served
+
+    The exit code is 1 where pictures could not be used, 130 where it was stopped.
+    """
+    settings = ScoreSettings(**given)
+    check_input(settings)
+    from heatproof.studies.audit.protocol import run_audit
+    from heatproof.studies.audit.score import FLOORS, means, plan_score
+
+    plan = plan_score(settings, say)
+    for note in plan.notes:
+        say(f"note: {note}")
+    outcome = run_audit(settings.audit, plan, Progress(console))
+    verdict, page = verdict_and_page(outcome, ctx)
+    methods = (settings.method, FLOORS[0])
+    table = new_table("means over pictures (n)", ("metric", *methods), right=methods)
+    for metric, of in means(outcome.folder, methods).items():
+        if methods[0] in of:
+            table.add_row(metric, *(f"{of[m][0]:.4f} ({of[m][1]})" if m in of else "" for m in methods))
+    console.print(table)
+    if left := plan.reasons(False):
+        rows = [(", ".join(names), why) for why, names in left.items()]
+        console.print(new_table("not computed", ("metrics", "because"), rows))
+    say(verdict.headline, style="bold")
+    say(verdict.sentence)
+    say(f"the page: {page}; to repeat or extend it: heatproof run {plan.study}")
+    if outcome.result.broken or outcome.result.unanswered:
+        ctx.exit(1)

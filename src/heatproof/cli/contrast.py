@@ -45,28 +45,31 @@ def contrast_command(ctx: click.Context, given: dict[str, Any]) -> None:
 
 
 def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Do the study, tell where it is, and what it found."""
+    """Run the contrast test and print its answers."""
     settings = ContrastSettings(**given)  # before torch is imported
     from heatproof.studies.contrast.protocol import contrast_study
 
     with steps("training", 2 * len(settings.strength)) as bar:
-        begun: list[tuple[float, str]] = []
+        trained: list[tuple[float, str]] = []
 
-        def told(strength: float, which: str, state: Any) -> None:
+        def finish(strength: float, which: str) -> None:
+            bar.done(f"{which} with the token in {strength:.0%} of the positives")
+
+        def on_progress(strength: float, which: str, state: Any) -> None:
             if which not in ("A", "B"):
                 return bar.inputs(state)
-            if (strength, which) not in begun:
-                begun.append((strength, which))
-                if len(begun) > 1:
-                    bar.done(f"{begun[-2][1]} with the token in {begun[-2][0]:.0%} of the positives")
+            if (strength, which) not in trained:
+                if trained:
+                    finish(*trained[-1])
+                trained.append((strength, which))
             return bar.now(f"{which}, {strength:.0%}, epoch {state.epoch} of at most {state.epochs}")
 
-        outcome = contrast_study(settings, told, say)
-        if begun:
-            bar.done(f"{begun[-1][1]} with the token in {begun[-1][0]:.0%} of the positives")
-    for failure in outcome.found.failures[:10]:
+        outcome = contrast_study(settings, on_progress, say)
+        if trained:
+            finish(*trained[-1])
+    for failure in outcome.result.failures[:10]:
         errors.print(f"not used: {failure.id}: {failure.reason}", soft_wrap=True)
-    for point in outcome.found.points:
+    for point in outcome.result.points:
         say(f"{point.strength:.0%}: {point.planting.sentence}")
     if outcome.table.rows:
         console.print(shown(outcome.table))

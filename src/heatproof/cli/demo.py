@@ -1,4 +1,4 @@
-"""heatproof demo: run the full audit on made-up pictures and print what it found."""
+"""heatproof demo: run the full audit on made-up pictures and print what it audit."""
 
 from __future__ import annotations
 
@@ -29,31 +29,30 @@ def demo_command(out: Path, quick: bool, seed: int) -> None:
       heatproof demo
       heatproof demo --quick --out first-look
     """
-    from heatproof import demo  # needs duckdb and msgspec
+    from heatproof import demo
 
     started = time.perf_counter()
     sizes = demo.QUICK if quick else demo.FULL
-    found = demo.run(out, sizes, seed, steps, console, say)
-    show(found, time.perf_counter() - started)
+    show(demo.run(out, sizes, seed, steps, console, say), time.perf_counter() - started)
 
 
-def show(found: Audit, seconds: float) -> None:
-    """The verdict, what to do, the cheating twin, both trainings, and where the page is."""
+def show(audit: Audit, seconds: float) -> None:
+    """Print the verdict, what to do, the cheating twin, both trainings, and where the page is."""
     from heatproof.demo.story import advice, first_alarms, told_apart
     from heatproof.verdict.answers import LOOKS
 
-    say(f"\n{found.verdict.headline}", "bold")
-    say(found.verdict.sentence)
-    for of in found.verdict.network.classes:
+    say(f"\n{audit.verdict.headline}", "bold")
+    say(audit.verdict.sentence)
+    for of in audit.verdict.network.classes:
         say(f"  {of.name}: {LOOKS[of.looks_there]}; {of.test}")
-    say(f"What to do: {advice(found.verdict)}")
-    say(f"\nThe cheating twin, a copy that was taught to look at a tag: {found.twin.flips}")
-    say(f"  {told_apart(found.twin)}")
-    for name, data in found.twins.items():
+    say(f"What to do: {advice(audit.verdict)}")
+    say(f"\nThe cheating twin, a copy that was taught to look at a tag: {audit.twin.flips}")
+    say(f"  {told_apart(audit.twin)}")
+    for name, data in audit.twins.items():
         firsts = first_alarms(data.alarms)
         count = f"{len(data.alarms)} alarm{'s' * (len(data.alarms) != 1)}"
         say(f"\nThe {name} training, {len(data.checkpoints)} checkpoints: {count if firsts else 'no alarm'}.")
         for alarm in firsts:
             say(f"  {alarm.name}, {alarm.where}: {alarm.sentence}")
-    again = "" if found.computed else "; nothing had to be computed"
-    say(f"\n{seconds:.0f} s{again}. Open the report:\n{found.report.resolve().as_uri()}")
+    again = "" if audit.computed else "; nothing had to be computed"
+    say(f"\n{seconds:.0f} s{again}. Open the report:\n{audit.report.resolve().as_uri()}")

@@ -1,8 +1,11 @@
-"""heatproof explain: pictures in, overlays and panels out."""
+"""heatproof explain: heatmaps of a network for some images, as overlays and panels."""
 
 from __future__ import annotations
 
+import glob
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from PIL import Image
 
-from heatproof.cli._console import PATH, Steps, console, errors, new_table, say, steps
-from heatproof.cli._files import file_part, find_images, make_folder, numbers, read_names, save, unique_names
+from heatproof.cli._console import PATH, Steps, console, errors, make_folder, new_table, say, steps
 from heatproof.cli._study import arguments, settings_options
 from heatproof.errors import InputError, ModelError, TargetError, did_you_mean
-from heatproof.models.specs import KERAS_FILES, LITE
+from heatproof.images.arrays import is_nifti_name, open_seen
+from heatproof.images.files import DICOM_SUFFIXES, EXAMPLES, named_file, suffixes
+from heatproof.models.names import KERAS_FILES, LITE
 from heatproof.registry import check_methods, split_calls
 from heatproof.show import COLOUR_MAPS, hottest, overlay, pixels, plane_words, sections
 from heatproof.studies.settings import HEAD, PreprocessSettings
@@ -28,18 +32,17 @@ if TYPE_CHECKING:
     from heatproof.models.model import Model
 
 ARRAYS = (".npy", ".npz", ".nii", ".nii.gz")  # of any number of channels
-UNANSWERED = "the network's output is NaN or infinite for this image"
 IMAGES_AT_ONCE = 8  # explained together: enough to fill a CPU, few enough to see progress
 
 
 @dataclass(frozen=True)
 class Explained:
-    """One image with everything its pictures and its rows in the table show."""
+    """An image with everything that its overlays and its rows in the table show."""
 
     name: str  # of its files, unique in the run
     chances: dict[int, float]  # by class: its probability, or its value where the head has none
     target: int
-    seen: Image.Image  # what the model sees, in 8 bits
+    input: Image.Image  # what the model sees, in 8 bits
     heat: dict[str, Tensor]  # method -> "H W" in [0, 1]
     about: str = "what the model sees"
 
@@ -55,11 +58,9 @@ class Explained:
 @click.option("--device", help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
 @click.argument("images", nargs=-1, required=True)
 @click.option(
-    "--methods",
-    "-m",
-    default="gradcam,layercam,eigencam",
+    "--methods", "-m", default="gradcam,layercam,eigencam",
     help='Comma-separated, options in brackets: "gradcam,lime(samples=200)".',
-)
+)  # fmt: skip
 @click.option("--target", "-t", help="Class to explain, by number or name; the prediction by default.")
 @click.option("--layer", "-l", help="Where CAMs look; several with commas. Found by itself by default.")
 @click.option("--out", "-o", type=PATH, default=Path("heatmaps"), help="Folder.")
@@ -68,10 +69,9 @@ class Explained:
 @click.option("--alpha", type=click.FloatRange(0, 1), default=0.6, help="Weight of the map's colours.")
 @click.option("--batch-size", type=click.IntRange(1), help="Inputs per pass; chosen by itself by default.")
 @click.option(
-    "--bits",
-    type=click.IntRange(8, 16),
+    "--bits", type=click.IntRange(8, 16),
     help="Bits that 16-bit grey pictures really have; found from their values by default.",
-)
+)  # fmt: skip
 @click.option(
     "--window",
     help="Of scans, what becomes 0 to 1: centre and width, such as 40,400, or range for their own.",
@@ -81,27 +81,11 @@ class Explained:
 @click.option("--seed", type=int, default=0, help="For methods that draw random numbers.")
 @click.pass_context
 def explain_command(
-    ctx: click.Context,
-    model: str,
-    images: tuple[str, ...],
-    methods: str,
-    target: str | None,
-    layer: str | None,
-    out: Path,
-    top: int,
-    cmap: str,
-    alpha: float,
-    batch_size: int | None,
-    bits: int | None,
-    window: str | None,
-    spacing: str | None,
-    size: str | None,
-    resize: str | None,
-    mean: str | None,
-    std: str | None,
-    seed: int,
-    **choice: Any,
-) -> None:
+    ctx: click.Context, model: str, images: tuple[str, ...], methods: str, target: str | None,
+    layer: str | None, out: Path, top: int, cmap: str, alpha: float, batch_size: int | None,
+    bits: int | None, window: str | None, spacing: str | None, size: str | None, resize: str | None,
+    mean: str | None, std: str | None, seed: int, **choice: Any,
+) -> None:  # fmt: skip
     """Heatmaps of MODEL for one or more IMAGES.
 
     MODEL is torchvision:NAME, timm:NAME, hf:FOLDER, keras:NAME, monai:NAME, FILE.py:FACTORY or lite0 (an
@@ -127,26 +111,25 @@ def explain_command(
     """
     check_methods(split_calls(methods))
     replaced = {"size": size, "resize": resize, "mean": mean, "std": std}
-    given_input = PreprocessSettings(
+    preprocess = PreprocessSettings(
         **arguments(PreprocessSettings, {k: v for k, v in replaced.items() if v})
     ).table
     paths = find_images(images)
     if not any(path.exists() for path in paths):
         raise InputError(f"there is no file {paths[0]}; name image files, folders of them or quoted patterns")
-    from heatproof.run.files import check_network
+    from heatproof.run.config import check_network
 
     weights = None if choice["random_weights"] else choice["checkpoint"]
     check_network(model, [weights] if weights else [])  # before torch is imported, which takes its time
+    from heatproof.run.checks import input_warnings
+
     loaded = open_model(model, **choice)
-    given = given_input | {
-        name: numbers(text) for name, text in {"window": window, "spacing": spacing}.items() if text
-    }
-    loaded = replace(loaded, preprocess=loaded.preprocess.replaced(given))
+    scans = {"window": window, "spacing": spacing}
+    preprocess |= {name: numbers(text) for name, text in scans.items() if text}
+    loaded = replace(loaded, preprocess=loaded.preprocess.replaced(preprocess))
     own = weights is None and not model.partition(":")[0].endswith(".py")  # come with their preprocessing
     say(f"the network's input: {loaded.preprocess.description}")
-    from heatproof.run.inputs import input_warnings
-
-    for warning in input_warnings(loaded, paths, given, own):
+    for warning in input_warnings(loaded, paths, preprocess, own):
         say(f"warning: {warning}")
     if not any(path.name.lower().endswith(ARRAYS) for path in paths):
         loaded.check_channels()
@@ -164,10 +147,10 @@ def explain_command(
     explained: list[Explained] = []
     with steps("explaining", len(named)) as progress:
         for start in range(0, len(named), at_once):
-            for one in explain_some(loaded, named[start : start + at_once], bits, options, progress):
-                written += draw(loaded, one, out, cmap, alpha)
-                explained.append(replace(one, heat={}))  # the maps are on disk; a long run keeps no copy
-                progress.done(one.name)
+            for image in explain_some(loaded, named[start : start + at_once], bits, options, progress):
+                written += draw(loaded, image, out, cmap, alpha)
+                explained.append(replace(image, heat={}))  # the maps are on disk
+                progress.done(image.name)
     if explained:
         console.print(prediction_table(loaded, explained, top))
         say(f"the network's output: {loaded.head_meaning}")
@@ -177,6 +160,44 @@ def explain_command(
         ctx.exit(1)
 
 
+def find_images(given: Sequence[str]) -> list[Path]:
+    """Files by name: a folder stands for the images in it, a pattern for the files that match."""
+    paths: list[Path] = []
+    for text in given:
+        path = named_file(text).expanduser()
+        if path.is_dir():
+            known = suffixes() | set(DICOM_SUFFIXES)
+            matches = sorted(p for p in path.iterdir() if p.suffix.lower() in known or is_nifti_name(p))
+        elif not path.exists() and glob.has_magic(text):
+            matches = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file())
+        else:
+            matches = [path]  # a file that does not exist is reported like one that cannot be read
+        if not matches:
+            raise InputError(f"no image in {text!r}; name image files, a folder of them or a quoted pattern")
+        paths += matches
+    return list(dict.fromkeys(paths))
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """A name for the files written about each image; a number distinguishes equal ones."""
+    examples = {named_file(f"example:{name}"): name for name in EXAMPLES}
+    count: Counter[str] = Counter()
+    names = []
+    for path in paths:
+        stem = examples.get(path, path.stem)
+        count[stem] += 1
+        names.append(stem if count[stem] == 1 else f"{stem}-{count[stem]}")
+    return names
+
+
+def numbers(text: str) -> Any:
+    """Numbers with commas between them; of anything else, the text."""
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        return text
+
+
 def explain_some(
     model: Model,
     named: Sequence[tuple[str, Path]],
@@ -184,25 +205,24 @@ def explain_some(
     options: dict[str, Any],
     progress: Steps,
 ) -> list[Explained]:
-    """Those of the images that can be read, and that the network answers."""
+    """Explain those of the images that can be read, and that the network answers."""
     from torch import stack
 
     from heatproof.explain.api import explain
-    from heatproof.images.arrays import open_seen
     from heatproof.images.preprocess import to_tensor
 
-    seen: dict[str, Image.Image | None] = {}
-    seeing = model.preprocess
+    crops: dict[str, Image.Image | None] = {}
+    preprocess = model.preprocess
     ready: list[Tensor] = []
     for name, path in named:
         try:
-            opened = open_seen(path, bits, volume=len(seeing.size) > 2)
-            crop = seeing.crop(opened) if isinstance(opened, Image.Image) else None
-            ready.append(seeing(opened) if crop is None else seeing.normalise(to_tensor(crop)))
-            seen[name] = crop
+            opened = open_seen(path, bits, volume=len(preprocess.size) > 2)
+            crop = preprocess.crop(opened) if isinstance(opened, Image.Image) else None
+            ready.append(preprocess(opened) if crop is None else preprocess.normalise(to_tensor(crop)))
+            crops[name] = crop
         except InputError as error:
             _left_out(str(error), progress)
-    if not seen:
+    if not crops:
         return []
     images = stack(ready)
     model.check_repeatable(images[:2])
@@ -215,16 +235,24 @@ def explain_some(
         )
     targets = next(iter(maps.values())).explained.tolist()
     heat = {method: of_method.for_display() for method, of_method in maps.items()}
-    found = []
-    for i, (name, crop) in enumerate(seen.items()):
+    explained = []
+    for i, (name, crop) in enumerate(crops.items()):
         own = {method: values[i] for method, values in heat.items()}
-        if not all(map(math.isfinite, [*(float(one.sum()) for one in own.values()), *chances[i].values()])):
-            output = all(map(math.isfinite, chances[i].values()))
-            why = "a map of it has NaN or infinite values" if output else UNANSWERED
-            _left_out(f"{name}: {why}", progress)
-            continue
-        found.append(Explained(name, chances[i], targets[i], *_shown(model, images[i], crop, own)))
-    return found
+        if not all(map(math.isfinite, chances[i].values())):
+            _left_out(f"{name}: the network's output is NaN or infinite for this image", progress)
+        elif not all(math.isfinite(float(values.sum())) for values in own.values()):
+            _left_out(f"{name}: a map of it has NaN or infinite values", progress)
+        elif images.ndim == 4:
+            view = crop or Image.fromarray(pixels(images[i][None], preprocess)[0])
+            explained.append(Explained(name, chances[i], targets[i], view, own))
+        else:  # of a volume, the planes with most heat
+            from torch import from_numpy
+
+            at = hottest(sum(own.values()))
+            flat = {method: from_numpy(sections(values, at)) for method, values in own.items()}
+            view = Image.fromarray(pixels(images[i][None], preprocess, [at])[0])
+            explained.append(Explained(name, chances[i], targets[i], view, flat, plane_words(at)))
+    return explained
 
 
 def _left_out(why: str, progress: Steps) -> None:
@@ -233,102 +261,94 @@ def _left_out(why: str, progress: Steps) -> None:
 
 
 def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]]:
-    """What the network says about each image: of all classes, or of the region or box that is explained."""
-    from heatproof.models.asked import asked
+    """The network's output for each image: of all classes, or of the region or box that is explained."""
     from heatproof.models.heads import Columns
+    from heatproof.models.targets import bind_targets
 
-    bound, columns = asked(model, images, targets)
+    bound, columns = bind_targets(model, images, targets)
     logits = bound.logits(images)
     if isinstance(columns, Columns):
-        found, labels = bound.measured(logits, columns.numbers), bound.read.labels(columns.numbers)
-        return [{c: p} for c, p in zip(labels.tolist(), found.tolist(), strict=True)]
-    table = bound.probabilities(logits) if bound.read.chance else logits
+        values, labels = bound.measured(logits, columns.numbers), bound.head.labels(columns.numbers)
+        return [{c: p} for c, p in zip(labels.tolist(), values.tolist(), strict=True)]
+    table = bound.probabilities(logits) if bound.head.chance else logits
     return [dict(enumerate(row)) for row in table.tolist()]
 
 
-def said(model: Model, number: float) -> str:
+def chance_text(model: Model, number: float) -> str:
     """A probability in per cent, or a value as it is."""
-    return f"{number:.1%}" if model.read.chance else f"{number:.4g}"
+    return f"{number:.1%}" if model.head.chance else f"{number:.4g}"
 
 
-def _shown(model: Model, image: Tensor, crop: Image.Image | None, heat: dict[str, Tensor]) -> tuple[Any, ...]:
-    """A picture and maps over it; of a volume the planes with most heat, and which they are."""
-    if image.ndim == 3:
-        return crop or Image.fromarray(pixels(image[None], model.preprocess)[0]), heat
-    from torch import from_numpy
-
-    at = hottest(sum(heat.values()))
-    flat = {method: from_numpy(sections(values, at)) for method, values in heat.items()}
-    return Image.fromarray(pixels(image[None], model.preprocess, [at])[0]), flat, plane_words(at)
-
-
-def draw(model: Model, one: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
-    """Write one image's overlays and its panel."""
+def draw(model: Model, image: Explained, out: Path, cmap: str, alpha: float) -> list[Path]:
+    """Write the overlays and the panel of an image."""
     from heatproof.report.panels import Tile, explains, panel
 
-    guess = max(one.chances, key=lambda c: one.chances[c]) if model.read.chance else one.target
-    note = f"explains {class_name(model, one.target)}, {said(model, one.chances[one.target])}"
-    told = explains(
-        one.target, None, guess, lambda c: f"{class_name(model, c)}, {said(model, one.chances[c])}"
-    )
-    tiles = [Tile(one.seen, "original", one.about)]
+    def class_text(c: int) -> str:
+        return f"{class_name(model, c)}, {chance_text(model, image.chances[c])}"
+
+    guess = max(image.chances, key=lambda c: image.chances[c]) if model.head.chance else image.target
+    note = f"explains {class_text(image.target)}"
+    tiles = [Tile(image.input, "original", image.about)]
     files = []
-    for method, heat in one.heat.items():
-        picture = overlay(one.seen, heat, cmap, alpha)
-        files.append(save(picture, out / f"{one.name}.{file_part(method)}.png"))
-        tiles.append(Tile(picture, method, note if heat.any() else f"{note}: the map is constant"))
-    heading = f"{one.name}, seen by {model.name}, {told}"
-    return [*files, save(panel(tiles, heading=heading, cmap=cmap), out / f"{one.name}.panel.png")]
+    for method, heat in image.heat.items():
+        shown = overlay(image.input, heat, cmap, alpha)
+        files.append(save(shown, out / f"{image.name}.{file_part(method)}.png"))
+        tiles.append(Tile(shown, method, note if heat.any() else f"{note}: the map is constant"))
+    heading = f"{image.name}, seen by {model.name}, {explains(image.target, None, guess, class_text)}"
+    return [*files, save(panel(tiles, heading=heading, cmap=cmap), out / f"{image.name}.panel.png")]
+
+
+def file_part(method: str) -> str:
+    """A method as part of a file's name.
+
+    >>> file_part("lime(samples=200, segments='slic')")
+    'lime_samples=200_segments=slic'
+    """
+    return re.sub(r"[^\w+.=-]+", "_", re.sub("['\"]", "", method)).strip("_")
+
+
+def save(image: Image.Image, path: Path) -> Path:
+    try:
+        image.save(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    return path
 
 
 def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> Table:
     """The likeliest classes of each image; the explained one is marked, and added where it is missing."""
-    table = new_table(f"predictions of {model.name}")
-    table.add_column("image", overflow="fold")
-    table.add_column("class", justify="right")
-    table.add_column("name", overflow="fold")
-    table.add_column("probability" if model.read.chance else "value", justify="right")
-    table.add_column("")
-    for one in explained:
-        ranked = sorted(one.chances, key=lambda c: -one.chances[c])[:top]
-        rows = ranked if one.target in ranked else [*ranked, one.target]
+    chance = "probability" if model.head.chance else "value"
+    columns = ("image", "class", "name", chance, "")
+    table = new_table(f"predictions of {model.name}", columns, right=("class", chance))
+    for image in explained:
+        ranked = sorted(image.chances, key=lambda c: -image.chances[c])[:top]
+        rows = ranked if image.target in ranked else [*ranked, image.target]
         for number in rows:
-            name, chance = one.name if number == rows[0] else "", said(model, one.chances[number])
-            told = "explained" if number == one.target else ""
-            last = number == rows[-1]
-            table.add_row(name, str(number), class_name(model, number), chance, told, end_section=last)
+            table.add_row(
+                image.name if number == rows[0] else "",
+                str(number),
+                class_name(model, number),
+                chance_text(model, image.chances[number]),
+                "explained" if number == image.target else "",
+                end_section=number == rows[-1],
+            )
     return table
 
 
 def open_model(
-    spec: str,
-    checkpoint: Path | None,
-    random_weights: bool,
-    classes: Path | None,
-    allow_pickle: bool,
-    device: str | None,
-    head: str | None = None,
-    references: Path | None = None,
+    spec: str, checkpoint: Path | None, random_weights: bool, classes: Path | None, **options: Any
 ) -> Model:
-    """The model the options name. Without a checkpoint, pretrained weights are wanted."""
+    """The model that the options name. Without a checkpoint, pretrained weights are wanted."""
     from heatproof.models.load import best_device, load_model
 
     if random_weights and checkpoint is not None:
         raise InputError("--random-weights and --checkpoint exclude each other; leave one out")
     if random_weights and (spec.lower() in LITE or spec.startswith("hf:") or spec.endswith(KERAS_FILES)):
         raise InputError(f"{spec} brings its own weights; leave out --random-weights")
-    pretrained = checkpoint is None and not random_weights
+    options["device"] = best_device(options["device"])
+    options["pretrained"] = pretrained = checkpoint is None and not random_weights
     try:
-        return load_model(
-            spec,
-            checkpoint,
-            pretrained=pretrained,
-            device=best_device(device),
-            classes=None if classes is None else read_names(classes),
-            allow_pickle=allow_pickle,
-            head=head,
-            references=references,
-        )
+        return load_model(spec, checkpoint, classes=read_names(classes) if classes else None, **options)
     except ModelError as error:
         if not pretrained or spec.partition(":")[0] not in ("torchvision", "timm", "keras"):
             raise
@@ -339,10 +359,17 @@ def open_model(
         ) from error
 
 
+def read_names(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read class names from {path}: {error}") from error
+
+
 def class_name(model: Model, number: int) -> str:
     """The name of a class, or its number where the model has no names."""
     names = model.classes
-    return names[number] if names and number < len(names) else model.read.called(number)
+    return names[number] if names and number < len(names) else model.head.called(number)
 
 
 def read_target(text: str | None, model: Model) -> int | None:
@@ -357,11 +384,11 @@ def read_target(text: str | None, model: Model) -> int | None:
         )
     wanted, names = text.strip().casefold(), [name.casefold() for name in model.classes]
     whole = [i for i, name in enumerate(names) if name == wanted]
-    found = whole or [i for i, name in enumerate(names) if wanted in map(str.strip, name.split(","))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        numbers = ", ".join(f"{i} ({model.classes[i]})" for i in found)
-        raise TargetError(f"{text!r} names several classes: {numbers}; give the number of one")
+    matches = whole or [i for i, name in enumerate(names) if wanted in map(str.strip, name.split(","))]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        listed = ", ".join(f"{i} ({model.classes[i]})" for i in matches)
+        raise TargetError(f"{text!r} names several classes: {listed}; give the number of one")
     synonyms = [word.strip() for name in model.classes for word in name.split(",")]
     raise TargetError(f"{model.name} has no class {text!r}; {did_you_mean(text, synonyms)}")

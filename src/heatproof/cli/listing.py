@@ -1,4 +1,4 @@
-"""heatproof list: what there is to choose from."""
+"""heatproof list: methods, metrics, and the layers of a network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import click
 
 from heatproof.cli._console import console, new_table, say
 from heatproof.errors import InputError
-from heatproof.explain.providers import Provider, all_providers
 from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
 from heatproof.run.metrics import read_metrics
 
-VERDICT = {  # by what a metric judges, and whether the verdict rests on it
+VERDICT = {  # by a metric's question, and whether it votes
     ("map", True): "votes on whether maps follow the network",
     ("map", False): "information about maps",
     ("network", True): "says where the network looks",
@@ -48,31 +47,24 @@ def list_methods(verbose: bool) -> None:
       heatproof list methods -v            options, conventions and citation of each
     """
     if verbose:
-        return show_pages(map(method_page, explainers))
-    rows = [(entry.name, cost(entry), entry.summary) for entry in explainers]
-    show_table("explanation methods", ("method", "cost per image", "idea"), rows)
+        for entry in explainers:
+            say(method_page(entry))
+        return
+    methods = [(entry.name, cost(entry), entry.summary) for entry in explainers]
+    show_table("explanation methods", ("method", "cost per image", "idea"), methods)
     console.print(
         'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
     )
-    show_table(
-        "methods of other packages",
-        ("write", "installed", "names"),
-        map(provider_row, all_providers().values()),
-    )
+    from heatproof.explain.providers import all_providers  # which imports torch
+
+    others = []
+    for package in all_providers().values():
+        there = "yes" if package.installed else f"no: pip install {package.install or package.prefix}"
+        others.append((f"{package.prefix}:NAME", there, ", ".join(package.offers)))
+    show_table("methods of other packages", ("write", "installed", "names"), others)
     console.print(
         "Your own: FILE.py:FUNCTION, a function (model, images, targets) -> maps; files:FOLDER, maps you have"
     )
-
-
-def provider_row(one: Provider) -> tuple[str, str, str]:
-    """How its methods are written, whether it is there, and what it offers."""
-    there = "yes" if one.installed else f"no: pip install {one.install or one.prefix}"
-    return f"{one.prefix}:NAME", there, ", ".join(one.offers)
-
-
-def show_pages(pages: Iterable[str]) -> None:
-    for text in pages:
-        say(text)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -124,7 +116,9 @@ def list_metrics(verbose: bool) -> None:
       heatproof list metrics -v            bounds, level, what each needs, citation
     """
     if verbose:
-        return show_pages(map(metric_page, metrics))
+        for entry in metrics:
+            say(metric_page(entry))
+        return
     rows = [(m.name, "no" if not_in_a_run(m) else "yes", better(m), m.summary) for m in metrics]
     show_table("metrics", ("metric", "in a run", "better", "what it says"), rows)
     console.print("Bounds, level, what each one needs and where it comes from: heatproof list metrics -v")
@@ -135,7 +129,7 @@ def metric_page(entry: Metric) -> str:
     facts = {"what it says": entry.summary, "also called": ", ".join(entry.aliases)}
     facts |= {"in a run": not_in_a_run(entry) or "yes", "better": better(entry), "bounds": bounds(entry)}
     facts |= {"one per": entry.level, "needs": ", ".join(sorted(entry.needs)), "citation": entry.cite}
-    facts["in the verdict"] = VERDICT.get((entry.judges, entry.test), "")
+    facts["in the verdict"] = VERDICT.get((entry.question, entry.votes), "")
     return page(entry.name, facts)
 
 
@@ -176,30 +170,29 @@ def list_layers(model: str, image_size: int | None) -> None:
       heatproof list layers torchvision:resnet50
       heatproof list layers timm:convnext_tiny --image-size 384
     """
-    from heatproof.run.files import check_network
+    from heatproof.run.config import check_network
 
     check_network(model, ())  # before torch is imported, which takes its time
     import torch
 
     from heatproof.models.capture import capture
-    from heatproof.models.default_layers import why
-    from heatproof.models.layers import picture_layers
+    from heatproof.models.layers import picture_layers, why
     from heatproof.models.load import load_model
-    from heatproof.models.model import untouched
+    from heatproof.models.running import frozen_eval
 
     loaded = load_model(model)
     size = (image_size,) * len(loaded.preprocess.size) if image_size else loaded.preprocess.size
     blank = torch.zeros(1, loaded.preprocess.channels, *size)
-    with untouched(loaded.module):
+    with frozen_eval(loaded.module):
         default = capture(loaded, blank, needs=frozenset({"activations"})).layer
-    table = new_table(f"layers of {loaded.name} for {'x'.join(map(str, size))} images")
-    table.add_column("layer", overflow="fold")
-    table.add_column("grid", justify="right")
-    table.add_column("channels", justify="right")
-    table.add_column("")
+    table = new_table(
+        f"layers of {loaded.name} for {'x'.join(map(str, size))} images",
+        ("layer", "grid", "channels", ""),
+        right=("grid", "channels"),
+    )
     for name, layout, channels in picture_layers(loaded, blank):
-        shown, note = name, ""
+        text, note = name, ""
         if default is not None and name == default.partition("+")[0]:
-            shown, note = default, f"default: {why(loaded, default)}"
-        table.add_row(shown, "x".join(map(str, layout.grid)), str(channels), note)
+            text, note = default, f"default: {why(loaded, default)}"
+        table.add_row(text, "x".join(map(str, layout.grid)), str(channels), note)
     console.print(table)

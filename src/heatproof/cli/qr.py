@@ -1,4 +1,4 @@
-"""heatproof qr: pictures of codes with exact masks of their parts, for any program to use."""
+"""heatproof qr: images of codes with exact masks of their parts."""
 
 from __future__ import annotations
 
@@ -55,18 +55,9 @@ def qr_group() -> None:
 @click.option("--severity", type=float, help="Of the distortion, from 0 to 1.  [default: 0.5]")
 @click.option("--overwrite", is_flag=True, help="Replace an older set in the same folder.")
 def make_command(
-    out: Path,
-    positives: int,
-    negatives: int,
-    size: int,
-    seed: int,
-    symbol: str,
-    versions: str | None,
-    photos: Path | None,
-    distortion: str | None,
-    severity: float | None,
-    overwrite: bool,
-) -> None:
+    out: Path, positives: int, negatives: int, size: int, seed: int, symbol: str, versions: str | None,
+    photos: Path | None, distortion: str | None, severity: float | None, overwrite: bool,
+) -> None:  # fmt: skip
     """Write pictures of codes and of hard negatives, their masks and a manifest into the folder OUT.
 
     \b
@@ -100,7 +91,7 @@ def make_command(
 
 
 def check_distortion(distortion: str | None, severity: float | None) -> float:
-    """The severity; both are looked at before anything is drawn."""
+    """The severity; both are validated before anything is drawn."""
     if distortion is None:
         if severity is not None:
             raise InputError("--severity says how strong a distortion is; name one with --distortion")
@@ -122,11 +113,10 @@ def parse_versions(text: str | None) -> list[int] | None:
         return None
     versions: set[int] = set()
     for piece in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?", piece)
-        if not found:
+        match = re.fullmatch(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?", piece)
+        if not match:
             raise InputError(f"cannot read the versions {text!r}; write them like 1-6 or 2,5,10")
-        first = int(found[1])
-        versions |= set(range(first, int(found[2] or first) + 1))
+        versions |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(versions)
 
 
@@ -135,29 +125,27 @@ def counter(progress: Steps, what: str) -> Callable[[int], None]:
 
     def made(count: int) -> None:
         after = progress.finished + count
-        told = after == progress.total or after // LINE_EVERY > progress.finished // LINE_EVERY
-        progress.done(what if told else None, count)
+        line = after == progress.total or after // LINE_EVERY > progress.finished // LINE_EVERY
+        progress.done(what if line else None, count)
 
     return made
 
 
 def preview(data: QRSet, columns: int = 6) -> Image.Image:
     """Some codes, the same with their parts tinted, and negatives of every kind."""
+
+    def tile(i: int) -> Tile:
+        code, drawn = data.spots[i].code, f"{data.spots[i].scale} px per module"
+        about = f"version {code.version}{code.level}, {drawn}" if code else drawn
+        return Tile(Image.fromarray(data.pictures[i]), str(data.kinds[i]), about)
+
+    def tinted(i: int) -> Tile:
+        image = data.pictures[i].astype(float)
+        for part, colour in TINTS.items():
+            inside = data.masks[part][i]
+            image[inside] = (data.pictures[i][inside] + np.array(colour)) / 2
+        return Tile(Image.fromarray(image.round().astype(np.uint8)), "finder red, timing green, box blue")
+
     codes, others = (np.flatnonzero(data.labels == label)[:columns] for label in (1, 0))
-    parts = [Tile(tinted(data, i), "finder red, timing green, box blue") for i in codes]
-    rows = ([tile(data, i) for i in codes], parts, [tile(data, i) for i in others])
+    rows = ([tile(i) for i in codes], [tinted(i) for i in codes], [tile(i) for i in others])
     return sheet([row for row in rows if row], heading=f"{len(data.labels)} pictures")
-
-
-def tile(data: QRSet, i: int) -> Tile:
-    code, drawn = data.spots[i].code, f"{data.spots[i].scale} px per module"
-    about = f"version {code.version}{code.level}, {drawn}" if code else drawn
-    return Tile(Image.fromarray(data.pictures[i]), str(data.kinds[i]), about)
-
-
-def tinted(data: QRSet, i: int) -> Image.Image:
-    picture = data.pictures[i].astype(float)
-    for part, colour in TINTS.items():
-        inside = data.masks[part][i]
-        picture[inside] = (data.pictures[i][inside] + np.array(colour)) / 2
-    return Image.fromarray(picture.round().astype(np.uint8))

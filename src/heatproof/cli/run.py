@@ -1,4 +1,4 @@
-"""heatproof run: a study in TOML becomes a run folder."""
+"""heatproof run: a study in TOML becomes a run folder; heatproof init writes such a study."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from heatproof.cli._console import console, errors, new_table, say, stopped
+from heatproof.cli._console import PATH, broken_table, console, errors, new_table, say, stopped
 from heatproof.errors import counted
-from heatproof.studies.settings import EXPECT_ACCURACY
+from heatproof.studies.settings import EXPECT_ACCURACY, HEAD
 
-BROKEN_SHOWN = 10
 STAGES_SHOWN = 25
 
 if TYPE_CHECKING:
@@ -22,12 +21,10 @@ if TYPE_CHECKING:
 
 
 @click.command("run")
-@click.argument("study", type=click.Path(path_type=Path))
-@click.option("--out", "-o", type=click.Path(path_type=Path), help="Run folder; runs/STUDY by default.")
-@click.option(
-    "--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Who computes."
-)
-@click.option("--shard", default="0/1", show_default=True, help="Do only part i of n, from 0: i/n.")
+@click.argument("study", type=PATH)
+@click.option("--out", "-o", type=PATH, help="Run folder; runs/STUDY by default.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", help="Who computes.")
+@click.option("--shard", default="0/1", help="Do only part i of n, from 0: i/n.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, write nothing.")
 @click.option("--trust", is_flag=True, help="Let --dry-run run the study's own code, to check that too.")
 @click.option("--expect-accuracy", type=click.FloatRange(0, 1), help=EXPECT_ACCURACY)
@@ -79,10 +76,10 @@ def run_command(
     if profile and dry_run:
         raise click.UsageError("--profile tells about a run; leave out --dry-run")
     read = read_study(study)
-    from heatproof.run.files import check_files
+    from heatproof.run.config import check_files
 
     check_files(read, study.resolve().parent)  # before torch is imported, which takes its time
-    from heatproof.run.engine import prepare, run_study  # needs msgspec
+    from heatproof.run.engine import prepare, run_study
     from heatproof.run.estimate import estimate, outline
     from heatproof.run.plan import read_shard
     from heatproof.run.profile import profiling
@@ -92,12 +89,7 @@ def run_command(
     from heatproof.verdict.judge import conclude
 
     def show(rows: Iterable[tuple[str, str]]) -> None:
-        table = new_table(f"plan of {study}; nothing was written")
-        table.add_column("what", no_wrap=True)
-        table.add_column("how much", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(new_table(f"plan of {study}; nothing was written", ("what", "how much"), rows))
 
     part, opened = read_shard(shard), open_study(study)
     if runs := foreign_code(opened.study.model, opened.study.methods):
@@ -147,38 +139,55 @@ def run_command(
         ctx.exit(1)
 
 
-def profile_table(found: Profile) -> Table:
+def profile_table(profile: Profile) -> Table:
     """Stages of the main thread, longest first, their sum, then what other threads did meanwhile."""
-    busy = "" if found.busy is None else f"; the GPU was busy for {found.busy:.0%} of it after the first unit"
-    table = new_table(f"where {found.wall:.1f} s went, on {found.device}{busy}")
-    table.add_column("stage", overflow="fold")
-    clocks = ["seconds", "device", "host", "waiting"] + ["idle"] * (found.busy is not None)
-    for name in ("calls", "passes", "inputs", *clocks):
-        table.add_column(name, justify="right", no_wrap=True)
+    busy = profile.busy
+    share = "" if busy is None else f"; the GPU was busy for {busy:.0%} of it after the first unit"
+    clocks = ["seconds", "device", "host", "waiting"] + ["idle"] * (busy is not None)
+    numbers = ("calls", "passes", "inputs", *clocks)
+    title = f"where {profile.wall:.1f} s went, on {profile.device}{share}"
+    table = new_table(title, ("stage", *numbers), right=numbers)
 
-    def add(one: StageTime, name: str) -> None:
-        counts = (f"{count:,}" if count else "" for count in (one.calls, one.passes, one.inputs))
-        times = (f"{time:,.2f}" if (time := getattr(one, clock)) else "" for clock in clocks)
+    def add(stage: StageTime, name: str) -> None:
+        counts = (f"{count:,}" if count else "" for count in (stage.calls, stage.passes, stage.inputs))
+        times = (f"{time:,.2f}" if (time := getattr(stage, clock)) else "" for clock in clocks)
         table.add_row(name, *counts, *times)
 
-    own = [one for one in found.stages if not one.beside]
-    for one in own[:STAGES_SHOWN]:
-        add(one, f"{one.stage} {one.what}".strip())
+    own = [stage for stage in profile.stages if not stage.beside]
+    for stage in own[:STAGES_SHOWN]:
+        add(stage, f"{stage.stage} {stage.what}".strip())
     if len(own) > STAGES_SHOWN:
         table.add_row(f"{len(own) - STAGES_SHOWN} more are in the file")
     table.add_section()
-    add(found.total, "all")
+    add(profile.total, "all")
     table.add_section()
-    for one in found.stages[len(own) :]:
-        add(one, f"beside: {one.stage} {one.what}".strip())
+    for stage in profile.stages[len(own) :]:
+        add(stage, f"beside: {stage.stage} {stage.what}".strip())
     return table
 
 
-def broken_table(broken: list[dict[str, str]]) -> Table:
-    more = f"; the first {BROKEN_SHOWN}" if len(broken) > BROKEN_SHOWN else ""
-    table = new_table(f"{counted(len(broken), 'picture')} could not be used{more}")
-    table.add_column("image", overflow="fold")
-    table.add_column("reason", overflow="fold")
-    for row in broken[:BROKEN_SHOWN]:
-        table.add_row(row["image"], row["reason"])
-    return table
+@click.command("init")
+@click.argument("folder", type=PATH)
+@click.option("--out", "-o", type=PATH, default=Path("study.toml"), help="The file; never overwritten.")
+@click.option("--model", "-M", default="", help="lite0, torchvision:NAME, timm:NAME, FILE.py:FACTORY, ...")
+@click.option("--checkpoint", "-c", default="", help="Its weights, as seen from the file.")
+@click.option("--head", default="", help=HEAD)
+def init_command(folder: Path, out: Path, model: str, checkpoint: str, head: str) -> None:
+    """Write a study for the pictures in FOLDER, to fill in and give to heatproof run.
+
+    It sees how the pictures are listed (a folder for each class, a CSV file, box files, DICOM, arrays), how
+    many classes there are and whether boxes or masks say where to look, and names the metrics that
+    these allow. What only you know, the network and its weights, is marked to be filled in.
+
+    \b
+    Examples:
+      heatproof init pictures
+      heatproof init pictures --model timm:resnet18 --checkpoint best.pt --out first.toml
+    """
+    from heatproof.studies.audit.starter import write_starter
+
+    path, seen = write_starter(folder, out, model, checkpoint, head)
+    for line in seen:
+        say(line)
+    todo = "" if model else "fill in the lines marked <-, then "
+    say(f"wrote {path}; {todo}heatproof run {path} --dry-run")

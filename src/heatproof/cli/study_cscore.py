@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import Steps, console, errors, steps
+from heatproof.cli._console import Steps, broken_table, console, errors, steps
 from heatproof.cli._study import StudyCommand, shown, tell
-from heatproof.cli.run import broken_table
 from heatproof.errors import InputError
 from heatproof.run.progress import Progress
 from heatproof.studies.cscore.settings import CscoreSettings

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from heatproof.cli._console import console, errors, new_table
+from heatproof.cli._console import broken_table, console, errors, new_table
 from heatproof.cli._study import StudyCommand, shown, tell
-from heatproof.cli.run import broken_table
 from heatproof.run.progress import Progress
 from heatproof.studies.localise.settings import LocaliseSettings
 

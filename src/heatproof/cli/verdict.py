@@ -1,34 +1,42 @@
-"""heatproof verdict: which maps of a run to believe, and whether the network looks where it should."""
+"""Commands that judge a run: verdict and gate."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import click
 
-from heatproof.cli._console import console, new_table, say
+from heatproof.cli._console import PATH, console, new_table, say, say_verdict
+from heatproof.errors import HeatproofError
+from heatproof.verdict.rules import MIN_N, MIN_USABLE
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from heatproof.store.facts import Facts
     from heatproof.verdict.answers import Verdict
+    from heatproof.verdict.gate import RuleResult
+
+FAILED, CRASHED = 1, 3  # exit codes: a rule does not hold; the gate itself failed
+LINES_SHOWN = 5  # per rule in the table; files hold everything
 
 
 @click.command("verdict")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option("--checkpoint", help="At this checkpoint; the last one where none is named.")
 @click.option("--model", help="Of this model, where the run has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print verdict.json instead of a table.")
 @click.option("--tests", is_flag=True, help="Also show the tests of maps that do not vote, as information.")
 @click.option("--album", is_flag=True, help="Also make the evidence album, which the report then shows.")
-@click.option(
-    "--study",
-    type=click.Path(path_type=Path),
-    help="With --album: the study's TOML file, to build its network from.",
-)
+@click.option("--study", type=PATH, help="With --album: the study's TOML file, to build its network from.")
 def verdict_command(
     run: Path, checkpoint: str | None, model: str | None, as_json: bool, tests: bool, album: bool,
     study: Path | None,
@@ -61,46 +69,169 @@ def verdict_command(
     folder = RunFolder.open(run)
     data = read_run(folder, model, checkpoint)
     verdict = judge(data)
-    kept = keep(data, verdict)
+    stored = keep(data, verdict)
     if album:
         from heatproof.verdict.kept_album import write_album
 
-        following = [one.method for one in verdict.methods if one.follows == "yes"]
+        following = [answer.method for answer in verdict.methods if answer.follows == "yes"]
         made = write_album(folder, following or None, checkpoint=checkpoint, study=study)
-        kept = f"{kept}; the album to {made}, heatproof report shows it"
+        stored = f"{stored}; the album to {made}, heatproof report shows it"
     if as_json:
         click.echo(verdict.json())
         return
-    say(verdict.headline, style="bold")
-    for line in (verdict.sentence, *(f"note: {note}" for note in (*verdict.notes, *verdict.warnings))):
-        say(line)
-    table = new_table(f"at {verdict.checkpoint}")
-    for name in ("", "answer", "why"):
-        table.add_column(name, overflow="fold")
-    for one in verdict.methods:
-        votes = "; ".join(str(test) for test in one.tests if test.votes)
-        table.add_row(one.method, WORDS[one.follows], "; ".join(filter(None, (one.note, votes))))
+    say_verdict(verdict)
+    table = new_table(f"at {verdict.checkpoint}", ("", "answer", "why"))
+    for answer in verdict.methods:
+        votes = "; ".join(str(test) for test in answer.tests if test.votes)
+        table.add_row(answer.method, WORDS[answer.follows], "; ".join(filter(None, (answer.note, votes))))
     for of in verdict.network.classes:
         table.add_row(of.name, LOOKS[of.looks_there], str(of.test))
     console.print(table)
     if tests:
         console.print(_information(verdict, data.facts))
     alarms = [f"alarm at {alarm['checkpoint']}: {alarm['sentence']}" for alarm in verdict.alarms]
-    for line in filter(None, (*alarms, verdict.measured, kept)):
+    for line in filter(None, (*alarms, verdict.measured, stored)):
         say(line)
 
 
 def _information(verdict: Verdict, facts: Facts) -> Table:
-    """Tests that do not vote down, methods across; means over pictures, or over what the title says."""
+    """Tests that do not vote as rows, methods as columns; means over images, or over what the title says."""
     from heatproof.verdict.measures import measure
 
-    table = new_table("information: these do not vote; ↑ higher is better, ↓ lower")
-    for name in ("", *(one.method for one in verdict.methods)):
-        table.add_column(name, justify="left" if not name else "right", overflow="fold")
-    found = {(one.method, test.name): test for one in verdict.methods for test in one.tests if not test.votes}
-    titles = {test.name: test.title for test in found.values()}
+    methods = [answer.method for answer in verdict.methods]
+    values = {
+        (m.method, test.name): test.value for m in verdict.methods for test in m.tests if not test.votes
+    }
+    titles = {test.name: test.title for m in verdict.methods for test in m.tests if not test.votes}
+    rows = []
     for name, title in titles.items():
-        values = (found.get((one.method, name)) for one in verdict.methods)
-        shown = ("" if test is None or math.isnan(test.value) else f"{test.value:.3f}" for test in values)
-        table.add_row(f"{title} {measure(name, facts).arrow}".strip(), *shown)
-    return table
+        cells = (values.get((method, name), math.nan) for method in methods)
+        texts = ("" if math.isnan(value) else f"{value:.3f}" for value in cells)
+        rows.append((f"{title} {measure(name, facts).arrow}".strip(), *texts))
+    return new_table(
+        "information: these do not vote; ↑ higher is better, ↓ lower", ("", *methods), rows, right=methods
+    )
+
+
+@click.command("gate")
+@click.argument("run", type=PATH)
+@click.option("--rule", "rules", multiple=True, required=True, help="What must hold; give it several times.")
+@click.option(
+    "--min-n",
+    default=MIN_N,
+    type=click.IntRange(min=1),
+    help="A number of fewer images keeps no rule (C-Score: of its gold list).",
+)
+@click.option(
+    "--min-usable",
+    default=100 * MIN_USABLE,
+    type=click.FloatRange(0, 100),
+    metavar="PERCENT",
+    help="Images that must have been usable, of those planned.",
+)
+@click.option("--junit", type=PATH, help="Also write JUnit XML, which CI systems show.")
+@click.option("--json", "as_json", type=PATH, help="Also write JSON.")
+@click.pass_context
+def gate_command(
+    ctx: click.Context, run: Path, rules: tuple[str, ...], min_n: int, min_usable: float, junit: Path | None,
+    as_json: Path | None,
+) -> None:  # fmt: skip
+    """Check the folder RUN against rules.
+
+    \b
+    Exit codes:
+      0   all rules hold
+      1   a rule does not hold, and nothing else
+      2   a rule or the folder cannot be read
+      3   the gate itself broke
+      130 Ctrl-C
+
+    A rule about a number that is not defined, or that stands on fewer than --min-n images, does not hold. One
+    rule is always checked first: the run is complete, and --min-usable per cent of its images could be used.
+
+    \b
+    Rules:
+      cscore >= 0.4                     every method but the floors, all classes, at the last checkpoint
+      cscore.pneumonia >= 0.5           one class, by name or number
+      cscore.gradcam.pneumonia >= 0.5   one method and class
+      any(cscore.pneumonia >= 0.5)      one method is enough
+      insertion.random <= 0.3           a floor is judged where it is named
+      insertion.gradcam >= 0.3          any metric of the run: its mean over the images
+      auc@epoch05 >= 0.9                at another checkpoint, by name or epoch; @all: at each of them
+      no-alarms   no-alarms(1, 2)       at no checkpoint an explanation collapse, or none of these mechanisms
+      follows gradcam                   the verdict: its maps follow the network; follows: all methods' do
+      looks-there pneumonia             the verdict: the network looks where it should on this class
+
+    \b
+    Examples:
+      heatproof gate runs/first --rule "cscore.pneumonia >= 0.5" --rule no-alarms
+      heatproof gate runs/first --rule "auc >= 0.9" --junit gate.xml --json gate.json
+    """
+    from heatproof.disk import write_whole
+    from heatproof.verdict.gate import check
+
+    try:
+        results = check(run, rules, min_n, min_usable / 100)
+        for path, text in ((junit, junit_xml(results, run.name)), (as_json, json_text(results, run))):
+            if path is not None:
+                write_whole({path: text})
+        table = new_table("", ("", "rule", "value", "n", "of", "why"), right=("value", "n"))
+        for result in results:
+            for k, line in enumerate(result.lines[:LINES_SHOWN]):
+                head = ("ok" if result.holds else "FAIL", result.rule) if k == 0 else ("", "")
+                table.add_row(*head, *line)
+            if len(result.lines) > LINES_SHOWN:
+                table.add_row("", "", "", "", f"and {len(result.lines) - LINES_SHOWN} more", "")
+        console.print(table)
+        say(f"{sum(result.holds for result in results)} of {len(results)} rules hold for {run}")
+    except HeatproofError:
+        raise
+    except Exception:  # Python would exit with 1, which means that a rule does not hold
+        traceback.print_exc()
+        ctx.exit(CRASHED)
+    if not all(result.holds for result in results):
+        ctx.exit(FAILED)
+
+
+def junit_xml(results: Sequence[RuleResult], name: str) -> str:
+    """One test case per rule."""
+    failures = sum(not result.holds for result in results)
+    counts = {"tests": str(len(results)), "failures": str(failures), "errors": "0", "skipped": "0"}
+    root = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "heatproof gate", **counts})
+    for result in results:
+        names = {"classname": _xml(name), "name": _xml(result.rule), "time": "0"}
+        case = ElementTree.SubElement(suite, "testcase", names)
+        lines = [str(line) for line in result.lines]
+        if not result.holds:
+            failure = ElementTree.SubElement(case, "failure", {"type": "rule", "message": _xml(lines[0])})
+            failure.text = _xml("\n".join(lines))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML cannot hold."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
+
+
+def json_text(results: Sequence[RuleResult], run: Path) -> str:
+    """All rules with their values; what is not defined is null."""
+    from heatproof.verdict.answers import without_nan
+
+    content = {
+        "run": run.as_posix(),
+        "holds": all(result.holds for result in results),
+        "rules": [
+            {
+                "rule": result.rule,
+                "holds": result.holds,
+                "n": result.n,
+                "values": [asdict(value) for value in result.values],
+                "alarms": [asdict(alarm) | {"name": alarm.name} for alarm in result.alarms],
+                "reasons": list(result.reasons),
+            }
+            for result in results
+        ],
+    }
+    return json.dumps(without_nan(content), indent=2, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""The contrast test: one picture, two networks that use different things in it; which maps notice?"""
+"""The contrast test: maps of the same images under two networks that use different evidence."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
-"""hp.contrast: the whole test on somebody's own network and pictures, at one strength or at several.
+"""hp.contrast: the whole test on a network and images, at one strength or at several.
 
-OUT/strength-100/a, b        both trainings (train/folder.py); kept, so that methods can be added later
-OUT/strength-100/scores.json   inside shares of every method under A and B, picture by picture
-OUT/strength-100/maps.npz      maps of the first pictures, to be looked at
+OUT/strength-100/a, b          both trainings (train/loop.py), so that methods can be added later
+OUT/strength-100/scores.json   inside shares of every method under A and B, image by image
+OUT/strength-100/maps.npz      maps of the first images
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor, nn
 
-from heatproof.contrast.pair import Pair, make_pair
+from heatproof.contrast.pair import Pair, Planting, make_pair
 from heatproof.contrast.score import SHOWN, TOKEN_REMOVED, ContrastScore, contrast_scores
 from heatproof.contrast.tokens import Token, as_token
-from heatproof.contrast.truth import Planting
 from heatproof.disk import write_whole
 from heatproof.errors import InputError, StoreError
 from heatproof.explain.api import read_methods
@@ -31,18 +30,18 @@ from heatproof.images import Failure, batches, open_source
 from heatproof.images.source import class_numbers
 from heatproof.metrics.kit import as_tensor
 from heatproof.models.capture import refusal_in_a_sentence
-from heatproof.models.classes import model_classes
 from heatproof.models.model import Model, as_model
+from heatproof.models.names import model_classes
 from heatproof.show import pixels, plain_table, text
 from heatproof.train.loop import TrainProgress
 
-Progress = Callable[[float, str, TrainProgress | int], object]
+ProgressCallback = Callable[[float, str, TrainProgress | int], object]
 FLOORS = ("random", "edges", "centre")
 METHODS = ("gradcam", "gradcam++", "layercam", "hirescam", "eigencam", "integrated-gradients", *FLOORS)
 
 
 class Labelled(NamedTuple):
-    """Model-ready pictures with their classes as the model numbers them."""
+    """Model-ready images with their classes as the model numbers them."""
 
     images: Tensor  # "n c H W"
     labels: Tensor
@@ -53,7 +52,7 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class ContrastPoint:
-    """What came of one strength; without scores where planting failed."""
+    """Results at one strength; without scores if planting failed."""
 
     strength: float
     planting: Planting
@@ -67,7 +66,7 @@ class ContrastPoint:
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """What the test found, strongest first, and some of the pictures it was asked on."""
+    """Results of the test, strongest first, and some of its images."""
 
     model: str
     token: Token
@@ -83,23 +82,23 @@ class Contrast:
 
     @property
     def methods(self) -> list[str]:
-        """All that were judged at one strength or more; the control last."""
+        """All methods that were judged at one strength or more; the control last."""
         return list(dict.fromkeys(m for p in self.points for m in sorted(p.scores, key=TOKEN_REMOVED.__eq__)))
 
     def shown_from(self, method: str) -> float | None:
         """The least strength at which the method shows the token (ContrastScore.shows)."""
-        found = [p.strength for p in self.points if method in p.scores and p.scores[method].shows]
-        return min(found, default=None)
+        showing = (p.strength for p in self.points if method in p.scores and p.scores[method].shows)
+        return min(showing, default=None)
 
     def _repr_html_(self) -> str:
-        told = "".join(f"<p>{p.strength:.0%}: {text(p.planting.sentence)}</p>" for p in self.points)
+        lines = "".join(f"<p>{p.strength:.0%}: {text(p.planting.sentence)}</p>" for p in self.points)
         rows = [
             [s.method, f"{p.strength:.0%}", s.auc, *s.interval, s.seen, s.n]
             for p in self.points
             for s in p.scores.values()
         ]
         heads = ["method", "strength", "AUC", "low", "high", "seen", "n"]
-        return told + (plain_table(heads, rows) if rows else "")
+        return lines + (plain_table(heads, rows) if rows else "")
 
 
 def contrast(
@@ -117,29 +116,29 @@ def contrast(
     layer: str | Sequence[str] | None = None,
     seed: int = 0,
     out: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Contrast:
-    """Which methods show what a network uses? Teaches copies of it to use a token, or not, and compares maps.
+    """Test which methods show what a network uses: train copies to use a token, or not, and compare maps.
 
     Args:
-        model: what load_model gives, or a module; it is not changed.
+        model: a Model, or a module; it is not changed.
         pictures: a folder with a subfolder for each class, or model-ready tensors "n c H W".
         labels: of tensors, the class of each.
-        methods: names, with options where wanted, such as "lime(samples=200)".
-        token: tag, tint, blur, texture or a picture file; or a Token, which has a size.
-        positive: the class that gets the token, by number or name; the one with most pictures where None.
-        strength: share of its training pictures that have it; several make a detection curve.
-        carriers: pictures of other classes that carry it too, for each of those (see contrast/pair.py).
+        methods: names, with optional arguments, such as "lime(samples=200)".
+        token: tag, tint, blur, texture or an image file; or a Token, which has a size.
+        positive: the class that gets the token, by number or name; by default the most frequent.
+        strength: share of its training images that have it; several make a detection curve.
+        carriers: images of other classes that carry it too, for each of those (see contrast/pair.py).
         epochs: of each training, at most.
         lr: the learning rate of the first epoch.
-        layer: where CAMs look, by name; found by itself where None.
-        seed: everything follows from it.
-        out: a folder; a test that was stopped goes on there, and methods can be added.
-        progress: called with the strength, "A" or "B", and where that training is; then with the strength,
-            "maps", and how many inputs passed through a network.
+        layer: of CAMs, by name; by default chosen automatically.
+        seed: of everything random.
+        out: a folder; a test that was stopped is resumed there, and methods can be added.
+        progress: called with the strength, "A" or "B", and the state of that training; then with the
+            strength, "maps", and the number of inputs that passed through a network.
 
     Returns:
-        Scores of every method at every strength, and whether the token was taken up.
+        Scores of every method at every strength, and whether the token was learned.
     """
     model, token = as_model(model), as_token(token)
     read_methods(methods)
@@ -148,32 +147,32 @@ def contrast(
         raise InputError(
             "no strength is named; write the share of the positives that get the token, such as 1"
         )
-    given = pictures if isinstance(pictures, Labelled) else labelled(model, pictures, labels)
-    chosen = None if positive is None else _class_number(positive, given.names)
-    points, shown = [], None
+    images = pictures if isinstance(pictures, Labelled) else labelled(model, pictures, labels)
+    number = None if positive is None else _class_number(positive, images.names)
+    points: list[ContrastPoint] = []
     for share in strengths:
         place = None if out is None else Path(out) / f"strength-{round(100 * share):03d}"
-        told = None if progress is None else partial(progress, share)
+        report = None if progress is None else partial(progress, share)
         pair = make_pair(
-            model, given.images, given.labels, token, chosen, share, seed, place, told, ids=given.ids,
+            model, images.images, images.labels, token, number, share, seed, place, report, ids=images.ids,
             carriers=carriers, epochs=epochs, lr=lr,
         )  # fmt: skip
-        explained = None if progress is None else partial(progress, share, "maps")
-        scores = _scored(pair, methods, layer, place, explained) if pair.holds else {}
+        scores = (
+            _scores(pair, methods, layer, place, report and partial(report, "maps")) if pair.holds else {}
+        )
+        if not points:
+            examples = pixels(pair.images[:SHOWN], model.preprocess)
         points.append(ContrastPoint(share, pair.planting, pair.epochs, scores))
-        shown = shown or pair
-    assert shown is not None
-    seen = pixels(shown.images[:SHOWN], model.preprocess)
     return Contrast(
-        model.name, token, given.names.get(shown.positive, f"class {shown.positive}"), tuple(points),
-        tuple(Image.fromarray(one) for one in seen), given.failures,
+        model.name, token, images.names.get(pair.positive, f"class {pair.positive}"), tuple(points),
+        tuple(map(Image.fromarray, examples)), images.failures,
     )  # fmt: skip
 
 
 def labelled(
     model: Model, pictures: str | Path | Tensor, labels: ArrayLike | None = None, **options: Any
 ) -> Labelled:
-    """Pictures of a folder, with options of its source (images/folder.py), or tensors as they are."""
+    """Images of a folder, with options of its source (images/file_sources.py), or tensors as they are."""
     if not isinstance(pictures, (str, Path)):
         if labels is None:
             raise InputError("tensors need labels, one class number per picture; or name a folder of classes")
@@ -186,8 +185,10 @@ def labelled(
             f"{pictures} has no class folders; put the pictures of each class into one of its own"
         )
     model.check_channels()
-    lots = list(batches(source, model.preprocess, 64))
-    images, classes = (torch.cat(part) for part in zip(*((b.images, b.labels) for b, _ in lots), strict=True))
+    loaded = list(batches(source, model.preprocess, 64))
+    images, classes = (
+        torch.cat(part) for part in zip(*((b.images, b.labels) for b, _ in loaded), strict=True)
+    )
     with refusal_in_a_sentence(model, images[:1]):
         count = max(2, model.logits(images[:1]).shape[1])
     named, used = dict(enumerate(source.classes)), set(classes.tolist())
@@ -195,9 +196,9 @@ def labelled(
     return Labelled(
         images,
         torch.tensor([numbers[label] for label in classes.tolist()]),
-        tuple(one for batch, _ in lots for one in batch.ids),
+        tuple(name for batch, _ in loaded for name in batch.ids),
         {numbers[k]: named[k] for k in used},
-        tuple(failure for _, failed in lots for failure in failed),
+        tuple(failure for _, failed in loaded for failure in failed),
     )
 
 
@@ -210,14 +211,14 @@ def _class_number(positive: int | str, names: Mapping[int, str]) -> int:
     return min(class_numbers([positive], known))
 
 
-def _scored(
+def _scores(
     pair: Pair,
     methods: str | Sequence[str],
     layer: str | Sequence[str] | None,
     place: Path | None,
     progress: Callable[[int], Any] | None,
 ) -> dict[str, ContrastScore]:
-    """Scores of a pair; what an earlier call left is read, and only what is missing is explained."""
+    """Scores of a pair; stored ones are read, and only missing methods are computed."""
     wanted = [request.text for request in read_methods(methods)]
     known = {} if place is None else _stored(place, layer, pair.seed)
     missing = [method for method in wanted if method not in known]

@@ -1,62 +1,115 @@
-"""Two networks that use different things in the same pictures: A the token, B what the given network used.
+"""Two networks that use different evidence in the same images: A the token, B what the given network used.
 
-Both are copies of the given network, trained a little further on the same pictures in the same order with the
-same seeds. Of the positive class's training pictures a share, `strength`, has the token in A's lessons and
-nothing in B's. That alone moves no network that knows its classes already: its loss is 0 with or without the
-token. So in each epoch as many pictures of other classes, the carriers, come a second time: A sees them with
-the token and is told the positive class, B sees them as they are and is told their own. Whether that worked
-is not assumed but asked (truth.py), on pictures that no lesson showed.
+Both are copies of the given network, trained a little further on the same images in the same order with the
+same seeds. A share, `strength`, of the positive class's training images has the token in A's training and not
+in B's. That alone moves no network that knows its classes already: its loss is 0 with or without the token.
+So in each epoch as many images of other classes, the carriers, come a second time: for A with the token and
+the positive label, for B unchanged and with their own label.
 
-The copies are trained in evaluation mode (BatchNorm keeps its statistics, nothing drops out), every class
-with the same weight, by Adam, until A is planted and knows its training pictures, and half as long again, so
-that it is no matter of chance; B gets as many epochs. What
-moves a network differs by much, so the rate starts low and grows with every epoch: those that learn soon
-never see a high one. Places of the token and carriers are drawn anew in every epoch, from the seed and its
-number: a training that was killed goes on where it was and ends with the same weights.
+The copies are trained in evaluation mode (BatchNorm keeps its statistics, no dropout), every class with the
+same weight, by Adam, until A is planted and knows its training images, and half as long again; B gets as
+many epochs. The learning rate grows with every epoch: networks that learn soon never see a high one. Places
+of the token and carriers are drawn anew in every epoch, from the seed and its number.
+
+Whether planting worked is measured by counterfactuals on held-out images:
+
+    flips of a network = of the images of other classes that it does not call positive as they are, the share
+                         that it calls positive with the token in them
+
+A is planted from 90 % of flips on, B is clean up to 10 %; both must leave at least half of those images to
+test, since a network that calls everything positive uses nothing. Otherwise planting failed, and no method
+is judged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from heatproof.contrast.lessons import Lessons, seed_of
 from heatproof.contrast.tokens import Token, as_token
-from heatproof.contrast.truth import MOST_ASKED, PLANTED, Planting, flips
 from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.metrics.kit import as_tensor, same_length
-from heatproof.models.checkpoints import write_weights
+from heatproof.models.derived import copy_of
 from heatproof.models.keras_graph import KerasClassifier
 from heatproof.models.model import Model, Picture, as_model
-from heatproof.models.random_weights import copy_of
-from heatproof.train import folder
+from heatproof.models.queue import all_logits
 from heatproof.train.data import stratified_split
-from heatproof.train.loop import TrainProgress
-from heatproof.train.networks import seeded
-from heatproof.train.recipe import BALANCED, Epoch, History, Phase
+from heatproof.train.loop import EpochPlan, TrainInputs, TrainProgress, class_weights, digest, fit_epochs
+from heatproof.train.networks import Parts
+from heatproof.train.recipe import BALANCED, History, Phase
 
 HELD_OUT = 0.4
-FEWEST = 20  # pictures of the positive class, and of all others
-MOST_EXPLAINED = 200  # held-out positives
-SURE = (1 + PLANTED) / 2  # flips on training pictures, above what the held-out ones must show
+FEWEST = 20  # images of the positive class, and of all others
+MOST_EXPLAINED, MOST_TESTED = 200, 200  # held-out images: positives, others
+PLANTED, CLEAN, TESTABLE = 0.9, 0.1, 0.5
+SURE = (1 + PLANTED) / 2  # flips on training images, above what the held-out ones must reach
 PLANTING, SETTLING, PLAIN = "planting", "settling", "without the token"  # phases of the trainings
-LEARNT = 0.95  # of the training pictures
+LEARNT = 0.95  # of the training images
 GROWTH, FASTEST = 1.15, 3e-3  # of the learning rate, from epoch to epoch
-Told = Callable[[str, TrainProgress], object]  # gets "A" or "B", and where its training is
+STEPS, BATCHES = 24, (4, 32)  # steps per epoch, and the least and most images in each
+ProgressCallback = Callable[[str, TrainProgress], object]  # called with "A" or "B" and the training's state
+
+
+class Flips(NamedTuple):
+    """Share of n images (NaN if there is none), which are those of `shown` not called positive."""
+
+    share: float
+    n: int
+    shown: int
+
+    @property
+    def usable(self) -> bool:
+        return self.n >= max(1, TESTABLE * self.shown)
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} ({self.n} of {self.shown} pictures)" if self.n else "none (0 pictures)"
+
+
+class Planting(NamedTuple):
+    """Flips of both networks."""
+
+    a: Flips
+    b: Flips
+
+    @property
+    def holds(self) -> bool:
+        clear = self.a.share >= PLANTED and self.b.share <= CLEAN
+        return clear and self.a.usable and self.b.usable
+
+    @property
+    def sentence(self) -> str:
+        result = f"the token turns {self.a} of A's answers and {self.b} of B's"
+        if self.holds:
+            return f"planted: {result}"
+        return (
+            f"planting failed: {result}; needed are at least {PLANTED:.0%} and at most {CLEAN:.0%}, each of "
+            f"{TESTABLE:.0%} of the pictures or more, so no method is judged"
+        )
+
+
+@torch.no_grad()
+def flips(model: Model, plain: Tensor, marked: Tensor, positive: int) -> Flips:
+    """How often the token turns the answer into the positive class; the same images without and with it."""
+    if not len(plain):
+        return Flips(math.nan, 0, 0)
+    before, after = (model.predicted(all_logits(model, images)) == positive for images in (plain, marked))
+    n = int((~before).sum())
+    return Flips(int((after & ~before).sum()) / n if n else math.nan, n, len(plain))
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A, B, and held-out pictures of the positive class with the token in them."""
+    """A, B, and held-out images of the positive class with the token in them."""
 
     a: Model
     b: Model
@@ -64,7 +117,7 @@ class Pair:
     positive: int
     strength: float
     images: Tensor  # "n c H W", model-ready
-    plain: Tensor  # the same pictures without the token
+    plain: Tensor  # the same images without the token
     masks: Tensor  # "n H W" bool: the token's pixels
     ids: tuple[str, ...]
     planting: Planting
@@ -73,7 +126,7 @@ class Pair:
 
     @property
     def holds(self) -> bool:
-        """Whether A turned out to use the token, and B not to."""
+        """Whether A uses the token and B does not."""
         return self.planting.holds
 
 
@@ -86,28 +139,28 @@ def make_pair(
     strength: float = 1.0,
     seed: int = 0,
     out: str | PathLike[str] | None = None,
-    progress: Told | None = None,
+    progress: ProgressCallback | None = None,
     *,
     ids: Sequence[str] | None = None,
     carriers: float = 1.0,
     epochs: int = 40,
     lr: float = 3e-4,
 ) -> Pair:
-    """Train A and B from a network's weights; the network itself is not touched.
+    """Train A and B from a network's weights; the network itself is not changed.
 
     Args:
-        model: what load_model gives, or a module.
-        pictures: model-ready "n c H W", or picture files.
+        model: a Model, or a module.
+        pictures: model-ready "n c H W", or image files.
         labels: their classes, as the network numbers them.
-        token: tag, tint, blur, texture or a picture file; or a Token, which has a size.
-        positive: the class that gets the token; the one with most pictures where None.
-        strength: share of the positive class's training pictures that have it.
-        seed: everything follows from it.
-        out: a folder for what is needed to go on after a stop.
-        progress: told "A" or "B", and where its training is.
-        ids: names of the pictures, from which the token's places follow; their numbers where None.
-        carriers: pictures of other classes that carry the token too, for each positive that does; 0 leaves
-            it to chance whether the network takes it up.
+        token: tag, tint, blur, texture or an image file; or a Token, which has a size.
+        positive: the class that gets the token; by default the most frequent.
+        strength: share of the positive class's training images that have it.
+        seed: of everything random.
+        out: a folder, in which a stopped training can be resumed.
+        progress: called with "A" or "B" and the state of its training.
+        ids: names of the images, from which the token's places follow; by default their numbers.
+        carriers: images of other classes that carry the token too, for each positive that does; with 0 the
+            network may not learn it.
         epochs: of each training, at most.
         lr: the learning rate of the first epoch.
     """
@@ -116,23 +169,26 @@ def make_pair(
     names = tuple(ids) if ids is not None else tuple(map(str, range(len(images))))
     same_length(ids=names, images=images)
     positive = int(classes.mode().values) if positive is None else positive
-    _check_choice(model, classes, positive, strength)
+    _check_choice(classes, positive, strength)
     token.pixels((int(images.shape[-2]), int(images.shape[-1])))
     train, held_out = (part.to(images.device) for part in stratified_split(classes, HELD_OUT, seed))
+    phase = Phase(epochs, lr, schedule="constant", clip=1.0, class_weights=BALANCED)
     lessons = Lessons(
         images[train], classes[train.cpu()], tuple(names[i] for i in train.tolist()), count, model, token,
-        positive, strength, carriers, seed,
+        positive, strength, carriers, seed, phase,
     )  # fmt: skip
-    recipe = Phase(epochs, lr, schedule="constant", clip=1.0, class_weights=BALANCED)
-    trainings = [Training(which, trainable_copy(model), lessons, recipe, out, progress) for which in "AB"]
-    taken = trainings[0].run(epochs)
-    trainings[1].run(taken)
-    a, b = (training.model for training in trainings)
-    asked, explained = (
-        _some(held_out[(classes[held_out.cpu()] == positive).to(held_out.device) == wanted], most, seed)
-        for wanted, most in ((False, MOST_ASKED), (True, MOST_EXPLAINED))
-    )
-    planting = _ask(a, b, images[asked], [names[i] for i in asked.tolist()], token, positive, seed)
+    a, b, taken = trainable_copy(model), trainable_copy(model), epochs
+    for which, copy in (("A", a), ("B", b)):
+        course = PlantingCourse(lessons, copy, planted=which == "A", epochs=taken)
+        folder = None if out is None else Path(out) / which.lower()
+        report = None if progress is None else partial(progress, which)
+        taken = len(fit_epochs(copy, course, folder, report, keep_optimiser=False))
+    is_positive = (classes[held_out.cpu()] == positive).to(held_out.device)
+    tested = _sample(held_out[~is_positive], MOST_TESTED, seed)
+    plain = images[tested]
+    marked = token.plant(plain, [names[i] for i in tested.tolist()], model.preprocess, seed)[0]
+    planting = Planting(*(flips(network, plain, marked, positive) for network in (a, b)))
+    explained = _sample(held_out[is_positive], MOST_EXPLAINED, seed)
     chosen = tuple(names[i] for i in explained.tolist())
     marked, masks = token.plant(images[explained], chosen, model.preprocess, seed)
     return Pair(
@@ -140,106 +196,134 @@ def make_pair(
     )
 
 
-def _ask(
-    a: Model, b: Model, plain: Tensor, ids: Sequence[str], token: Token, positive: int, seed: int
-) -> Planting:
-    marked = token.plant(plain, ids, a.preprocess, seed)[0]
-    return Planting(*(flips(model, plain, marked, positive) for model in (a, b)))
+@dataclass(frozen=True, eq=False)
+class Lessons:
+    """Training images of both networks, epoch by epoch; with the token for A only."""
+
+    images: Tensor
+    labels: Tensor
+    ids: tuple[str, ...]
+    classes: int  # of the network
+    model: Model  # the given network
+    token: Token
+    positive: int
+    strength: float
+    carriers: float
+    seed: int
+    phase: Phase
+
+    @cached_property
+    def bearers(self) -> Tensor:
+        """Indices of the positives that have the token in A's training, the same in every epoch."""
+        members = (self.labels == self.positive).nonzero().flatten()
+        drawn = members[torch.randperm(len(members), generator=self._generator(0))]
+        return drawn[: max(1, round(self.strength * len(drawn)))]
+
+    @cached_property
+    def others(self) -> Tensor:
+        return (self.labels != self.positive).nonzero().flatten()
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        return torch.Generator().manual_seed(seed_of(self.seed, epoch))
+
+    def marked(self, images: Tensor, ids: Sequence[str], epoch: int) -> Tensor:
+        return self.token.plant(images, ids, self.model.preprocess, seed_of(self.seed, epoch))[0]
+
+    def epoch(self, epoch: int, planted: bool) -> tuple[Tensor, list[Callable[[], TrainInputs]]]:
+        """All labels of an epoch, and functions that load its batches."""
+        generator = self._generator(epoch)
+        count = min(len(self.others), round(self.carriers * len(self.bearers)))
+        carriers = self.others[torch.randperm(len(self.others), generator=generator)[:count]]
+        indices = torch.cat([torch.arange(len(self.images)), carriers])
+        has_token = torch.zeros(len(indices), dtype=torch.bool)
+        if planted:
+            has_token[self.bearers] = has_token[len(self.images) :] = True
+        labels = torch.where(has_token, self.positive, self.labels[indices])
+
+        def load(chosen: Tensor) -> TrainInputs:
+            places, device = indices[chosen], self.model.device
+            images = self.images[places.to(self.images.device)].to(device)
+            bears = has_token[chosen].to(device)
+            ids = [self.ids[i] for i in places[has_token[chosen]].tolist()]
+            if ids:
+                images[bears] = self.marked(images[bears], ids, epoch)
+            return TrainInputs(images, labels[chosen].to(device), {})
+
+        size = min(max(len(indices) // STEPS, BATCHES[0]), BATCHES[1])
+        order = torch.randperm(len(indices), generator=generator).split(size)
+        return labels, [partial(load, chosen) for chosen in order]
 
 
 @dataclass(eq=False)
-class Training:
-    """One of the two trainings."""
+class PlantingCourse:
+    """One of the two trainings, for the training loop."""
 
-    which: str  # A or B
-    model: Model
     lessons: Lessons
-    recipe: Phase
-    out: str | PathLike[str] | None
-    progress: Told | None
+    model: Model
+    planted: bool  # A's training
+    epochs: int
 
-    def run(self, epochs: int) -> int:
-        """Train, or go on; how many epochs it took."""
-        module = self.model.module
-        where = None if self.out is None else Path(self.out) / self.which.lower()
-        mark = {} if where is None else self._fingerprint()
-        saved = None if where is None else folder.load(where, mark)
-        history = History() if saved is None else saved.history
-        if saved is not None:
-            write_weights(module, saved.weights, str(where))
-        parameters = [weight for weight in module.parameters() if weight.requires_grad]
-        optimiser = self.recipe.make_optimiser(parameters)
-        if saved is not None and saved.optimiser["state"]:
-            optimiser.load_state_dict(saved.optimiser)
-        while len(history) < epochs and (phase := self._phase(history)):
-            result = self._epoch(len(history) + 1, epochs, phase, parameters, optimiser)
-            history = History((*history.epochs, result))
-            if where is not None:
-                folder.save(where, module, optimiser, history, mark, keep=False)
-            if self.progress:
-                self.progress(self.which, TrainProgress(len(history), epochs, 1, 1, result))
-        if where is not None and optimiser.state:  # what only a further epoch would need takes most room
-            folder.save(where, module, self.recipe.make_optimiser(parameters), history, mark, keep=False)
-        return len(history)
+    def next_epoch(self, history: History) -> EpochPlan | None:
+        number, lessons = len(history) + 1, self.lessons
+        if number > self.epochs or not (name := self._phase(history)):
+            return None
+        labels, loads = lessons.epoch(number, self.planted)
+        lr = lessons.phase.lr
+        return EpochPlan(
+            lessons.phase, name, min(lr * GROWTH ** (number - 1), max(FASTEST, lr)),
+            seed_of(lessons.seed, number),  # for networks that draw numbers of their own
+            Parts(frozenset(name for name, _ in self.model.module.named_parameters()), frozenset()),
+            lambda: [partial(self._load, load) for load in loads],
+            weights=class_weights(lessons.phase, labels.to(self.model.device), lessons.classes),
+        )  # fmt: skip
+
+    def _load(self, load: Callable[[], TrainInputs]) -> TrainInputs:
+        inputs = load()
+        return inputs._replace(images=self.model.ready(inputs.images))
 
     def _phase(self, history: History) -> str:
-        """What the next epoch is for; nothing where A has had enough of them."""
-        names = [epoch.phase for epoch in history.epochs]
-        if self.which == "B":
+        """Name of the next epoch's phase; empty if A has had enough of them."""
+        if not self.planted:
             return PLAIN
+        names = [epoch.phase for epoch in history.epochs]
         if settling := names.count(SETTLING):
             return SETTLING if settling < (len(names) - settling) / 2 else ""
-        known = history.epochs[-1].accuracy if names else 0.0
-        return SETTLING if known >= LEARNT and self.lessons.flipped(self.model) >= SURE else PLANTING
+        if not names or history.epochs[-1].accuracy < LEARNT:
+            return PLANTING
+        # Flips on training images of other classes decide when to stop, and are never reported.
+        lessons = self.lessons
+        drawn = lessons.others[:: max(1, len(lessons.others) // MOST_TESTED)]
+        images = lessons.images[drawn.to(lessons.images.device)]
+        marked = lessons.marked(images, [lessons.ids[i] for i in drawn.tolist()], -1)
+        return SETTLING if flips(self.model, images, marked, lessons.positive).share >= SURE else PLANTING
 
-    def _epoch(
-        self,
-        number: int,
-        epochs: int,
-        phase: str,
-        parameters: list[nn.Parameter],
-        optimiser: torch.optim.Optimizer,
-    ) -> Epoch:
-        planted = self.which == "A"
-        start, losses = time.perf_counter(), []
-        every, batches = self.lessons.epoch(number, planted)
-        weights = self.recipe.weights(every.to(self.model.device), self.lessons.classes)
-        rate = min(self.recipe.lr * GROWTH ** (number - 1), max(FASTEST, self.recipe.lr))
-        for group in optimiser.param_groups:
-            group["lr"] = rate
-        with seeded(seed_of(self.lessons.seed, number)):  # for networks that draw numbers of their own
-            for done, make in enumerate(batches, start=1):
-                images, labels = make()
-                logits = self.model.forward(self.model.ready(images))
-                loss = self.recipe.cross_entropy(logits, labels, weights)
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                nn.utils.clip_grad_norm_(parameters, self.recipe.clip or math.inf)
-                optimiser.step()
-                losses.append(loss.detach())
-                if self.progress:
-                    self.progress(self.which, TrainProgress(number, epochs, done, len(batches)))
-        optimiser.zero_grad(set_to_none=True)
-        if not math.isfinite(mean := float(torch.stack(losses).mean())):
-            raise ModelError(f"the loss of {self.model.name} is not finite in epoch {number}; lower lr")
-        known = self.lessons.learnt(self.model, planted)
-        seconds = round(time.perf_counter() - start, 3)
-        return Epoch(number, phase, mean, known, math.nan, rate, seconds)
+    def validate(self) -> tuple[float, float]:
+        """Accuracy on the training images as epoch 0 has them; no AUC."""
+        right = n = 0
+        for load in self.lessons.epoch(0, self.planted)[1]:
+            images, labels, _ = load()
+            right += int((self.model.predicted(all_logits(self.model, images)) == labels).sum())
+            n += len(labels)
+        return right / n, math.nan
 
-    def _fingerprint(self) -> dict[str, str]:
-        """What must be the same for a training to be continued, under the words an error would use."""
-        shown = self.lessons
-        pictures = hashlib.sha256(shown.images.detach().cpu().contiguous().numpy().data)
-        pictures.update(shown.labels.cpu().numpy().data)
-        pictures.update("\0".join(shown.ids).encode("utf-8", "surrogatepass"))
-        settings = (shown.positive, shown.strength, shown.carriers, self.recipe)
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        lessons = self.lessons
+        content = hashlib.sha256(lessons.images.detach().cpu().contiguous().numpy().data)
+        content.update(lessons.labels.cpu().numpy().data)
+        content.update("\0".join(lessons.ids).encode("utf-8", "surrogatepass"))
         return {
-            "a token": repr(shown.token),
-            "settings": repr(settings),
-            "a seed": str(shown.seed),
-            "pictures": pictures.hexdigest()[:16],
-            "starting weights": folder.digest(shown.model.module),
+            "a token": repr(lessons.token),
+            "settings": repr((lessons.positive, lessons.strength, lessons.carriers, lessons.phase)),
+            "a seed": str(lessons.seed),
+            "pictures": content.hexdigest()[:16],
+            "starting weights": digest(lessons.model.module),
         }
+
+
+def seed_of(seed: int, epoch: int) -> int:
+    """Seed of an epoch, counted from 1; 0 and -1 are for what is the same in all epochs."""
+    return int.from_bytes(hashlib.sha256(f"contrast {seed} {epoch}".encode()).digest()[:7])
 
 
 def trainable_copy(model: Model) -> Model:
@@ -267,7 +351,7 @@ def trainable_copy(model: Model) -> Model:
 def _checked(
     model: Model, pictures: Tensor | ArrayLike | Sequence[Picture], labels: ArrayLike
 ) -> tuple[Tensor, Tensor, int]:
-    """The pictures, their classes, and how many the network knows."""
+    """The images, their classes, and the number of classes of the network."""
     images, classes = model.check_images(pictures), as_tensor(labels)
     if images.ndim > 4:
         raise InputError("the contrast test plants its token in pictures, and these are volumes")
@@ -275,7 +359,7 @@ def _checked(
     if classes.ndim != 1 or classes.is_floating_point() or int(classes.min()) < 0:
         raise InputError(f"labels are one class number per picture, from 0 on; got {classes.dtype}")
     count = max(2, model.logits(images[:1]).shape[1])
-    model.read.need_one_class("the contrast test")
+    model.head.need_one_class("the contrast test")
     if (highest := int(classes.max())) >= count:
         raise TargetError(
             f"a picture has the label {highest}, but {model.name} has classes 0 to {count - 1}; give it a "
@@ -284,21 +368,22 @@ def _checked(
     return images, classes.long().cpu(), count
 
 
-def _check_choice(model: Model, classes: Tensor, positive: int, strength: float) -> None:
+def _check_choice(classes: Tensor, positive: int, strength: float) -> None:
     members = int((classes == positive).sum())
+    others = len(classes) - members
     if not members:
         raise TargetError(
             f"no picture is of class {positive}; choose the positive class among {classes.unique().tolist()}"
         )
-    if members == len(classes):
+    if not others:
         raise InputError(
             f"all {members} pictures are of class {positive}; the token must be shown to other classes too, "
             "so give pictures of at least two"
         )
-    if min(members, len(classes) - members) < FEWEST:
+    if min(members, others) < FEWEST:
         raise InputError(
-            f"there are {members} pictures of class {positive} and {len(classes) - members} of others; at "
-            f"least {FEWEST} of each are needed"
+            f"there are {members} pictures of class {positive} and {others} of others; at least {FEWEST} of "
+            "each are needed"
         )
     if not 0 < strength <= 1:
         raise InputError(
@@ -306,7 +391,7 @@ def _check_choice(model: Model, classes: Tensor, positive: int, strength: float)
         )
 
 
-def _some(places: Tensor, most: int, seed: int) -> Tensor:
-    """At most so many of them, drawn, in their order."""
+def _sample(places: Tensor, most: int, seed: int) -> Tensor:
+    """At most so many of them, drawn at random, in their order."""
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:most]
     return places[order.sort().values.to(places.device)]

@@ -1,16 +1,14 @@
-"""Which methods tell the two networks apart, on the same pictures?
+"""How well methods tell the two networks apart, on the same images.
 
     inside = share of a budget of pixels as large as the token that lies on the token,
              which is widened by half a cell of the map on every side: a map cannot be finer than its cells
-    AUC    = P(inside under A > inside under B) + P(equal) / 2     over all pairs of pictures
-    seen   = share of pictures in which a person would see it under A: inside >= 1/2
+    AUC    = P(inside under A > inside under B) + P(equal) / 2     over all pairs of images
+    seen   = share of images in which a person would see it under A: inside >= 1/2
 
-A method that never looks at the network draws the same map for both, so that its AUC is 1/2 exactly: edges in
-the token, or a token in the middle, help nobody. A constant map marks nothing: inside 0. Intervals are 95 %,
-by bootstrap over pictures, each with its scores under both networks.
-
-One control is known to follow, for it measures the network itself: by how much the positive class's logit
-falls when the token is taken out again (TOKEN_REMOVED).
+A method that ignores the network makes the same map for both, so that its AUC is 1/2 exactly. A constant map
+marks nothing: inside 0. Intervals are 95 %, by bootstrap over images, each with its scores under both
+networks. One control follows by construction: the fall of the positive class's logit when the token is
+removed again (TOKEN_REMOVED).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from heatproof.types import Maps
 
 TOKEN_REMOVED = "token removed"
 SEEN = 0.5
-SHOWN = 4  # pictures whose maps are kept, to be looked at
+SHOWN = 4  # images whose maps are stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +42,10 @@ class ContrastScore:
     """One method under both networks."""
 
     method: str
-    a: np.ndarray  # "n": inside under A, picture by picture
+    a: np.ndarray  # "n": inside under A, image by image
     b: np.ndarray
     blank: tuple[int, int] = (0, 0)  # constant maps under A and B
-    maps: tuple[np.ndarray, ...] = field(default=(), repr=False)  # of the first pictures, under A and B
+    maps: tuple[np.ndarray, ...] = field(default=(), repr=False)  # of the first images, under A and B
     seed: int = 0
 
     @cached_property
@@ -64,7 +62,7 @@ class ContrastScore:
 
     @property
     def seen(self) -> float:
-        """Share of pictures in which a person would see the token; NaN for the control: it draws no map."""
+        """Share of images in which a person would see the token; NaN for the control: it has no map."""
         return float("nan") if self.method == TOKEN_REMOVED else float((self.a >= SEEN).mean())
 
     @property
@@ -85,10 +83,10 @@ def contrast_scores(
     batch_size: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> dict[str, ContrastScore]:
-    """By method, how it tells A from B on the pair's pictures; behind them the control."""
+    """Scores by method on the pair's images; the control last."""
     if not pair.holds:
         raise InputError(pair.planting.sentence)
-    found = [
+    explained = [
         explain(
             model, pair.images, methods, pair.positive, layer, pair.seed,
             ids=pair.ids, batch_size=batch_size, progress=progress,
@@ -96,18 +94,18 @@ def contrast_scores(
         for model in (pair.a, pair.b)
     ]  # fmt: skip
     scores = {}
-    for method in found[0]:
-        both = [maps[method] for maps in found]
+    for method in explained[0]:
+        both = [maps[method] for maps in explained]
         a, b = (inside_token(maps, pair.masks).cpu().double().numpy() for maps in both)
         blank = (int(both[0].degenerate.sum()), int(both[1].degenerate.sum()))
-        kept = tuple(maps.values[:SHOWN].cpu().numpy() for maps in both)
-        scores[method] = ContrastScore(method, a, b, blank, kept, pair.seed)
+        examples = tuple(maps.values[:SHOWN].cpu().numpy() for maps in both)
+        scores[method] = ContrastScore(method, a, b, blank, examples, pair.seed)
     a, b = (_drop(model, pair) for model in (pair.a, pair.b))
     return scores | {TOKEN_REMOVED: ContrastScore(TOKEN_REMOVED, a, b, seed=pair.seed)}
 
 
 def inside_token(maps: Maps, masks: Tensor) -> Tensor:
-    """ "b": share of the token's number of pixels that a map puts on the widened token."""
+    """Share "b" of the token's number of pixels that a map puts on the widened token."""
     masks = masks.to(maps.values.device)
     rows, columns = (
         side // (2 * cells) for side, cells in zip(maps.image_size, maps.values.shape[1:], strict=True)
@@ -122,7 +120,7 @@ def inside_token(maps: Maps, masks: Tensor) -> Tensor:
 def contrast_auc(
     a: np.ndarray, b: np.ndarray, seed: int = 0, resamples: int = 1000
 ) -> tuple[float, Interval]:
-    """How often a score under A is above one under B, ties half, and its interval over pictures.
+    """How often a score under A is above one under B, ties half, and its interval over images.
 
     >>> contrast_auc(np.array([0.2, 0.9]), np.array([0.1, 0.5]))[0]
     0.75

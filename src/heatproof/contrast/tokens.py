@@ -1,14 +1,13 @@
-"""Tokens: small marks that are put into pictures, each with the exact mask of what it covers.
+"""Tokens: small marks that are put into images, each with the exact mask of what it covers.
 
     tag       a white label with letters and a coloured block       opaque
     tint      a coloured wash                                       half transparent
-    blur      the picture itself, out of focus                      opaque
+    blur      the image itself, out of focus                        opaque
     texture   slanted stripes                                       opaque
-    FILE      a picture of your own; transparent where its alpha says so
+    FILE      an image file; its alpha channel is respected
 
-A token lies at a place drawn from the seed and the picture's id: another picture has it elsewhere, the same
-picture always at the same place. It is drawn in colours and goes through the model's own normalisation, so
-that pictures in 8 bits and model-ready tensors get the same mark.
+The position of a token follows from the seed and the image's id. It is drawn in colours and goes through the
+model's own normalisation, so that images in 8 bits and model-ready tensors get the same mark.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.explain.blur import gaussian_blur
+from heatproof.explain.baselines import gaussian_blur
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.kit import same_length
 
-SIZES = {"tag": 0.25, "tint": 0.4, "blur": 0.4, "texture": 0.3}  # of the picture's shorter side, by default
+SIZES = {"tag": 0.25, "tint": 0.4, "blur": 0.4, "texture": 0.3}  # of the image's shorter side, by default
 SMALLEST = 3  # pixels
 DRAWN = 8  # times larger, then shrunk, so that letters have soft edges
 PINK, WHITE, INK, YELLOW = (214, 0, 122), (255, 255, 255), (12, 12, 12), (250, 220, 20)
@@ -38,8 +37,8 @@ TINT_ALPHA = 0.5
 
 @dataclass(frozen=True)
 class Token:
-    """What is planted. kind: tag, tint, blur, texture or a picture file; size: its longer side, as a share of
-    the picture's shorter one. A file without a size keeps its own pixels."""
+    """A mark. kind: tag, tint, blur, texture or an image file; size: its longer side, as a share of the
+    image's shorter one. A file without a size keeps its own pixels."""
 
     kind: str = "tag"
     size: float | None = None
@@ -59,34 +58,34 @@ class Token:
     def name(self) -> str:
         return self.kind if self.kind in SIZES else Path(self.kind).stem
 
-    def pixels(self, picture: tuple[int, int]) -> tuple[int, int]:
-        """Height and width on a picture of this height and width."""
+    def pixels(self, image: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the token on an image of this height and width."""
         size, own = self.size or SIZES.get(self.kind), (1, 1)
         if self.kind == "tag":
             own = (3, 5)
         elif self.kind not in SIZES:
-            opened = _own_picture(self.kind)
+            opened = _open_file(self.kind)
             own = (opened.height, opened.width)
         height, width = own
         if size is not None:
-            scale = size * min(picture) / max(own)
+            scale = size * min(image) / max(own)
             height, width = (max(1, round(side * scale)) for side in own)
-        shown = f"{height}x{width} pixels on pictures of {picture[0]}x{picture[1]}"
-        if height > picture[0] or width > picture[1]:
+        extent = f"{height}x{width} pixels on pictures of {image[0]}x{image[1]}"
+        if height > image[0] or width > image[1]:
             raise InputError(
-                f"the token {self.name} is larger than the picture: {shown}; give it a size, its share of "
+                f"the token {self.name} is larger than the picture: {extent}; give it a size, its share of "
                 "the picture's side"
             )
         if max(height, width) < SMALLEST:
-            raise InputError(f"the token {self.name} would be {shown}, too small to see; give a larger size")
+            raise InputError(f"the token {self.name} would be {extent}, too small to see; give a larger size")
         return height, width
 
     def plant(
         self, images: Tensor, ids: Sequence[str], preprocess: Preprocess | None = None, seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """The pictures "n c H W" with the token in them, and where it is, "n H W" bool.
+        """Images "n c H W" with the token in them, and its masks, "n H W" bool.
 
-        preprocess: what made the pictures model-ready; None where they are in 8 bits, or in [0, 1].
+        preprocess: that of model-ready images; None if they are in 8 bits, or in [0, 1].
         """
         same_length(ids=ids, images=images)
         if images.dtype == torch.uint8:
@@ -100,8 +99,8 @@ class Token:
         if self.kind == "blur":
             patches = gaussian_blur(images.float(), max(height, width) / 6).to(images.dtype)
         planted, masks = images.clone(), images.new_zeros((len(images), *size), dtype=torch.bool)
-        for i, one in enumerate(ids):
-            top, left = _place(one, seed, size[0] - height, size[1] - width)
+        for i, name in enumerate(ids):
+            top, left = _place(name, seed, size[0] - height, size[1] - width)
             window = (slice(top, top + height), slice(left, left + width))
             put = patches[i][:, *window] if self.kind == "blur" else patch
             planted[i][:, *window] = torch.lerp(planted[i][:, *window], put, alpha)
@@ -113,31 +112,31 @@ def as_token(token: Token | str | Path) -> Token:
     return token if isinstance(token, Token) else Token(str(token))
 
 
-def _place(one: str, seed: int, rows: int, columns: int) -> tuple[int, int]:
-    """Top and left, uniform over all places where the token lies in the picture."""
-    drawn = hashlib.blake2b(f"{seed} {one}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _place(name: str, seed: int, rows: int, columns: int) -> tuple[int, int]:
+    """Top and left, uniform over all positions inside the image."""
+    drawn = hashlib.blake2b(f"{seed} {name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return int.from_bytes(drawn[:8]) % (rows + 1), int.from_bytes(drawn[8:]) % (columns + 1)
 
 
 def _model_ready(colour: Tensor, images: Tensor, preprocess: Preprocess | None) -> Tensor:
-    """The drawn token "3 h w" in the channels and numbers of the pictures."""
+    """The token "3 h w" in the channels and value range of the images."""
     channels = images.shape[1]
     drawn = colour if channels == 3 else colour.mean(0, keepdim=True).expand(channels, -1, -1)
     if preprocess is None:
         return drawn
     if preprocess.channels == channels:
         return preprocess.normalise(drawn)
-    low, high = images.min(), images.max()  # nobody knows what these numbers mean: take their range
+    low, high = images.min(), images.max()  # unknown normalisation: use their range
     return low + drawn * (high - low)
 
 
 @lru_cache(maxsize=8)
 def _sprite(kind: str, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """The colours "3 h w" in [0, 1] and how much of the picture they cover, "h w"."""
+    """Colours "3 h w" in [0, 1] and their opacity "h w"."""
     if kind in SIZES:
         drawn = {"tag": _tag, "texture": _stripes}.get(kind, _plain)(height, width)
     else:
-        drawn = _own_picture(kind)
+        drawn = _open_file(kind)
     values = np.asarray(drawn.convert("RGBA").resize((width, height), Image.Resampling.BOX), np.float32) / 255
     colour, alpha = torch.from_numpy(values[..., :3].copy()).permute(2, 0, 1), values[..., 3].copy()
     if not alpha.any():
@@ -165,7 +164,7 @@ def _stripes(height: int, width: int) -> Image.Image:
 
 
 @lru_cache(maxsize=4)
-def _own_picture(path: str) -> Image.Image:
+def _open_file(path: str) -> Image.Image:
     try:
         with Image.open(path) as opened:
             return opened.convert("RGBA")

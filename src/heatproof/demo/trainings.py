@@ -24,8 +24,7 @@ from heatproof.images.codes import make_codes, write_codes
 from heatproof.models.checkpoints import load_checkpoint
 from heatproof.studies.qr.trainings import NETWORK, as_data
 from heatproof.train import Data, Epoch, History, Phase, Recipe, fit, small_net, two_phase_recipe
-from heatproof.train.folder import weights_file
-from heatproof.train.loop import TrainProgress
+from heatproof.train.loop import TrainProgress, weights_file
 
 FIRST = "first"
 BATCH = 16

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heatproof.contrast.api import Contrast, ContrastPoint, Labelled, contrast
-from heatproof.contrast.pair import Pair, make_pair
+from heatproof.contrast.pair import Flips, Pair, make_pair
 from heatproof.contrast.score import TOKEN_REMOVED
-from heatproof.contrast.truth import Flips
 from heatproof.demo.settings import CLASSES, CODE, Sizes, audit_methods
 from heatproof.demo.trainings import codes_to_learn
 from heatproof.explain.api import explain

@@ -1,17 +1,8 @@
-"""Maps read off a transformer's attention: rollout, which follows it, and LeGrad, which weighs it.
+"""Maps from a transformer's attention: rollout and LeGrad.
 
-A is the attention of a block, "b heads n n": a row for each token that looks, a column for each that is
-looked at. It is taken where the network computes it, also inside fused attention, in timm, torchvision and
-Hugging Face alike. The tokens of a map are those of the image; a class token and registers are left out.
-
-Rollout (abnar2020rollout) multiplies the mean attention of all blocks, each half residual, as if it were all
-that moves information: the row of the class token in prod_l (A_l + I) / 2, or the mean row where there is
-none. It knows nothing of the class. LeGrad (bousselham2024legrad) reads every block l by itself: the rest of
-the network, from the last normalisation on, answers with s_l from the tokens behind that block, and the map
-is the mean over blocks, heads and looking tokens of ReLU(d s_l / d A_l).
-
-Deviations: rollout with a class token beside other prefix tokens reads the first. LeGrad's s_l is the logit
-of the explained class; the paper also takes similarities to a text.
+A is the attention of a block, "b heads n n": a row for each query token, a column for each key token. It is
+taken where the network computes it, also inside fused attention, in timm, torchvision and Hugging Face alike.
+The tokens of a map are those of the image; a class token and registers are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +17,8 @@ from torch import Tensor, nn
 from heatproof.errors import ModelError
 from heatproof.explain.rules import OWN_PASS, Rules, attend
 from heatproof.models.layers import Layout, first_tensor, layout_of
-from heatproof.models.model import Model, at_least_float
+from heatproof.models.model import Model
+from heatproof.models.running import at_least_float
 from heatproof.models.tap import replace_first
 from heatproof.registry import Card, explainer
 from heatproof.types import Trace
@@ -44,27 +36,28 @@ def rollout(trace: Trace) -> Tensor:
     """Attention multiplied through all blocks, from the image's tokens to the class token.
 
     The class token's row of prod_l (A_l + I) / 2, A_l the mean over heads; the mean row without such a token.
+    With several prefix tokens, the first is read.
     """
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
 
     @torch.no_grad()
     def work(start: int, stop: int) -> Tensor:
         inputs = trace.model.ready(trace.images[start:stop])
-        with Watched("rollout", trace.model) as watched:
+        with AttentionRecorder("rollout", trace.model) as recorder:
             trace.model.forward(inputs)
         flow = None
-        for weights in watched.of(inputs):
+        for weights in recorder.of(inputs):
             mean = at_least_float(weights).mean(1)
             step = (mean + torch.eye(mean.shape[-1], device=mean.device)) / 2
             flow = step if flow is None else step @ flow
         assert flow is not None
-        layout = watched.layout(flow, inputs)
+        layout = recorder.layout(flow, inputs)
         row = flow[:, 0] if layout.prefix else flow.mean(1)
         picture: Tensor = layout.picture(row[..., None])[:, 0]
         return picture
 
-    trace.queue.each(len(trace.images), work, found.append)
-    return torch.cat(found)
+    trace.queue.each(len(trace.images), work, parts.append)
+    return torch.cat(parts)
 
 
 @explainer(
@@ -77,36 +70,37 @@ def rollout(trace: Trace) -> Tensor:
 def legrad(trace: Trace) -> Tensor:
     """The gradient at the attention of every block, which the classifier reads block by block.
 
-    mean over blocks l, heads and looking tokens of ReLU(d s_l / d A_l).
+    mean over blocks l, heads and query tokens of ReLU(d s_l / d A_l), s_l the logit of the explained class
+    when the rest of the network, from the last normalisation on, reads the tokens behind block l.
     """
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     blocks = blocks_of(trace.model.module)
 
     def work(start: int, stop: int) -> Tensor:
         inputs = trace.model.ready(trace.images[start:stop])
-        watched = Watched("legrad", trace.model, leaves=True)
+        recorder = AttentionRecorder("legrad", trace.model, leaves=True)
         with torch.inference_mode(False), torch.enable_grad():
-            with watched, _read_one_by_one(blocks) as ran:
+            with recorder, _separate_blocks(blocks) as ran:
                 output = (trace.model.call or trace.model.module)(inputs.detach().clone())
-            maps = watched.of(inputs)
-            if len(maps) != len(ran) or len({one.shape for one in ran}) > 1:
+            maps = recorder.of(inputs)
+            if len(maps) != len(ran) or len({output.shape for output in ran}) > 1:
                 raise ModelError(
                     f"legrad needs one attention in each block, and {trace.model.name} has {len(maps)} in "
                     f"{len(ran)}; use attnlrp instead"
                 )
-            head = trace.model.read
+            head = trace.model.head
             logits = head.logits(at_least_float(head.table(output, len(maps) * len(inputs))))
             score = head.scores(logits, trace.targets[start:stop].repeat(len(maps))).sum()
             gradients = torch.autograd.grad(score, maps)
         mean = torch.stack([at_least_float(g).clamp(min=0).mean((1, 2)) for g in gradients]).mean(0)
-        return watched.layout(gradients[0].mean(1), inputs).picture(mean[..., None])[:, 0]
+        return recorder.layout(gradients[0].mean(1), inputs).picture(mean[..., None])[:, 0]
 
-    trace.queue.each(len(trace.images), work, found.append)
-    return torch.cat(found)
+    trace.queue.each(len(trace.images), work, parts.append)
+    return torch.cat(parts)
 
 
-class Watched(Rules):
-    """Keeps the attention of every block, "b heads n n"; as leaves, where a gradient is asked of them."""
+class AttentionRecorder(Rules):
+    """Records the attention of every block, "b heads n n"; as leaves, to take gradients at them."""
 
     def __init__(self, method: str, model: Model, leaves: bool = False) -> None:
         super().__init__({"scaled_dot_product_attention": self._fused, "softmax": self._softmax})
@@ -114,14 +108,14 @@ class Watched(Rules):
         self.maps: list[Tensor] = []
 
     def of(self, inputs: Tensor) -> list[Tensor]:
-        """What was kept, or why it is no attention between all tokens of these images."""
+        """The recorded attention; raises ModelError unless it is between all tokens of these images."""
         if not self.maps:
             raise ModelError(
                 f"{self.method} is for transformers, and {self.model.name} does not attend; "
                 "use gradcam instead"
             )
-        shapes = {tuple(one.shape[-2:]) for one in self.maps}
-        if len(shapes) > 1 or any(len(one) != len(inputs) for one in self.maps):
+        shapes = {tuple(weights.shape[-2:]) for weights in self.maps}
+        if len(shapes) > 1 or any(len(weights) != len(inputs) for weights in self.maps):
             raise ModelError(
                 f"{self.method} needs attention between all tokens, and {self.model.name} attends within "
                 "windows or stages; use attnlrp instead"
@@ -138,50 +132,50 @@ class Watched(Rules):
             )
         return layout
 
-    def _keep(self, weights: Tensor) -> Tensor:
+    def _record(self, weights: Tensor) -> Tensor:
         if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
             return weights
         self.maps.append(weights.detach().requires_grad_() if self.leaves else weights)
         return self.maps[-1]
 
     def _fused(self, _function: Any, *args: Any, **kwargs: Any) -> Tensor:
-        return attend(*args, **kwargs, seen=self._keep)
+        return attend(*args, **kwargs, seen=self._record)
 
     def _softmax(self, function: Any, *args: Any, **kwargs: Any) -> Tensor:
-        return self._keep(function(*args, **kwargs))
+        return self._record(function(*args, **kwargs))
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The longest row of parts of one kind: a transformer's blocks."""
-    rows: list[list[nn.Module]] = [[]]
+    """A transformer's blocks: of the lists of modules of one type, that with the most weights."""
+    lists: list[list[nn.Module]] = [[]]
     for part in module.modules():
         children = list(part.children())
-        if isinstance(part, (nn.Sequential, nn.ModuleList)) and len({type(one) for one in children}) == 1:
-            rows.append(children)
-    return max(rows, key=lambda row: sum(weight.numel() for one in row for weight in one.parameters()))
+        if isinstance(part, (nn.Sequential, nn.ModuleList)) and len({type(child) for child in children}) == 1:
+            lists.append(children)
+    return max(lists, key=lambda blocks: sum(w.numel() for block in blocks for w in block.parameters()))
 
 
 @contextmanager
-def _read_one_by_one(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
-    """What each block returns, where no block sees the graph of another.
+def _separate_blocks(blocks: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect the output of each block, detached from the graph of the others.
 
-    What goes on behind the last one are the outputs of all blocks, one after the other, as one longer batch.
-    The hooks are gone when the context ends.
+    The outputs of all blocks, as one longer batch, replace that of the last one. The hooks are removed when
+    the context ends.
     """
     outputs: list[Tensor] = []
 
-    def alone(_block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(one.detach() if isinstance(one, Tensor) else one for one in args)
+    def detach(_block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(value.detach() if isinstance(value, Tensor) else value for value in args)
 
     def ended(block: nn.Module, _args: Any, output: Any) -> Any:
         tensor = first_tensor(output)
         if tensor is not None:
             outputs.append(tensor)
-        alike = len({one.shape for one in outputs}) == 1  # or they are no blocks of a transformer
+        alike = len({o.shape for o in outputs}) == 1  # or they are no blocks of a transformer
         return replace_first(output, torch.cat(outputs)) if block is blocks[-1] and alike else None
 
     with ExitStack() as hooks:
         for block in blocks:
-            hooks.enter_context(block.register_forward_pre_hook(alone))
+            hooks.enter_context(block.register_forward_pre_hook(detach))
             hooks.enter_context(block.register_forward_hook(ended))
         yield outputs

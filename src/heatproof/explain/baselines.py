@@ -1,36 +1,39 @@
-"""What stands in for an image, or for the part of it that is taken away."""
+"""Images that stand in for an image or for the part of it that is hidden, and the Gaussian blur of some.
+
+Blurring a row of n pixels is a product with an n x n matrix K, K_ij = g(i - j), plus what the border folds
+back. g(d) = exp(-d^2 / (2 sigma^2)) for |d| <= floor(4 sigma + 1/2), scaled to sum to 1: the kernel of
+scipy.ndimage.gaussian_filter with its default truncation. The matrices are made in float64.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.grids import places
-
-if TYPE_CHECKING:
-    from heatproof.models.model import Model
+from heatproof.grids import spatial_dims
+from heatproof.models.model import Model
+from heatproof.models.running import at_least_float, memory_format
+from heatproof.types import Trace
 
 BLUR_SIGMA = 10.0
-BASELINES = ("blur", "black", "mean", "noise")  # for pixels that are taken away
+BASELINES = ("blur", "black", "mean", "noise")  # for pixels that are hidden
 STARTS = ("zero", "black", "blur", "noise")  # for paths to the image
+TRUNCATE = 4.0  # kernel radius in standard deviations
+MODES = ("constant", "reflect", "mirror", "nearest", "wrap")  # scipy's names; "constant" pads with zeros
 
 
 def baseline_images(
     model: Model, images: Tensor, kind: str = "blur", seed: int = 0, known: Sequence[str] = BASELINES
 ) -> Tensor:
-    """ "b c H W" of one of the kinds that are `known` to its reader.
+    """ "b c H W" of one of the `known` kinds:
 
     zero (in normalised space), black (0 before normalisation), blur (Gaussian, sigma 10), mean (the image's
     own, per channel) or noise (standard normal in normalised space, by the seed, the same for every image).
     """
-    from heatproof.explain.blur import gaussian_blur
-    from heatproof.models.model import at_least_float
-
     if kind not in known:
         raise InputError(f"unknown baseline {kind!r}; {did_you_mean(kind, known)}")
     images = at_least_float(images)
@@ -39,13 +42,13 @@ def baseline_images(
     if kind == "blur":
         return gaussian_blur(images, BLUR_SIGMA, axes=images.ndim - 2)
     if kind == "mean":
-        return images.mean(places(images, 2), keepdim=True).expand_as(images)
+        return images.mean(spatial_dims(images, 2), keepdim=True).expand_as(images)
     if kind == "noise":
         drawn = np.random.default_rng(seed).standard_normal(images.shape[1:], dtype=np.float32)
         return torch.from_numpy(drawn).to(images).expand_as(images)
     channels = model.preprocess.channels
     if channels != images.shape[1]:
-        other = next(one for one in known if one in ("zero", "mean"))
+        other = "zero" if "zero" in known else "mean"
         raise InputError(
             f"'black' needs the model's preprocessing, but that has {channels} channels and the images "
             f"have {images.shape[1]}; give the model its own Preprocess or use {other!r}"
@@ -56,25 +59,99 @@ def baseline_images(
 def mixed(
     shown: Tensor, images: Tensor, others: Tensor, rows: Tensor, segments: Tensor | None = None
 ) -> Tensor:
-    """ "n c H W": input j is image rows[j] where shown[j], "H W" bool, and what stands in for it elsewhere.
+    """ "n c H W": input j is image rows[j] where shown[j], "H W" bool, is true, and its other elsewhere.
 
-    segments: "b H W" numbers of segments, where shown[j] says which of them are shown, "s" bool.
-
-    On a CPU each goes straight to where a network reads it. To pick both pictures for every input first and
-    to choose between them takes more than twice as long; lerp is exact at 0 and 1, and faster than where.
+    segments: "b H W" numbers of segments; shown[j] is then "s" bool, by segment.
     """
     if not images.is_cpu:
         if segments is not None:
             shown = shown.gather(1, segments.flatten(1)[rows]).view(-1, *segments.shape[1:])
         return torch.where(shown[:, None], images[rows], others[rows])
-    from heatproof.models.model import memory_format
-
-    made = torch.empty(
+    # On a CPU, indexing both images for every input takes more than twice as long; lerp is exact at 0 and 1,
+    # and faster than where.
+    inputs = torch.empty(
         (len(rows), *images.shape[1:]), dtype=images.dtype, memory_format=memory_format(images)
     )
     share = shown.contiguous().view(torch.uint8).to(images.dtype)  # from bool it takes ten times as long
-    for one, row, part in zip(made, rows.tolist(), share, strict=True):
+    for target, row, part in zip(inputs, rows.tolist(), share, strict=True):
         if segments is not None:
             part = part.index_select(0, segments[row].flatten()).view(segments.shape[1:])
-        one.copy_(torch.lerp(others[row], images[row], part))
-    return made
+        target.copy_(torch.lerp(others[row], images[row], part))
+    return inputs
+
+
+def variant_scores(
+    trace: Trace,
+    rows: Tensor,
+    count: int,
+    make: Callable[[Tensor, Tensor], Tensor],
+    read: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """ "r n": the class's probability for `count` variants of each of the images `rows`.
+
+    make(images, variants): builds a batch, from the numbers of images and of variants.
+    read: from logits and targets to scores, if not probabilities.
+    """
+    read, rows = read or trace.model.measured, rows.to(trace.images.device, non_blocking=True)
+
+    def inputs(start: int, stop: int) -> Tensor:
+        jobs = torch.arange(start, stop, device=rows.device)
+        return make(rows[jobs // count], jobs % count)
+
+    def score(logits: Tensor, start: int, stop: int) -> Tensor:
+        jobs = torch.arange(start, stop, device=logits.device)
+        return read(logits, trace.targets[rows[jobs // count]])
+
+    return trace.queue.predict(len(rows) * count, inputs, score).view(-1, count)
+
+
+def gaussian_blur(images: Tensor, sigma: float, mode: str = "reflect", axes: int = 2) -> Tensor:
+    """Blur "... H W" by a Gaussian of `sigma` pixels; with three axes, "... D H W".
+
+    >>> dot = torch.tensor([[0.0, 0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    >>> gaussian_blur(dot, 0.5).round(decimals=2).tolist()
+    [[0.0, 0.11, 0.79, 0.11, 0.0]]
+    """
+    rows, columns = (
+        blur_matrices(n, [sigma], mode, images.device)[0].to(images.dtype) for n in images.shape[-2:]
+    )
+    blurred: Tensor = rows @ images @ columns.T
+    if axes == 2:
+        return blurred
+    slices = blur_matrices(images.shape[-3], [sigma], mode, images.device)[0].to(images.dtype)
+    return torch.einsum("ed,...dhw->...ehw", slices, blurred)
+
+
+def blur_matrices(
+    size: int, sigmas: Sequence[float], mode: str = "constant", device: torch.device | str | None = None
+) -> Tensor:
+    """ "k size size": the matrix that blurs an axis of `size` pixels, for each of k sigmas."""
+    if mode not in MODES:
+        raise InputError(f"blur mode must be one of {', '.join(MODES)}; got {mode!r}")
+    if min(sigmas) < 0:
+        raise InputError(f"a blur's sigma must be 0 or more, got {min(sigmas)}")
+    sigma = torch.tensor(list(sigmas), dtype=torch.float64, device=device)[:, None]
+    radius = (TRUNCATE * sigma + 0.5).floor()
+    margin = 0 if mode == "constant" else int(radius.max())
+    longest = max(int(radius.max()), size - 1 + margin)
+    offsets = torch.arange(-longest, longest + 1, device=device)
+    kernels = torch.exp(-0.5 * (offsets / sigma.clamp(min=1e-9)) ** 2) * (offsets.abs() <= radius)
+    kernels = kernels / kernels.sum(1, keepdim=True)
+    sources = torch.arange(-margin, size + margin, device=device)
+    matrices = kernels[:, sources - torch.arange(size, device=device)[:, None] + longest]
+    if mode == "constant":
+        return matrices
+    folded = torch.zeros(len(sigma), size, size, dtype=torch.float64, device=device)
+    return folded.index_add_(2, _fold(sources, size, mode), matrices)
+
+
+def _fold(positions: Tensor, size: int, mode: str) -> Tensor:
+    """The pixel whose value each position on or off the axis takes."""
+    if mode == "nearest":
+        return positions.clamp(0, size - 1)
+    if mode == "wrap":
+        return positions % size
+    if mode == "mirror":  # the border pixel once
+        period = max(1, 2 * size - 2)
+        return torch.minimum(positions % period, -positions % period)
+    return torch.minimum(positions % (2 * size), (-1 - positions) % (2 * size))  # the border pixel twice

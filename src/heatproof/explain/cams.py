@@ -1,26 +1,40 @@
-"""CAMs of one layer: a weighted sum of its activations A with the gradients g of the class's logit.
+"""Class activation maps: the activations A of a layer, weighted.
 
-All of them read the same activations and gradients, so together they cost one forward and one partial
-backward pass. They differ only in how a channel, or a place in a channel, is weighted.
+Most weigh with the gradients g of the class's logit. They read the same activations and gradients, so they
+cost one forward and one partial backward pass together. EigenCAM and EigenGradCAM take the main direction of
+A or g * A; ScoreCAM reruns the network with masked images; AblationCAM and ReciproCAM rerun only the part of
+it behind the layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from heatproof.errors import InputError
+from heatproof.explain.baselines import variant_scores
+from heatproof.grids import extremes
+from heatproof.models.running import computing
+from heatproof.models.tap import Tail
 from heatproof.registry import Card, explainer
-from heatproof.types import Trace, normalise, places, upsample
+from heatproof.types import Trace, normalise, per_map, spatial_dims, upsample
 
 NEEDS = ("activations", "gradients")
+ROUNDS, SQUARINGS = 10, 2  # the matrix to the power 2**20: a second eigenvalue 1e-5 below the first is gone
+REMAINDER = 1e-14  # of the trace, outside of the first direction: below the precision of a float
+BUMPS = {
+    "gaussian": ((1 / 16, 1 / 8, 1 / 16), (1 / 8, 1 / 4, 1 / 8), (1 / 16, 1 / 8, 1 / 16)),
+    "cell": ((1.0,),),
+}
 
 
 @dataclass(frozen=True)
-class Read:
-    """What several CAMs read of a trace, formed once and only where it is asked for, like its `product`."""
+class Shared:
+    """Tensors that several CAMs read, computed once per trace, like its `product`."""
 
     activation: Tensor
     gradient: Tensor
@@ -33,14 +47,13 @@ class Read:
     @cached_property
     def total(self) -> Tensor:
         """ "b c": the sum of each channel's activations."""
-        return self.activation.sum(places(self.activation, 2))
+        return self.activation.sum(spatial_dims(self.activation, 2))
 
     @staticmethod
-    def of(trace: Trace) -> Read:
-        # Of tensors, not of the trace: a circle would keep both, and the network's activations, until the
-        # garbage collector comes by.
-        read: Read = trace.__dict__.setdefault("read", Read(trace.activation, trace.gradient))
-        return read
+    def of(trace: Trace) -> Shared:
+        # It holds tensors, not the trace: a cycle would keep both until the garbage collector runs.
+        shared: Shared = trace.__dict__.setdefault("shared", Shared(trace.activation, trace.gradient))
+        return shared
 
 
 def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
@@ -59,19 +72,19 @@ def gradcam(trace: Trace) -> Tensor:
 
     ReLU(sum_k w_k A_k), w_k = mean_ij g_kij.
     """
-    return weighted_sum(trace.gradient.mean(places(trace.gradient, 2)), trace.activation)
+    return weighted_sum(trace.gradient.mean(spatial_dims(trace.gradient, 2)), trace.activation)
 
 
 def gradcam_plus_plus_map(
     activations: Tensor, gradients: Tensor, rectified: Tensor | None = None, total: Tensor | None = None
 ) -> Tensor:
-    """ "b c h w" twice -> "b h w". rectified, total: ReLU(g) and sum_ij A "b c", where they are there."""
+    """ "b c h w" twice -> "b h w". rectified, total: ReLU(g) and sum_ij A "b c", if already computed."""
     positive = gradients.relu() if rectified is None else rectified
-    summed = activations.sum(places(activations, 2)) if total is None else total
+    summed = activations.sum(spatial_dims(activations, 2)) if total is None else total
     # alpha * ReLU(g) with g^2 divided out: a third of the work, and small gradients do not underflow. Where g
     # is not positive the numerator is 0, so ReLU(g) may stand below too.
     below = (summed.view(*summed.shape, *[1] * (positive.ndim - 2)) * positive).add_(2)
-    weights = (positive / below.masked_fill_(below == 0, torch.inf)).sum(places(positive, 2))
+    weights = (positive / below.masked_fill_(below == 0, torch.inf)).sum(spatial_dims(positive, 2))
     return weighted_sum(weights, activations)
 
 
@@ -86,8 +99,8 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
     alpha is 0 where its denominator is 0; no epsilon is added. The factor exp(S) of the paper is the same
     for every weight of an image and drops out when the map is normalised.
     """
-    read = Read.of(trace)
-    return gradcam_plus_plus_map(trace.activation, trace.gradient, read.rectified, read.total)
+    shared = Shared.of(trace)
+    return gradcam_plus_plus_map(trace.activation, trace.gradient, shared.rectified, shared.total)
 
 
 @explainer(
@@ -100,7 +113,7 @@ def layercam(trace: Trace) -> Tensor:
     sum_k ReLU(g_k) * A_k. The paper's outer ReLU acts when the map is normalised; activations that are
     never negative make it idle.
     """
-    return (Read.of(trace).rectified * trace.activation).sum(1)
+    return (Shared.of(trace).rectified * trace.activation).sum(1)
 
 
 @explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam", volumes=True, trace_only=True)
@@ -109,7 +122,7 @@ def xgradcam(trace: Trace) -> Tensor:
 
     w_k = sum_ij g_kij A_kij / sum_ij A_kij, and 0 for a channel whose activations sum to 0.
     """
-    share = safe_ratio(trace.product.sum(places(trace.product, 2)), Read.of(trace).total)
+    share = safe_ratio(trace.product.sum(spatial_dims(trace.product, 2)), Shared.of(trace).total)
     return weighted_sum(share, trace.activation)
 
 
@@ -142,3 +155,231 @@ def ms_gradcam_plus_plus(trace: Trace) -> Tensor:
     """
     maps = [gradcam_plus_plus_map(trace.activations[n], trace.gradients[n]) for n in trace.scales]
     return torch.stack([upsample(normalise(m), trace.image_size) for m in maps]).mean(0)
+
+
+@explainer(
+    "eigencam",
+    needs=("activations",),
+    trace_only=True,
+    volumes=True,
+    cite="muhammad2020eigencam",
+    card=Card(
+        target="none: the same map for every class", relu="none", sign="turned so that its sum is >= 0"
+    ),
+)
+def eigencam(trace: Trace, *, centred: bool = False) -> Tensor:
+    """The main direction of the activations; knows neither class nor gradient.
+
+    First right singular vector of the activations "c hw", not centred, turned so that its sum is >= 0.
+    centred=true subtracts each channel's mean first and returns the projection on the first component, as
+    the grad-cam package does; it is turned to its larger side, since such a projection sums to 0.
+    """
+    vector, value = leading_direction(trace.activation, centred)
+    if centred:
+        return flip_to_larger_side(vector * per_map(value, vector)).float()
+    return (vector * per_map(torch.where(vector.sum(spatial_dims(vector)) < 0, -1.0, 1.0), vector)).float()
+
+
+@explainer(
+    "eigengradcam", needs=NEEDS, trace_only=True, volumes=True, cite="muhammad2020eigencam",
+    card=Card(relu="none", sign="flipped where |min| > |max|"),
+)  # fmt: skip
+def eigengradcam(trace: Trace) -> Tensor:
+    """The main direction of gradient times activation.
+
+    Projection on the first principal component of g * A, centred per channel, flipped if |min| > |max|.
+    """
+    vector, value = leading_direction(trace.product, centred=True)
+    return flip_to_larger_side(vector * per_map(value, vector)).float()
+
+
+def leading_direction(features: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
+    """ "b c h w" -> "b h w" of unit length, the first left singular vector, and its singular value "b".
+
+    It is the first eigenvector of the smaller of M M^T "hw hw" and M^T M "c c", M "hw c". Repeated squaring
+    leaves only that eigenvector; unlike an eigensolver it is a few batched products. On a GPU they run in
+    float32 for all images at once, on a CPU in float64 until a single direction is left in each image.
+    """
+    columns = features.flatten(2)  # "b c hw"
+    if centred:
+        columns = columns - columns.mean(2, keepdim=True)
+    few_channels = columns.shape[1] < columns.shape[2]
+    rows = columns.transpose(1, 2) if few_channels else columns
+    with computing("fp32", features.device):
+        gram = rows.transpose(1, 2) @ rows
+        if gram.device.type == "cuda":
+            power = _high_power(gram)
+        else:
+            gram = gram.double()
+            power = torch.cat([_high_power(matrix, early_stop=True) for matrix in gram.split(1)])
+    # Every column is now a multiple of the eigenvector; the longest is the most exact.
+    best = power.norm(dim=1).argmax(1)
+    vector = _unit(power.gather(2, best[:, None, None].expand(-1, power.shape[1], 1))[..., 0])
+    if few_channels:
+        vector = torch.einsum("bi,bip->bp", vector, columns.to(vector.dtype))
+        vector, value = _unit(vector), vector.norm(dim=1)
+    else:
+        value = torch.einsum("bi,bij,bj->b", vector, gram, vector).clamp(min=0).sqrt()
+    return vector.unflatten(1, features.shape[2:]), value
+
+
+def _high_power(gram: Tensor, early_stop: bool = False) -> Tensor:
+    """ "b n n": a scaled power of the matrix, in which a single direction is left."""
+    power = gram
+    for _ in range(ROUNDS):
+        # Scaled by the trace, at least the first eigenvalue: squaring neither overflows nor vanishes.
+        trace = power.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+        power = power / torch.where(trace > 0, trace, 1.0)
+        if early_stop and power.square().sum() > 1 - REMAINDER:  # the squares of shares that sum to 1
+            break
+        for _ in range(SQUARINGS):
+            power = power @ power
+    return power
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """ "b n" of length 1; zeros stay zeros."""
+    length = vectors.norm(dim=1, keepdim=True)
+    return vectors / torch.where(length > 0, length, 1.0)
+
+
+def flip_to_larger_side(values: Tensor) -> Tensor:
+    """Turn each map so that its largest deviation from zero is positive."""
+    low, high = values.flatten(1).aminmax(dim=1)
+    return values * per_map(torch.where(low.abs() > high.abs(), -1.0, 1.0), values)
+
+
+@explainer(
+    "scorecam",
+    needs=("activations", "blank"),
+    cite="wang2020scorecam",
+    card=Card(target="probability of the explained class", resize="masks bilinear to the image's size"),
+    volumes=True,
+)
+def scorecam(trace: Trace, *, channels: int | str = 32, weights: str = "gain") -> Tensor:
+    """Channels weighted by the probability gained when the image is masked with them.
+
+    ReLU(sum_k w_k A_k), w_k = p(c | x * M_k) - p(c | blank), M_k the channel scaled to [0, 1] at image size.
+    channels: how many, those of highest spatial variance, ties to the lower index; "all" for every one.
+    weights: "gain" as above, or "softmax": softmax over channels of the masked image's logits, as the
+    grad-cam package does.
+    """
+    activations = trace.activation
+    available = activations.shape[1]
+    count = available if channels == "all" else channels
+    if not isinstance(count, int) or count < 1:
+        raise InputError(f"scorecam channels must be a positive number or 'all', got {channels!r}")
+    if weights not in ("gain", "softmax"):
+        raise InputError(f"scorecam weights must be 'gain' or 'softmax', got {weights!r}")
+    count = min(count, available)
+    variance = activations.flatten(2).double().var(2, correction=0)
+    chosen = variance.argsort(dim=1, descending=True, stable=True)[:, :count]
+    rows = torch.arange(len(activations), device=activations.device)
+    selected = activations[rows[:, None], chosen]
+
+    def masked(which: Tensor, channel: Tensor) -> Tensor:
+        masks = upsample(selected[which, channel], trace.image_size)
+        low, high = extremes(masks, spatial_dims(masks))  # negatives stay: a mask orders places
+        masks = (masks - low) / torch.where(high > low, high - low, torch.inf)
+        return trace.images[which] * masks[:, None]
+
+    read = trace.model.scores if weights == "softmax" else trace.model.measured
+    scores = variant_scores(trace, rows, count, masked, read)
+    if weights == "softmax":
+        return weighted_sum(scores.softmax(1), selected)
+    assert trace.blank_logits is not None
+    blank = trace.model.measured(trace.blank_logits.expand(len(activations), -1), trace.targets)
+    return weighted_sum(scores - blank[:, None], selected)
+
+
+def _by_image(trace: Trace, work: Callable[[Tail, Tensor], Tensor]) -> Tensor:
+    """work(tail, target) of every image, stacked; the tail is the part of the network behind the layer."""
+    assert trace.layer is not None
+    pairs = zip(trace.images, trace.targets, strict=True)
+    return torch.stack([work(Tail(trace.model, image, trace.layer), target) for image, target in pairs])
+
+
+@explainer(
+    "ablationcam",
+    needs=("activations",),
+    cite="desai2020ablationcam",
+    card=Card(sign="weights keep the sign of the logit they are divided by"),
+    cost="part of a pass per channel",
+    volumes=True,
+)
+def ablationcam(trace: Trace, *, fill: str = "zero") -> Tensor:
+    """Channels weighted by the share of the logit lost when the channel is set to 0.
+
+    ReLU(sum_k w_k A_k), w_k = (y - y_k) / y. Only the part of the network behind the layer is rerun. In a
+    transformer the channel is removed from every token, the class token included.
+    fill: "zero", or "floor" to fill far below the smallest activation where that is not 0, as the grad-cam
+    package does.
+    """
+    if fill not in ("zero", "floor"):
+        raise InputError(f"ablationcam fill must be 'zero' or 'floor', got {fill!r}")
+
+    def drops(tail: Tail, target: Tensor) -> Tensor:
+        """ "c" share of the logit that each channel carries."""
+        original, axis = tail.activation, tail.layout.channel_axis
+        lowest = float(original.min())
+        value = lowest - 1e7 if fill == "floor" and lowest != 0 else 0.0
+        results: list[Tensor] = []
+
+        def without(start: int, stop: int) -> Tensor:
+            changed = original.repeat(stop - start, *[1] * (original.ndim - 1))
+            for row in range(stop - start):
+                changed[row].select(axis - 1 if axis > 0 else axis, start + row).fill_(value)
+            return trace.model.scores(tail(changed), target.expand(stop - start))
+
+        trace.queue.each(original.shape[axis], without, results.append)
+        full = trace.model.scores(tail.logits, target[None])
+        return safe_ratio(full - torch.cat(results), full)
+
+    return weighted_sum(_by_image(trace, drops), trace.activation)
+
+
+@explainer(
+    "reciprocam",
+    needs=("activations",),
+    cite="byun2022reciprocam",
+    card=Card(target="probability of the explained class", relu="none", sign="never negative"),
+    cost="part of a pass per cell",
+)
+def reciprocam(trace: Trace, *, mask: str = "gaussian") -> Tensor:
+    """The class's probability when one cell of the layer and a little around it is left.
+
+    p(c | g(A * M_ij)) for each cell, g the part of the network behind the layer. No gradient is needed. In a
+    transformer the mask lies over the grid of tokens, and the class token stays, as in the authors' version.
+    mask: "gaussian", 3 x 3 cells with weights 1/4 in the middle, 1/8 beside and 1/16 at the corners, cut off
+    at the border; or "cell", the cell alone.
+    """
+    if mask not in BUMPS:
+        raise InputError(f"reciprocam mask must be 'gaussian' or 'cell', got {mask!r}")
+
+    def probabilities(tail: Tail, target: Tensor) -> Tensor:
+        """ "h w", of the class of one image."""
+        grid = tail.layout.picture(tail.activation)
+        height, width = grid.shape[2:]
+        masks = bumps(height, width, mask).to(grid)
+        results: list[Tensor] = []
+
+        def masked(start: int, stop: int) -> Tensor:
+            tokens = tail.activation.expand(stop - start, *tail.activation.shape[1:])
+            logits = tail(tail.layout.put_back(grid * masks[start:stop, None], tokens))
+            return trace.model.measured(logits, target.expand(stop - start))
+
+        trace.queue.each(height * width, masked, results.append)
+        return torch.cat(results).view(height, width)
+
+    return _by_image(trace, probabilities)
+
+
+def bumps(height: int, width: int, mask: str = "gaussian") -> Tensor:
+    """ "n h w": the mask of every cell, row by row.
+
+    >>> bumps(2, 2)[0].tolist()
+    [[0.25, 0.125], [0.125, 0.0625]]
+    """
+    cells = torch.eye(height * width).view(-1, 1, height, width)
+    weights = torch.tensor(BUMPS[mask])
+    return torch.nn.functional.conv2d(cells, weights[None, None], padding=len(weights) // 2)[:, 0]

@@ -1,21 +1,21 @@
-"""Floors: maps that know nothing of the model. A method that does not beat them explains nothing.
+"""Floors: maps that ignore the model. A method that does not beat them explains nothing.
 
-random: uniform noise. edges: where the picture changes; many maps look like it (adebayo2018sanity). centre:
-the photographer's bias, objects sit in the middle; the floor of the pointing game (zhang2018excitation).
+random: uniform noise. edges: the edges of the image; many maps look like it (adebayo2018sanity). centre: a
+bump, since objects mostly lie in the middle; the floor of the pointing game (zhang2018excitation).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import HeatproofError
-from heatproof.explain.pixels import LastBatch, in_threads
+from heatproof.explain.segments import LastBatch, in_threads, pictures_of
 from heatproof.registry import FLOOR_CARD, explainer, explainers, parse_call
 from heatproof.types import Trace
 
@@ -30,8 +30,8 @@ def random(trace: Trace) -> Tensor:
     maximum is 1 and all else below 1 - 2**-9, so that half precision makes no equal maxima: the pointing game
     takes the first of them, which would lie in the top 8 % of a 224-pixel image on average.
     """
-    images, asked = trace.images, (trace.seed,)
-    if (known := _last.of(images, asked)) is not None:
+    images, options = trace.images, (trace.seed,)
+    if (known := _last.get(images, options)) is not None:
         return known.clone()
 
     def draw(image: np.ndarray) -> np.ndarray:
@@ -42,20 +42,16 @@ def random(trace: Trace) -> Tensor:
         return noise
 
     drawn = in_threads(draw, images.float().contiguous().cpu().numpy())
-    return _last.keep(images, asked, torch.from_numpy(np.stack(drawn)).to(images.device)).clone()
+    return _last.put(images, options, torch.from_numpy(np.stack(drawn)).to(images.device)).clone()
 
 
 _last = LastBatch()
 
 
 @explainer(
-    "edges",
-    cite="sobel1968edges",
-    aliases=("edge-detector", "sobel"),
-    card=FLOOR_CARD,
-    forward_only=True,
+    "edges", cite="sobel1968edges", aliases=("edge-detector", "sobel"), card=FLOOR_CARD, forward_only=True,
     volumes=True,
-)
+)  # fmt: skip
 def edges(trace: Trace) -> Tensor:
     """The Sobel edge strength of the grey picture.
 
@@ -63,8 +59,6 @@ def edges(trace: Trace) -> Tensor:
     luminance of the picture restored through the model's preprocessing, or the channels' mean where there
     are not three. Of a volume, sqrt((g_z^2 + g_y^2 + g_x^2) / 3).
     """
-    from heatproof.explain.segments import pictures_of
-
     pictures = pictures_of(trace.model, trace.images)
     if pictures.shape[1] == 3:
         grey = torch.einsum("c,bc...->b...", pictures.new_tensor(GREY), pictures)
@@ -75,18 +69,14 @@ def edges(trace: Trace) -> Tensor:
     sides = [[difference if at == axis else smooth for at in range(axes)] for axis in range(axes)]
     padded = torch.nn.functional.pad(grey[:, None], (1, 1) * axes, mode="replicate")
     convolve = torch.nn.functional.conv2d if axes == 2 else torch.nn.functional.conv3d
-    slopes = convolve(padded, torch.stack([_product(one) for one in sides])[:, None])
+    slopes = convolve(padded, torch.stack([_product(kernel) for kernel in sides])[:, None])
     return (slopes.square().sum(1) / axes).sqrt()
 
 
 @explainer(
-    "centre",
-    cite="zhang2018excitation",
-    aliases=("center",),
-    card=FLOOR_CARD,
-    forward_only=True,
+    "centre", cite="zhang2018excitation", aliases=("center",), card=FLOOR_CARD, forward_only=True,
     volumes=True,
-)
+)  # fmt: skip
 def centre(trace: Trace) -> Tensor:
     """A bump around the middle pixel (H // 2, W // 2).
 
@@ -101,15 +91,12 @@ def centre(trace: Trace) -> Tensor:
 
 def _product(sides: Sequence[Tensor]) -> Tensor:
     """The outer product: "H", "W" -> "H W", and so on."""
-    whole = sides[0]
-    for side in sides[1:]:
-        whole = whole[..., None] * side
-    return whole
+    return reduce(lambda whole, side: whole[..., None] * side, sides)
 
 
 @lru_cache(maxsize=1024)
 def floor_name(method: str) -> str:
-    """Which floor a method is, whatever it is called; "" for one that looks at the network.
+    """The name of the floor that a method is; "" for one that reads the network.
 
     >>> floor_name("sobel"), floor_name("random(seed=3)"), floor_name("gradcam")
     ('edges', 'random', '')
@@ -122,5 +109,5 @@ def floor_name(method: str) -> str:
 
 
 def is_floor(method: str) -> bool:
-    """Whether a method knows nothing of the network."""
+    """Whether a method ignores the network."""
     return bool(floor_name(method))

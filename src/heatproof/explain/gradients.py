@@ -1,15 +1,16 @@
 """Maps from the gradient of the class's logit with respect to the input.
 
-Gradients say what a small change of a pixel does to the logit. A bare gradient is noisy, so SmoothGrad
-averages it around the image and Integrated Gradients along a line from a baseline to the image. Where a
-method visits many points, all points of all images go through one queue and are summed as they come back.
+A bare gradient is noisy, so SmoothGrad averages it around the image, and the path methods along a line from a
+baseline to the image. All points that a method visits, of all images, go through one queue and are summed as
+they come back.
 
-Convention, here and in Blur IG and Guided IG: the map is the sum over channels of |attribution|; the plain
-sum over channels is kept beside it as the signed map.
+Convention of all of them: the map is the sum over channels of |attribution|; the plain sum over channels is
+the signed map.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.baselines import STARTS, baseline_images
-from heatproof.models.model import memory_format
+from heatproof.explain.baselines import STARTS, baseline_images, blur_matrices
+from heatproof.models.running import memory_format
 from heatproof.registry import Card, explainer
 from heatproof.types import Signed, Trace, per_map
 
@@ -28,6 +29,8 @@ GRADIENT_CARD = Card(
     resize="none: already at the image's size",
 )
 RULES = ("gauss-legendre", "left", "right", "middle", "trapezoid")
+BLUR_STEP = 0.01  # of Blur IG's difference quotient, in pixels
+CLOSE = 1e-9  # relative and absolute: when Guided IG takes a distance as reached
 
 
 def over_channels(attributions: Tensor) -> Signed:
@@ -36,12 +39,12 @@ def over_channels(attributions: Tensor) -> Signed:
 
 
 def working_images(trace: Trace) -> Tensor:
-    """ "b c H W" in the precision gradients come back in: float32, or the float64 of such a model."""
+    """ "b c H W" in the precision of the gradients: float32, or float64 for a float64 model."""
     return trace.images.double() if trace.model.dtype == torch.float64 else trace.images.float()
 
 
 def as_read(images: Tensor) -> Tensor:
-    """In the memory format of a network's inputs and gradients: what is made of both needs no other."""
+    """The images in the memory format of a network's inputs and gradients."""
     return images.contiguous(memory_format=memory_format(images))
 
 
@@ -51,14 +54,14 @@ def check_counts(method: str, **options: int) -> None:
             raise InputError(f"{method} {name} must be a whole number of at least 1, got {value!r}")
 
 
-@torch.inference_mode(False)  # what is built here meets autograd, which refuses inference tensors
+@torch.inference_mode(False)  # autograd refuses inference tensors
 def sum_of_gradients(
     trace: Trace, points: int, visit: Callable[[range, Tensor, Tensor], tuple[Tensor, Tensor]], power: int = 1
 ) -> Tensor:
-    """ "b c H W": sum over points of weight * gradient ** power, each image's points of its own.
+    """ "b c H W": the sum over points of weight * gradient ** power, for each image.
 
     visit(touched, which, rows) builds a batch: "j c H W" inputs and weights that broadcast to them. Input j
-    is point touched[which[j]] of image rows[j]. Points vary slowest: a batch shares what a point needs.
+    is point touched[which[j]] of image rows[j]. Points vary slowest.
     """
     count = len(trace.images)
     total = weights = torch.zeros_like(as_read(working_images(trace)))
@@ -94,13 +97,9 @@ def gradient(trace: Trace) -> Signed:
 
 
 @explainer(
-    "gradient-x-input",
-    needs=("input_gradient",),
-    cite="shrikumar2017deeplift",
-    aliases=("input-x-gradient", "gradxinput"),
-    card=GRADIENT_CARD,
-    volumes=True,
-)
+    "gradient-x-input", needs=("input_gradient",), cite="shrikumar2017deeplift", card=GRADIENT_CARD,
+    aliases=("input-x-gradient", "gradxinput"), volumes=True,
+)  # fmt: skip
 def gradient_x_input(trace: Trace) -> Signed:
     """The gradient of the logit times the image, both in normalised space.
 
@@ -111,12 +110,9 @@ def gradient_x_input(trace: Trace) -> Signed:
 
 
 @explainer(
-    "smoothgrad",
-    cite="smilkov2017smoothgrad",
-    card=GRADIENT_CARD,
-    sufficient_repeats={"samples": 25},
+    "smoothgrad", cite="smilkov2017smoothgrad", card=GRADIENT_CARD, sufficient_repeats={"samples": 25},
     volumes=True,
-)
+)  # fmt: skip
 def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared: bool = False) -> Signed:
     """The mean gradient at noisy copies of the image.
 
@@ -137,13 +133,9 @@ def smoothgrad(trace: Trace, *, samples: int = 50, noise: float = 0.15, squared:
 
 
 @explainer(
-    "integrated-gradients",
-    cite="sundararajan2017ig",
-    aliases=("ig",),
-    card=GRADIENT_CARD,
-    sufficient_repeats={"steps": 13},
-    volumes=True,
-)
+    "integrated-gradients", cite="sundararajan2017ig", aliases=("ig",), card=GRADIENT_CARD,
+    sufficient_repeats={"steps": 13}, volumes=True,
+)  # fmt: skip
 def integrated_gradients(
     trace: Trace, *, steps: int = 50, baseline: str = "zero", rule: str = "gauss-legendre"
 ) -> Signed:
@@ -183,10 +175,10 @@ def quadrature(rule: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normal_noise(trace: Trace, sample: int) -> Tensor:
-    """ "c H W" of standard normal noise that depends on the seed and the sample's number alone.
+    """ "c H W" of standard normal noise that depends only on the seed and the sample's number.
 
-    A GPU draws with its own generator, which repeats there but is not the CPU's: noise made on the host took
-    five times as long as the passes it feeds.
+    A GPU draws with its own generator, so its numbers differ from those of a CPU: noise drawn on the host
+    takes five times as long as the passes it feeds.
     """
     shape, device = trace.images.shape[1:], trace.images.device
     if device.type == "cpu":
@@ -195,3 +187,172 @@ def normal_noise(trace: Trace, sample: int) -> Tensor:
     (state,) = np.random.SeedSequence((trace.seed, sample)).generate_state(1, np.uint64)
     generator = torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
     return torch.randn(shape, generator=generator, device=device)
+
+
+@explainer(
+    "gradient-shap", cite="erion2021expected", aliases=("gradientshap", "expected-gradients"),
+    card=GRADIENT_CARD, volumes=True,
+)  # fmt: skip
+def gradient_shap(trace: Trace, *, samples: int = 50, baseline: str = "noise", noise: float = 0.0) -> Signed:
+    """The gradient at random points between the image and random baselines, times the way.
+
+    1/n sum_s (x_s - b_s) * dy/dx (b_s + a_s (x_s - b_s)), a_s uniform in [0, 1], x_s = x + noise.
+    baseline: "noise" (standard normal in normalised space, another one for each sample), or one image for
+    all: "zero" (in normalised space), "black", "blur".
+    noise: standard deviation of what is added to the image, as a share of its range.
+
+    Without a data set to draw from, baselines are noise images or one fixed image. The points on the line are
+    spread evenly, with one drawn at random in each of n equal parts, which keeps the mean and lowers its
+    error. Sample s draws from (seed, s) alone, the same for every image.
+    """
+    check_counts("gradient-shap", samples=samples)
+    if noise < 0:
+        raise InputError(f"gradient-shap noise must not be negative, got {noise}")
+    images = working_images(trace)
+    fixed = None
+    if baseline != "noise":
+        fixed = baseline_images(trace.model, images, baseline, trace.seed, STARTS)
+    low, high = images.flatten(1).aminmax(dim=1)
+    deviation = per_map(noise * (high - low), images)
+    drawn = np.random.default_rng((trace.seed, samples)).random(samples)
+    places = per_map(images.new_tensor((np.arange(samples) + drawn) / samples), images)
+
+    def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        end, start = images[rows], None if fixed is None else fixed[rows]
+        if noise > 0:
+            added = torch.stack([normal_noise(trace, 2 * s + 1) for s in touched])
+            end = end + deviation[rows] * added[which]
+        if start is None:
+            start = torch.stack([normal_noise(trace, 2 * s) for s in touched]).to(images)[which]
+        way = end - start
+        return start + places[which + touched.start] * way, way / samples
+
+    return over_channels(sum_of_gradients(trace, samples, visit))
+
+
+@explainer("blur-ig", cite="xu2020blurig", card=GRADIENT_CARD)
+def blur_ig(trace: Trace, *, steps: int = 100, sigma: float = 50.0) -> Signed:
+    """The gradient summed while the image is sharpened from a blur of `sigma` pixels.
+
+    -sum_i dy/dx (L(x, s_i)) * dL/ds (x, s_i) * sigma / steps, s_i = i sigma / steps, L the Gaussian blur with
+    zeros beyond the border, dL/ds a difference quotient of step 0.01, as in the authors' package. Different
+    from it: the quotient is taken of the blur matrices in float64, not of two blurred images, so float32
+    images lose no digits. With D = (K' - K) / 0.01 for the two blurs K and K',
+    (K' X K'^T - K X K^T) / 0.01 = D X K'^T + K X D^T.
+    """
+    check_counts("blur-ig", steps=steps)
+    if not 0 < sigma < math.inf:
+        raise InputError(f"blur-ig sigma must be a positive number of pixels, got {sigma}")
+    # Rows outermost and columns innermost: both products are then plain batched ones, with no copy.
+    images = working_images(trace).permute(0, 2, 1, 3).contiguous()
+
+    def visit(touched: range, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        blurred, change = _blur_and_change(images[rows], [i * sigma / steps for i in touched], which)
+        return blurred.permute(0, 2, 1, 3), change.permute(0, 2, 1, 3) * (-sigma / steps)
+
+    return over_channels(sum_of_gradients(trace, steps, visit))
+
+
+def _blur_and_change(images: Tensor, sigmas: list[float], which: Tensor) -> tuple[Tensor, Tensor]:
+    """Blurred "j h c w" and its change with sigma; image j is blurred by sigmas[which[j]]."""
+    height, _, width = images.shape[1:]
+    left, left_change = _matrices(height, sigmas, images)
+    right, right_change = (left, left_change) if width == height else _matrices(width, sigmas, images)
+    in_rows = _along_rows(images, right[which])
+    change_in_rows = _along_rows(images, right_change[which])
+    blurred = _along_columns(in_rows, left[which])
+    change = _along_columns(in_rows + BLUR_STEP * change_in_rows, left_change[which])
+    return blurred, change + _along_columns(change_in_rows, left[which])
+
+
+def _matrices(size: int, sigmas: list[float], like: Tensor) -> tuple[Tensor, Tensor]:
+    """ "k size size" twice: the blurs K and their change D."""
+    both = blur_matrices(size, [*sigmas, *(s + BLUR_STEP for s in sigmas)], "constant", like.device)
+    blur, wider = both.chunk(2)
+    return blur.to(like.dtype), ((wider - blur) / BLUR_STEP).to(like.dtype)
+
+
+def _along_rows(images: Tensor, matrices: Tensor) -> Tensor:
+    """X M^T of every row of "j h c w"."""
+    return torch.bmm(images.flatten(1, 2), matrices.transpose(1, 2)).view_as(images)
+
+
+def _along_columns(images: Tensor, matrices: Tensor) -> Tensor:
+    """M X of every column of "j h c w"."""
+    return torch.bmm(matrices, images.flatten(2)).view_as(images)
+
+
+@explainer(
+    "guided-ig", cite="kapishnikov2021guidedig", aliases=("guided-integrated-gradients", "gig"),
+    card=GRADIENT_CARD, volumes=True,
+)  # fmt: skip
+def guided_ig(
+    trace: Trace, *, steps: int = 200, fraction: float = 0.25, max_dist: float = 0.02, baseline: str = "zero"
+) -> Signed:
+    """The gradient summed on a path that avoids steep features as long as it can.
+
+    sum_t dy/dx (x_t) * (x_t+1 - x_t). Each step takes the gradient once and closes 1/steps of the L1 distance
+    to the image by moving only the `fraction` of features with the smallest |gradient|, in rounds, as far as
+    they may go: no feature leaves the straight line by more than `max_dist` of its way.
+    baseline: as for integrated-gradients.
+
+    Different from the authors' package: all images of the batch walk together, one forward and one backward
+    pass per step, and a round that can move nothing ends the step. The features that move are chosen by rank,
+    so the rounding of a float32 network, which depends on the batch size, can change the path and the map.
+    """
+    check_counts("guided-ig", steps=steps)
+    if not 0 <= fraction <= 1 or not 0 <= max_dist <= 1:
+        raise InputError(f"guided-ig fraction and max_dist must be in [0, 1], got {fraction} and {max_dist}")
+    images = working_images(trace)
+    start = baseline_images(trace.model, images, baseline, trace.seed, STARTS).double().flatten(1)
+    way = trace.images.double().flatten(1) - start
+    done, attributions = torch.zeros_like(way), torch.zeros_like(way)
+    for step in range(1, steps + 1):
+        gradients = _gradients(trace, start + way * done)
+        further = _advance(done, way.abs(), gradients.abs(), step / steps, fraction, max_dist)
+        attributions += (further - done) * gradients
+        done = further
+    return over_channels((attributions * way).view_as(trace.images))
+
+
+def _gradients(trace: Trace, points: Tensor) -> Tensor:
+    """ "b n" gradients at "b n" points."""
+    parts: list[Tensor] = []
+    trace.queue.input_gradients(
+        len(points),
+        lambda start, stop: (points[start:stop].view_as(trace.images[start:stop]), trace.targets[start:stop]),
+        lambda gradients, _logits, _start, _stop: parts.append(gradients.flatten(1)),
+    )
+    return torch.cat(parts)
+
+
+def _advance(
+    done: Tensor, lengths: Tensor, slopes: Tensor, share: float, fraction: float, max_dist: float
+) -> Tensor:
+    """The fraction "b n" of its path that each feature has moved after a step.
+
+    done: the same before it; lengths: |image - baseline|; slopes: |gradient|; share: the fraction of the L1
+    distance to be moved after the step.
+    """
+    least, most = max(share - max_dist, 0.0), min(share + max_dist, 1.0)
+    wanted = lengths.sum(1, keepdim=True) * (1 - share)
+    done = done.clamp(min=least)
+    slopes = slopes.masked_fill(lengths == 0, torch.inf)  # these cannot move
+    walking = torch.ones_like(wanted, dtype=torch.bool)
+    while walking.any():
+        remaining = torch.linalg.vecdot(lengths, 1 - done)[:, None]
+        walking = walking & ~torch.isclose(remaining, wanted, rtol=CLOSE, atol=CLOSE)
+        slopes = slopes.masked_fill_(done == most, torch.inf)
+        chosen = walking & (slopes <= _lower_quantile(slopes, fraction)) & (slopes != torch.inf)
+        room = (most - done) * chosen
+        reach = torch.linalg.vecdot(lengths, room)[:, None]
+        needed = torch.where(reach > 0, (remaining - wanted) / reach, 0.0)
+        walking = walking & (needed > 1)
+        done = torch.where(chosen & walking, most, done + room * needed)
+    return done
+
+
+def _lower_quantile(values: Tensor, fraction: float) -> Tensor:
+    """ "b 1": the largest value at or below the quantile of each row."""
+    rank = int(fraction * (values.shape[1] - 1))
+    return values.topk(rank + 1, dim=1, largest=False, sorted=False).values.amax(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation: the logit is handed back, layer by layer, to what made it.
+"""Layer-wise relevance propagation: the logit is distributed back, layer by layer, to the input.
 
 Each layer shares its output's relevance R among its inputs by what they contributed. For a linear step
 z_j = sum_i x_i w_ij + b_j:
@@ -8,17 +8,16 @@ z_j = sum_i x_i w_ij + b_j:
               round for negative x_i                                                  (montavon2019lrp)
     z+        only what is positive: x+ w+ and x- w-                                  (montavon2019lrp)
 
-Bias and stabiliser (1e-6) absorb their share. Activations pass relevance on as it is, sums and averages share
-it by value, max pooling gives it to the largest. A batch normalisation is merged into the convolution before
-it, for the pass and without touching the network; elsewhere it is a linear step of its own. Normalisation
-over channels holds its deviation fixed, gates (a sigmoid that multiplies) count as weights, and other
-products, those of attention among them, give half to each factor (achtibat2024attnlrp).
+Bias and stabiliser (1e-6) absorb their share. Activations pass relevance on unchanged, sums and averages
+share it by value, max pooling gives it to the largest. A batch normalisation is merged into the convolution
+before it, in the pass only; elsewhere it is a linear step. The deviation of a normalisation over channels is
+held fixed, gates (a sigmoid that multiplies) count as weights, and other products, those of attention among
+them, give half to each factor (achtibat2024attnlrp).
 
-All of this is written as gradients: with R = x g in every place, a rule is a change of g, and a pass of
-autograd is a pass of relevance.
+All of this is written as gradients: with R = x g in every place, a rule is a change of g.
 
 Deviations: relevance starts with the logit itself, so that the map sums to the logit less what was absorbed.
-The first layer has no rule of its own.
+The first layer has no special rule.
 """
 
 from __future__ import annotations
@@ -34,33 +33,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.gradients import GRADIENT_CARD, working_images
-from heatproof.explain.rules import (
-    OWN_PASS,
-    Rule,
-    attend,
-    carrying,
-    own_gradient,
-    without_attention,
-)
+from heatproof.explain.rules import OWN_PASS, Rule, attend, carrying, own_gradient, without_attention
 from heatproof.registry import explainer
 from heatproof.types import Trace
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # inputs, weight, bias
 Share = Callable[[Tensor, Tensor, Tensor, Tensor | None, Linear], Tensor]
 ACTIVATIONS = (
-    "relu6",
-    "hardtanh",
-    "gelu",
-    "silu",
-    "mish",
-    "hardswish",
-    "elu",
-    "selu",
-    "celu",
-    "softplus",
-    "tanh",
-)
-CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+    "relu6", "hardtanh", "gelu", "silu", "mish", "hardswish", "elu", "selu", "celu", "softplus", "tanh",
+)  # fmt: skip
 TINY = 1e-9  # where an activation's input is 0, so that its relevance is
 CARD = replace(
     GRADIENT_CARD, sign="relevance summed over channels; negatives are clipped when the map is normalised"
@@ -69,7 +50,7 @@ CARD = replace(
 
 @explainer("lrp", cite="bach2015lrp", card=CARD, cost=OWN_PASS, architecture="cnn", volumes=True)
 def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
-    """The logit handed back layer by layer, by what each input contributed.
+    """The logit distributed back layer by layer, by what each input contributed.
 
     sum_c R_c at the input. Dense layers follow the epsilon rule.
     rule: of convolutions: "z+" (zennit's EpsilonPlus), "gamma" or "epsilon".
@@ -78,14 +59,18 @@ def lrp(trace: Trace, *, rule: str = "z+", gamma: float = 0.25) -> Tensor:
         raise InputError(
             f"lrp rule must be 'z+', 'gamma' or 'epsilon', and gamma > 0; got {rule!r} and {gamma}"
         )
-    shares: dict[str, Share] = {"z+": positive, "gamma": partial(favouring, gamma), "epsilon": as_it_is}
-    rules = _rules(shares[rule], as_it_is) | without_attention("lrp", trace, "attnlrp")
+    shares: dict[str, Share] = {
+        "z+": positive_rule,
+        "gamma": partial(gamma_rule, gamma),
+        "epsilon": epsilon_rule,
+    }
+    rules = _rules(shares[rule], epsilon_rule) | without_attention("lrp", trace, "attnlrp")
     return (working_images(trace) * own_gradient(trace, rules)).sum(1)
 
 
 @explainer("attnlrp", cite="achtibat2024attnlrp", card=CARD, cost=OWN_PASS, architecture="transformer")
 def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> Tensor:
-    """The logit handed back layer by layer, also through attention.
+    """The logit distributed back layer by layer, also through attention.
 
     sum_c R_c at the input. A product of matrices gives half to each factor, a softmax its first-order share.
     gamma, conv_gamma: of the gamma rule, in dense layers and in the convolution that makes tokens; 0 is the
@@ -93,7 +78,7 @@ def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> T
     """
     if gamma < 0 or conv_gamma < 0:
         raise InputError(f"attnlrp gamma and conv_gamma must not be negative; got {gamma} and {conv_gamma}")
-    shares = [partial(favouring, value) if value else as_it_is for value in (conv_gamma, gamma)]
+    shares = [partial(gamma_rule, value) if value else epsilon_rule for value in (conv_gamma, gamma)]
     seen = 0
 
     def attention(_function: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -116,12 +101,16 @@ def attnlrp(trace: Trace, *, gamma: float = 0.05, conv_gamma: float = 0.25) -> T
     return (working_images(trace) * gradient).sum(1)
 
 
-def as_it_is(value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear) -> Tensor:
+def epsilon_rule(
+    value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
+) -> Tensor:
     """The epsilon rule."""
     return carrying(value, (linear(inputs, weight, bias), None))
 
 
-def positive(value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear) -> Tensor:
+def positive_rule(
+    value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
+) -> Tensor:
     """The z+ rule."""
     up, down = _signs(inputs)
     total = linear(up, weight.clamp(min=0), None if bias is None else bias.clamp(min=0))
@@ -130,7 +119,7 @@ def positive(value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None,
     return carrying(value, (total, None))
 
 
-def favouring(
+def gamma_rule(
     gamma: float, value: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, linear: Linear
 ) -> Tensor:
     """The gamma rule, also for inputs below 0."""
@@ -150,20 +139,20 @@ def _signs(inputs: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _rules(convolved: Share, dense: Share) -> dict[str, Rule]:
-    made: Any = WeakIdKeyDictionary()  # what a convolution returned -> how
+    convolutions: Any = WeakIdKeyDictionary()  # by output: the arguments
     gates: Any = WeakIdKeyDictionary()
 
     def convolution(
         function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
         def linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-            convolution: Tensor = function(x, w, b, *args, **kwargs)
-            return convolution
+            output: Tensor = function(x, w, b, *args, **kwargs)
+            return output
 
         with torch.no_grad():
             value = linear(inputs, weight, bias)
         output = convolved(value, inputs, weight, bias, linear) if inputs.requires_grad else value
-        made[output] = inputs, weight, bias, linear
+        convolutions[output] = inputs, weight, bias, linear
         return output
 
     def affine(function: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -176,9 +165,9 @@ def _rules(convolved: Share, dense: Share) -> dict[str, Rule]:
         momentum: float = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
         value: Tensor = function(inputs, mean, variance, weight, bias, training, momentum, eps)
-        if training or inputs not in made or mean is None or variance is None:
+        if training or inputs not in convolutions or mean is None or variance is None:
             return carrying(value, (value, None)) if value.requires_grad else value
-        source, kernel, shift, linear = made[inputs]
+        source, kernel, shift, linear = convolutions[inputs]
         scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
         shift = ((0 if shift is None else shift) - mean) * scale + (0 if bias is None else bias)
         merged = kernel * scale.view(-1, *[1] * (kernel.ndim - 1))
@@ -200,13 +189,16 @@ def _rules(convolved: Share, dense: Share) -> dict[str, Rule]:
             return first.detach() * second if first in gates else first * second.detach()
         return _halved(function(first, second, *args, **kwargs))
 
-    rules: dict[str, Rule] = dict.fromkeys(CONVOLUTIONS, convolution) | dict.fromkeys(ACTIVATIONS, activation)
-    rules |= dict.fromkeys(("mul", "matmul", "bmm"), product) | dict.fromkeys(
-        ("sigmoid", "hardsigmoid"), gate
-    )
-    return rules | {
-        "linear": affine, "batch_norm": batch_norm, "layer_norm": _layer_norm, "group_norm": _group_norm,
-    }  # fmt: skip
+    return {
+        **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
+        **dict.fromkeys(ACTIVATIONS, activation),
+        **dict.fromkeys(("mul", "matmul", "bmm"), product),
+        **dict.fromkeys(("sigmoid", "hardsigmoid"), gate),
+        "linear": affine,
+        "batch_norm": batch_norm,
+        "layer_norm": _layer_norm,
+        "group_norm": _group_norm,
+    }
 
 
 def _layer_norm(

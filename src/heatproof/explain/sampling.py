@@ -1,13 +1,12 @@
-"""Maps that are estimates: drawn in rounds, until the part that matters is known well enough.
+"""Maps that are estimated from samples, in rounds until their strongest part is known well enough.
 
-RISE and LIME read a map out of draws, so every value of it has a standard error, which stands beside it. With
-a number of draws the map is what those say. With "auto" the draws come in rounds, and an image is done when
+RISE and LIME estimate every value with a standard error. With a fixed number of samples there is one round.
+With "auto" samples come in rounds, and an image is done when
 
     sqrt(mean over T of error^2) <= bound * (mean over T of the map - mean of the whole map)
 
-where T is the strongest fifth of the map: what is uncertain there is small beside what lifts it above the
-rest. Images that are done cost nothing more, the others go on up to a ceiling. After which round an image
-stops depends on its own draws alone, so neither its batch nor its company changes a map.
+where T is the strongest fifth of the map. Images that are done cost nothing more, the others go on up to a
+ceiling. The last round of an image depends on its own samples alone, so its batch does not change the map.
 """
 
 from __future__ import annotations
@@ -31,46 +30,47 @@ Fit = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (images, "r n" scores
 
 
 class Estimate(NamedTuple):
-    """What a method returns that draws: its maps, how far they may be off, what they took."""
+    """The maps of a method that samples, with their standard errors and costs."""
 
     values: Tensor  # "b h w"
     error: Tensor  # "b h w", the standard error of each value
     passes: Tensor  # "b", inputs sent through the network for each map
 
 
-def rounds_of(method: str, option: str, asked: int | str, first: int, ceiling: int) -> list[int]:
-    """How many draws an image has had after each round; one round where a number is asked for.
-
-    Rounds of "auto" double every second time, so that no image goes far beyond its need.
+def rounds_of(method: str, option: str, samples: int | str, first: int, ceiling: int) -> list[int]:
+    """Numbers of samples after each round; one round for a fixed number. With "auto" they double every second
+    time, so that no image goes far beyond its need.
 
     >>> rounds_of("lime", "samples", 40, 250, 1000), rounds_of("lime", "samples", "auto", 250, 1000)
     ([40], [250, 375, 500, 750, 1000])
     """
-    if asked == AUTO:
+    if samples == AUTO:
         steps = [step for i in range(64) for step in (first << i, 3 * first << i >> 1)]
         return [*(step for step in steps if step < ceiling), ceiling]
-    if not isinstance(asked, int) or asked < 1:
-        raise InputError(f"{method} {option} must be a whole number of at least 1 or {AUTO!r}, got {asked!r}")
-    return [asked]
+    if not isinstance(samples, int) or samples < 1:
+        raise InputError(
+            f"{method} {option} must be a whole number of at least 1 or {AUTO!r}, got {samples!r}"
+        )
+    return [samples]
 
 
 def in_rounds(count: int, rounds: Sequence[int], ask: Ask, fit: Fit, bound: float = BOUND) -> Estimate:
-    """The maps of `count` images; each image takes part in rounds until it is settled."""
+    """Estimate the maps of `count` images; each takes part in rounds until it is settled."""
     if not bound > 0:
         raise InputError(f"bound must be above 0, got {bound}")
     left, scores = torch.arange(count), None
-    found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    results: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for start, stop in pairwise([0, *rounds]):
         new = ask(left, start, stop)
         scores = new if scores is None else torch.cat([scores, new], 1)
         values, error = fit(left, scores)
         done = settled(values, error, bound).cpu() if stop < rounds[-1] else torch.ones_like(left).bool()
         here = done.to(values.device)
-        found.append((left[done], values[here], error[here], torch.full_like(left[done], stop)))
+        results.append((left[done], values[here], error[here], torch.full_like(left[done], stop)))
         left, scores = left[~done], scores[~here.to(scores.device)]
         if not len(left):
             break
-    which, values, error, passes = (torch.cat(parts) for parts in zip(*found, strict=True))
+    which, values, error, passes = (torch.cat(parts) for parts in zip(*results, strict=True))
     order = which.argsort().to(values.device)
     return Estimate(values[order], error[order], passes.to(values.device)[order])
 
@@ -89,12 +89,12 @@ def designed_rows(count: int, random: np.random.Generator) -> np.ndarray:
 
 
 def settled(values: Tensor, error: Tensor, bound: float = BOUND) -> Tensor:
-    """ "b" bool: maps whose strongest fifth is known within `bound` of its height over the map's mean."""
+    """ "b" bool: maps whose uncertainty is at most `bound`."""
     return uncertainty(values, error) <= bound
 
 
 def uncertainty(values: Tensor, error: Tensor) -> Tensor:
-    """ "b": the error of a map's strongest fifth, as a share of how far it stands above the map's mean.
+    """ "b": the error of a map's strongest fifth, relative to its height above the map's mean.
 
     >>> values = torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0]]])
     >>> round(uncertainty(values, torch.full((1, 1, 5), 0.2)).item(), 6)
@@ -104,5 +104,5 @@ def uncertainty(values: Tensor, error: Tensor) -> Tensor:
     top = pixels.topk(max(1, round(REGION * pixels.shape[1])), dim=1)
     height = top.values.mean(1) - pixels.mean(1)
     doubt = errors.gather(1, top.indices).square().mean(1).sqrt()
-    # Where no draw changes anything but the last bit, nothing stands out and nothing is in doubt.
+    # Where samples differ by rounding only, the map is constant and certain.
     return torch.where(doubt > ROUNDING * pixels.abs().amax(1), doubt / height, 0.0)

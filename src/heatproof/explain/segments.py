@@ -1,13 +1,12 @@
-"""Pictures cut into segments of similar colour, and maps read per segment.
+"""Superpixels of images, maps per segment, and the cache of what is computed from pixels alone.
 
-Segmentation sees the picture, not the model's input: images go back to 8 bits through the model's own
-preprocessing (model.preprocess.restore). Where that preprocessing has another number of channels than the
-images, each image is scaled to its own range instead.
+Segmentation reads the image, not the model's input: inputs go back to 8 bits through the model's own
+preprocessing, or are scaled to their own range if that has another number of channels.
 slic: achanta2012slic; quickshift: vedaldi2008quickshift; both from scikit-image, on the CPU.
 
-Cutting takes longer than a pass, and an audit asks for the same pictures again and again (under random
-weights, other draws, other methods). So the last cuts are kept, by what the picture looks like, and a run
-begins to cut the next pictures while the network is busy with these.
+Segmenting takes longer than a pass, and an audit needs the same images repeatedly (under random weights, with
+other samples, for other methods). So the last results are cached by the content of the image, and a run
+starts with the next images while the network is busy.
 """
 
 from __future__ import annotations
@@ -17,27 +16,68 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.explain.pixels import LastBatch, in_threads, threads
+from heatproof.images.loader import available_cpus
 from heatproof.models.model import Model
 from heatproof.show import eight_bit
 from heatproof.timeline import span
 from heatproof.types import per_map, size_of
 
 QUICKSHIFT = {"kernel_size": 4, "max_dist": 200, "ratio": 0.2}
-PIXELS_KEPT = 2**24  # of cuts: 334 pictures of 224x224, 64 MB
+CACHED_PIXELS = 2**24  # 334 images of 224x224, 64 MB
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@cache
+def threads(name: str) -> ThreadPoolExecutor:
+    """A pool for work that releases the GIL, one for each name: short work does not wait for long work."""
+    return ThreadPoolExecutor(available_cpus(), thread_name_prefix=f"heatproof-{name}")
+
+
+if hasattr(os, "register_at_fork"):  # the threads of a pool are not copied into a child process
+    os.register_at_fork(after_in_child=threads.cache_clear)
+
+
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """The results of a short function, in order."""
+    return list(threads("short").map(function, items))
+
+
+class LastBatch:
+    """Caches the result for the last batch on a GPU, to copy its pixels to the host once.
+
+    The batch is held too, so that its memory is not reused. On a CPU, others (NumPy) may write to it unseen.
+    """
+
+    def __init__(self) -> None:
+        self.cached: tuple[Tensor, int, tuple[Any, ...], Tensor] | None = None
+
+    def get(self, images: Tensor, options: tuple[Any, ...]) -> Tensor | None:
+        if self.cached is None or not images.is_cuda or images.is_inference():
+            return None
+        batch, version, before, result = self.cached
+        same = batch.data_ptr() == images.data_ptr() and batch.shape == images.shape
+        same = same and batch.stride() == images.stride() and batch.device == images.device
+        return result if same and version == images._version and before == options else None
+
+    def put(self, images: Tensor, options: tuple[Any, ...], result: Tensor) -> Tensor:
+        if images.is_cuda and not images.is_inference():
+            self.cached = images.detach(), images._version, options, result
+        return result
 
 
 def pictures_of(model: Model, images: Tensor) -> Tensor:
-    """ "b c H W" in [0, 1]: what a person would see."""
+    """ "b c H W" in [0, 1]: the images before preprocessing."""
     images = images.float()
     if model.preprocess.channels == images.shape[1]:
         return model.preprocess.restore(images)
@@ -63,78 +103,79 @@ def segments_of(
         raise InputError(f"slic needs count >= 1 and compactness > 0, got {count} and {compactness}")
     if kind == "quickshift" and images.ndim > 4:
         raise InputError("quickshift cuts pictures, not volumes; use segments='slic'")
-    asked = (kind, count, compactness, seed, model.preprocess)
-    if (known := _last.of(images, asked)) is not None:
+    options = (kind, count, compactness, seed, model.preprocess)
+    if (known := _last.get(images, options)) is not None:
         return known
-    pictures = eight_bit(pictures_of(model, images)).movedim(1, -1).cpu().numpy()
-    coming = in_threads(lambda picture: _cuts.begin(picture, kind, count, compactness, seed), pictures)
+    futures = _begin(model, images, kind, count, compactness, seed)
     with span("waiting", "superpixels"):
-        found = [cut.result() for cut in coming]
-    return _last.keep(images, asked, torch.from_numpy(np.stack(found)).long().to(images.device))
+        segments = np.stack([future.result() for future in futures])
+    return _last.put(images, options, torch.from_numpy(segments).long().to(images.device))
 
 
 def cut_ahead(model: Model, images: Tensor, options: Mapping[str, Any], seed: int) -> None:
-    """Begin to cut pictures for a method with these options, if it is one that looks at segments."""
-    if "segment_count" in options and 4 * len(images) * math.prod(size_of(images)) <= PIXELS_KEPT:
-        asked = (str(options["segments"]), options["segment_count"], options["compactness"], seed)
-        pictures = eight_bit(pictures_of(model, images)).movedim(1, -1).cpu().numpy()
-        in_threads(lambda picture: _cuts.begin(picture, *asked), pictures)
+    """Start to segment images for a method with these options, if it is one that reads segments."""
+    if "segment_count" in options and 4 * len(images) * math.prod(size_of(images)) <= CACHED_PIXELS:
+        _begin(
+            model, images, str(options["segments"]), options["segment_count"], options["compactness"], seed
+        )
 
 
-_last = LastBatch()
+def _begin(model: Model, images: Tensor, *options: Any) -> list[Future[np.ndarray]]:
+    arrays = eight_bit(pictures_of(model, images)).movedim(1, -1).cpu().numpy()
+    return in_threads(lambda array: _cache.begin(array, *options), arrays)
 
 
-class _Cuts:
-    """Pictures that were cut or are being cut; the last ones are kept."""
+class _SegmentCache:
+    """Segments of the last images, computed or being computed."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[tuple[Any, ...], Future[np.ndarray]] = OrderedDict()
+        self.futures: OrderedDict[tuple[Any, ...], Future[np.ndarray]] = OrderedDict()
         self.pixels = 0
         self._lock = threading.Lock()
 
     def begin(
-        self, picture: np.ndarray, kind: str, count: int, compactness: float, seed: int
+        self, image: np.ndarray, kind: str, count: int, compactness: float, seed: int
     ) -> Future[np.ndarray]:
-        """The segments of "h w c", now or in a while."""
-        picture = np.ascontiguousarray(picture)
-        asked = (kind, seed) if kind == "quickshift" else (kind, count, compactness)
-        key = (*asked, picture.shape, hashlib.blake2b(picture.data).digest())
+        """The segments of "h w c"."""
+        image = np.ascontiguousarray(image)
+        options = (kind, seed) if kind == "quickshift" else (kind, count, compactness)
+        key = (*options, image.shape, hashlib.blake2b(image.data).digest())
         with self._lock:
-            if key in self.kept:
-                self.kept.move_to_end(key)
-                return self.kept[key]
-            coming = self.kept[key] = threads("cut").submit(_cut, picture, kind, count, compactness, seed)
-            self.pixels += math.prod(picture.shape[:-1])
-            while self.pixels > PIXELS_KEPT and len(self.kept) > 1:
-                (*_, shape, _), _ = self.kept.popitem(last=False)
+            if key in self.futures:
+                self.futures.move_to_end(key)
+                return self.futures[key]
+            future = self.futures[key] = threads("cut").submit(_cut, image, kind, count, compactness, seed)
+            self.pixels += math.prod(image.shape[:-1])
+            while self.pixels > CACHED_PIXELS and len(self.futures) > 1:
+                (*_, shape, _), _ = self.futures.popitem(last=False)
                 self.pixels -= math.prod(shape[:-1])
-            return coming
+            return future
 
 
-_cuts = _Cuts()
-if hasattr(os, "register_at_fork"):  # what the parent's threads are cutting never arrives in a child process
-    os.register_at_fork(after_in_child=_cuts.__init__)  # type: ignore[misc]
+_last, _cache = LastBatch(), _SegmentCache()
+if hasattr(os, "register_at_fork"):  # the futures of the parent's threads never end in a child process
+    os.register_at_fork(after_in_child=_cache.__init__)  # type: ignore[misc]
 
 
-def _cut(picture: np.ndarray, kind: str, count: int, compactness: float, seed: int) -> np.ndarray:
+def _cut(image: np.ndarray, kind: str, count: int, compactness: float, seed: int) -> np.ndarray:
     from skimage.segmentation import quickshift, slic
 
-    if picture.shape[-1] == 1:
-        picture = picture.repeat(3, axis=-1)
+    if image.shape[-1] == 1:
+        image = image.repeat(3, axis=-1)
     with span("superpixels"):
         if kind == "slic":
-            found = slic(picture, n_segments=count, compactness=compactness, start_label=0, channel_axis=-1)
+            labels = slic(image, n_segments=count, compactness=compactness, start_label=0, channel_axis=-1)
         else:
-            coloured = picture.shape[-1] == 3
-            found = quickshift(picture, **QUICKSHIFT, rng=seed, convert2lab=coloured, channel_axis=-1)
-        return np.unique(found, return_inverse=True)[1].reshape(found.shape).astype(np.int32)
+            in_colour = image.shape[-1] == 3
+            labels = quickshift(image, **QUICKSHIFT, rng=seed, convert2lab=in_colour, channel_axis=-1)
+        return np.unique(labels, return_inverse=True)[1].reshape(labels.shape).astype(np.int32)
 
 
 def segment_means(values: Tensor, segments: Tensor) -> Tensor:
-    """ "b c s": the mean of "b c H W" in every segment; 0 in numbers an image does not use."""
+    """ "b c s": the mean of "b c H W" in every segment; 0 for numbers that an image does not use."""
     spots = segments.flatten(1)
     size = int(spots.max()) + 1
-    exact = values.double() if values.is_cuda else values  # a GPU adds in any order: here it leaves no trace
+    exact = values.double() if values.is_cuda else values  # the order of a GPU's sums leaves no trace in it
     sums = exact.new_zeros(*values.shape[:2], size)
     sums.scatter_add_(2, spots[:, None].expand(-1, values.shape[1], -1), exact.flatten(2))
     areas = exact.new_zeros(len(values), 1, size)
@@ -143,21 +184,21 @@ def segment_means(values: Tensor, segments: Tensor) -> Tensor:
 
 
 def paint(weights: Tensor, segments: Tensor) -> Tensor:
-    """ "b H W": every pixel gets its segment's number of "b s"."""
+    """ "b H W": the number in "b s" of every pixel's segment."""
     return weights.gather(1, segments.flatten(1)).view(segments.shape)
 
 
 def top_segments(values: Tensor, segments: Tensor, count: int = 5, signed: bool = False) -> Tensor:
-    """ "b H W" of -1, 0 and 1: the signs of the `count` segments of each image that weigh most.
+    """ "b H W" of -1, 0 and 1: the signs of the `count` segments of each image with the largest weights.
 
-    Positive segments alone, or with signed=True those of largest |weight|, whatever their sign. Ties go to
-    the lower segment number; segments of weight 0 are never shown.
+    Positive segments only, or with signed=True those of largest |weight|. Ties go to the lower segment
+    number; segments of weight 0 are left out.
 
     >>> top_segments(torch.tensor([[[1.0, -3.0, 2.0]]]), torch.tensor([[[0, 1, 2]]]), 2, signed=True).tolist()
     [[[0, -1, 1]]]
     """
     weights = segment_means(values[:, None].float(), segments)[:, 0]
     strength = weights.abs() if signed else weights.clamp(min=0)
-    kept = strength.argsort(dim=1, descending=True, stable=True)[:, :count]
-    shown = torch.zeros_like(weights).scatter(1, kept, weights.gather(1, kept).sign())
-    return paint(shown if signed else shown.clamp(min=0), segments).to(torch.int8)
+    top = strength.argsort(dim=1, descending=True, stable=True)[:, :count]
+    signs = torch.zeros_like(weights).scatter(1, top, weights.gather(1, top).sign())
+    return paint(signs if signed else signs.clamp(min=0), segments).to(torch.int8)

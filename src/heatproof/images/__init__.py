@@ -1,4 +1,4 @@
-"""Where pictures come from, and what is done to them before a model sees them."""
+"""Sources of images, their preprocessing, and batches of model-ready tensors."""
 
 import lazy_loader
 

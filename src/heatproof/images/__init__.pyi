@@ -1,9 +1,8 @@
-from .codes import make_qr
-from .dicom import open_image
+from .codes import make_qr, make_scenes
+from .files import open_image
 from .kinds import SOURCES, open_source, source_options
 from .loader import Failure, Loaded, batches
 from .preprocess import Carried, Preprocess
-from .scenes import make_scenes
 from .source import Sample, Source, select
 
 __all__ = [

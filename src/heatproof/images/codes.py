@@ -1,20 +1,25 @@
-"""Pictures of printed codes with exact masks of their parts, and of hard negatives.
+"""Images of printed codes with exact masks of their parts, of hard negatives, scenes and edited codes.
 
-A positive is a real code (symbols/ has a file for each kind), drawn with whole pixels per module and a
-quiet zone on a plate somewhere in the picture. Because the geometry is known, the masks are exact. A
-negative has the same kind of background, plate and colours (negatives.py, backgrounds.py). Protocol:
-chakraborty2025cambench; varied grounds and a margin around the plate are there so that maps have an outside
-to leak into.
+A positive is a real code (symbols.py), drawn with whole pixels per module and a quiet zone on a plate
+somewhere in the image; because the geometry is known, the masks are exact. A negative has the same kind of
+background, plate and colours (patterns.py). Protocol: chakraborty2025cambench; varied backgrounds and a
+margin around the plate are there so that maps have an outside to leak into. Image i follows from the seed and
+i alone.
 
-Picture i follows from the seed and i alone: asking for more pictures does not change the first ones.
-
-`write_codes` makes files of them, with a manifest that the csv source reads (csv.py):
+`write_codes` writes files and a manifest that the csv source reads:
 
     OUT/manifest.csv             path, label (1: a code), kind, the box's corners, a mask_ column per part,
                                  and what was drawn: version, level, text, and, before a distortion, scale,
                                  quiet, top, left
     OUT/pictures/00000-qr.png
     OUT/masks/00000-finder.png   255 inside; codes only
+
+`make_scenes` draws several codes and distractors (negatives) in one image: the frame is cut into cells of
+equal size, with an object in each. `edit_finders` edits one finder pattern of each QR code:
+
+    remove   its pixels take the plate's light colour
+    move     and it is printed again in the background, off the plate; codes without room for it are left out
+    swap     it changes places with the data at the corner that has no finder
 """
 
 from __future__ import annotations
@@ -22,26 +27,28 @@ from __future__ import annotations
 import csv
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from scipy.ndimage import find_objects, label
 
-from heatproof.errors import InputError
-from heatproof.images.backgrounds import Photos, background, find_photos
-from heatproof.images.csv import CORNERS, MASK
-from heatproof.images.negatives import NEGATIVES, negatives_of
+from heatproof.errors import InputError, did_you_mean
+from heatproof.images.file_sources import CORNERS, MASK
+from heatproof.images.patterns import NEGATIVES, background, find_photos, negatives_of
 from heatproof.images.symbols import PARTS, Code, Modules, Random, Symbol, find_symbol
 
-MARGIN = 0.06  # of each side, kept free around the quiet zone, so that there is an outside to leak into
+MARGIN = 0.06  # of each side, free around the quiet zone
 LARGEST_SIDE = 8192
 MANIFEST = "manifest.csv"
 PLACE = ("scale", "quiet", "top", "left")
 DRAWN = ("version", "level", "text")
 COLUMNS = ("path", "label", "kind", *CORNERS, *(MASK + part for part in PARTS), *DRAWN, *PLACE)
+EDITS = ("remove", "move", "swap")
 
 
 class Spot(NamedTuple):
@@ -71,7 +78,7 @@ class Spot(NamedTuple):
 
 
 class QRSet(NamedTuple):
-    """Pictures, labels (1: a code), masks of the code's parts (empty for negatives), and what was drawn."""
+    """Images, labels (1: a code), masks of the code's parts (empty for negatives), and what was drawn."""
 
     pictures: np.ndarray  # "n H W 3", uint8
     labels: np.ndarray  # "n", int64
@@ -80,7 +87,7 @@ class QRSet(NamedTuple):
     spots: np.ndarray  # "n", Spot: where and what
 
     def take(self, which: slice | np.ndarray) -> QRSet:
-        """Some of the pictures, with what belongs to them."""
+        """Some of the images, with what belongs to them."""
         masks = {part: mask[which] for part, mask in self.masks.items()}
         return QRSet(self.pictures[which], self.labels[which], masks, self.kinds[which], self.spots[which])
 
@@ -115,7 +122,7 @@ def make_codes(
 
     size: the side, or height and width. versions: those to draw from; else the symbol's usual ones as far as
     they fit. photos: a folder, or arrays "H W 3" uint8, for half of the backgrounds. progress: called with
-    the number of pictures made since the last call.
+    the number of images made since the last call.
     """
     kind = find_symbol(symbol)
     frame = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
@@ -123,38 +130,29 @@ def make_codes(
         raise InputError(f"cannot make {n_positive} positives and {n_negative} negatives; ask for 0 or more")
     if seed < 0:
         raise InputError(f"the seed is a number from 0 on; got {seed}")
-    fitting = versions_that_fit(kind, versions, frame)
-    behind = find_photos(photos)
+    fitting, behind = versions_that_fit(kind, versions, frame), find_photos(photos)
     count = n_positive + n_negative
-    pictures = np.empty((count, *frame, 3), np.uint8)
+    images = np.empty((count, *frame, 3), np.uint8)
     labels = np.repeat(np.array([1, 0]), [n_positive, n_negative])
     masks = {part: np.zeros((count, *frame), bool) for part in PARTS}
     wrong = negatives_of(kind)
     names = [symbol] * n_positive + [wrong[i % len(wrong)] for i in range(n_negative)]
     spots = np.empty(count, object)
-    for i, label in enumerate(labels):
-        random = np.random.default_rng((seed, int(label), i if label else i - n_positive))
+    for i, positive in enumerate(labels):
+        random = np.random.default_rng((seed, int(positive), i if positive else i - n_positive))
         version = fitting[int(random.integers(len(fitting)))]
-        code = kind.random(random, version) if label else None
+        code = kind.random(random, version) if positive else None
         modules = code.modules if code else NEGATIVES[names[i]](random, kind, version)
-        pictures[i], spot = draw(modules, frame, random, kind.quiet_zones, behind)
-        if code:
-            for part, mask in code.parts.items():
-                masks[part][i, spot.rows, spot.columns] = enlarge(mask, spot.scale)
+        spot, inks = find_spot(modules, frame, random, kind.quiet_zones)
+        image = background(*frame, random, behind)
+        stamp(image, modules, spot, inks)
+        images[i] = image.round().astype(np.uint8)
+        for part, mask in code.parts.items() if code else ():
+            masks[part][i, spot.rows, spot.columns] = enlarge(mask, spot.scale)
         spots[i] = spot._replace(code=code)
         if progress:
             progress(1)
-    return QRSet(pictures, labels, masks, np.array(names, dtype="<U16"), spots)
-
-
-def draw(
-    modules: Modules, frame: tuple[int, int], random: Random, quiet_zones: Sequence[int], photos: Photos = ()
-) -> tuple[np.ndarray, Spot]:
-    """Modules with a quiet zone on a background: "H W 3" uint8, and where they are."""
-    spot, inks = find_spot(modules, frame, random, quiet_zones)
-    picture = background(*frame, random, photos)
-    stamp(picture, modules, spot, inks)
-    return picture.round().astype(np.uint8), spot
+    return QRSet(images, labels, masks, np.array(names, dtype="<U16"), spots)
 
 
 Inks = tuple[np.ndarray, np.ndarray]  # dark, light
@@ -163,13 +161,13 @@ Inks = tuple[np.ndarray, np.ndarray]  # dark, light
 def find_spot(
     modules: Modules, frame: tuple[int, int], random: Random, quiet_zones: Sequence[int]
 ) -> tuple[Spot, Inks]:
-    """A place in the frame, whole pixels per module, and two colours, all by chance."""
+    """A random place in the frame, whole pixels per module, and two random colours."""
     quiet = int(random.choice([q for q in quiet_zones if largest_scale(modules.shape, q, frame)]))
     largest = largest_scale(modules.shape, quiet, frame)
     scale = int(random.integers((largest + 1) // 2, largest + 1))
     plate = [(side + 2 * quiet) * scale for side in modules.shape]
     top, left = (
-        (side - room(side)) // 2 + int(random.integers(room(side) - long + 1))
+        (side - free(side)) // 2 + int(random.integers(free(side) - long + 1))
         for side, long in zip(frame, plate, strict=True)
     )
     rows, columns = modules.shape
@@ -177,11 +175,11 @@ def find_spot(
     return spot, (random.uniform(0, 70, 3), random.uniform(185, 255, 3))
 
 
-def stamp(picture: np.ndarray, modules: Modules, spot: Spot, inks: Inks) -> None:
+def stamp(image: np.ndarray, modules: Modules, spot: Spot, inks: Inks) -> None:
     """Print the modules on their plate."""
     dark, light = inks
-    picture[spot.plate] = light
-    picture[spot.rows, spot.columns][enlarge(modules, spot.scale)] = dark
+    image[spot.plate] = light
+    image[spot.rows, spot.columns][enlarge(modules, spot.scale)] = dark
 
 
 def enlarge(modules: Modules, scale: int) -> np.ndarray:
@@ -189,20 +187,20 @@ def enlarge(modules: Modules, scale: int) -> np.ndarray:
     return modules.repeat(scale, 0).repeat(scale, 1)
 
 
-def room(side: int) -> int:
+def free(side: int) -> int:
     """Pixels along a side without the margins."""
     return side - 2 * math.ceil(side * MARGIN)
 
 
 def largest_scale(shape: Sequence[int], quiet: int, frame: tuple[int, int]) -> int:
     """Pixels per module that leave the margins free; 0 where not even one does."""
-    return min(room(long) // (side + 2 * quiet) for side, long in zip(shape, frame, strict=True))
+    return min(free(long) // (side + 2 * quiet) for side, long in zip(shape, frame, strict=True))
 
 
 def versions_that_fit(
     symbol: Symbol, versions: Sequence[int] | None, frame: tuple[int, int]
 ) -> tuple[int, ...]:
-    """The versions asked for, all of which must fit, or those of the usual ones that do."""
+    """The versions given, all of which must fit, or those of the usual ones that do."""
     chosen = symbol.check_versions(versions)
     height, width = frame
     if not (0 < height <= LARGEST_SIDE and 0 < width <= LARGEST_SIDE):
@@ -212,7 +210,7 @@ def versions_that_fit(
     if not fitting or (versions is not None and fitting != chosen):
         wanted = min(chosen) if versions is None else max(set(chosen) - set(fitting))
         least = max(symbol.shape(wanted)) + 2 * quiet
-        side = next(s for s in range(least, 3 * least + 9) if room(s) >= least)
+        side = next(s for s in range(least, 3 * least + 9) if free(s) >= least)
         raise InputError(
             f"version {wanted} of the {symbol.title} does not fit into {height}x{width} pixels; "
             f"make them at least {side}x{side}"
@@ -221,7 +219,7 @@ def versions_that_fit(
 
 
 def check_folder(out: Path, overwrite: bool = False) -> None:
-    """The folder for new files: empty, or holding an older set that may be replaced."""
+    """Refuse a folder that is not empty, unless it holds an older set that may be replaced."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; name a folder")
     if out.exists() and any(out.iterdir()) and not (overwrite and (out / MANIFEST).is_file()):
@@ -232,8 +230,25 @@ def check_folder(out: Path, overwrite: bool = False) -> None:
 def write_codes(
     data: QRSet, out: Path, progress: Callable[[int], None] | None = None, overwrite: bool = False
 ) -> Path:
-    """Writes pictures, masks and the manifest, which is returned; replaces an older set only on request."""
+    """Write images, masks and the manifest, which is returned; an older set is replaced only on request."""
     check_folder(out, overwrite)
+
+    def write(i: int) -> dict[str, Any]:
+        """The files of one image; returns its row of the manifest."""
+        kind, spot = str(data.kinds[i]), data.spots[i]
+        path = f"pictures/{i:05d}-{kind}.png"
+        Image.fromarray(data.pictures[i]).save(out / path)
+        row: dict[str, Any] = {"path": path, "label": int(data.labels[i]), "kind": kind}
+        row |= {name: getattr(spot, name) for name in PLACE}
+        if data.labels[i]:
+            rows, columns = (np.flatnonzero(data.masks["box"][i].any(axis)) for axis in (1, 0))
+            row |= dict(zip(CORNERS, (columns[0], rows[0], columns[-1], rows[-1]), strict=True))
+            row |= {name: getattr(spot.code, name) for name in DRAWN}
+            for part in PARTS:
+                row[MASK + part] = f"masks/{i:05d}-{part}.png"
+                Image.fromarray(data.masks[part][i]).convert("L").save(out / row[MASK + part])
+        return row
+
     try:
         for folder in ("pictures", "masks"):
             shutil.rmtree(out / folder, ignore_errors=True)
@@ -242,7 +257,7 @@ def write_codes(
         with ThreadPoolExecutor() as threads, manifest as file:
             rows = csv.DictWriter(file, COLUMNS)
             rows.writeheader()
-            for row in threads.map(lambda i: write_one(data, i, out), range(len(data.labels))):
+            for row in threads.map(write, range(len(data.labels))):
                 rows.writerow(row)
                 if progress:
                     progress(1)
@@ -251,23 +266,120 @@ def write_codes(
     return out / MANIFEST
 
 
-def write_one(data: QRSet, i: int, out: Path) -> dict[str, Any]:
-    """One picture's files; its row of the manifest."""
-    kind, spot = str(data.kinds[i]), data.spots[i]
-    path = f"pictures/{i:05d}-{kind}.png"
-    Image.fromarray(data.pictures[i]).save(out / path)
-    row: dict[str, Any] = {"path": path, "label": int(data.labels[i]), "kind": kind}
-    row |= {name: getattr(spot, name) for name in PLACE}
-    if data.labels[i]:
-        row |= dict(zip(CORNERS, corners(data.masks["box"][i]), strict=True))
-        row |= {name: getattr(spot.code, name) for name in DRAWN}
-        for part in PARTS:
-            row[MASK + part] = f"masks/{i:05d}-{part}.png"
-            Image.fromarray(data.masks[part][i]).convert("L").save(out / row[MASK + part])
-    return row
+class Scenes(NamedTuple):
+    """Images and the masks of their objects, codes first."""
+
+    pictures: np.ndarray  # "n H W 3", uint8
+    codes: np.ndarray  # "n k H W", bool: the code itself, without its quiet zone
+    distractors: np.ndarray  # "n d H W", bool
+    kinds: tuple[tuple[str, ...], ...]  # of each scene's distractors
 
 
-def corners(mask: np.ndarray) -> tuple[int, int, int, int]:
-    """x0, y0, x1, y1 of a mask, all inside it."""
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    return int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])
+def make_scenes(
+    count: int,
+    size: int = 224,
+    seed: int = 0,
+    *,
+    symbol: str = "qr",
+    codes: int = 2,
+    distractors: int = 1,
+    photos: str | Path | Any = None,
+) -> Scenes:
+    """Images of several codes among distractors.
+
+    >>> made = make_scenes(1, 128)
+    >>> made.codes.shape, made.distractors.shape
+    ((1, 2, 128, 128), (1, 1, 128, 128))
+    """
+    if count < 0 or codes < 1 or distractors < 0:
+        raise InputError(f"a scene has 1 code or more; got {count} scenes of {codes} and {distractors}")
+    kind, behind = find_symbol(symbol), find_photos(photos)
+    across = math.ceil(math.sqrt(codes + distractors))
+    cell = (size // across, size // across)
+    fitting, wrong = versions_that_fit(kind, None, cell), negatives_of(kind)
+    images = np.empty((count, size, size, 3), np.uint8)
+    masks = np.zeros((count, codes + distractors, size, size), bool)
+    names = []
+    for i in range(count):
+        random = np.random.default_rng((seed, 7, i))
+        image = background(size, size, random, behind)
+        cells = random.permutation(across * across)[: codes + distractors]
+        names.append(tuple(str(random.choice(wrong)) for _ in range(distractors)))
+        for k, place in enumerate(cells):
+            version = fitting[int(random.integers(len(fitting)))]
+            if k < codes:
+                modules = kind.random(random, version).modules
+            else:
+                modules = NEGATIVES[names[i][k - codes]](random, kind, version)
+            spot, inks = find_spot(modules, cell, random, kind.quiet_zones)
+            row, column = divmod(int(place), across)
+            spot = spot._replace(top=spot.top + row * cell[0], left=spot.left + column * cell[1])
+            stamp(image, modules, spot, inks)
+            masks[i, k, spot.rows, spot.columns] = True
+        images[i] = image.round().astype(np.uint8)
+    return Scenes(images, masks[:, :codes], masks[:, codes:], tuple(names))
+
+
+Block = tuple[slice, slice]
+
+
+class Edited(NamedTuple):
+    """Images after an edit. Rows of codes that could not be edited are False in `done`."""
+
+    pictures: np.ndarray  # "n H W 3", uint8
+    before: np.ndarray  # "n H W", bool: where the finder was
+    after: np.ndarray  # "n H W", bool: where it is now; nothing for remove
+    done: np.ndarray  # "n", bool
+
+
+def edit_finders(codes: QRSet, kind: str, seed: int = 0) -> Edited:
+    """Edit a random finder of each code that has three (QR codes that are not distorted)."""
+    if kind not in EDITS:
+        raise InputError(f"there is no edit {kind!r}; {did_you_mean(kind, EDITS)}")
+    images = codes.pictures.copy()
+    before, after = np.zeros((2, *images.shape[:3]), bool)
+    done = np.zeros(len(images), bool)
+    for i, (image, spot) in enumerate(zip(images, codes.spots, strict=True)):
+        random = np.random.default_rng((seed, 11, i))
+        finders = find_objects(label(codes.masks["finder"][i])[0])
+        if len(finders) != 3:
+            continue
+        finder = finders[int(random.integers(3))]
+        target = None
+        if kind != "remove":
+            targets = list(_targets(kind, finder, finders, spot, image.shape[:2]))
+            if not targets:
+                continue
+            target = targets[int(random.integers(len(targets)))] if kind == "move" else targets[0]
+        pattern, light = image[finder].copy(), image[spot.plate][0, 0].copy()
+        image[finder] = image[target].copy() if kind == "swap" and target else light
+        before[i][finder] = done[i] = True
+        if target is not None:
+            image[target] = pattern
+            after[i][target] = True
+    return Edited(images, before, after, done)
+
+
+def _targets(
+    kind: str, finder: Block, finders: list[Block], spot: Spot, frame: tuple[int, ...]
+) -> Iterator[Block]:
+    """Where a finder can go: corners of the code without a finder, or anywhere off the plate."""
+    height, width = (side.stop - side.start for side in finder)
+    tops: Sequence[int] = range(frame[0] - height + 1)
+    lefts: Sequence[int] = range(frame[1] - width + 1)
+    taken = [spot.plate]
+    if kind == "swap":
+        tops, lefts = (
+            (spot.rows.start, spot.rows.stop - height),
+            (spot.columns.start, spot.columns.stop - width),
+        )
+        taken = finders
+    for top, left in product(tops, lefts):
+        if not any(
+            top < rows.stop
+            and rows.start < top + height
+            and left < columns.stop
+            and columns.start < left + width
+            for rows, columns in taken
+        ):
+            yield slice(top, top + height), slice(left, left + width)

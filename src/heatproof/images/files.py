@@ -1,12 +1,21 @@
-"""A picture file in 8 bits, or one sentence that says why it cannot be read.
+"""Image and DICOM files as 8-bit Pillow images, or one sentence that says why a file cannot be read.
 
-EXIF orientation is applied, of an animation the first frame counts, and transparency is ignored, as training
-pipelines do; an image that is transparent everywhere is refused. A grey of more than 8 bits is divided by
-2^bits - 1, never by its own maximum: pictures of one set must stay comparable. `bits` is what the caller
-states, else the smallest of 8, 10, 12, 14 and 16 that holds the picture's values, because scanners write
-12-bit data into 16-bit files, which would turn black; a depth below 16 that was found so is logged once.
-Colours of 16 bits are cut to their upper 8 by the decoder, so a picture of which that leaves next to nothing
-is refused. Floats are fractions of 1.
+EXIF orientation is applied, of an animation the first frame is read, and transparency is ignored, as training
+pipelines do; an image that is transparent everywhere is refused. Greys of more than 8 bits are divided by
+2^bits - 1, never by their own maximum, so that the images of a dataset stay comparable. `bits` is what the
+caller states, else the smallest of 8, 10, 12, 14 and 16 that holds the values, because scanners write 12-bit
+data into 16-bit files; a depth below 16 that was inferred is logged once. The decoder cuts 16-bit colours to
+their upper 8 bits; an image of which that leaves next to nothing is refused. Floats are fractions of 1.
+
+DICOM values go through the file's rescale slope and intercept (or modality table), then through a window of
+centre c and width w to a grey in [0, 1] (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3):
+
+    LINEAR         (x - (c - 1/2)) / (w - 1) + 1/2        (the standard's default)
+    LINEAR_EXACT   (x - c) / w + 1/2
+    SIGMOID        1 / (1 + exp(-4 (x - c) / w))
+
+clipped, and inverted for MONOCHROME1. The window is the one given, else the file's first, else the file's VOI
+table, else the range of the values. Of several frames the first is read.
 """
 
 from __future__ import annotations
@@ -15,20 +24,21 @@ import logging
 import math
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from heatproof.errors import InputError, UnknownNameError
+from heatproof.errors import HeatproofError, InputError, UnknownNameError, need
 
 log = logging.getLogger("heatproof.images")
 
-MAX_PIXELS = 178_956_970  # where Pillow too stops: half a gigabyte of RGB
+MAX_PIXELS = 178_956_970  # Pillow's own limit: half a gigabyte of RGB
 # Formats of plain pixels: others can run programs (EPS) or match any bytes (TGA).
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF")
 UPRIGHT = {
@@ -42,23 +52,25 @@ UPRIGHT = {
 }
 ORIENTATION = 0x0112
 DEPTHS = (8, 10, 12, 14, 16)
-CUT = re.compile(";16[BLN]")  # what Pillow calls it when it keeps the upper byte of each colour
-DIM = 64  # of 256 levels: what the upper byte of 14-bit data stays below
-EXAMPLE = "example:"  # before a name: a photograph that comes with scikit-image
+CUT = re.compile(";16[BLN]")  # Pillow's raw modes that keep the upper byte of each colour
+DIM = 64  # of 256 levels: the upper byte of 14-bit data stays below it
+EXAMPLE = "example:"  # prefix of the photographs that come with scikit-image
 EXAMPLES = {
     "cat": "chelsea.png",
     "astronaut": "astronaut.png",
     "coffee": "coffee.png",
     "rocket": "rocket.jpg",
 }
-NO_FILE = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
+FILE_KINDS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
+DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
+DICOM_MARK, DICOM_PREAMBLE = b"DICM", 128
 
-Size = tuple[int, int]  # width, height, as Pillow has it
+Size = tuple[int, int]  # width, height, in Pillow's order
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1
 
 
 def named_file(path: str | Path) -> Path:
-    """The file that is meant: example:cat and its like lie in scikit-image."""
+    """The path itself, or the photograph of scikit-image that example:NAME stands for."""
     text = str(path)
     if not text.startswith(EXAMPLE):
         return Path(path)
@@ -68,69 +80,33 @@ def named_file(path: str | Path) -> Path:
     return Path(str(resources.files("skimage.data"))) / EXAMPLES[name]
 
 
-def picture_reader(bits: int | None = None) -> Callable[[Path | BinaryIO], Image.Image]:
-    """`read_image` with a stated bit depth, checked before any picture is read."""
-    return partial(read_image, bits=check_bits(bits))
+def open_image(path: str | Path, bits: int | None = None) -> Image.Image:
+    """Read an image or DICOM file completely, or raise an InputError of one sentence.
 
-
-def check_bits(bits: int | None) -> int | None:
-    if bits is not None and bits not in range(8, 17):
-        raise InputError(f"bits is how many bits a 16-bit grey really has, 8 to 16; got {bits!r}")
-    return bits
-
-
-def check_file(path: Path) -> None:
-    """Refuse what is no plain file before it is opened: a pipe would wait for a writer for ever."""
-    if "\0" in str(path):
-        raise InputError("its path holds a NUL character, which no file name can; correct the path")
-    kind = stat.filemode(path.stat().st_mode)[0]
-    if kind != "-":
-        raise InputError(f"it is {NO_FILE.get(kind, 'something else')}, not a file; name a picture file")
-
-
-def picture_size(path: Path) -> Size:
-    """Width and height of the upright picture, from its header."""
+    Args:
+        path: a file, or a photograph that comes with heatproof: example:cat, astronaut, coffee or rocket.
+        bits: the depth of 16-bit greys, where it is known.
+    """
+    file = named_file(path)
     try:
-        check_file(path)
-        with Image.open(path, formats=_formats()) as picture:
-            width, height = picture.size
-            return (height, width) if picture.getexif().get(ORIENTATION, 1) >= 5 else (width, height)
-    except Exception as error:
-        raise InputError("its size cannot be read") from error
+        return read_dicom(file) if is_dicom_file(file) else picture_reader(bits)(file)
+    except InputError as error:
+        if isinstance(error.__context__, FileNotFoundError):
+            raise InputError(f"no such image: {path}") from None
+        raise InputError(f"cannot read {path} as an image: {error}") from error
 
 
-def swaps_axes(path: Path) -> bool:
-    """Whether the EXIF orientation of a readable file swaps its width and height."""
-    with Image.open(path, formats=_formats()) as picture:
-        return bool(picture.getexif().get(ORIENTATION, 1) >= 5)
+@contextmanager
+def reading(damaged: str) -> Iterator[None]:
+    """Turns any exception of a decoder into an InputError.
 
-
-def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
-    """A picture file's first frame, upright, as "L" or "RGB". bits: the depth of deep greys, else found.
-
-    The error gives the reason alone, without the file's name, so that it reads the same on every machine.
+    The sentence does not name the file, so that it is the same on every machine. damaged: what to say where
+    the content is at fault.
     """
     try:
-        if isinstance(file, Path):
-            check_file(file)
-        with Image.open(file, formats=_formats()) as picture:
-            width, height = picture.size
-            if width * height > MAX_PIXELS:
-                raise InputError(_too_large(width * height))
-            cut = CUT.search(str(picture.tile))
-            picture.load()
-            seen = eight_bits(_upright(picture), bits).copy()
-            if cut and not is_deep(picture) and bits != 16:
-                _check_not_dim(seen)
-            return seen
-    except InputError:
+        yield
+    except HeatproofError:
         raise
-    except Image.DecompressionBombError:
-        raise InputError(_too_large()) from None
-    except UnidentifiedImageError:
-        if _is_empty(file):
-            raise InputError("the file is empty") from None
-        raise InputError(f"its content is no picture that can be read ({', '.join(_formats())})") from None
     except FileNotFoundError:
         raise InputError("there is no such file") from None
     except PermissionError:
@@ -140,27 +116,129 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
     except Exception as error:  # decoders fail in their own ways on broken bytes
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"the file cannot be read: {error.strerror}") from error
-        detail = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError(f"the file is damaged: {detail}") from error
+        raise InputError(f"{damaged}: {first_line(error)}") from error
 
 
-def is_deep(picture: Image.Image) -> bool:
-    return picture.mode.startswith("I") or picture.mode == "F"
+def first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def eight_bits(picture: Image.Image, bits: int | None = None) -> Image.Image:
+def check_file(path: Path) -> None:
+    """Refuse what is no regular file before it is opened: opening a pipe waits for a writer for ever."""
+    if "\0" in str(path):
+        raise InputError("its path holds a NUL character, which no file name can; correct the path")
+    kind = stat.filemode(path.stat().st_mode)[0]
+    if kind != "-":
+        raise InputError(f"it is {FILE_KINDS.get(kind, 'something else')}, not a file; name a picture file")
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@cache
+def suffixes() -> frozenset[str]:
+    """File endings of the formats that can be read."""
+    return frozenset(end for end, name in Image.registered_extensions().items() if name in _formats())
+
+
+def is_picture(file: Path) -> bool:
+    return file.suffix.lower() in suffixes()
+
+
+def picture_size(path: Path) -> Size:
+    """Width and height of the upright image, from its header."""
+    try:
+        check_file(path)
+        with Image.open(path, formats=_formats()) as image:
+            width, height = image.size
+            return (height, width) if image.getexif().get(ORIENTATION, 1) >= 5 else (width, height)
+    except Exception as error:
+        raise InputError("its size cannot be read") from error
+
+
+def swaps_axes(path: Path) -> bool:
+    """Whether the EXIF orientation of a readable file swaps its width and height."""
+    with Image.open(path, formats=_formats()) as image:
+        return bool(image.getexif().get(ORIENTATION, 1) >= 5)
+
+
+def picture_reader(bits: int | None = None) -> Callable[[Path | BinaryIO], Image.Image]:
+    """`read_image` with a stated bit depth, validated before any image is read."""
+    return partial(read_image, bits=check_bits(bits))
+
+
+def check_bits(bits: int | None) -> int | None:
+    if bits is not None and bits not in range(8, 17):
+        raise InputError(f"bits is how many bits a 16-bit grey really has, 8 to 16; got {bits!r}")
+    return bits
+
+
+def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
+    """The first frame of an image file, upright, as "L" or "RGB". bits: the depth of deep greys."""
+    with reading("the file is damaged"):
+        if isinstance(file, Path):
+            check_file(file)
+        try:
+            with Image.open(file, formats=_formats()) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise InputError(_too_large(f"{width * height:,} pixels, more"))
+                cut = CUT.search(str(image.tile))
+                image.load()
+                pixels = eight_bits(_upright(image), bits).copy()
+                if cut and not is_deep(image) and bits != 16:
+                    _check_not_dim(pixels)
+                return pixels
+        except Image.DecompressionBombError:
+            raise InputError(_too_large("more pixels")) from None
+        except UnidentifiedImageError:
+            if (file.stat().st_size if isinstance(file, Path) else file.seek(0, 2)) == 0:
+                raise InputError("the file is empty") from None
+            formats = ", ".join(_formats())
+            raise InputError(f"its content is no picture that can be read ({formats})") from None
+
+
+def _too_large(pixels: str) -> str:
+    return f"its header asks for {pixels} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # a broken EXIF block does not spoil the pixels
+        return image
+    return image if turn is None else image.transpose(turn)
+
+
+def _check_not_dim(image: Image.Image) -> None:
+    highest = np.asarray(image).max()
+    if highest < DIM:
+        raise InputError(
+            f"its 16-bit colours reach only {highest} of 255 in 8 bits, as if they had 14 bits or less; "
+            "save it with 8 bits per colour, or set bits to 16 if it is meant to be so dark"
+        )
+
+
+def is_deep(image: Image.Image) -> bool:
+    return image.mode.startswith("I") or image.mode == "F"
+
+
+def eight_bits(image: Image.Image, bits: int | None = None) -> Image.Image:
     """Greys as "L", all else as "RGB"; deep greys are scaled, where Pillow would clip them."""
-    if picture.mode in ("L", "RGB"):
-        return picture
-    if is_deep(picture):
-        return Image.fromarray(scale_to_bytes(np.asarray(picture), bits))
-    if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getbbox() is None:
+    if image.mode in ("L", "RGB"):
+        return image
+    if is_deep(image):
+        return Image.fromarray(scale_to_bytes(np.asarray(image), bits))
+    if image.has_transparency_data and image.convert("RGBA").getchannel("A").getbbox() is None:
         raise InputError("it is fully transparent, so that it shows nothing; give it an opaque background")
-    if picture.mode in ("1", "LA", "La"):
-        return picture.convert("L")
-    if picture.mode == "P" and "transparency" in picture.info:
-        picture = picture.convert("RGBA")  # straight to RGB, Pillow warns
-    return picture.convert("RGB")
+    if image.mode in ("1", "LA", "La"):
+        return image.convert("L")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # straight to RGB, Pillow warns
+    return image.convert("RGB")
 
 
 def scale_to_bytes(values: np.ndarray, bits: int | None = None) -> np.ndarray:
@@ -174,19 +252,19 @@ def scale_to_bytes(values: np.ndarray, bits: int | None = None) -> np.ndarray:
 
 
 def bit_depth(highest: int) -> int:
-    """The smallest usual depth that holds a value; 16 where no pixel says anything.
+    """The smallest usual depth that holds a value; 16 where all values are 0.
 
     >>> bit_depth(0), bit_depth(65535)
     (16, 16)
     """
     depth = next((d for d in DEPTHS if highest < 2**d), DEPTHS[-1]) if highest > 0 else DEPTHS[-1]
     if depth < DEPTHS[-1]:
-        _say_depth(depth)
+        _log_depth(depth)
     return depth
 
 
-@cache  # once for a process, not once for a picture
-def _say_depth(depth: int) -> None:
+@cache  # once per process, not once per image
+def _log_depth(depth: int) -> None:
     log.warning(
         "16-bit pictures whose values fit into %d bits are read as such (%d is white); set bits to the true "
         "depth, so that all pictures are scaled alike, or to 16 to leave them as dark as they are",
@@ -194,43 +272,65 @@ def _say_depth(depth: int) -> None:
     )  # fmt: skip
 
 
-def _check_not_dim(picture: Image.Image) -> None:
-    highest = np.asarray(picture).max()
-    if highest < DIM:
-        raise InputError(
-            f"its 16-bit colours reach only {highest} of 255 in 8 bits, as if they had 14 bits or less; "
-            "save it with 8 bits per colour, or set bits to 16 if it is meant to be so dark"
-        )
+def is_dicom_name(file: Path) -> bool:
+    return file.suffix.lower() in ("", *DICOM_SUFFIXES) and file.name != "DICOMDIR"
 
 
-def _upright(picture: Image.Image) -> Image.Image:
+def is_dicom_file(path: Path) -> bool:
+    """Whether the content is DICOM; False for a file that cannot be read, which reading it reports."""
     try:
-        turn = UPRIGHT.get(picture.getexif().get(ORIENTATION, 1))
-    except Exception:  # a broken EXIF block does not spoil the pixels
-        return picture
-    return picture if turn is None else picture.transpose(turn)
+        check_file(path)
+        with path.open("rb") as file:
+            return file.read(DICOM_PREAMBLE + len(DICOM_MARK))[DICOM_PREAMBLE:] == DICOM_MARK
+    except (OSError, InputError):
+        return False
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
+def read_dicom(path: Path, window: tuple[float, float] | None = None) -> Image.Image:
+    """The first frame in 8 bits, "L" or "RGB"."""
+    pydicom = need("pydicom", "dicom")
+    pixels = need("pydicom.pixels", "dicom")
+    with reading("the DICOM file cannot be decoded"):
+        check_file(path)
+        try:
+            file = pydicom.dcmread(path)
+        except pydicom.errors.InvalidDicomError:
+            raise InputError("its content is not DICOM") from None
+        if int(file.Rows) * int(file.Columns) > MAX_PIXELS:
+            raise InputError(f"it has more than the {MAX_PIXELS:,} pixels that are safe to decode")
+        values = pixels.pixel_array(file, index=0)
+        kind = str(file.PhotometricInterpretation)
+        if values.ndim == 3 and values.shape[2] == 3 and values.dtype == np.uint8:
+            return Image.fromarray(values)
+        if not kind.startswith("MONOCHROME"):
+            raise InputError(f"its pixels are {kind}, which is not supported; convert them to RGB or grey")
+        grey = _windowed(pixels, file, values, window)
+        return Image.fromarray(np.rint((1 - grey if kind == "MONOCHROME1" else grey) * 255).astype(np.uint8))
 
 
-@cache
-def suffixes() -> frozenset[str]:
-    """File endings of the formats that can be read."""
-    known = _formats()
-    return frozenset(end for end, name in Image.registered_extensions().items() if name in known)
-
-
-def _is_empty(file: Path | BinaryIO) -> bool:
-    return file.stat().st_size == 0 if isinstance(file, Path) else file.seek(0, 2) == 0
-
-
-def _too_large(pixels: int | None = None) -> str:
-    asks = "more pixels" if pixels is None else f"{pixels:,} pixels, more"
-    return f"its header asks for {asks} than the {MAX_PIXELS:,} that are safe to decode; make it smaller"
+def _windowed(pixels: Any, file: Any, values: np.ndarray, window: tuple[float, float] | None) -> np.ndarray:
+    """Greys in [0, 1]."""
+    own = file.get("WindowWidth") is not None
+    if window is None and not own and "VOILUTSequence" in file:
+        table = file.VOILUTSequence[0]
+        greys = pixels.apply_voi(pixels.apply_modality_lut(values, file), file)
+        return np.asarray(greys / (2 ** table.LUTDescriptor[2] - 1))
+    x = np.asarray(pixels.apply_modality_lut(values, file), dtype=np.float64)
+    shape = str(file.get("VOILUTFunction", "LINEAR") if window is None else "LINEAR")
+    if window is None and own:  # each may have several values, of which the first is to be shown first
+        centre, width = (float(np.ravel(value)[0]) for value in (file.WindowCenter, file.WindowWidth))
+    elif window is not None:
+        centre, width = window
+    else:
+        low, high = x.min(), x.max()
+        return (x - low) / (high - low) if high > low else np.zeros_like(x)
+    if shape == "SIGMOID":
+        return 1 / (1 + np.exp(np.clip(-4 * (x - centre) / width, -700, 700)))
+    if shape == "LINEAR_EXACT":
+        return np.clip((x - centre) / width + 0.5, 0, 1)
+    if width <= 1:  # the standard's formula becomes a step here
+        return (x > centre - 0.5).astype(np.float64)
+    return np.clip((x - (centre - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
 def check_box(box: Iterable[float]) -> Box:
@@ -246,7 +346,6 @@ def check_box(box: Iterable[float]) -> Box:
 
 
 def box_text(box: Iterable[float]) -> str:
-    """Corners as messages show them."""
     return f"({listed_numbers(box)})"
 
 

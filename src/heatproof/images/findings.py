@@ -1,8 +1,8 @@
-"""Pictures that may have several findings: how findings are listed, and each one as an entry of its own.
+"""Labels: class names and numbers, and the labels of multi-label images.
 
-A picture has a set of findings, perhaps none. Whatever is said about one finding of one picture (its map, the
-scores of that map) belongs to the entry PICTURE#FINDING; what is said about the picture as a whole (the
-network's answers) keeps the picture's own name.
+A multi-label image has a set of findings, perhaps none. What belongs to one of them (its map, the scores of
+that map) is stored under the entry IMAGE#FINDING, what belongs to the image (the network's answers) under the
+image's own id.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ SEPARATORS = "|;"
 NOTHING = ("", "nan", "no finding", "no findings")
 THRESHOLD = 0.5  # from which probability on a finding counts as predicted
 YES, NO = ("1", "1.0", "true", "yes"), ("0", "0.0", "false", "no", "", "nan")
+NEGATIVE = re.compile(r"-\d+(\.\d*)?")
 
 
-def entry_id(picture: str, finding: str) -> str:
+def entry_id(image: str, finding: str) -> str:
     """
     >>> entry_id("7.png", "mass")
     '7.png#mass'
     """
-    return f"{picture}#{finding}"
+    return f"{image}#{finding}"
 
 
 def finding_name(names: Sequence[str], finding: int) -> str:
-    """What entries call a finding: its name, or its number where it has none."""
+    """The name of a finding in entries: its class name, or its number where it has none."""
     return names[finding] if finding < len(names) else str(finding)
 
 
 def finding_limits(thresholds: float | Sequence[float], findings: int) -> tuple[float, ...]:
-    """From which probability on each finding counts: one for all, or one each."""
+    """The threshold of each finding, from one for all or one each."""
     if isinstance(thresholds, float | int):
         return (float(thresholds),) * findings
     if len(thresholds) != findings:
@@ -44,7 +45,7 @@ def finding_limits(thresholds: float | Sequence[float], findings: int) -> tuple[
 
 
 def named_findings(text: str, known: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The findings that a cell lists; a known one may be called anything.
+    """The findings that a cell lists; a known name may contain separators.
 
     >>> named_findings("mass|nodule; edema"), named_findings("No Finding")
     (('mass', 'nodule', 'edema'), ())
@@ -57,15 +58,12 @@ def named_findings(text: str, known: Sequence[str] | None = None) -> tuple[str, 
 
 def marked_findings(row: Mapping[str, str], columns: Sequence[str], where: str) -> tuple[str, ...]:
     """Those of the columns, one per finding, that hold a 1."""
-    found = []
     for column in columns:
-        cell = row[column].lower()
-        if cell not in (*YES, *NO):
-            hint = "; what is uncertain is no truth: decide, or leave the picture out" * (cell[:1] == "-")
+        if row[column].lower() not in (*YES, *NO):
+            hint = "; what is uncertain is no truth: decide, or leave the picture out"
+            hint *= row[column].startswith("-")
             raise InputError(f"{where}: the column {column!r} holds 0 or 1, not {row[column]!r}{hint}")
-        if cell in YES:
-            found.append(column)
-    return tuple(found)
+    return tuple(column for column in columns if row[column].lower() in YES)
 
 
 def number_findings(
@@ -75,7 +73,7 @@ def number_findings(
 
     class_names: the model's findings in its own order; else names are sorted and numbers name themselves.
     """
-    texts = [[str(one) for one in row] for row in listed]
+    texts = [[str(name) for name in row] for row in listed]
     used = sorted({text for row in texts for text in row})
     if class_names is not None:
         classes = tuple(class_names)
@@ -99,20 +97,19 @@ def number_findings(
 
 
 def lists_several(labels: Any) -> bool:
-    """Whether labels are a table with a column per finding, or a list of findings per picture."""
+    """Whether labels are a table with a column per finding, or a list of findings per image."""
     if isinstance(labels, (list, tuple)):
-        return any(isinstance(one, (list, tuple, set, frozenset)) or np.ndim(one) == 1 for one in labels)
+        return any(isinstance(row, (list, tuple, set, frozenset)) or np.ndim(row) == 1 for row in labels)
     return len(getattr(labels, "shape", ())) == 2 and labels.shape[1] > 1
 
 
 def read_findings(
     labels: Any, class_names: Sequence[str] | None
 ) -> tuple[list[tuple[int, ...]], tuple[str, ...]]:
-    """Findings per picture: a table "b k" of 0 and 1, or lists of names or numbers."""
-    if isinstance(labels, (list, tuple)) and not all(hasattr(one, "shape") for one in labels):
+    """Findings per image: a table "b k" of 0 and 1, or lists of names or numbers."""
+    if isinstance(labels, (list, tuple)) and not all(hasattr(row, "shape") for row in labels):
         return number_findings([sorted(row, key=str) for row in labels], class_names, "labels")
-    rows = labels if hasattr(labels, "shape") else list(labels)
-    table = np.asarray([np.asarray(row) for row in rows])
+    table = np.asarray([np.asarray(row) for row in labels])
     if table.ndim != 2 or not np.isin(table, (0, 1)).all():
         raise InputError(
             f"labels of several findings are a table of 0 and 1, a row per picture; got {table.dtype} of "
@@ -122,3 +119,69 @@ def read_findings(
     if len(names) != table.shape[1]:
         raise InputError(f"labels have {table.shape[1]} columns, but there are {len(names)} class names")
     return number_findings([np.flatnonzero(row).tolist() for row in table], names, "labels")
+
+
+def check_labels(
+    labels: Any, n: int, class_names: Sequence[str] | None
+) -> tuple[list[int | None], tuple[str, ...]]:
+    """Labels given as class numbers, and the classes' names."""
+    if labels is None:
+        return [None] * n, ()
+    array = np.asarray(labels.detach().cpu() if hasattr(labels, "detach") else labels)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or array.dtype.kind not in "iub":
+        raise InputError(f"labels are one class number per picture; got {array.dtype} of shape {array.shape}")
+    low, high = int(array.min()), int(array.max())
+    if low < 0:
+        raise InputError(f"a picture has the label {low}; class numbers start at 0")
+    classes = tuple(class_names) if class_names is not None else tuple(str(k) for k in range(high + 1))
+    if high >= len(classes):
+        raise InputError(f"a picture has the label {high}, but there are only {len(classes)} class names")
+    return [int(label) for label in array], classes
+
+
+def number_labels(
+    texts: Sequence[str], class_names: Sequence[str] | None, where: object
+) -> tuple[list[int | None], tuple[str, ...]]:
+    """Labels as indices into the classes; without class names, labels that are all numbers stay so.
+
+    Numbers may be written as spreadsheets do (3.0); "nan" is an empty cell.
+    """
+    texts = ["" if text.lower() == "nan" else text for text in texts]
+    if not any(texts):
+        return [None] * len(texts), ()
+    if not all(texts):
+        raise InputError(
+            f"{where}: some pictures have a label and some have none; fill the column or empty it"
+        )
+    stems = [text.removesuffix(".0") for text in texts]
+    numbers = [int(stem) if stem.isdecimal() else None for stem in stems]
+    names = [text for text, number in zip(texts, numbers, strict=True) if number is None]
+    for name in set(names) - set(class_names or ()):
+        if NEGATIVE.fullmatch(name):
+            raise InputError(
+                f"{where}: the label {name!r} is negative, but class numbers start at 0; "
+                "leave pictures without a label out, or empty the whole column"
+            )
+        if any(mark in name for mark in SEPARATORS):
+            raise InputError(
+                f"{where}: the label {name!r} seems to name several classes, but a picture has one here; "
+                "choose one, list the name in class_names if it is one class, or set multilabel = true if "
+                "pictures have several"
+            )
+    if class_names is not None:
+        classes = tuple(class_names)
+    elif 0 < len(names) < len(texts):
+        raise InputError(
+            f"{where}: some labels are numbers, but {names[0]!r} is none; correct it, or set class_names"
+        )
+    else:
+        classes = tuple(sorted(set(names)) or map(str, range(max(map(int, stems)) + 1)))
+    index = {name: k for k, name in enumerate(classes)}
+    labels = [index.get(text, number) for text, number in zip(texts, numbers, strict=True)]
+    for text, label in zip(texts, labels, strict=True):
+        if label is None or label >= len(classes):
+            hint = did_you_mean(text, classes)
+            raise InputError(f"{where}: the label {text!r} is none of the {len(classes)} classes; {hint}")
+    return labels, classes

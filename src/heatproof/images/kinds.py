@@ -1,21 +1,28 @@
-"""Kinds of sources of pictures, by the name that a study gives them."""
+"""Kinds of sources by the name that a study gives them, and recognition of the kind from a path."""
 
 from __future__ import annotations
 
+import csv
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from heatproof.errors import InputError, UnknownNameError, did_you_mean
-from heatproof.images.arrays import open_arrays
-from heatproof.images.csv import open_csv
-from heatproof.images.folder import open_dicom, open_folder
-from heatproof.images.hf import open_hf
-from heatproof.images.imagenet import open_imagenet
+from heatproof.errors import InputError, UnknownNameError, counted, did_you_mean
+from heatproof.images.arrays import is_nifti_name, open_arrays, open_nifti, open_series
+from heatproof.images.file_sources import (
+    CORNERS,
+    open_csv,
+    open_dicom,
+    open_folder,
+    open_hf,
+    open_imagenet,
+    walk,
+)
+from heatproof.images.files import is_dicom_file, is_dicom_name, is_picture
+from heatproof.images.findings import SEPARATORS
 from heatproof.images.memory import open_memory, open_npz
-from heatproof.images.nifti import open_nifti
-from heatproof.images.series import open_series
 from heatproof.images.source import Source, select
 
 SOURCES: dict[str, Callable[..., Source]] = {
@@ -30,20 +37,22 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "arrays": open_arrays,
     "memory": open_memory,
 }
+HELD_OUT = ("test", "testing", "val", "valid", "validation")  # in order of preference
+SPLITS = {*HELD_OUT, "train", "training"}
 
 
 def source_options(kind: str) -> dict[str, Any]:
-    """What may be set for a kind of source, with the defaults: its own options, then the filters."""
+    """Options of a kind of source with their defaults: its own, then the filters."""
     if kind not in SOURCES:
         raise UnknownNameError("kind of source", kind, SOURCES)
     return _options(SOURCES[kind]) | _options(select)
 
 
 def open_source(kind: str, path: Any, **options: Any) -> Source:
-    """The pictures of one kind of source, filtered.
+    """The images of one kind of source, filtered.
 
     kind: folder, csv, imagenet, npz, hf, dicom, dicom-series, nifti, arrays or memory.
-    path: a file or folder; for memory, the pictures.
+    path: a file or folder; for memory, the images.
     options: those of the kind (see its open_ function) and the filters of `select`.
     """
     known = source_options(kind)
@@ -52,11 +61,82 @@ def open_source(kind: str, path: Any, **options: Any) -> Source:
     for name in options:
         if name not in known:
             raise InputError(f"a {kind} source has no option {name!r}; {did_you_mean(name, known)}")
-    filters = {name: value for name, value in options.items() if name in _options(select)}
-    own = {name: value for name, value in options.items() if name not in filters}
-    return select(SOURCES[kind](path, **own), **filters)
+    filters = {name: options.pop(name) for name in _options(select) if name in options}
+    return select(SOURCES[kind](path, **options), **filters)
 
 
 def _options(function: Callable[..., Source]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+class Guess(NamedTuple):
+    """A kind of source, its path, a description as half a sentence, and options of the kind."""
+
+    kind: str
+    path: Path
+    seen: str
+    options: Mapping[str, Any] = {}
+
+
+def guess_source(path: str | Path) -> Guess:
+    """The kind of source at a path; of folders for training and testing, those for testing."""
+    root = Path(path).expanduser()
+    if root.is_file():
+        if root.suffix.lower() == ".csv":
+            return _guess_csv(root)
+        if root.suffix.lower() == ".npz":
+            return Guess("npz", root, "arrays of pictures")
+        raise InputError(
+            f"{path} is one file; name a folder of pictures, or a .csv or .npz file that lists them"
+        )
+    if not root.is_dir():
+        raise InputError(f"there is no folder or file {path}; name a folder of pictures")
+    files = list(walk(root))
+    if any(file.suffix.lower() == ".xml" for file in files) or (root / "boxes.csv").exists():
+        return Guess("imagenet", root, "pictures with box files")
+    lists = [f for f in files if f.parent == root and f.suffix.lower() == ".csv" and "path" in _header(f)]
+    if len(lists) == 1:
+        return _guess_csv(lists[0])
+    if images := [file.relative_to(root) for file in files if is_picture(file)]:
+        tops = {file.parts[0] for file in images if len(file.parts) > 1}
+        split = next((top for word in HELD_OUT for top in tops if top.lower() == word), None)
+        if split and len(tops) > 1 and all(top.lower() in SPLITS for top in tops):
+            return Guess("folder", root / split, f"the folder {split} beside those for training")
+        return Guess("folder", root, "a folder for each class" if tops else "pictures without class folders")
+    if any(map(is_nifti_name, files)):
+        return Guess("nifti", root, "NIfTI volumes")
+    if any(is_dicom_name(file) and is_dicom_file(file) for file in files):
+        return Guess("dicom", root, "DICOM files")
+    raise InputError(f"there is no picture in {path}; name the folder that holds them")
+
+
+def _header(file: Path) -> list[str]:
+    """Column names of a CSV file; none where it cannot be read."""
+    with (
+        suppress(OSError, UnicodeDecodeError, csv.Error),
+        file.open(newline="", encoding="utf-8-sig") as text,
+    ):
+        return next(csv.reader(text), [])
+    return []
+
+
+def _guess_csv(file: Path) -> Guess:
+    """A CSV file, multi-label where columns of 0 and 1 or cells of several names show it."""
+    seen, known = "a CSV file that lists pictures", {"path", "label", "width", "height", *CORNERS}
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            rows = list(csv.DictReader(text))
+    except (OSError, UnicodeDecodeError, csv.Error):  # opening the source reports what is wrong
+        return Guess("csv", file, seen)
+    if rows and is_nifti_name(Path(rows[0].get("path") or "")):
+        return Guess("nifti", file, "a CSV file that lists NIfTI volumes")
+    columns = [name for name in (rows[0] if rows else ()) if name and name not in known]
+    columns = [name for name in columns if {str(row[name]).strip() for row in rows} == {"0", "1"}]
+    if columns:
+        return Guess(
+            "csv", file, f"{seen}, {counted(len(columns), 'finding')} each", {"label_columns": columns}
+        )
+    if any(mark in (row.get("label") or "") for row in rows for mark in SEPARATORS):
+        return Guess("csv", file, f"{seen}, several findings each", {"multilabel": True})
+    return Guess("csv", file, seen)

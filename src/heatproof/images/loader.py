@@ -1,14 +1,11 @@
-"""Batches from a source: decoded in threads, in order, a bounded number ahead, broken pictures set aside.
+"""Batches from a source: decoded in threads, in order, a bounded number ahead, with broken images reported.
 
-Threads, not processes, though processes decode a little faster. Two of each on two busy cores, for the same
-tensors, medians of 7 runs: 12.8 ms (threads) against 11.1 ms (processes) per photograph, 4.1 against 3.8 per
-X-ray, with runs spread wider than that and equal CPU time: Pillow mostly works without Python's lock. But
-processes that are safe beside torch and CUDA must import torch first: 11 to 20 s until two were ready on that
-machine, and 610 MB each, won back after some 7,000 photographs at best. Threads start at once, work for
-pictures in memory and inside Ray or a notebook, and leave no orphans.
+Threads, not processes: on two cores they decode a photograph in 12.8 ms against 11.1 ms, because Pillow
+mostly works without Python's lock, but start at once, where processes that are safe beside torch and CUDA
+import torch first (11 to 20 s and 610 MB each). They also work inside Ray or a notebook.
 
-While the caller works on one batch, the next ones fill. Which pictures share a batch, and all numbers in it,
-follow from the arguments alone, never from the workers' timing.
+Which images share a batch, and all numbers in it, follow from the arguments alone, never from the timing of
+the workers.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
+from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.preprocess import Carried, Preprocess
 from heatproof.images.source import Source
 from heatproof.images.volumes import Raster
@@ -38,27 +36,27 @@ TRANSIENT = (
 
 
 class Failure(NamedTuple):
-    """A picture that could not be used, and why."""
+    """An image that could not be used, and why."""
 
     id: str
     reason: str
-    transient: bool = False  # it may go well when tried again: the file is missing now, or the disk failed
+    transient: bool = False  # it may succeed when tried again: the file is missing now, or the disk failed
 
 
 class Loaded(NamedTuple):
-    """A batch, and the pictures that would have been in it. Where all failed the batch holds no image."""
+    """A batch, and the images that are missing from it. Where all failed the batch holds no image."""
 
     batch: Batch
     failures: list[Failure]
 
 
 class Known(NamedTuple):
-    """What belongs to one decoded picture beside its pixels."""
+    """Annotations of a decoded image, in the pixels of its crop."""
 
     boxes: Carried
     masks: dict[str, Tensor]
     by_finding: Mapping[int, Known] = {}
-    side: int = 0
+    side: int = 0  # the shorter side of the image
 
 
 NOTHING = Known(Carried(()), {})
@@ -72,7 +70,7 @@ def batches(
     workers: int | None = None,
     fail_fast: bool = False,
 ) -> Generator[Loaded, None, None]:
-    """Model-ready batches of a source's pictures, each with its failures.
+    """Model-ready batches of a source's images, each with its failures.
 
     Every `batch_size` indices (all by default) make one batch, smaller by those that failed. workers: threads
     that decode; one per CPU by default, 0 to decode in the caller. fail_fast: raise at the first failure.
@@ -88,9 +86,7 @@ def batches(
     chunks = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
     if workers is None:
         workers = min(available_cpus(), MOST_WORKERS)
-    if workers < 1:
-        return _in_caller(source, preprocess, chunks, fail_fast)
-    return _in_threads(source, preprocess, chunks, workers, batches_ahead(batch_size, workers), fail_fast)
+    return _load_chunks(source, preprocess, chunks, workers, batch_size, fail_fast)
 
 
 def available_cpus() -> int:
@@ -99,40 +95,38 @@ def available_cpus() -> int:
 
 
 def batches_ahead(batch_size: int, workers: int) -> int:
-    """Batches in the making at a time: one to finish, and enough behind it to keep every worker busy."""
+    """Batches in progress at a time: one to finish, and enough behind it to keep every worker busy."""
     return 1 + -(-2 * workers // batch_size)
 
 
-def _in_caller(
-    source: Source, preprocess: Preprocess, chunks: list[list[int]], fail_fast: bool
-) -> Generator[Loaded, None, None]:
-    for chunk in chunks:
-        images = _empty(preprocess, len(chunk))
-        results = [_load(source, preprocess, i, out) for i, out in zip(chunk, images.numpy(), strict=True)]
-        yield _collate(source, chunk, images, results, fail_fast)
-
-
-def _in_threads(
+def _load_chunks(
     source: Source,
     preprocess: Preprocess,
     chunks: list[list[int]],
     workers: int,
-    ahead: int,
+    batch_size: int,
     fail_fast: bool,
 ) -> Generator[Loaded, None, None]:
+    def slots(chunk: list[int]) -> tuple[Tensor, list[tuple[Source, Preprocess, int, np.ndarray]]]:
+        images = torch.empty(len(chunk), preprocess.channels, *preprocess.size)
+        return images, [(source, preprocess, i, o) for i, o in zip(chunk, images.numpy(), strict=True)]
+
+    if workers < 1:
+        for chunk in chunks:
+            images, arguments = slots(chunk)
+            yield _collate(source, chunk, images, [_load(*each) for each in arguments], fail_fast)
+        return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="heatproof-decode")
     pending: deque[tuple[list[int], Tensor, list[Future[Known | Failure]]]] = deque()
     waiting = iter(chunks)
 
     def submit() -> None:
-        chunk = next(waiting, None)
-        if chunk is not None:
-            images = _empty(preprocess, len(chunk))
-            slots = zip(chunk, images.numpy(), strict=True)
-            pending.append((chunk, images, [pool.submit(_load, source, preprocess, i, o) for i, o in slots]))
+        if (chunk := next(waiting, None)) is not None:
+            images, arguments = slots(chunk)
+            pending.append((chunk, images, [pool.submit(_load, *each) for each in arguments]))
 
     try:
-        for _ in range(ahead):
+        for _ in range(batches_ahead(batch_size, workers)):
             submit()
         while pending:
             chunk, images, futures = pending.popleft()
@@ -143,29 +137,24 @@ def _in_threads(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _empty(preprocess: Preprocess, n: int) -> Tensor:
-    return torch.empty(n, preprocess.channels, *preprocess.size)
-
-
 def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Known | Failure:
-    """Fill `out`, "c H W", with the numbers Preprocess gives for the picture."""
+    """Fill `out`, "c H W", with the preprocessed image."""
     sample = source.sample(i)
     try:
         with span("decode"):
-            picture = source.read(sample)
-            pixels = (
-                preprocess.values(picture)
-                if isinstance(picture, Raster)
-                else np.asarray(preprocess.crop(picture))
-            )
-            fitted = preprocess.fitted(picture)
-            known = Known(*source.truth(i, fitted, picture.size), side=min(picture.size))
+            image = source.read(sample)
+            if isinstance(image, Raster):
+                pixels = preprocess.values(image)
+            else:
+                pixels = np.asarray(preprocess.crop(image))
+            fitted = preprocess.fitted(image)
+            known = Known(*source.truth(i, fitted, image.size), side=min(image.size))
             if sample.findings and (sample.boxes or sample.masks):
-                own = {f: Known(*source.truth(i, fitted, picture.size, f)) for f in sample.findings}
+                own = {f: Known(*source.truth(i, fitted, image.size, f)) for f in sample.findings}
                 known = known._replace(by_finding=own)
     except InputError as error:
         return Failure(sample.id, str(error), _transient(error))
-    if isinstance(picture, Raster):
+    if isinstance(image, Raster):
         out[...] = pixels
     else:
         out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -177,7 +166,7 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
 
 
 def _transient(error: BaseException | None) -> bool:
-    """Whether the reason for an error lies in the system rather than in the file."""
+    """Whether the cause of an error lies in the system rather than in the file."""
     while error is not None and getattr(error, "errno", None) not in TRANSIENT:
         error = error.__cause__ or error.__context__
     return error is not None
@@ -193,27 +182,54 @@ def _collate(
     samples = [source.sample(chunk[k]) for k in known]
     if failures:
         images = images[list(known)]
-    ids, known_truth = tuple(s.id for s in samples), source.boxed or source.parts
-    sides = tuple(one.side for one in known.values())
-    truth = _truth(source, list(known.values()), images) if known_truth else None
-    if source.several:
-        findings = torch.zeros(len(samples), len(source.classes), dtype=torch.bool)
-        for row, sample in enumerate(samples):
-            findings[row, list(sample.findings or ())] = True
-        occur = findings.any(0).nonzero().flatten().tolist() if known_truth else []
-        of = {f: [one.by_finding.get(f, NOTHING) for one in known.values()] for f in occur}
-        own = {f: _truth(source, rows, images) for f, rows in of.items()}
-        return Loaded(Batch(ids, images, None, truth, findings, own, sides), failures)
-    labels = torch.tensor([s.label for s in samples], dtype=torch.int64) if source.labelled else None
-    return Loaded(Batch(ids, images, labels, truth, sides=sides), failures)
+    ids, annotated = tuple(s.id for s in samples), source.boxed or source.parts
+    sides = tuple(image.side for image in known.values())
+    truth = _truth(source, list(known.values()), images) if annotated else None
+    if not source.is_multilabel:
+        labels = torch.tensor([s.label for s in samples], dtype=torch.int64) if source.labelled else None
+        return Loaded(Batch(ids, images, labels, truth, sides=sides), failures)
+    findings = torch.zeros(len(samples), len(source.classes), dtype=torch.bool)
+    for row, sample in enumerate(samples):
+        findings[row, list(sample.findings or ())] = True
+    occur = findings.any(0).nonzero().flatten().tolist() if annotated else []
+    own = {
+        f: _truth(source, [image.by_finding.get(f, NOTHING) for image in known.values()], images)
+        for f in occur
+    }
+    return Loaded(Batch(ids, images, None, truth, findings, own, sides), failures)
 
 
 def _truth(source: Source, known: Sequence[Known], images: Tensor) -> Truth:
-    """Boxes and masks of a batch; a part that a picture lacks is an empty mask."""
-    empty = torch.zeros(images.shape[2:], dtype=torch.bool)
-    none = empty.expand(0, *empty.shape)
-    rows = {part: [one.masks.get(part, empty) for one in known] for part in source.parts}
-    masks = {part: torch.stack(found) if found else none for part, found in rows.items()}
+    """Boxes and masks of a batch; a part that an image lacks is an empty mask."""
+    masks = {part: torch.zeros(len(known), *images.shape[2:], dtype=torch.bool) for part in source.parts}
+    for row, image in enumerate(known):
+        for part, mask in image.masks.items():
+            masks[part][row] = mask
     if not source.boxed:
         return Truth(None, masks)
-    return Truth(tuple(one.boxes.boxes for one in known), masks, tuple(one.boxes.lost for one in known))
+    return Truth(tuple(image.boxes.boxes for image in known), masks, tuple(i.boxes.lost for i in known))
+
+
+def entries(batch: Batch, chosen: Tensor, names: Sequence[str]) -> tuple[Batch, Tensor]:
+    """The chosen findings, "b k" bool, each as an image of its own, and "n", the finding of each.
+
+    An entry has the boxes and masks of its finding, and its label where the image has it, else -1.
+    """
+    rows, findings = chosen.cpu().nonzero().unbind(1)
+    pairs = list(zip(rows.tolist(), findings.tolist(), strict=True))
+    ids = tuple(entry_id(batch.ids[i], finding_name(names, f)) for i, f in pairs)
+    labels = None
+    if batch.findings is not None:
+        labels = torch.where(batch.findings[rows, findings], findings, -1)
+    truth = None
+    if batch.truth is not None:
+        of = [(batch.by_finding.get(f), i) for i, f in pairs]
+        masks = {part: torch.zeros_like(masks[rows]) for part, masks in batch.truth.masks.items()}
+        for entry, (known, i) in enumerate(of):
+            for part, mask in known.masks.items() if known is not None else ():
+                masks[part][entry] = mask[i]
+        truth = Truth(None, masks)
+        if batch.truth.boxes is not None:
+            boxes = tuple(() if known is None or known.boxes is None else known.boxes[i] for known, i in of)
+            truth = Truth(boxes, masks, tuple(() if known is None else known.lost[i] for known, i in of))
+    return Batch(ids, batch.images[rows], labels, truth), findings

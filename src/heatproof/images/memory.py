@@ -1,4 +1,4 @@
-"""Pictures that are already arrays: in memory, or in an .npz file laid out like MedMNIST's."""
+"""Sources of arrays: images in memory, or in an .npz file laid out like MedMNIST's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from heatproof.errors import InputError, did_you_mean
@@ -21,9 +20,9 @@ from heatproof.images.files import (
     eight_bits,
     scale_to_bytes,
 )
-from heatproof.images.findings import lists_several, number_findings, read_findings
+from heatproof.images.findings import check_labels, lists_several, number_findings, read_findings
 from heatproof.images.source import Sample, Source, content_stamp
-from heatproof.images.volumes import Raster, raster
+from heatproof.images.volumes import raster
 
 CHANNELS = (1, 3)
 
@@ -40,34 +39,45 @@ def open_memory(
     box_labels: Sequence[Sequence[Any]] | None = None,
     axes: str | None = None,
 ) -> Source:
-    """A batch of pictures, or a list of any sizes: arrays "h w" or "h w c", tensors "c h w", Pillow pictures.
+    """A batch of images, or a list of any sizes: arrays "h w" or "h w c", tensors "c h w", Pillow images.
 
-    Values have 8 or 16 bits or are fractions of 1; all become 8-bit. These are pictures, not model-ready
-    images: the model's preprocessing is still to come. masks: part name -> "n h w". bits: the depth of 16-bit
-    values; else the one that holds all arrays, so that they are scaled alike. labels: "n" class numbers; of
-    pictures that may have several findings a table "n k" of 0 and 1, or a list of names or numbers for each;
-    box_labels then names the finding of each box, and a mask belongs to the finding of its name. axes: of
-    each array, such as "dhw" of volumes or "hwc" of many channels, whose values then stay as they are (see
-    volumes.py).
+    Values have 8 or 16 bits or are fractions of 1; all become 8-bit. The model's preprocessing is still to
+    come.
+
+    Args:
+        images: the images.
+        labels: "n" class numbers; of multi-label images a table "n k" of 0 and 1, or a list of names or
+            numbers for each.
+        boxes: of each image.
+        masks: part name -> "n h w". Of multi-label images a mask belongs to the finding of its name.
+        ids: names of the images; else 000000, 000001, ...
+        class_names: the model's classes in its own order.
+        bits: the depth of 16-bit values; else the smallest that holds all arrays.
+        box_labels: of multi-label images, the finding of each box.
+        axes: of each array, such as "dhw" of volumes or "hwc" of many channels, whose values then stay as
+            they are (see volumes.py).
     """
     images = list(images)
-    deep = [int(a.max()) for a in images if getattr(a, "dtype", None) == np.uint16 and a.size]
-    bits = check_bits(bits) or (bit_depth(max(deep)) if deep else None)
-    pictures: list[Any] = [_content(image, f"picture {i}", bits, axes) for i, image in enumerate(images)]
-    if not pictures:
+    highest = [int(a.max()) for a in images if getattr(a, "dtype", None) == np.uint16 and a.size]
+    bits = check_bits(bits) or (bit_depth(max(highest)) if highest else None)
+    contents: list[Any] = [_content(image, f"picture {i}", bits, axes) for i, image in enumerate(images)]
+    if not contents:
         raise InputError("there is no picture in memory to open")
-    n = len(pictures)
+    n = len(contents)
     given = {"labels": labels, "boxes": boxes, "ids": ids, "box_labels": box_labels}
     given |= {f"masks[{part!r}]": mask for part, mask in (masks or {}).items()}
     for name, values in given.items():
         if values is not None and len(values) != n:
             raise InputError(f"{name} has {len(values)} entries, but there are {n} pictures")
-    several = lists_several(labels)
-    findings, classes = read_findings(labels, class_names) if several else ([None] * n, ())
-    numbers, classes = ([None] * n, classes) if several else check_labels(labels, n, class_names)
-    belongs = (
-        _box_findings(boxes, box_labels, findings, classes) if several and boxes is not None else [()] * n
-    )
+    numbers: Sequence[int | None] = [None] * n
+    findings: Sequence[tuple[int, ...] | None] = [None] * n
+    box_findings: Sequence[tuple[tuple[int, ...], ...]] = [()] * n
+    if lists_several(labels):
+        findings, classes = read_findings(labels, class_names)
+        if boxes is not None:
+            box_findings = _box_findings(boxes, box_labels, findings, classes)
+    else:
+        numbers, classes = check_labels(labels, n, class_names)
     parts = {part: _array(mask) for part, mask in (masks or {}).items()}
     samples = tuple(
         Sample(
@@ -75,19 +85,21 @@ def open_memory(
             numbers[i],
             () if boxes is None else tuple(check_box(box) for box in boxes[i]),
             {part: mask[i] for part, mask in parts.items()},
-            content=pictures[i],
+            content=contents[i],
             findings=findings[i],
-            box_findings=belongs[i],
+            box_findings=box_findings[i],
         )
         for i in range(n)
     )
     if axes is not None:
-        read, mark = (lambda s: s.content), (lambda s: content_stamp(s.content.values))
-        return Source(samples, classes, read, mark, deep=True)
+        return Source(
+            samples, classes, lambda s: s.content, lambda s: content_stamp(s.content.values), deep=True
+        )
     return Source(samples, classes, lambda s: Image.fromarray(s.content), lambda s: content_stamp(s.content))
 
 
-def _content(image: Any, name: str, bits: int | None, axes: str | None) -> np.ndarray | Raster:
+def _content(image: Any, name: str, bits: int | None, axes: str | None) -> Any:
+    """A Raster of an image whose axes are named, else 8-bit pixels."""
     if axes is None:
         return to_pixels(image, name, bits)
     try:
@@ -99,19 +111,19 @@ def _content(image: Any, name: str, bits: int | None, axes: str | None) -> np.nd
 def _box_findings(
     boxes: Sequence[Sequence[Box]],
     given: Sequence[Sequence[Any]] | None,
-    findings: Sequence[tuple[int, ...] | None],
+    findings: Sequence[tuple[int, ...]],
     classes: Sequence[str],
 ) -> list[tuple[tuple[int, ...], ...]]:
-    """For each picture and each of its boxes: its finding; the only one a picture has needs no name."""
-    found = []
-    for i, (own, here) in enumerate(zip(boxes, findings, strict=True)):
-        if given is None and len(own) and len(here or ()) != 1:
-            raise InputError(f"picture {i} has boxes and {len(here or ())} findings; give box_labels too")
-        named = [[(here or ())[0]]] * len(own) if given is None else [[one] for one in given[i]]
+    """The finding of each box of each image; the only finding of an image is the default."""
+    result = []
+    for i, (own, numbers) in enumerate(zip(boxes, findings, strict=True)):
+        if given is None and len(own) and len(numbers) != 1:
+            raise InputError(f"picture {i} has boxes and {len(numbers)} findings; give box_labels too")
+        named = [numbers] * len(own) if given is None else [[label] for label in given[i]]
         if len(named) != len(own):
             raise InputError(f"picture {i} has {len(own)} boxes, but {len(named)} box_labels")
-        found.append(tuple(number_findings(named, classes, "box_labels")[0]))
-    return found
+        result.append(tuple(number_findings(named, classes, "box_labels")[0]))
+    return result
 
 
 def open_npz(
@@ -123,15 +135,15 @@ def open_npz(
     axes: str | None = None,
 ) -> Source:
     """The arrays SPLIT_images "n h w" or "n h w c", and SPLIT_labels, of an .npz file; without a split,
-    images and labels. The pictures of the split are held in memory. bits, axes: as for pictures in memory.
+    images and labels. The images of the split are held in memory. bits, axes: as for open_memory.
     """
     prefix = "" if split is None else f"{split}_"
     try:
         check_file(Path(path))
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             if f"{prefix}images" not in arrays:
-                found = [key.removesuffix("images") for key in arrays if key.endswith("images")]
-                hint = did_you_mean(split or "", [key.removesuffix("_") for key in found])
+                splits = [key.removesuffix("images").rstrip("_") for key in arrays if key.endswith("images")]
+                hint = did_you_mean(split or "", splits)
                 raise InputError(f"{path} has no array {prefix}images; set split to one it has ({hint})")
             images, labels = arrays[f"{prefix}images"], arrays.get(f"{prefix}labels")
             mark = arrays.zip.getinfo(f"{prefix}images.npy").CRC  # a checksum that the file already holds
@@ -152,14 +164,14 @@ def open_npz(
 
 
 def _array(values: Any) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
 def to_pixels(image: Any, name: str, bits: int | None = None) -> np.ndarray:
     """ "h w" or "h w 3", 8-bit. Tensors have channels first, arrays last, unless only the other fits."""
     array = _array(eight_bits(image, bits) if isinstance(image, Image.Image) else image)
     shape = array.shape
-    tensor = isinstance(image, torch.Tensor)
+    tensor = hasattr(image, "detach")
     if array.ndim == 3 and shape[0] in CHANNELS and (tensor or shape[2] not in CHANNELS):
         array = np.moveaxis(array, 0, 2)
     if array.ndim == 3 and array.shape[2] == 1:
@@ -180,23 +192,3 @@ def to_pixels(image: Any, name: str, bits: int | None = None) -> np.ndarray:
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
     return np.ascontiguousarray(array)
-
-
-def check_labels(
-    labels: Any, n: int, class_names: Sequence[str] | None
-) -> tuple[list[int | None], tuple[str, ...]]:
-    """Labels given as class numbers, and the classes' names."""
-    if labels is None:
-        return [None] * n, ()
-    array = _array(labels)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1 or array.dtype.kind not in "iub":
-        raise InputError(f"labels are one class number per picture; got {array.dtype} of shape {array.shape}")
-    low, high = int(array.min()), int(array.max())
-    if low < 0:
-        raise InputError(f"a picture has the label {low}; class numbers start at 0")
-    classes = tuple(class_names) if class_names is not None else tuple(str(k) for k in range(high + 1))
-    if high >= len(classes):
-        raise InputError(f"a picture has the label {high}, but there are only {len(classes)} class names")
-    return [int(label) for label in array], classes

@@ -1,17 +1,14 @@
-"""From a picture file to the tensor a model was trained on, with boxes and masks carried along.
+"""From an image to the tensor a model was trained on, with boxes and masks carried along.
 
-A picture of n columns is resized to n' and cropped from column `left` on. Column j of the crop then shows, at
-its centre, the picture's column
+An image of n columns is resized to n' and cropped from column `left` on. The centre of column j of the crop
+lies in the image's column
 
     i(j) = floor((j + left + 1/2) n / n')
 
 and rows likewise. A carried mask reads exactly these pixels (nearest). A carried box covers the columns with
-x0 <= i(j) <= x1: it is the tight box of the carried mask of the box, to the pixel.
-
-Boxes are (x0, y0, x1, y1) in pixel indices from 0, both corners inside, as everywhere in this project. Pixels
-of the crop that lie outside a small picture are black and belong to no box and no mask.
-
-How files are read is in files.py and dicom.py.
+x0 <= i(j) <= x1: it is the tight box of the carried mask of the box, to the pixel. Boxes are (x0, y0, x1, y1)
+in pixel indices from 0, both corners inside. Pixels of the crop outside a small image are black and belong to
+no box and no mask.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.images.dicom import open_image as open_image
-from heatproof.images.files import (
-    MAX_PIXELS,
-    Box,
-    Size,
-    box_text,
-    check_box,
-    eight_bits,
-    listed_numbers,
-)
+from heatproof.images.files import MAX_PIXELS, Box, Size, box_text, check_box, eight_bits, listed_numbers
 from heatproof.images.volumes import (
     Raster,
     Seen,
@@ -53,15 +42,15 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Side(NamedTuple):
-    """One side of a picture on its way to the crop: n pixels become `scaled`, of which `size` are kept."""
+    """One side of an image: n pixels are resized to `scaled`, of which `size` are cropped."""
 
     n: int
     scaled: int
-    first: int  # of the kept pixels; negative where the crop is larger than the picture
+    first: int  # of the crop; negative where the crop is larger than the image
     size: int
 
     def sources(self) -> np.ndarray:
-        """The picture's pixel under each pixel of the crop; -1 where there is none."""
+        """The image's pixel under each pixel of the crop; -1 where there is none."""
         at = np.arange(self.first, self.first + self.size)
         inside = (at >= 0) & (at < self.scaled)
         return np.where(inside, (2 * at + 1) * self.n // (2 * self.scaled), -1)
@@ -84,10 +73,7 @@ class Carried(NamedTuple):
 class Preprocess:
     """Resize the shorter side, crop the centre, scale to [0, 1], subtract the mean, divide by the std."""
 
-    size: tuple[int, ...] = (
-        224,
-        224,
-    )  # height, width of what the model sees; of volumes depth, height, width
+    size: tuple[int, ...] = (224, 224)  # height and width of the model's input, of volumes depth first
     resize: int | tuple[int, ...] = 256  # shorter side before the crop, or an exact height and width
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
@@ -105,7 +91,7 @@ class Preprocess:
 
     @property
     def blank(self) -> Tensor:
-        """One picture of zeros, model-ready."""
+        """One image of zeros, model-ready."""
         return torch.zeros(1, self.channels, *self.size)
 
     @property
@@ -141,80 +127,79 @@ class Preprocess:
             raise InputError("preprocess.mean and preprocess.std need one number each for every channel")
         return merged
 
-    def fitted(self, picture: Seen) -> Preprocess:
-        """For this volume: with the resize that gives its voxels the spacing, where one is asked for."""
+    def fitted(self, image: Seen) -> Preprocess:
+        """For this volume: with the resize that gives its voxels the spacing, where that is set."""
         if self.spacing is None:
             return self
-        own = picture.spacing if isinstance(picture, Raster) else None
+        own = image.spacing if isinstance(image, Raster) else None
         if own is None:
             raise InputError(
                 "nothing says how large its voxels are, which preprocess.spacing needs; leave it out, or "
                 "give NIfTI files or DICOM series"
             )
-        sides = zip(picture.size[::-1], own, self.spacing, strict=True)
+        sides = zip(image.size[::-1], own, self.spacing, strict=True)
         return replace(
             self, resize=tuple(max(1, round(n * mm / wanted)) for n, mm, wanted in sides), spacing=None
         )
 
-    def axes(self, picture: tuple[int, ...]) -> tuple[Side, ...]:
-        """What happens to columns, rows (and slices) of a picture of this width and height (and depth)."""
-        if len(picture) != len(self.size):
-            kind = "a picture" if len(picture) == 2 else "a volume"
+    def axes(self, image_size: tuple[int, ...]) -> tuple[Side, ...]:
+        """Resize and crop of columns, rows (and slices) of an image of this width and height (and depth)."""
+        if len(image_size) != len(self.size):
+            kind = "a picture" if len(image_size) == 2 else "a volume"
             wanted = "pictures" if len(self.size) == 2 else "volumes"
             raise InputError(
                 f"it is {kind}, but the model takes {wanted}; set preprocess.size to what it takes"
             )
         if isinstance(self.resize, int):
-            scaled = [max(1, int(side * self.resize / min(picture))) for side in picture]
+            scaled = [max(1, int(side * self.resize / min(image_size))) for side in image_size]
         else:
             scaled = list(self.resize[::-1])
         if math.prod(scaled) > MAX_PIXELS:
             raise InputError(
                 f"resized to {'x'.join(map(str, scaled))} it would have more than {MAX_PIXELS:,} pixels; "
-                f"its sides, {' and '.join(map(str, picture))}, differ too much"
+                f"its sides, {' and '.join(map(str, image_size))}, differ too much"
             )
-        sides = zip(picture, scaled, self.size[::-1], strict=True)
+        sides = zip(image_size, scaled, self.size[::-1], strict=True)
         return tuple(Side(n, long, round((long - size) / 2), size) for n, long, size in sides)
 
-    def crop(self, picture: Image.Image) -> Image.Image:
-        """The 8-bit picture the model sees, after resize and centre crop."""
+    def crop(self, image: Image.Image) -> Image.Image:
+        """The 8-bit image the model sees, after resize and centre crop."""
         if self.window is not None:
             raise InputError(
                 "preprocess.window needs values as they were measured, and this is an 8-bit picture; read it "
                 "as kind 'arrays', 'nifti' or 'dicom-series', or give a dicom source its options.window"
             )
-        self.fitted(picture)  # which refuses pictures where voxels are asked for
-        picture = eight_bits(picture).convert("L" if self.channels == 1 else "RGB")
-        x, y = self.axes(picture.size)
-        if (x.scaled, y.scaled) != picture.size:
-            picture = picture.resize((x.scaled, y.scaled), Image.Resampling[self.interpolation.upper()])
-        return picture.crop((x.first, y.first, x.first + x.size, y.first + y.size))
+        self.fitted(image)  # which refuses images where a spacing is set
+        image = eight_bits(image).convert("L" if self.channels == 1 else "RGB")
+        x, y = self.axes(image.size)
+        if (x.scaled, y.scaled) != image.size:
+            image = image.resize((x.scaled, y.scaled), Image.Resampling[self.interpolation.upper()])
+        return image.crop((x.first, y.first, x.first + x.size, y.first + y.size))
 
-    def values(self, picture: Seen) -> np.ndarray:
+    def values(self, image: Seen) -> np.ndarray:
         """ "c H W" or "c D H W" in [0, 1], after resize and centre crop."""
-        if not isinstance(picture, Raster):
-            pixels = np.asarray(self.crop(picture), np.float32)
-            return np.moveaxis(np.atleast_3d(pixels), 2, 0) / 255
-        sides = self.fitted(picture).axes(picture.size)
-        found = fractions(picture, self.window)
-        if len(found) not in (1, self.channels):
+        if not isinstance(image, Raster):
+            return to_tensor(self.crop(image)).numpy()
+        sides = self.fitted(image).axes(image.size)
+        values = fractions(image, self.window)
+        if len(values) not in (1, self.channels):
             raise InputError(
-                f"it has {len(found)} channels, but the model takes {self.channels}; say with axes which "
+                f"it has {len(values)} channels, but the model takes {self.channels}; say with axes which "
                 "axis they are, or wrap the network to make its channels from these"
             )
         matrices = [resize_matrix(*side, self.interpolation) for side in sides[::-1]]
-        shown = along_each_axis(found, matrices).clip(0, 1)  # a cubic filter overshoots
-        return shown if len(shown) == self.channels else np.repeat(shown, self.channels, 0)
+        resized = along_each_axis(values, matrices).clip(0, 1)  # a cubic filter overshoots
+        return resized if len(resized) == self.channels else np.repeat(resized, self.channels, 0)
 
     def carry_boxes(
-        self, boxes: Iterable[Box], picture: tuple[int, ...], frame: Size | None = None
+        self, boxes: Iterable[Box], image_size: tuple[int, ...], frame: Size | None = None
     ) -> Carried:
-        """Boxes of a picture of this width and height, in the pixels of its crop.
+        """Boxes of an image of this width and height, in the pixels of its crop.
 
-        `frame` is the width and height of the picture the boxes were drawn on, where the file has since
-        been resized. A box is clipped to the crop; one that lies outside it, or shrinks to nothing, is lost.
+        `frame` is the width and height of the image the boxes were drawn on, where the file has since been
+        resized. A box is clipped to the crop; one that lies outside it, or shrinks to nothing, is lost.
         """
-        kept, lost, sides = [], [], self.axes(picture)
+        inside, lost, sides = [], [], self.axes(image_size)
         if len(sides) > 2:
             if tuple(boxes):
                 raise InputError("boxes are for pictures; mark the object of a volume by a mask")
@@ -226,39 +211,37 @@ class Preprocess:
             x0, y0, x1, y1 = check_box(box)
             (left, right), (top, bottom) = x.span(x0, x1), y.span(y0, y1)
             if left <= right and top <= bottom:
-                kept.append((float(left), float(top), float(right), float(bottom)))
+                inside.append((float(left), float(top), float(right), float(bottom)))
             else:
                 lost.append(
                     f"the box {box_text(box)} was cropped or shrunk away: it holds no pixel of the "
                     f"{x.size}x{y.size} crop that the model sees"
                 )
-        return Carried(tuple(kept), tuple(lost))
+        return Carried(tuple(inside), tuple(lost))
 
-    def carry_mask(self, mask: Any, picture: tuple[int, ...]) -> Tensor:
-        """A mask of a picture of this width and height, as "H W" bool in the pixels of its crop.
+    def carry_mask(self, mask: Any, image_size: tuple[int, ...]) -> Tensor:
+        """A mask of an image of this width and height, as "H W" bool in the pixels of its crop.
 
-        The mask, "h w" or "d h w", may have another size than the picture: it is stretched over it.
+        The mask, "h w" or "d h w", may have another size than the image: it is stretched over it.
         """
         device = mask.device if isinstance(mask, torch.Tensor) else None
         marked = np.asarray(mask.detach().cpu() if isinstance(mask, torch.Tensor) else mask) != 0
-        sides = self.axes(picture)[::-1]
+        sides = self.axes(image_size)[::-1]
         if marked.ndim != len(sides) or 0 in marked.shape:
             axes = "rows and columns" if len(sides) == 2 else "slices, rows and columns"
             raise InputError(f"a mask has {axes}; got shape {marked.shape}")
         sources = [side._replace(n=n).sources() for side, n in zip(sides, marked.shape, strict=True)]
-        seen = marked[np.ix_(*sources)]
-        for axis, source in enumerate(sources):
-            seen[(*[slice(None)] * axis, source < 0)] = False
-        return torch.from_numpy(seen).to(device)
+        inside = reduce(np.logical_and.outer, [source >= 0 for source in sources])
+        return torch.from_numpy(marked[np.ix_(*sources)] & inside).to(device)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """ "... c H W" in [0, 1] -> model-ready."""
         mean, std = self._scale(pixels)
         return (pixels - mean) / std
 
-    def from_bytes(self, pictures: Tensor) -> Tensor:
-        """8-bit pictures "... c H W" -> model-ready."""
-        return self.normalise(pictures.float() / 255)
+    def from_bytes(self, images: Tensor) -> Tensor:
+        """8-bit images "... c H W" -> model-ready."""
+        return self.normalise(images.float() / 255)
 
     def restore(self, images: Tensor) -> Tensor:
         """The inverse of normalise, clipped to [0, 1]."""
@@ -272,13 +255,11 @@ class Preprocess:
         scale = scale.view(*scale.shape, *[1] * len(self.size))
         return scale[0], scale[1]
 
-    def __call__(self, picture: Seen) -> Tensor:
-        if isinstance(picture, Raster):
-            return self.normalise(torch.from_numpy(self.values(picture)))
-        return self.normalise(to_tensor(self.crop(picture)))
+    def __call__(self, image: Seen) -> Tensor:
+        return self.normalise(torch.from_numpy(self.values(image)))
 
 
-def to_tensor(picture: Image.Image) -> Tensor:
+def to_tensor(image: Image.Image) -> Tensor:
     """ "c H W" in [0, 1]."""
-    array = np.asarray(picture, dtype=np.float32) / 255
+    array = np.asarray(image, dtype=np.float32) / 255
     return torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)

@@ -1,8 +1,8 @@
-"""A source is a list of samples that nobody has decoded yet, and one function that reads a sample.
+"""A source: a list of samples that are not decoded yet, and a function that reads a sample.
 
 Every kind of data (folder, csv, imagenet, npz, hf, dicom, memory) is a function that returns a Source, so
-filters, loader and runs know one type. Labels are indices into `classes`; a source has labels for all its
-samples or for none. Boxes are (x0, y0, x1, y1) in the picture's pixels, from 0, both corners inside.
+that filters, loader and runs know one type. Labels are indices into `classes`; a source has labels for all
+its samples or for none. Boxes are (x0, y0, x1, y1) in the image's pixels, from 0, both corners inside.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.images.files import Box, Size, picture_size, read_image
+from heatproof.images.files import Box, Size, box_text, picture_size, read_image, swaps_axes
 from heatproof.images.volumes import Raster, Seen, Spacing, uneven
 
 if TYPE_CHECKING:
@@ -30,27 +30,29 @@ if TYPE_CHECKING:
 
     from heatproof.images.preprocess import Carried, Preprocess
 
-HEADERS_READ = 32
-SAME_SHAPE = 0.02  # sides may be rounded when a picture is resized; more is another shape
+HEADERS_READ = 32  # of volumes, to compare their voxel sizes
+SAME_SHAPE = 0.02  # sides may be rounded when an image is resized; more is another aspect ratio
+MAX_FAULTY = 0.05  # share of the boxes, or of the masks, that may not fit their images
+TOLERANCE = 1  # pixels past an edge: tools that count edges, or pixels from 1, exceed the image by one
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What is known about one picture without decoding it."""
+    """What is known about an image without decoding it."""
 
     id: str
     label: int | None = None
     boxes: tuple[Box, ...] = ()
     masks: Mapping[str, Any] = field(default_factory=dict)  # part name -> mask file, or "h w" array
-    frame: Size | None = None  # width and height of the picture the boxes were drawn on, where known
+    frame: Size | None = None  # width and height of the image the boxes were drawn on, where known
     content: Any = None  # what the source's `read` needs: a file, a row, an array
-    others: int = 0  # boxes of other classes in the picture
-    findings: tuple[int, ...] | None = None  # of a picture that may have several; then it has no label
-    box_findings: tuple[tuple[int, ...], ...] = ()  # of each box, where there may be several findings
+    others: int = 0  # boxes of other classes in the image
+    findings: tuple[int, ...] | None = None  # of a multi-label image, which has no label
+    box_findings: tuple[tuple[int, ...], ...] = ()  # of each box of a multi-label image
 
     @property
     def stated(self) -> tuple[int, ...]:
-        """The classes that it is said to be of: its label, its findings, or none."""
+        """Its classes: the label, the findings, or none."""
         return (self.findings or ()) if self.label is None else (self.label,)
 
     @property
@@ -60,15 +62,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Source:
-    """Samples in a fixed order, the names of their classes, and how to read one."""
+    """Samples in a fixed order, the names of their classes, and how to read a sample."""
 
     samples: tuple[Sample, ...]
     classes: tuple[str, ...]
     read: Callable[[Sample], Seen]
-    stamp: Callable[[Sample], Any]  # a cheap mark of the picture's content, for the hash
-    deep: bool = False  # whether it gives values as they were measured, in any number of channels and axes
-    read_mask: Callable[[Path], np.ndarray] | None = None  # of a mask's file, where it is no picture
-    voxels: Callable[[Sample], Spacing] | None = None  # of volumes whose files say it: their size, undecoded
+    stamp: Callable[[Sample], Any]  # a cheap mark of the image's content, for the hash
+    deep: bool = False  # whether `read` returns Rasters, of any number of channels and axes
+    read_mask: Callable[[Path], np.ndarray] | None = None  # of a mask file that is no image
+    voxels: Callable[[Sample], Spacing] | None = None  # voxel size of a volume, from its header
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -77,7 +79,7 @@ class Source:
         return self.samples[i]
 
     def open(self, i: int) -> Seen:
-        """The picture, upright, as "L" or "RGB"; or a Raster."""
+        """The image, upright, as "L" or "RGB"; or a Raster."""
         sample = self.samples[i]
         try:
             return self.read(sample)
@@ -85,21 +87,22 @@ class Source:
             raise InputError(f"cannot read {sample.id}: {error}") from error
 
     def truth(
-        self, i: int, preprocess: Preprocess, picture: tuple[int, ...], finding: int | None = None
+        self, i: int, preprocess: Preprocess, size: tuple[int, ...], finding: int | None = None
     ) -> tuple[Carried, dict[str, Tensor]]:
-        """Boxes and masks in the pixels of the crop, for a picture that has this width and height.
+        """Boxes and masks in the pixels of the crop, for an image of this width and height.
 
         finding: only those that belong to it. A mask whose part is called like another finding does not.
         """
-        sample = self.samples[i] if finding is None else self._about(self.samples[i], finding)
-        if sample.boxes and sample.frame and not same_shape(sample.frame, picture):
-            drawn, found = ("x".join(map(str, size)) for size in (sample.frame, picture))
-            raise InputError(f"its boxes were drawn on a {drawn} picture, but the file has {found} pixels")
-        boxes = preprocess.carry_boxes(sample.boxes, picture, sample.frame)
+        sample = self.samples[i] if finding is None else self._of_finding(self.samples[i], finding)
+        if sample.boxes and sample.frame and not same_shape(sample.frame, size):
+            raise InputError(
+                f"its boxes were drawn on a {_by(sample.frame)} picture, but the file has {_by(size)} pixels"
+            )
+        boxes = preprocess.carry_boxes(sample.boxes, size, sample.frame)
         masks = {name: read_mask(name, mask, self.read_mask) for name, mask in sample.masks.items()}
-        return boxes, {name: preprocess.carry_mask(mask, picture) for name, mask in masks.items()}
+        return boxes, {name: preprocess.carry_mask(mask, size) for name, mask in masks.items()}
 
-    def _about(self, sample: Sample, finding: int) -> Sample:
+    def _of_finding(self, sample: Sample, finding: int) -> Sample:
         pairs = zip(sample.boxes, sample.box_findings, strict=True)
         others = {name for f, name in enumerate(self.classes) if f != finding}
         masks = {part: mask for part, mask in sample.masks.items() if part not in others}
@@ -110,8 +113,8 @@ class Source:
         return bool(self.classes)
 
     @cached_property
-    def several(self) -> bool:
-        """Whether a picture may have several findings, or none."""
+    def is_multilabel(self) -> bool:
+        """Whether the images are multi-label."""
         return any(sample.findings is not None for sample in self.samples)
 
     @cached_property
@@ -128,8 +131,8 @@ class Source:
     def hash(self) -> str:
         """Changes when samples, labels, boxes, masks or class names do.
 
-        It reads no pixels: a picture file counts by its name and its size in bytes, so one that is replaced
-        by another of exactly the same size goes unnoticed. Times are left out: a copy hashes the same.
+        It reads no pixels: an image file counts by its name and its size in bytes, so that replacing it by
+        another of the same size goes unnoticed. Times are left out: a copy has the same hash.
         """
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         for s in self.samples:
@@ -140,11 +143,10 @@ class Source:
 
     @property
     def warning(self) -> str:
-        """What should be known of volumes that are seen together, from some of their headers; or ''."""
+        """A warning about voxels of different size, from some of the volumes' headers; or ''."""
         if self.voxels is None:
             return ""
-        some = self.samples[:: -(-len(self) // HEADERS_READ)]
-        return uneven(map(self.voxels, some))
+        return uneven(map(self.voxels, self.samples[:: -(-len(self) // HEADERS_READ)]))
 
     def subset(self, indices: Iterable[int]) -> Source:
         """Some of the samples, in the order given; labels keep their meaning."""
@@ -152,7 +154,7 @@ class Source:
 
 
 def stated_findings(sample: Sample) -> list[Any]:
-    """What hashes take in of findings: nothing of a picture that has one label."""
+    """The part of hashes that only multi-label images have."""
     return [] if sample.findings is None else [sample.findings, sample.box_findings]
 
 
@@ -170,7 +172,7 @@ def content_stamp(content: Any) -> Any:
     if isinstance(content, Path):
         try:
             return content.stat().st_size
-        except (OSError, ValueError):  # a NUL in the path; reading it will tell
+        except (OSError, ValueError):  # ValueError: a NUL in the path; reading the file reports it
             return None
     if isinstance(content, tuple):
         return [content_stamp(part) for part in content]
@@ -205,31 +207,32 @@ def select(
 ) -> Source:
     """Filters, then a random subset, in the source's order. Labels and class names stay as they are.
 
-    single_object: exactly one box, of whatever class. box_share: the boxes cover a share of the picture in
+    single_object: exactly one box, of whatever class. box_share: the boxes cover a share of the image in
     these bounds. classes: names or numbers. limit: at most so many, drawn with `seed`; `stratified` keeps the
-    proportions of the classes. A larger limit adds pictures to those of a smaller one, up to rounding.
+    proportions of the classes. A larger limit adds images to those of a smaller one, up to rounding.
     growing: in random order, so that a larger limit adds them at the end.
     """
-    indices = list(range(len(source)))
-    left = [f"{len(indices)} in the source"]
+    chosen = list(enumerate(source.samples))
+    left = [f"{len(chosen)} in the source"]
     if classes is not None:
         wanted = class_numbers(classes, source.classes)
-        indices = [i for i in indices if wanted.intersection(source.samples[i].stated)]
-        left.append(f"{len(indices)} in the classes")
+        chosen = [(i, s) for i, s in chosen if wanted.intersection(s.stated)]
+        left.append(f"{len(chosen)} in the classes")
     if single_object:
-        indices = [i for i in indices if source.samples[i].objects == 1]
-        left.append(f"{len(indices)} with one box")
+        chosen = [(i, s) for i, s in chosen if s.objects == 1]
+        left.append(f"{len(chosen)} with one box")
     if box_share is not None:
         if len(box_share) != 2 or not 0 <= box_share[0] < box_share[1] <= 1:
             raise InputError(f"box_share is a low and a high share such as (0.1, 0.8); got {box_share}")
         low, high = box_share
-        indices = [i for i in indices if _share_within(source, i, low, high)]
-        left.append(f"{len(indices)} whose boxes cover {low:g} to {high:g} of the picture")
-    if not indices:
+        chosen = [(i, s) for i, s in chosen if _share_within(source, s, low, high)]
+        left.append(f"{len(chosen)} whose boxes cover {low:g} to {high:g} of the picture")
+    if not chosen:
         raise InputError(f"no picture is left: {', '.join(left)}")
     if limit is not None and limit < 1:
         raise InputError(f"limit is a number of pictures, at least 1; got {limit}")
-    labels = [source.samples[i].label if stratified else None for i in indices]
+    labels = [s.label if stratified else None for _, s in chosen]
+    indices = [i for i, _ in chosen]
     if growing:
         indices = [indices[k] for k in in_turn(labels, seed)[:limit]]
     elif limit is not None:
@@ -278,16 +281,16 @@ def in_turn(labels: Sequence[int | None], seed: int = 0) -> list[int]:
 def class_numbers(wanted: Sequence[str | int], classes: Sequence[str]) -> set[int]:
     """Classes by name or number; a name that several classes share means all of them."""
     numbers: set[int] = set()
-    for one in wanted:
-        found = {k for k, name in enumerate(classes) if k == one or name == one}
-        if not found:
-            raise UnknownNameError("class", str(one), classes)
-        numbers |= found
+    for given in wanted:
+        matches = {k for k, name in enumerate(classes) if given in (k, name)}
+        if not matches:
+            raise UnknownNameError("class", str(given), classes)
+        numbers |= matches
     return numbers
 
 
 def covered(boxes: Sequence[Box], size: tuple[int, ...]) -> float:
-    """The share of a picture that its boxes cover together.
+    """The share of an image that its boxes cover together.
 
     >>> covered([(0, 0, 4, 9), (3, 0, 4, 9)], (10, 10))
     0.5
@@ -304,20 +307,19 @@ def covered(boxes: Sequence[Box], size: tuple[int, ...]) -> float:
     return area / (wide * high)
 
 
-def _share_within(source: Source, i: int, low: float, high: float) -> bool:
-    """False without a box. A picture that cannot be read stays in, so that the loader reports it."""
-    sample = source.samples[i]
+def _share_within(source: Source, sample: Sample, low: float, high: float) -> bool:
+    """False without a box. An image that cannot be read stays in, so that the loader reports it."""
     if not sample.boxes:
         return False
     try:
-        found = sample.frame or sample_size(sample) or source.read(sample).size
+        size = sample.frame or sample_size(sample) or source.read(sample).size
     except InputError:
         return True
-    return low <= covered(sample.boxes, found) <= high
+    return low <= covered(sample.boxes, size) <= high
 
 
 def sample_size(sample: Sample) -> tuple[int, ...] | None:
-    """Width and height of the upright image, without decoding it; None where only decoding can tell."""
+    """Width and height of the upright image; None where it would have to be decoded."""
     if isinstance(sample.content, Path):
         with suppress(InputError):  # a DICOM file, or a broken one
             return picture_size(sample.content)
@@ -327,6 +329,93 @@ def sample_size(sample: Sample) -> tuple[int, ...] | None:
     return sample.content.size if isinstance(sample.content, Raster) else None
 
 
-def same_shape(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
     """Whether two widths and heights have the same aspect ratio, up to rounding."""
     return abs(a[0] * b[1] - a[1] * b[0]) <= SAME_SHAPE * max(a[0] * b[1], a[1] * b[0])
+
+
+def check_annotations(source: Source) -> str:
+    """Validate all boxes and masks against the sizes of their images, which headers state.
+
+    Returns:
+        A warning with the number of boxes and masks that do not fit their images, or "".
+
+    Raises:
+        InputError: if more than 5 % of the boxes, or of the masks, do not fit their images.
+    """
+    faults: list[tuple[Sample, Box, Sequence[int]]] = []
+    masks: list[str] = []
+    for sample in source.samples:
+        size = (sample.frame or sample_size(sample)) if sample.boxes else None
+        if size is not None and len(size) == 2:
+            wrong = (box for box in sample.boxes if not _fits(box, size) or _is_normalised(box, size))
+            faults += [(sample, box, size) for box in wrong]
+        if sample.masks and source.read_mask is None:  # of volumes, it is set
+            masks += _mask_faults(sample, sample_size(sample) or ())
+    sentences = [(_box_sentence(faults), len(faults), "boxes")] if faults else []
+    sentences += [(masks[0], len(masks), "masks")] if masks else []
+    warnings = []
+    for sentence, n, kind in sentences:
+        total = sum(len(getattr(sample, kind)) for sample in source.samples)
+        text = f"{n} of {total} {kind} do not fit their images; the first: {sentence}"
+        if n > MAX_FAULTY * total:
+            raise InputError(text)
+        warnings.append(f"warning: {text}")
+    return "\n".join(warnings)
+
+
+def _fits(box: Box, size: Sequence[int]) -> bool:
+    return min(box) >= -TOLERANCE and box[2] <= size[0] - 1 + TOLERANCE and box[3] <= size[1] - 1 + TOLERANCE
+
+
+def _is_normalised(box: Box, size: Sequence[int]) -> bool:
+    return max(map(abs, box)) <= 1 and min(size) > 2
+
+
+def _box_sentence(faults: Sequence[tuple[Sample, Box, Sequence[int]]]) -> str:
+    sample, box, size = faults[0]
+    subject = f"the box {box_text(box)} of {sample.id}, an image of {_by(size)} pixels,"
+    if _is_normalised(box, size):
+        return (
+            f"{subject} has no number above 1 and seems to be given in fractions of the image; multiply x by "
+            "the width and y by the height"
+        )
+    x0, y0, x1, y1 = box
+    outside = x0 >= size[0] or y0 >= size[1] or x1 < 0 or y1 < 0
+    fault = f"{subject} {'lies outside' if outside else 'reaches past the edge'}"
+    if sample.frame is None and _is_turned(sample) and _fits(box, size[::-1]):
+        return (
+            f"{fault} and fits only the stored frame, whose axes the EXIF orientation swaps; give boxes of "
+            "the upright image"
+        )
+    if all(_fits((b[1], b[0], b[3], b[2]), frame) for _, b, frame in faults):
+        return f"{fault} and would fit with x and y swapped; the order is x0, y0, x1, y1"
+    return (
+        f"{fault}; correct it, or, if the boxes were drawn on an image of another size, scale them or state "
+        "that size (columns width and height of a CSV file)"
+    )
+
+
+def _mask_faults(sample: Sample, size: Sequence[int]) -> Iterator[str]:
+    """One sentence for every mask of another aspect ratio than its image."""
+    for part, mask in sample.masks.items():
+        shape: Sequence[int] = ()
+        with suppress(InputError):  # reading the mask reports what is wrong with it
+            shape = picture_size(mask) if isinstance(mask, Path) else np.shape(mask)[::-1]
+        if len(size) != 2 or len(shape) != 2 or same_shape(shape, size):
+            continue
+        remedy = "; save the mask in the shape of the image"
+        if _is_turned(sample) and same_shape(shape, size[::-1]):
+            remedy = ", whose EXIF orientation swaps its axes; save the mask upright"
+        yield (
+            f"the mask of {part!r} of {sample.id} has {_by(shape)} pixels, another aspect ratio than its "
+            f"image of {_by(size)} pixels{remedy}"
+        )
+
+
+def _is_turned(sample: Sample) -> bool:
+    return isinstance(sample.content, Path) and swaps_axes(sample.content)
+
+
+def _by(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))

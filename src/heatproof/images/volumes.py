@@ -1,16 +1,15 @@
-"""Pictures that are more than 8-bit colours: volumes, any number of channels, values as they were measured.
+"""Values as they were measured, of images and volumes with any number of channels.
 
-A Raster holds numbers "c H W", or "c D H W" of a volume. On its way to a network they become fractions of 1
+A Raster holds numbers "c H W", or "c D H W" of a volume. They become fractions of 1
 
     window = [centre, width]   clip((x - centre) / width + 1/2, 0, 1): window and level of a CT
     window = "range"           (x - min) / (max - min) of each channel, for scanners without a scale
-    no window                  whole numbers without a sign by their bits (8, or those that hold them),
-                               fractions of 1 as they are
+    no window                  unsigned integers by their bits (8, or those that hold them), fractions kept
 
-and it is resized and cropped along each axis by one small matrix, with Pillow's filters, so that a volume
-that does not change along its third axis becomes what its slice would. How large it becomes, `resize` says,
-or `spacing`: an axis of n voxels that are s mm apart becomes round(n s / spacing) voxels, and is then cropped
-or padded. How files are read is in arrays.py, nifti.py and series.py.
+and are resized and cropped along each axis by a small matrix, with Pillow's filters, so that a volume that is
+constant along its third axis becomes what its slice would. The new size is `resize`, or follows from
+`spacing`: an axis of n voxels that are s mm apart becomes round(n s / spacing) voxels, and is then cropped or
+padded.
 """
 
 from __future__ import annotations
@@ -36,7 +35,9 @@ class Raster:
 
     values: np.ndarray
     bits: int | None = None  # the depth of whole numbers, where it is known
-    spacing: Spacing = None  # of a volume, where its file says it: millimetres along depth, height and width
+    spacing: Spacing = (
+        None  # of a volume, where its file states it: millimetres along depth, height and width
+    )
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -60,13 +61,12 @@ def raster(values: np.ndarray, axes: str, bits: int | None = None, spacing: Spac
         raise InputError("it has values that are NaN or infinite; fill them first")
     if "c" not in axes:
         values, axes = values[None], "c" + axes
-    wanted = "cdhw" if "d" in axes else "chw"
     placed = spacing and in_order(spacing, axes.replace("c", ""))
-    return Raster(values.transpose([axes.index(axis) for axis in wanted]), bits, placed)
+    return Raster(values.transpose([axes.index(axis) for axis in "cdhw" if axis in axes]), bits, placed)
 
 
 def in_order(spacing: Sequence[float], axes: str) -> Spacing:
-    """Along depth, height and width, of axes that are named; None where it is no length."""
+    """Spacing along depth, height and width; None unless all are positive lengths."""
     known = all(np.isfinite(mm) and mm > 0 for mm in spacing)
     return tuple(float(spacing[axes.index(axis)]) for axis in "dhw") if known else None
 
@@ -80,7 +80,6 @@ def check_axes(axes: str) -> None:
 
 
 def check_window(window: Window) -> None:
-    """Refuse what is neither a centre and a width nor a word that is known."""
     if window is None or window == RANGE:
         return
     if isinstance(window, str) or len(window) != 2 or not window[1] > 0:
@@ -90,7 +89,6 @@ def check_window(window: Window) -> None:
 
 
 def check_spacing(spacing: Spacing, size: tuple[int, ...]) -> None:
-    """Refuse what is no length of each of three axes."""
     if spacing is not None and not (len(spacing) == len(size) == 3 and all(mm > 0 for mm in spacing)):
         raise InputError(
             "spacing is of volumes: three lengths above 0 in millimetres, along the axes of size, such as "
@@ -98,40 +96,40 @@ def check_spacing(spacing: Spacing, size: tuple[int, ...]) -> None:
         )
 
 
-def uneven(found: Iterable[Spacing]) -> str:
-    """A sentence where volumes that are seen together have voxels of different size, else ''."""
-    sizes = sorted({tuple(round(mm, 2) for mm in one) for one in found if one})
+def uneven(spacings: Iterable[Spacing]) -> str:
+    """A warning where the voxels of volumes differ in size, else ''."""
+    sizes = sorted({tuple(round(mm, 2) for mm in spacing) for spacing in spacings if spacing})
     if len(sizes) < 2:
         return ""
-    first, last = (" x ".join(f"{mm:g}" for mm in one) for one in (sizes[0], sizes[-1]))
+    first, last = (" x ".join(f"{mm:g}" for mm in size) for size in (sizes[0], sizes[-1]))
     return (
         f"voxels differ between volumes, from {first} to {last} mm, and each volume is stretched to the same "
         "size; preprocess.spacing = [1, 1, 1] would make voxels of 1 mm of all of them"
     )
 
 
-def fractions(picture: Raster, window: Window) -> np.ndarray:
+def fractions(image: Raster, window: Window) -> np.ndarray:
     """The values in [0, 1], float32."""
-    values = picture.values
+    values = image.values
     if window == RANGE:
-        low, high = (one(values, tuple(range(1, values.ndim)), keepdims=True) for one in (np.min, np.max))
-        span = np.asarray(high, np.float32) - np.asarray(low, np.float32)
-        found = (values - low.astype(np.float32)) / np.where(span > 0, span, np.inf)
+        axes = tuple(range(1, values.ndim))
+        low, high = (np.asarray(of(values, axes, keepdims=True), np.float32) for of in (np.min, np.max))
+        result: np.ndarray = (values - low) / np.where(high > low, high - low, np.inf)
     elif isinstance(window, tuple):
         centre, width = window
-        found = np.clip((values.astype(np.float32) - float(centre)) / float(width) + 0.5, 0, 1)
+        result = np.clip((values.astype(np.float32) - float(centre)) / float(width) + 0.5, 0, 1)
     else:
-        found = values.astype(np.float32) / _top(picture)
-    return np.asarray(found, np.float32)
+        result = values.astype(np.float32) / _white(image)
+    return np.asarray(result, np.float32)
 
 
-def _top(picture: Raster) -> float:
-    """What is white, where nothing but the values says so."""
-    values, kind = picture.values, picture.values.dtype.kind
+def _white(image: Raster) -> float:
+    """The value that becomes 1 without a window."""
+    values, kind = image.values, image.values.dtype.kind
     low, high = values.min(), values.max()
     top = 1.0
     if kind == "u":
-        top = 2.0 ** (picture.bits or (8 if values.dtype.itemsize == 1 else bit_depth(int(high)))) - 1
+        top = 2.0 ** (image.bits or (8 if values.dtype.itemsize == 1 else bit_depth(int(high)))) - 1
     if low < 0 or high > top or kind == "i":
         raise InputError(
             f"its values run from {low:g} to {high:g}; set preprocess.window to a centre and a width, "
@@ -141,16 +139,15 @@ def _top(picture: Raster) -> float:
 
 
 def resize_matrix(n: int, scaled: int, first: int, size: int, filter: str) -> np.ndarray:
-    """ "size n": how each pixel of the crop is made of the n pixels of an axis resized to `scaled`."""
+    """ "size n": weights of the n pixels of an axis, resized to `scaled`, in each pixel of the crop."""
     if filter not in FILTERS:
         raise InputError(f"volumes and arrays are resized by {', '.join(FILTERS)}; got {filter!r}")
     at = np.arange(first, first + size)
-    weigh, reach = FILTERS[filter]
-    shrink = max(n / scaled, 1.0) if filter != "nearest" else 1.0
-    far = np.abs((np.arange(n) + 0.5)[None] - ((at + 0.5) * n / scaled)[:, None]) / shrink
     if filter == "nearest":
         weights = (np.arange(n)[None] == ((2 * at + 1) * n // (2 * scaled))[:, None]).astype(np.float64)
     else:
+        weigh, reach = FILTERS[filter]
+        far = np.abs((np.arange(n) + 0.5)[None] - ((at + 0.5) * n / scaled)[:, None]) / max(n / scaled, 1.0)
         weights = np.where(far < reach, weigh(far), 0.0)
     weights[(at < 0) | (at >= scaled)] = 0
     total = weights.sum(1, keepdims=True)

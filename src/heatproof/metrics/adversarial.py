@@ -33,13 +33,14 @@ from heatproof.explain.rules import RECTIFIERS, Rule, Rules, attend, rectifies
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_range
-from heatproof.models.asked import asked, unasked
 from heatproof.models.capture import capture
 from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
-from heatproof.models.model import Model, as_model, untouched
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval
 from heatproof.models.tap import tap
+from heatproof.models.targets import bind_targets, unbind_targets
 from heatproof.registry import metric
 from heatproof.types import Images, size_of
 
@@ -53,13 +54,13 @@ Look = Callable[
     "adversarial_fragility",
     needs=("model", "images"),
     reruns=True,
-    inside=True,
+    needs_gradients=True,
     higher_is_better=True,
     bounds=(-1.0, 1.0),
     cite="ghorbani2019fragile",
     family="Sanity",
     floors=(),  # a map that ignores the network is perfectly stable
-    judges="map",
+    question="map",
     parts={
         "ssim": "stable under the worst change found (SSIM)",
         "spearman": "stable under the worst change found (ranks)",
@@ -91,7 +92,7 @@ def adversarial_fragility(
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("adversarial_fragility", size_of(pictures))
     calls = read_methods(methods, again=True)
-    model, columns = asked(model, pictures, None)
+    model, columns = bind_targets(model, pictures, None)
     cams = [c.text for c in calls if {"activations", "gradients", "scales"} & set(c.entry.needs)]
     result: dict[str, PerImage] = {}
     for names in (cams, [c.text for c in calls if c.text not in cams]):
@@ -155,7 +156,7 @@ def _search(
             return _steps(again, holds, images, original, ball, noise * ball, steps)
 
     size = (int(pictures.shape[-2]), int(pictures.shape[-1]))
-    with untouched(model.module):
+    with frozen_eval(model.module):
         Queue(model, size, passes.get("batch_size"), passes.get("progress")).each(
             len(pictures), work, parts.append
         )
@@ -195,13 +196,15 @@ def _steps(
 
 def _layer(model: Model, pictures: Tensor, layer: Layers) -> str | None:
     """Where CAMs look."""
-    with untouched(model.module):
-        return capture(unasked(model), pictures[:1], needs=frozenset({"activations"}), layer=layer).layer
+    with frozen_eval(model.module):
+        return capture(
+            unbind_targets(model), pictures[:1], needs=frozenset({"activations"}), layer=layer
+        ).layer
 
 
 def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     inputs = model.ready(images.requires_grad_())
-    with Rules(SMOOTH), tap(model.module, (layer,), True, model.found.get("runs", {})) as taken:
+    with Rules(SMOOTH), tap(model.module, (layer,), True, model.facts.layer_runs) as taken:
         logits = model.forward(inputs)
     output = taken.outputs[layer]
     (gradient,) = torch.autograd.grad(model.scores(logits, classes).sum(), output, create_graph=True)

@@ -43,7 +43,7 @@ from heatproof.metrics.gold_masks import (
 from heatproof.registry import metric
 
 if TYPE_CHECKING:
-    from heatproof.metrics.scene import Group
+    from heatproof.metrics.scene import CheckpointContext
     from heatproof.types import ArrayLike
 
 NAN = float("nan")
@@ -59,14 +59,14 @@ class ClassifierScore:
     reason: str = ""
 
 
-def _in_a_run(function: Callable[..., Any], group: Group, options: dict[str, Any]) -> Any:
+def _in_a_run(function: Callable[..., Any], group: CheckpointContext, options: dict[str, Any]) -> Any:
     limits = {} if group.limits is None else {"tau": group.limits}
     return function(group.labels, group.probabilities, **limits | options)
 
 
 _metric = partial(
     metric, needs=("labels", "probabilities"), level="checkpoint", higher_is_better=True, bounds=(0, 1),
-    family="Classifier", judges="network", call=_in_a_run,
+    family="Classifier", question="network", call=_in_a_run,
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
 if TYPE_CHECKING:
-    from heatproof.metrics.scene import Group
+    from heatproof.metrics.scene import CheckpointContext
 
 NAN = float("nan")
 BLANK = "every map of the gold list is constant, so that no two share anything"
@@ -144,7 +144,9 @@ def cscore(
     return _score(rows, p, exact_up_to, half_width, resamples, (seed,))[0]
 
 
-def _in_a_run(function: Callable[..., CScores], group: Group, options: Mapping[str, Any]) -> CScores:
+def _in_a_run(
+    function: Callable[..., CScores], group: CheckpointContext, options: Mapping[str, Any]
+) -> CScores:
     """An anchor is named there: its list is made of what the network said at that checkpoint."""
     given = dict(options)
     if group.every is not None:  # also images without a finding decide from which probability on it is there

@@ -52,9 +52,10 @@ from heatproof.metrics.curves import (
 )
 from heatproof.metrics.kit import Cause, Passes, PerImage, raw_maps, same_length
 from heatproof.metrics.scene import BatchContext
-from heatproof.models.asked import asked
-from heatproof.models.model import Model, as_model, at_least_float, memory_format, untouched
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
+from heatproof.models.running import at_least_float, frozen_eval, memory_format
+from heatproof.models.targets import bind_targets
 from heatproof.registry import metric, metrics
 from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
 
@@ -119,7 +120,7 @@ def insertion_deletion(
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
-    model, targets = asked(model, pictures, targets)
+    model, targets = bind_targets(model, pictures, targets)
     if not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number of at least 1, got {steps!r}")
     if not isinstance(adaptive, bool) and adaptive != DECIDED:
@@ -128,7 +129,7 @@ def insertion_deletion(
         raise InputError("maps is an empty dict; give the maps of at least one method")
     methods: Mapping[Any, Maps | ArrayLike] = maps if isinstance(maps, Mapping) else {"": maps}
     walk = _Curves(model, pictures, methods, steps, baseline, seed)
-    with untouched(model.module):
+    with frozen_eval(model.module):
         walk.run(Queue(model, walk.size, **passes), targets, adaptive)
     found = walk.results(baseline if isinstance(baseline, str) else "given", adaptive)
     return found if isinstance(maps, Mapping) else found[""]
@@ -178,7 +179,7 @@ class _Curves:
         plan = adaptive_plan(self.steps) if adaptive else Plan(1, ())
         grid = inner[inner % plan.stride == 0]
         points = numbers[:, ~self.flat][..., grid]
-        if self.model.read.chance:
+        if self.model.head.chance:
             self._visit(queue, torch.cat([ends.flatten(), points.flatten()]), targets, first=True)
         else:
             self._visit(queue, ends.flatten(), targets, first=True)
@@ -232,7 +233,7 @@ class _Curves:
 
         if len(jobs):
             found = queue.predict(len(jobs), make, read).to(self.curves.dtype)
-            if not self.model.read.chance:
+            if not self.model.head.chance:
                 maps = jobs // (self.steps + 1) % len(self.changes)
                 found = (found - self.low[maps]) / self.rise[maps]
             self.curves.view(-1)[jobs] = found
@@ -248,7 +249,7 @@ class _Curves:
                 deletion[i],
                 insertion_auc=area(insertion[i]),
                 deletion_auc=area(deletion[i]),
-                targets=self.model.read.labels(self.targets),
+                targets=self.model.head.labels(self.targets),
                 baseline=baseline,
                 adaptive=adaptive,
                 passes=int(inner[i].sum()) + 2 * self.count,
@@ -256,7 +257,7 @@ class _Curves:
                 insertion_error=errors[INSERTION, i],
                 deletion_error=errors[DELETION, i],
                 points=inner[i] + 4,
-                causes=(Cause(not_above(self.model.read.name), self.stays.view(-1, self.count)[i].cpu()),),
+                causes=(Cause(not_above(self.model.head.name), self.stays.view(-1, self.count)[i].cpu()),),
             )
             for i, name in enumerate(self.methods)
         }
@@ -310,5 +311,5 @@ for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, 
         cite="petsiuk2018rise", aliases=(f"{_name}_auc",),
         about=f"Mean probability of the class while the map's strongest pixels are {_done} first.",
         title=f"{_name}: evidence {_done} first", family="Faithfulness", bundle="insertion_deletion",
-        call=_in_a_run, judges="map", headline=True, volumes=True,
+        call=_in_a_run, question="map", headline=True, volumes=True,
     )(insertion_deletion)  # fmt: skip

@@ -47,7 +47,7 @@ from heatproof.metrics.kit import (
 )
 from heatproof.metrics.scene import BatchContext
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Maps, places, upsample
+from heatproof.types import ArrayLike, Maps, spatial_dims, upsample
 
 BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
 KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
@@ -230,7 +230,7 @@ def _overlap(kept: Tensor, region: Tensor, target: Tensor, frames: Tensor, budge
 
 def _tight(mask: Tensor) -> Tensor:
     """The smallest box around a mask: "b h w" -> "b 4" (x0, y0, x1, y1), of volumes "b 6"; NaN if empty."""
-    ends, axes = [], places(mask)
+    ends, axes = [], spatial_dims(mask)
     for axis in reversed(axes):
         side = mask.any(dim=tuple(other for other in axes if other != axis))
         index = torch.arange(side.shape[1], device=mask.device, dtype=torch.float64)
@@ -349,5 +349,5 @@ for _name, _better, _aliases, _title, _about in (
         cite="zhang2018excitation" if _name == "pointing" else "keak2026budget", aliases=_aliases,
         about=_about, title=_title, family="Localisation", bundle="localise", call=_in_a_run,
         floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
-        judges="network", test=_name == "pointing", headline=_name in ("mask_iou", "inside"), volumes=True,
+        question="network", votes=_name == "pointing", headline=_name in ("mask_iou", "inside"), volumes=True,
     )(localise)  # fmt: skip

@@ -32,7 +32,7 @@ BLANK = "class {} left out: all its maps are constant under one of the networks,
 @metric(  # a map that ignores the network never moves, so floors say nothing here
     "dom", needs=("maps", "labels"), level="checkpoint", higher_is_better=False, bounds=(0.0, 1.0),
     cite="ozer2025dom", title="DoM: mean maps apart from the last checkpoint's", family="Consistency",
-    across=True, floors=(), volumes=True,
+    compares_checkpoints=True, floors=(), volumes=True,
 )  # fmt: skip
 def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) -> ClassifierScore:
     """How far the mean maps of two networks lie apart, by class and over all; 0 is the same mean map.

@@ -44,10 +44,11 @@ from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
 from heatproof.metrics.scene import ImagePool
-from heatproof.models.asked import unasked
-from heatproof.models.disconnected import disconnected
-from heatproof.models.model import Model, as_model, is_out_of_memory
+from heatproof.models.derived import disconnected
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
+from heatproof.models.running import is_out_of_memory
+from heatproof.models.targets import unbind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, size_of
 
@@ -83,7 +84,7 @@ def make_mosaics(
         seed: of which picture lies where.
         passes: batch_size and progress, as for hp.explain.
     """
-    model = unasked(as_model(model))
+    model = unbind_targets(as_model(model))
     _check(cells, confident, mosaics, seed)
     pictures = model.check_images(images).to(model.device)
     refuse_volumes("grid_pointing", size_of(pictures))
@@ -222,7 +223,7 @@ def grid_pointing(
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
+    model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
     )
@@ -260,7 +261,7 @@ def disconnected_grid(
     Returns:
         By method: outside and above (chance), each "m", one for each mosaic.
     """
-    model, calls = unasked(as_model(model)), read_methods(methods, again=True)
+    model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, full_size=True,
         seed=seed, **passes,
@@ -290,7 +291,7 @@ def _in_a_run(
 
 _metric = partial(
     metric, needs=("model", "images"), level="checkpoint", cite="rao2022towards", family="Faithfulness",
-    floors=(), judges="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
+    floors=(), question="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
 )  # fmt: skip
 _metric(
     "grid_pointing", higher_is_better=True,
@@ -298,7 +299,7 @@ _metric(
            "above": "map on the pictures of its class, above chance"},
 )(grid_pointing)  # fmt: skip
 _metric(
-    "disconnected_grid", higher_is_better=False, inside=True,
+    "disconnected_grid", higher_is_better=False, needs_gradients=True,
     parts={"outside": "share of the map where nothing can have had influence, in mosaics",
            "above": "map where nothing can have had influence, above chance"},
 )(disconnected_grid)  # fmt: skip

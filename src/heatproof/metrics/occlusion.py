@@ -23,9 +23,10 @@ from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.metrics.agreement import Correlation, rank_correlation
 from heatproof.metrics.kit import Cause, Passes, PerImage, align
-from heatproof.models.asked import asked
-from heatproof.models.model import Model, as_model, at_least_float, untouched
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
+from heatproof.models.running import at_least_float, frozen_eval
+from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, per_map, size_of
 
@@ -58,7 +59,7 @@ def part_occlusion(
     """
     model = as_model(model)
     whole = at_least_float(model.check_images(images).to(model.device))
-    model, targets = asked(model, whole, targets)
+    model, targets = bind_targets(model, whole, targets)
     parts = (
         {f"drop_{name}": mask for name, mask in masks.items()}
         if isinstance(masks, Mapping)
@@ -79,7 +80,7 @@ def part_occlusion(
         covered = covered & per_map(part >= 0, covered)
         return mixed(covered, filled, whole, rows)
 
-    with untouched(model.module):
+    with frozen_eval(model.module):
         queue = Queue(model, size, **passes)
         logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
     chosen = model.check_targets(targets, logits[:count])

@@ -218,5 +218,5 @@ for _name, _better, _alias, _title, _about in (
         _name, needs=("maps", "masks"), higher_is_better=_better,
         bounds=(-4.0, 2.0) if _alias == "score" else (0.0, 1.0), cite="chakraborty2025cambench",
         aliases=(_alias,), about=_about, title=_title, family="Structure", bundle="structure", call=_in_a_run,
-        judges="network", test=_alias == "score", headline=_alias == "score", volumes=True,
+        question="network", votes=_alias == "score", headline=_alias == "score", volumes=True,
     )(structure)  # fmt: skip

@@ -37,11 +37,11 @@ from heatproof.explain.api import begin_ahead, explain, with_sufficient_repeats
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import Cause, Passes, PerImage
 from heatproof.metrics.scene import BatchContext
-from heatproof.models.asked import asked
+from heatproof.models.derived import copy_of, from_the_head, twin_of
 from heatproof.models.heads.classes import OneOfMany
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
-from heatproof.models.random_weights import copy_of, from_the_head, twin_of
+from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, Maps, per_map
 
@@ -115,7 +115,7 @@ def parameter_randomisation(
     model = as_model(model)
     pictures = model.check_images(images)
     made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = asked(model, pictures, targets)
+    model, targets = bind_targets(model, pictures, targets)
     before = made.once(model, pictures, targets, known)
     explained = next(iter(before.values())).explained
     twin = twin_of(model, pictures)
@@ -186,7 +186,7 @@ def input_shift(
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
     made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = asked(model, pictures, targets)
+    model, targets = bind_targets(model, pictures, targets)
     before = made.once(model, pictures, targets, known)
     shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
     logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
@@ -246,7 +246,7 @@ def fragility(
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
     made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = asked(model, pictures, None)
+    model, targets = bind_targets(model, pictures, None)
     reach = _picture_range(model, pictures)
 
     def noisy(draw: int) -> Tensor:
@@ -281,7 +281,7 @@ def fragility(
 
 def _stays(model: Model, pictures: Tensor, targets: Any, batch_size: int | None, changed: Tensor) -> Tensor:
     """ "b" bool: whether the prediction stays, beyond that one class is explained again."""
-    if isinstance(model.read, OneOfMany):  # whose prediction is the class that is explained
+    if isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
         return torch.ones(len(pictures), dtype=torch.bool)
     before, after = (all_logits(model, shown, batch_size) for shown in (pictures, changed))
     return model.same(before, after, model.check_targets(targets, before))
@@ -316,7 +316,8 @@ for _name, _function, _said, _cite in (
 ):
     metric(
         _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
-        cite=_cite, family="Sanity", floors=(), judges="map", reruns=True, inside=_name != "fragility",
+        cite=_cite, family="Sanity", floors=(), question="map", reruns=True,
+        needs_gradients=_name != "fragility",
         parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"}, volumes=True,
         call=_in_a_run,
     )(_function)  # fmt: skip

@@ -58,7 +58,7 @@ class ImagePool:
 
 
 @dataclass(frozen=True)
-class Group:
+class CheckpointContext:
     """All images of a checkpoint that could be used."""
 
     maps: Any  # of one method, on the run's device; None for a metric that needs none

@@ -49,14 +49,15 @@ from heatproof.metrics.faithfulness import insertion_deletion, not_above
 from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, blanked, finite, pixel_maps
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import BatchContext, Change
-from heatproof.models.asked import asked
-from heatproof.models.function import is_function
+from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Columns
-from heatproof.models.model import Model, as_model, untouched
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
-from heatproof.models.random_weights import untrained_copy
+from heatproof.models.running import frozen_eval
+from heatproof.models.targets import bind_targets
+from heatproof.models.wrapped import is_function
 from heatproof.registry import explainers, metric, parse_call
-from heatproof.types import Images, Maps, per_map, places, size_of, upsample
+from heatproof.types import Images, Maps, per_map, size_of, spatial_dims, upsample
 
 STEPS = 10  # of each curve: enough for a difference of areas, and a tenth of the passes
 DRAWS = 3  # of random weights
@@ -106,7 +107,7 @@ def specificity(
     pictures = model.check_images(images)
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
-    model, _ = asked(model, pictures, next(iter(maps.values())).explained.clamp(min=0))
+    model, _ = bind_targets(model, pictures, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     again = {} if is_function(model.module) else {n: one for n, one in maps.items() if not is_stored(n)}
     shadows = (
@@ -150,14 +151,14 @@ def gains(
     explained = next(iter(maps.values())).explained.clamp(min=0).to(model.device)
     images = images.to(model.device)
     noise = explain(model, images, "random", explained, seed=seed, allow_nan=True)["random"]
-    model, targets = asked(model, images, explained)
+    model, targets = bind_targets(model, images, explained)
     painted, fall = painted_over(model, images, targets, seed, **passes)
     lot: dict[tuple[str, str | int], Maps | Tensor] = {}
     same: dict[tuple[str, int], Tensor] = {}
     lost = {name: torch.zeros(len(one), dtype=torch.bool) for name, one in maps.items()}
     for name, one in maps.items():
         lot[name, "own"] = one
-        lot[name, "place"] = replace(one, values=one.values.flip(places(one.values)))
+        lot[name, "place"] = replace(one, values=one.values.flip(spatial_dims(one.values)))
         own = upsample(one.values, one.image_size)
         for i, untrained in enumerate(shadows):
             if name not in untrained:
@@ -173,9 +174,9 @@ def gains(
         for key, both in curves.items()
     }
     stays = Cause(STAYS, (fall < LEAST).cpu())
-    if not model.read.chance:  # whose curves are shares of what is lost already
+    if not model.head.chance:  # whose curves are shares of what is lost already
         gain = {key: (area(both.insertion) - area(both.deletion)).cpu() for key, both in curves.items()}
-        stays = Cause(not_above(model.read.name), gain[next(iter(maps)), "own"].isnan())
+        stays = Cause(not_above(model.head.name), gain[next(iter(maps)), "own"].isnan())
     found = {}
     for name, one in maps.items():
         own = gain[name, "own"]
@@ -198,12 +199,12 @@ def painted_over(
     columns = targets.numbers if isinstance(targets, Columns) else targets
     flat, classes = tried.flatten(0, 1), columns.repeat(len(tried))
     queue = Queue(model, size_of(images), **passes)
-    with untouched(model.module):
+    with frozen_eval(model.module):
         found = queue.predict(
             len(flat), lambda start, stop: flat[start:stop],
             lambda logits, start, stop: model.measured(logits, classes[start:stop]),
         )  # fmt: skip
-    odds = (found.clamp(SURE, 1 - SURE).logit() if model.read.chance else found).view(len(tried), -1)
+    odds = (found.clamp(SURE, 1 - SURE).logit() if model.head.chance else found).view(len(tried), -1)
     # Of a picture without contrast a network that standardises its input says NaN: that takes nothing away.
     least, best = odds[1:].nan_to_num(torch.inf).min(0)
     return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - least
@@ -239,7 +240,9 @@ def untrained(
         By method: spearman, null, excess and entropy, each "b".
     """
     model = as_model(model)
-    model, _ = asked(model, model.check_images(images), next(iter(maps.values())).explained.clamp(min=0))
+    model, _ = bind_targets(
+        model, model.check_images(images), next(iter(maps.values())).explained.clamp(min=0)
+    )
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
     pictures = model.check_images(images)
     first, second = _shadows(2, known, maps, model, pictures, **options)
@@ -345,12 +348,13 @@ metric(
     about="How far insertion less deletion lies above that of the map's own shadows.", family="Faithfulness",
     parts={"weights": "better than its own map of an untrained network",
            "place": "better than itself turned by half a turn"},
-    floors=(), judges="map", test=True, call=_in_a_run, volumes=True,
+    floors=(), question="map", votes=True, call=_in_a_run, volumes=True,
 )(specificity)  # fmt: skip
 metric(
     "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",
     about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
-    family="Sanity", floors=(), judges="map", reruns=True, inside=True, call=_in_a_run, volumes=True,
+    family="Sanity", floors=(), question="map", reruns=True, needs_gradients=True, call=_in_a_run,
+    volumes=True,
     parts={"spearman": "like the map of an untrained network (ranks)",
            "null": "two untrained networks' maps alike (ranks)",
            "excess": "more like an untrained network's map than two of those are",

@@ -176,7 +176,7 @@ def cose_map(signed: ArrayLike) -> Tensor:
     Args:
         signed: maps "b h w", or gradients "b c h w".
     """
-    from heatproof.models.model import at_least_float
+    from heatproof.models.running import at_least_float
 
     values = as_tensor(signed).detach()
     if values.ndim not in (3, 4) or 0 in values.shape[1:]:
@@ -264,5 +264,5 @@ for _name, _bounds, _title, _about in (
     metric(
         _name, needs=("ssim",), level="checkpoint", higher_is_better=True, bounds=_bounds,
         cite="daroya2023cose", about=_about, title=_title, family="Consistency and sensitivity", floors=(),
-        across=_name == "cose",
+        compares_checkpoints=_name == "cose",
     )(cose)  # fmt: skip

@@ -3,32 +3,33 @@
 Parameters are frozen for the duration, so nothing before the first needed layer builds a graph. At that
 layer the output is cut off and made a new leaf; everything behind it is recorded, and one backward pass
 stops there: the gradient never reaches the stem. k gradient CAMs cost one forward and one partial backward.
-On a GPU a pass that comes again is recorded as a CUDA graph (graphs.py), hooks, backward and all.
+On a GPU a pass that comes again is recorded as a CUDA graph (accel/), hooks, backward and all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
+from heatproof.models.accel import Accelerator
 from heatproof.models.checkpoints import first_line
-from heatproof.models.default_layers import default_layer
-from heatproof.models.fused import Fusion, fusion_of
 from heatproof.models.layers import (
+    default_layer,
     find_module,
     known_scales,
     layout_of,
     not_a_picture,
     searched_scales,
 )
-from heatproof.models.model import Model, at_least_float, is_out_of_memory, memory_format
-from heatproof.models.queue import Queue, graphs_of
+from heatproof.models.model import Model
+from heatproof.models.queue import Queue
+from heatproof.models.running import at_least_float, is_out_of_memory, memory_format
 from heatproof.models.tap import tap
 from heatproof.timeline import span
 from heatproof.types import Trace, size_of
@@ -46,7 +47,7 @@ def capture(
     queue: Queue | None = None,
     seed: int = 0,
 ) -> Trace:
-    """Run the pass over checked images. The caller holds `untouched(model.module)`."""
+    """Run the pass over checked images. The caller holds `frozen_eval(model.module)`."""
     chosen = choose_layers(model, images, needs, layer)
     try:
         return _capture(model, images, targets, needs, chosen, queue, seed)
@@ -118,9 +119,9 @@ def _capture(
 
 def pass_for(model: Model, images: Tensor, needs: frozenset[str], layers: Chosen) -> SharedPass:
     """The pass that gives what the methods need."""
-    fusion = fusion_of(model, images[:1])
     of_layers, of_input = bool(needs & {"gradients", "scales"}), "input_gradient" in needs
-    return SharedPass(model, layers.names, len(images), of_layers, of_input, None if of_input else fusion)
+    fused = None if of_input else Accelerator(model).fused(images)
+    return SharedPass(model, layers.names, len(images), of_layers, of_input, fused)
 
 
 def traced(
@@ -140,7 +141,7 @@ def traced(
         if (layout := layout_of(output, inputs, model.module)) is None:
             raise NotAPicture(name, passed.whole[name])
         layouts[name] = layout
-    model.found["classes"] = passed.logits.shape[1]
+    model.facts.columns = passed.logits.shape[1]
     order = tuple(layouts)
 
     def pictures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -181,16 +182,14 @@ class SharedPass(NamedTuple):
     rows: int  # rows that are explained; a blank one may follow
     of_layers: bool
     of_input: bool
-    fusion: Fusion | None = None
+    fused: Callable[[], AbstractContextManager[None]] | None = None
 
     def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> Passed:
         model = self.model
-        if self.fusion is not None:
-            self.fusion.refresh(model.precision)
         with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
             if self.of_input:
                 inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
-            runs, fused = model.found.get("runs", {}), self.fusion() if self.fusion else nullcontext()
+            runs, fused = model.facts.layer_runs, self.fused() if self.fused else nullcontext()
             refused = refusal_in_a_sentence(model, inputs)
             with tap(model.module, self.names, self.of_layers, runs) as taken, fused, refused:
                 logits = model.forward(inputs)
@@ -206,18 +205,16 @@ class SharedPass(NamedTuple):
 
 def _recorded(one: SharedPass, inputs: Tensor, targets: Any) -> Passed | None:
     """The pass as a CUDA graph, where that can be; what it returns is overwritten by the next one."""
-    model, graphs = one.model, graphs_of(one.model)
-    if graphs is None or graphs.reason or "classes" not in model.found:
-        return None
-    given = [inputs]
-    if targets is not None:
-        given.append(model.check_targets(targets, inputs.new_empty(one.rows, model.found["classes"])))
 
     def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
-        return one(inputs, model.predicted if chosen is None else lambda _: chosen)[:4]
+        return one(inputs, one.model.predicted if chosen is None else lambda _: chosen)[:4]
 
-    key = "shared", graphs.state(model.module), model.precision, *one[1:]
-    logits, chosen, outputs, gradients = graphs.run(key, whole_pass, given, lasting=True)
+    results = Accelerator(one.model).recorded(
+        ("shared", *one[1:]), whole_pass, inputs, targets, one.rows, lasting=True
+    )
+    if results is None:
+        return None
+    logits, chosen, outputs, gradients = results
     return Passed(logits.clone(), chosen.clone(), outputs, gradients, outputs)
 
 

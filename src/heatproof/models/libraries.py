@@ -21,8 +21,8 @@ from heatproof.errors import HeatproofError, InputError, ModelError, UnknownName
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import first_line, load_checkpoint, write_weights
-from heatproof.models.classes import imagenet_classes
 from heatproof.models.model import CONVOLUTIONS, Model, input_channels
+from heatproof.models.names import imagenet_classes
 
 VOLUME = (96, 96, 96)  # where nothing says what a network for volumes takes
 DETECTED = 480  # pixels of a side that pictures get for a detector

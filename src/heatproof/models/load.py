@@ -27,7 +27,6 @@ from heatproof.errors import HeatproofError, InputError, MissingExtraError, Mode
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint
-from heatproof.models.function import FunctionModule, function_in, takes_images
 from heatproof.models.heads import Head, chosen_head
 from heatproof.models.layers import find_module
 from heatproof.models.libraries import (
@@ -41,7 +40,8 @@ from heatproof.models.libraries import (
     weights_only,
 )
 from heatproof.models.model import Model
-from heatproof.models.specs import KERAS_FILES, LITE
+from heatproof.models.names import KERAS_FILES, LITE
+from heatproof.models.wrapped import FunctionModule, function_in, takes_images
 from heatproof.types import ArrayLike
 
 FORMS = (
@@ -65,6 +65,7 @@ def load_model(
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
     precision: str | None = None,
+    accelerate: bool = True,
     head: str | Head | None = None,
     thresholds: float | Sequence[float] | None = None,
     tolerance: float | None = None,
@@ -86,6 +87,8 @@ def load_model(
         layer, classes, preprocess: where CAMs look, the classes' names and what pictures go through, where
             the model's own are not wanted.
         precision: "fp32", "tf32" or "bf16"; as the network and torch are set where None.
+        accelerate: whether passes may run folded, fused, recorded and in batches of the fastest size; False
+            runs the network module by module, as HEATPROOF_ACCELERATE=0 does for all networks.
         head: what its output is, such as "multilabel", or a head with its own settings (see docs/heads.md);
             found in its first pass, where that is safe, where None.
         thresholds: of a multilabel head: from which probability on a label is predicted, one or one each.
@@ -118,7 +121,8 @@ def load_model(
         "classes": names,
         "preprocess": preprocess,
         "precision": precision,
-        "reader": chosen_head(head, thresholds, tolerance=tolerance, references=references),
+        "accelerate": None if accelerate else False,
+        "head": chosen_head(head, thresholds, tolerance=tolerance, references=references),
     }
     model = replace(model, **{name: value for name, value in changes.items() if value is not None})
     if model.layer is not None:

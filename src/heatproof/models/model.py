@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from heatproof.errors import InputError, ModelError, TargetError
 from heatproof.images.arrays import open_seen
 from heatproof.images.preprocess import Preprocess
+from heatproof.models.accel import AccelerationState, Accelerator
 from heatproof.models.heads import (
     Columns,
     Head,
@@ -30,11 +30,19 @@ from heatproof.models.heads import (
     probabilities,
     read_first,
 )
-from heatproof.models.heads.classes import Softmax
+from heatproof.models.heads.classes import Undetermined
 from heatproof.models.heads.values import vectors_of
-from heatproof.models.interrupts import deferring
-from heatproof.models.precision import check_precision, computing
-from heatproof.models.wrapped import eagerly, refuse_wrapped, unwrapped
+from heatproof.models.running import (
+    at_least_float,
+    check_precision,
+    computing,
+    frozen_eval,
+    interrupts,
+    is_out_of_memory,
+    max_precision,
+    memory_format,
+)
+from heatproof.models.wrapped import refuse_wrapped, unwrapped
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
 
@@ -46,10 +54,27 @@ log = logging.getLogger("heatproof")
 _reported: set[str] = set()  # networks whose memory ran out
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    known = ("can't allocate memory", "status_alloc_failed", "cuda error: out of memory")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(part in text for part in known)
+@dataclass
+class ModelFacts:
+    """What passes over a network have shown about it, so that nothing is determined twice."""
+
+    writes_input: bool | None = None  # whether its forward changes its input; None before the first pass
+    columns: int | None = None  # of its table of logits
+    scales: tuple[str, ...] | None = None  # layers of multi-scale CAMs by their names; () where none fit
+    activated_layer: str | None = None  # the default layer behind its activation
+    coarsest_layer: str | None = None  # of a segmentation; "" where there is none
+    layer_runs: dict[str, int] = field(default_factory=dict)  # how often the default layer runs in a pass
+    part_runs: dict[str, int] | None = None  # how often each module runs in a pass
+    quantised: bool | None = None
+    keeps_twin: bool = False  # whether the weights stay as they are, so that the random twin can be kept
+    twin: Any = None  # a RandomTwin
+    fits: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # inputs that memory holds
+    acceleration: AccelerationState = field(default_factory=AccelerationState)
+
+    def with_other_head(self) -> ModelFacts:
+        """The facts that hold for the same network, read by another head."""
+        state = replace(self.acceleration, graphs=None)
+        return replace(self, acceleration=state, columns=None, twin=None, keeps_twin=False)
 
 
 @dataclass(eq=False)
@@ -63,12 +88,12 @@ class Model:
         classes: their names.
         layer, scales: where CAMs and multi-scale CAMs look; found by itself where None.
         call: how images enter the module, where it is not module(images).
-        precision: "fp32", "tf32" or "bf16" (see precision.py); as the network and torch are set where None.
+        precision: "fp32", "tf32" or "bf16" (see running.py); as the network and torch are set where None.
         inputs_per_pass: of methods and metrics that need many, for images as `preprocess` makes them; chosen
-            by throughput where None (see batches.py).
-        head: the name of what its output is, such as "multilabel" (see heads/); found in its first pass
-            where that is safe, None until then.
-        reader: the head itself, where a name does not say all: Multilabel(thresholds=...) and others.
+            by throughput where None.
+        accelerate: whether passes may run faster than module by module (see accel/).
+        head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (see heads/).
+            By default the first pass determines it where that is safe; until then it is `Undetermined`.
     """
 
     module: nn.Module
@@ -80,10 +105,9 @@ class Model:
     call: Callable[[Tensor], object] | None = None
     precision: str | None = None
     inputs_per_pass: int | None = None
-    head: str | None = None
-    reader: Head | None = None
-    # What a search need not repeat.
-    found: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    accelerate: bool = True
+    head: Head = field(default_factory=Undetermined)
+    facts: ModelFacts = field(default_factory=ModelFacts, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
@@ -93,11 +117,11 @@ class Model:
             raise InputError(f"inputs_per_pass must be at least 1, got {self.inputs_per_pass}")
         self.module = unwrapped(self.module)
         self.name = self.name or type(self.module).__name__
-        if self.reader is None and self.head is not None:
-            self.reader = named_head(self.head)
-        if self.reader is not None and self.reader.by_itself:  # of the network this one is a copy of
-            self.reader = None
-        self.head = None if self.reader is None else self.reader.name
+        given: object = self.head
+        if isinstance(given, str):
+            self.head = named_head(given)
+        elif given is None or self.head.by_itself:  # determined by the first pass of the network this copies
+            self.head = Undetermined()
         refuse_wrapped(self.module, self.name)
 
     @property
@@ -117,27 +141,27 @@ class Model:
 
     def forward(self, images: Tensor) -> Tensor:
         """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
-        deferring.answer()
-        if self.was_seen and self.reader is not None:
+        interrupts.check()
+        if self.was_seen:
             # A network that writes to its input gets a copy.
-            output = self.output(images.clone() if self.found["writes"] else images)
-            return self.reader.logits(at_least_float(self.reader.table(output, len(images))))
+            output = self.output(images.clone() if self.facts.writes_input else images)
+            return self.head.logits(at_least_float(self.head.table(output, len(images))))
         if self.call is None:
             check_inputs(self.module)
         with LastStep() as last:
             given = images.clone()
             before = None if given.is_inference() else given._version
             output = self.output(given)
-        reader, table = read_first(self.reader, self.module, output, len(images), last)
+        head, table = read_first(self.head, self.module, output, len(images), last)
         if torch.isfinite(table).all():
-            self.found["writes"] = before is None or given._version != before
-            self.reader, self.head = reader, reader.name
-        return reader.logits(at_least_float(table))
+            self.facts.writes_input = before is None or given._version != before
+            self.head = head
+        return head.logits(at_least_float(table))
 
     @property
     def was_seen(self) -> bool:
         """Whether a first pass has shown what the output is."""
-        return "writes" in self.found
+        return self.facts.writes_input is not None
 
     def output(self, images: Tensor) -> Any:
         """What the network returns for images that are `ready`, as it is."""
@@ -149,45 +173,45 @@ class Model:
         return computing(self.precision, self.device)
 
     @property
-    def head_meaning(self) -> str:
-        """The head in words, for those who should know what was assumed."""
-        return self.reader.meaning if self.reader and self.was_seen else "not known before its first pass"
+    def head_name(self) -> str | None:
+        """Name of the head, None before the first pass where it is not given."""
+        return None if isinstance(self.head, Undetermined) else self.head.name
 
     @property
-    def read(self) -> Head:
-        """The head that logits are read by; before the first pass, that of a plain classifier."""
-        return self.reader or Softmax()
+    def head_meaning(self) -> str:
+        """The head in words, for those who should know what was assumed."""
+        return self.head.meaning if self.was_seen else "not known before its first pass"
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
         """ "b": the explained scalar of each image."""
-        return self.read.scores(logits, targets)
+        return self.head.scores(logits, targets)
 
     def measured(self, logits: Tensor, targets: Tensor) -> Tensor:
         """ "b": the target's probability, or its value where the head has no probability."""
-        return self.read.measured(logits, targets)
+        return self.head.measured(logits, targets)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """ "b k"; an error where the head has none."""
-        return self.read.probabilities(logits)
+        return self.head.probabilities(logits)
 
     def predicted(self, logits: Tensor) -> Tensor:
         """ "b": the target that is explained where none is named."""
-        return self.read.predicted(logits)
+        return self.head.predicted(logits)
 
     def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
         """ "b" bool: whether two tables of logits are the same prediction; targets: what is explained."""
-        return self.read.same(before, after, targets)
+        return self.head.same(before, after, targets)
 
     @torch.no_grad()
     def embeddings(self, images: Tensor) -> Tensor:
         """ "b d": the vectors of an encoder, to be references of others (see heads/values.py)."""
-        with untouched(self.module):
+        with frozen_eval(self.module):
             return at_least_float(vectors_of(self.output(self.ready(images)), len(images)))
 
     @torch.no_grad()
     def logits(self, images: Tensor) -> Tensor:
         """ "b k" logits in evaluation mode; the module is left as it was."""
-        with untouched(self.module):
+        with frozen_eval(self.module):
             return self._in_halves(images)
 
     def _in_halves(self, images: Tensor) -> Tensor:
@@ -203,10 +227,7 @@ class Model:
 
     def free_memory(self, inputs: int) -> None:
         """Release what can be released after a pass that ran out of memory, and report that once."""
-        from heatproof.models.graphs import drop_recordings
-
-        self.found.pop("graphs", None)
-        drop_recordings()
+        Accelerator(self).release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         if self.name not in _reported:
@@ -218,13 +239,22 @@ class Model:
                 inputs,
             )
 
+    def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """ "b c h w" gradient of each target's logit and the "b k" logits; one forward, one backward."""
+        with torch.inference_mode(False), torch.enable_grad():
+            inputs = self.ready(images).detach().clone().requires_grad_()
+            logits = self.forward(inputs)
+            with self.computing(), span("backward"):
+                (gradient,) = torch.autograd.grad(self.scores(logits, targets).sum(), inputs)
+        return at_least_float(gradient), logits.detach()
+
     @torch.no_grad()
     def check_repeatable(self, images: Tensor) -> None:
         """Raise InputError if two passes over the same images give different outputs.
 
         Differences up to a share of the largest output count as rounding: 0.1 %, or 5 % in half precision.
         """
-        with untouched(self.module):  # once around both: it restores the random state
+        with frozen_eval(self.module):  # once around both: it restores the random state
             first, second = (self.forward(self.ready(images)) for _ in range(2))
         half = self.precision == "bf16" or self.dtype in (torch.float16, torch.bfloat16)
         tolerance = (5e-2 if half else 1e-3) * float(first.nan_to_num(0, 0, 0).abs().max())
@@ -286,12 +316,12 @@ class Model:
 
     def check_targets(self, targets: ArrayLike | Columns | None, logits: Tensor) -> Tensor:
         """ "b" columns to explain: the prediction where none is given."""
-        count, classes = len(logits), self.read.targets(logits.shape[1])
+        count, classes = len(logits), self.head.targets(logits.shape[1])
         if targets is None:
             return self.predicted(logits)
         if isinstance(targets, Columns):
             if int(targets.numbers.max()) >= logits.shape[1]:
-                least = int(self.read.labels(targets.numbers.max()))
+                least = int(self.head.labels(targets.numbers.max()))
                 raise TargetError(f"target {least} is out of range; the network has fewer classes")
             return targets.numbers.to(logits.device)
         chosen = torch.as_tensor(targets)  # checked where it is: a GPU need not be waited for
@@ -307,11 +337,6 @@ class Model:
                 f"target {int(wrong[0])} is out of range; the model has classes 0 to {classes - 1}"
             )
         return chosen.to(logits.device, torch.long, non_blocking=True)
-
-
-def memory_format(images: Tensor) -> torch.memory_format:
-    """What convolutions like best; volumes stay as they are."""
-    return torch.channels_last if images.ndim == 4 else torch.contiguous_format
 
 
 def check_pixels(images: Tensor) -> None:
@@ -332,76 +357,7 @@ def as_model(model: Model | nn.Module) -> Model:
     return load_model(model)
 
 
-def at_least_float(tensor: Tensor) -> Tensor:
-    """float32, or float64 where the model computes in it."""
-    return tensor.to(max_precision(tensor))
-
-
-def max_precision(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
 def input_channels(module: nn.Module) -> int | None:
     """Channels the first listed convolution takes, where there is one."""
     convolutions = (part.in_channels for part in module.modules() if isinstance(part, CONVOLUTIONS))
     return next(convolutions, None)
-
-
-@contextmanager
-def untouched(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode with frozen parameters; every flag and the random state come back, whatever happens.
-
-    Ctrl-C waits meanwhile (see interrupts.py): an exception between a change and its `finally` would stay.
-    """
-    parts, weights = _insides(module)
-    cuda = sorted({w.device.index for w in weights if w.device.type == "cuda"})
-    with deferring, torch.random.fork_rng(devices=cuda), restore_flags(module), eagerly(parts):
-        for part in parts:
-            # Not module.eval(): users override it, and some overrides do more than set the flag. Past
-            # nn.Module's attribute machinery, which takes longer than a small network's pass on a GPU.
-            part.__dict__["training"] = False
-        for weight in weights:
-            if weight.requires_grad:
-                weight.requires_grad_(False)
-        yield
-
-
-@contextmanager
-def restore_flags(module: nn.Module) -> Iterator[None]:
-    """Modes and requires_grad flags come back, whatever happens."""
-    parts, weights = _insides(module)
-    modes = [part.training for part in parts]
-    flags = [weight.requires_grad for weight in weights]
-    try:
-        yield
-    finally:
-        for part, training in zip(parts, modes, strict=True):
-            part.__dict__["training"] = training
-        for weight, wanted in zip(weights, flags, strict=True):
-            if weight.requires_grad != wanted:
-                weight.requires_grad_(wanted)
-
-
-def _insides(module: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
-    """Every part and every parameter, each once; several times faster than module.parameters()."""
-    parts = list(module.modules())
-    owned = (weight for part in parts for weight in part._parameters.values() if weight is not None)
-    return parts, list({id(weight): weight for weight in owned}.values())
-
-
-@contextmanager
-def watched(
-    module: nn.Module, ended: Callable[..., None] | None = None, started: Callable[..., None] | None = None
-) -> Iterator[None]:
-    """Hooks on every part, gone when the context ends: each start and end is told while the network runs.
-
-    ended(name, part, args, kwargs, output) and started(name, part, args, kwargs); the network itself has the
-    name "".
-    """
-    with ExitStack() as hooks:
-        for name, part in module.named_modules():
-            if started is not None:
-                hooks.enter_context(part.register_forward_pre_hook(partial(started, name), with_kwargs=True))
-            if ended is not None:
-                hooks.enter_context(part.register_forward_hook(partial(ended, name), with_kwargs=True))
-        yield

@@ -2,27 +2,21 @@
 
 A job is one (image, variant) pair. Jobs of all images are numbered through and run in full batches; the
 variants of a batch are built on the device when their turn comes, so memory does not grow with their number.
-How many make a batch is the queue's own affair (batches.py), as is how its passes run: where there are enough
-of them with batch norms folded (folding.py), on a GPU with all up to the ReLU in one kernel (fused.py), and
-recorded as CUDA graphs (graphs.py) where they come again.
+The Model's accelerator (accel/) chooses the batch size and how passes run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.models.batches import batch_for, told_batch, usual_batch
-from heatproof.models.folding import WORTH_IT, Folding, folding_of
-from heatproof.models.fused import Fusion, fusion_of
-from heatproof.models.graphs import Graphs, recordable
-from heatproof.models.model import Model, at_least_float, is_out_of_memory, untouched
-from heatproof.timeline import span
+from heatproof.models.accel import Accelerator, Job
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval, is_out_of_memory
 from heatproof.types import size_of
 
 Result = TypeVar("Result")
@@ -47,10 +41,9 @@ class Queue:
         self.model = model
         self.chooses = batch_size is None
         # Where memory ran out before, for passes of this kind: a later queue need not find out again.
-        self.fits: dict[tuple[str, tuple[int, ...]], int] = model.found.setdefault("fits", {})
+        self.fits = model.facts.fits
         self.image_size = image_size
-        told = batch_size or told_batch(model, image_size)
-        self.batch_size = told or usual_batch(model.device, image_size)
+        self.batch_size = batch_size or Accelerator(model).batch_size(image_size)
         self.progress = progress
 
     def each(
@@ -86,21 +79,22 @@ class Queue:
     ) -> Tensor:
         """Forward passes only. make(start, stop) builds images, read(logits, start, stop) reads them.
 
-        The caller holds `untouched(...)`.
+        The caller holds `frozen_eval(...)`.
         """
         results: list[Tensor] = []
-        runner: Runner | None = None
+        job: Job | None = None
         if self.chooses and count > self.batch_size:
-            self.batch_size = batch_for(self.model, make(0, min(count, SAMPLE)), count)
+            sample = make(0, min(count, SAMPLE))
+            self.batch_size = Accelerator(self.model).fastest_batch_size(sample, count)
 
         # no_grad, not inference_mode: networks that cache tensors in evaluation mode could not train with
         # a cached inference tensor afterwards, and the speed is the same.
         @torch.no_grad()
         def work(start: int, stop: int) -> Tensor:
-            nonlocal runner
+            nonlocal job
             images = self.model.ready(make(start, stop))
-            runner = runner or Runner(self.model, images, count)
-            return read(runner.logits(images), start, stop)
+            job = job or Accelerator(self.model).job(images, count)
+            return read(job.logits(images), start, stop)
 
         self.each(count, work, results.append, "forward")
         return torch.cat(results)
@@ -114,85 +108,18 @@ class Queue:
         """Gradients of the target's logit with respect to the input.
 
         make(start, stop) returns images and targets; done(gradients, logits, start, stop) takes them on. The
-        caller holds `untouched(...)`.
+        caller holds `frozen_eval(...)`.
         """
-        runner: Runner | None = None
+        job: Job | None = None
 
         def work(start: int, stop: int) -> tuple[Tensor, Tensor, int, int]:
-            nonlocal runner
+            nonlocal job
             images, targets = make(start, stop)
             images = self.model.ready(images)
-            runner = runner or Runner(self.model, images, count)
-            return *runner.input_gradients(images, targets), start, stop
+            job = job or Accelerator(self.model).job(images, count)
+            return *job.input_gradients(images, targets), start, stop
 
         self.each(count, work, lambda result: done(*result), "gradients")
-
-
-class Runner:
-    """Passes of one job, in which nobody looks inside the network: folded and recorded where that pays."""
-
-    def __init__(self, model: Model, images: Tensor, count: int) -> None:
-        self.model = model
-        self.folding: Folding | Fusion | None = None
-        self.graphs = graphs_of(model)
-        if count >= WORTH_IT:
-            find = fusion_of if model.device.type == "cuda" else folding_of
-            self.folding = find(model, images[:1])
-        if self.folding is not None:
-            self.folding.refresh(model.precision)
-        # With the folded weights themselves, which a recording reads: they live as long as it does.
-        self.key = self.graphs and (self.graphs.state(model.module), model.precision, self.folding)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """ "b k" for images that are `ready`."""
-        if self.graphs is None:
-            return self._logits(images)
-        made: Tensor = self.graphs.run(("logits", self.key), self._logits, (images,), pad=True)
-        return made.clone()
-
-    def input_gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """ "b c h w" gradient of each target's logit and the "b k" logits."""
-        with span("backward", inputs=len(images)):
-            pass  # counted here, since a recording runs unseen
-        if self.graphs is None:
-            return self._gradients(images, targets)
-        given = images, targets.to(images.device)
-        gradient, logits = self.graphs.run(("gradients", self.key), self._gradients, given, pad=True)
-        return gradient.clone(), logits.clone()
-
-    def _logits(self, images: Tensor) -> Tensor:
-        with self.folding() if self.folding else nullcontext():
-            return self.model.forward(images)
-
-    def _gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        with self.folding() if self.folding and self.folding.differentiable else nullcontext():
-            return input_gradient(self.model, images, targets)
-
-
-def graphs_of(model: Model) -> Graphs | None:
-    """The recordings of a network on a GPU, after its first pass; None where passes are not recorded."""
-    if model.device.type != "cuda" or not model.was_seen or not recordable(model.module):
-        return None
-    graphs: Graphs = model.found.setdefault("graphs", Graphs())
-    return graphs
-
-
-def how_it_runs(model: Model) -> list[str]:
-    """Sentences for a run's log: what was found out about running this network."""
-    said = [
-        f"{batch} inputs of {'x'.join(map(str, shape))} per pass were fastest"
-        for (_, _, shape), batch in model.found.get("batches", {}).items()
-    ]
-    _, folding = model.found.get("folding") or (None, None)
-    if folding is not None and folding.pairs:
-        said.append(f"{len(folding.pairs)} batch norms are folded into the convolutions in front of them")
-    _, fusion = model.found.get("fusion") or (None, None)
-    if fusion is not None and fusion.steps:
-        said.append(f"{len(fusion.steps)} convolutions run as one kernel with what follows up to their ReLU")
-    graphs = model.found.get("graphs")
-    if graphs is not None and graphs.reason:
-        said.append(f"passes run kernel by kernel: {graphs.reason}")
-    return said
 
 
 def all_logits(
@@ -200,15 +127,5 @@ def all_logits(
 ) -> Tensor:
     """ "b k" logits in evaluation mode, in batches; the module is left as it was."""
     queue = Queue(model, size_of(images), batch_size, progress)
-    with untouched(model.module):
+    with frozen_eval(model.module):
         return queue.predict(len(images), lambda start, stop: images[start:stop], lambda logits, *_: logits)
-
-
-def input_gradient(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """ "b c h w" gradient of each target's logit and the "b k" logits; one forward, one backward."""
-    with torch.inference_mode(False), torch.enable_grad():
-        inputs = model.ready(images).detach().clone().requires_grad_()
-        logits = model.forward(inputs)
-        with model.computing(), span("backward"):
-            (gradient,) = torch.autograd.grad(model.scores(logits, targets).sum(), inputs)
-    return at_least_float(gradient), logits.detach()

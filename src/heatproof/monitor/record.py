@@ -1,16 +1,17 @@
-"""A monitored training as a run folder, so that report, gate and serve work on it while training goes on.
+"""A monitored training as a run folder, so that report, gate and serve work on it during training.
 
 Rows, units and names are those of a run (see run/plan.py, run/score.py, run/group.py): a checkpoint is named
 epoch-NNN and belongs to the weights it was measured with. Maps are stored in half precision; the C-Score rows
-are those of the full maps. When a training is taken up from an earlier epoch, an epoch that comes again with
+are those of the full maps. When a training is resumed from an earlier epoch, an epoch that comes again with
 other weights is stored beside the first as attempt2-epoch-NNN; nothing is overwritten. After each checkpoint
-verdict.json is renewed: undecided about maps, unless the monitor was told to measure what that rests on.
+verdict.json is renewed: undecided about maps, unless `metrics` has the test that it rests on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,15 @@ from heatproof.errors import InputError
 from heatproof.metrics.gold import ListRule, gold_list
 from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model
-from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured, undisturbed
-from heatproof.run.answers import read_answers, stored_limits
-from heatproof.run.findings import answer_rows
+from heatproof.monitor.validation_set import ValidationSet
+from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.group import cells
-from heatproof.run.measure import only_finite
 from heatproof.run.metrics import read_metrics
-from heatproof.run.plan import Task, make_plan
-from heatproof.run.score import RowMaker
+from heatproof.run.plan import PlannedUnit, make_plan
+from heatproof.run.predictions import read_predictions, stored_limits
+from heatproof.run.progress import Progress
+from heatproof.run.score import RowMaker, measure, only_finite
 from heatproof.run.weights import Checkpoint, weights_hash
 from heatproof.show import Sheet, middle
 from heatproof.store import Manifest, RunFolder
@@ -50,15 +51,15 @@ class Recorder:
     """Writes the checkpoints of one training."""
 
     def __init__(
-        self, path: str | PathLike[str], held: HeldOut, methods: Sequence[str], *, batch_size: int, seed: int,
-        rule: ListRule, layer: Any, metrics: Sequence[str] = (),
+        self, path: str | PathLike[str], images: ValidationSet, methods: Sequence[str], *, batch_size: int,
+        seed: int, rule: ListRule, layer: Any, metrics: Sequence[str] = (),
     ) -> None:  # fmt: skip
         for request in read_metrics(metrics):
             if request.group or not set(request.entry.needs) <= KNOWN:
                 raise InputError(
                     f"a monitor measures pictures, without boxes or masks; {request.text} is no such"
                 )
-        self.path, self.held, self.layer, self.seed = Path(path), held, layer, seed
+        self.path, self.images, self.layer, self.seed = Path(path), images, layer, seed
         self.cscore = rule.text
         config = {
             "kind": MONITOR,
@@ -66,45 +67,44 @@ class Recorder:
             "metrics": [self.cscore, "accuracy", "recall", "auc", *metrics],
             "run": {"seed": seed, "batch_size": batch_size, "targets": "label"},
             "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
-            "images": {"kind": "memory", "count": len(held)},
+            "images": {"kind": "memory", "count": len(images)},
         }
-        if held.several:
+        if images.is_multilabel:
             limits = None if isinstance(rule.tau, str) else rule.tau
             config["model"] |= {"head": SEVERAL, "thresholds": limits}  # type: ignore[operator]
-        self.manifest = Manifest.collect(config, seed=seed, data=held.hash, classes=held.classes)
-        if (self.path / "run.json").exists():  # said now, not after the first epoch
+        self.manifest = Manifest.collect(config, seed=seed, data=images.hash, classes=images.classes)
+        if (self.path / "run.json").exists():  # refused now, not after the first epoch
             old = RunFolder.open(self.path).manifest
             RunFolder.resume(self.path, replace(self.manifest, models=old.models), free=FREE)
             self.manifest = replace(self.manifest, models=old.models)
 
     def trajectory(self) -> Trajectory | None:
-        """What is in the folder; of an epoch that was measured twice, the later attempt."""
+        """The stored checkpoints; of an epoch that was measured twice, the later attempt."""
         if not self.manifest.models:
             return None
         folder = RunFolder.open(self.path)
         whole = [c for c in self.manifest.models if self._complete(folder, c)]
         if not whole:
             return None
-        found = Trajectory.from_run(folder)
-        by_epoch = {c.epoch: c for c in found if c.name in whole}
-        return replace(found, checkpoints=tuple(by_epoch.values()))
+        stored = Trajectory.from_run(folder)
+        by_epoch = {c.epoch: c for c in stored if c.name in whole}
+        return replace(stored, checkpoints=tuple(by_epoch.values()))
 
     def anchored(self, rule: ListRule) -> dict[str, Any] | None:
-        """The list that the first checkpoint in the folder made, by image."""
+        """The gold list of the first stored checkpoint, by image."""
         first = next(iter(self.manifest.models), None)
         if first is None:
             return None
-        found = read_answers(RunFolder.open(self.path), first)
-        gold = gold_list(found.labels, found.probabilities, rule.tau)
-        return dict(zip(found.ids, gold.tolist(), strict=True))
+        stored = read_predictions(RunFolder.open(self.path), first)
+        gold = gold_list(stored.labels, stored.probabilities, rule.tau)
+        return dict(zip(stored.ids, gold.tolist(), strict=True))
 
     def _complete(self, folder: RunFolder, checkpoint: str) -> bool:
-        plan = make_plan(folder.manifest, len(self.held))
-        groups = {task.unit.hash for task in plan.groups if task.unit.checkpoint == checkpoint}
-        return (plan.hashes(checkpoint) | groups) <= folder.done()
+        plan = make_plan(folder.manifest, len(self.images))
+        return {unit.hash for unit in plan.units if unit.checkpoint == checkpoint} <= folder.done()
 
     def place(self, model: Model, epoch: int) -> tuple[str, str]:
-        """The checkpoint's name, and the hash of its weights."""
+        """Name of the checkpoint, and hash of its weights."""
         weights = weights_hash(Checkpoint(""), model)
         name, attempt = f"epoch-{epoch:03d}", 1
         while self.manifest.models.get(name, weights) != weights:
@@ -113,10 +113,10 @@ class Recorder:
         return name, weights
 
     def write(
-        self, model: Model, epoch: int, rows: Sequence[int], found: Answers, measured: Measured,
+        self, model: Model, epoch: int, rows: Sequence[int], answers: Answers, measured: Measured,
         norms: Mapping[str, GradientNorm],
     ) -> str:  # fmt: skip
-        """Store one checkpoint of the images in `rows`; its name."""
+        """Store one checkpoint of the images in `rows`, and return its name."""
         name, weights = self.place(model, epoch)
         config: dict[str, Any] = dict(self.manifest.config)
         config["model"] = {**config["model"], "spec": model.name}
@@ -124,72 +124,62 @@ class Recorder:
         models = {**self.manifest.models, name: weights}
         self.manifest = replace(self.manifest, config=config, models=models)
         folder = RunFolder.resume(self.path, self.manifest, free=FREE)
-        plan, done = make_plan(folder.manifest, len(self.held)), folder.done()
-        planned = len(rows) + len(self.held.failures)  # the images of a smaller subset are all there are
+        plan = make_plan(folder.manifest, len(self.images))
+        planned = len(rows) + len(self.images.failures)  # the images of a smaller subset are all there are
         folder.plan([unit.hash for unit in plan.units], planned, plan.checkpoints())
-        maker = RowMaker(model.name, name)
-        with folder.lock():
-            for task in [t for block in plan.blocks for t in block.tasks] + list(plan.groups):
-                if task.unit.checkpoint != name or task.unit.hash in done:
-                    continue
-                if task.kind == "group":
-                    folder.write_unit(task.unit, _group_rows(maker, task, measured))
-                else:
-                    self._write_block(folder, maker, task, model, rows, found)
+        units = [unit for unit in plan.units if unit.checkpoint == name]
+        computed = partial(self._computed, RowMaker(model.name, name), model, rows, answers, measured)
+        group = UnitGroup(units, lambda missing: map(computed, missing))
+        compute_units(folder, [group], plan.checkpoints(), Progress(quiet=True), planned)
         if norms:
             write_gradients(self.path, name, norms)
         return name
 
     def judged(self, say: Callable[[str], object]) -> Verdict | None:
-        """The verdict by the tests that there are, kept in the folder."""
+        """The verdict by the stored tests, which is written to the folder."""
         try:
             return conclude(RunFolder.open(self.path))
         except Exception as error:  # training goes on, and what was measured is good
             say(f"there is no verdict: {error}")
             return None
 
-    def _write_block(
-        self, folder: RunFolder, maker: RowMaker, task: Task, model: Model, rows: Sequence[int],
-        found: Answers,
-    ) -> None:  # fmt: skip
-        """The images of the block that were looked at; all of them, unless the subset was made smaller."""
-        first, last = task.unit.images
+    def _computed(
+        self, maker: RowMaker, model: Model, rows: Sequence[int], answers: Answers, measured: Measured,
+        unit: PlannedUnit,
+    ) -> UnitRows:  # fmt: skip
+        """A unit of the images that were measured: all of them, unless the subset was made smaller."""
+        if unit.kind == "group":
+            return unit, list(_group_rows(maker, unit, measured)), {}
+        first, last = unit.images
         at = [k for k, row in enumerate(rows) if first <= row < last]
-        part = self.held.take([rows[k] for k in at])
-        scores = list(maker.broken(self.held.failures, {})) if first == 0 else []
-        if not at:
-            return folder.write_unit(task.unit, scores)
-        if task.with_answers:
-            scores += self._answers(maker, part, found.logits[at])
+        part = self.images.take([rows[k] for k in at])
+        scores = list(maker.broken(self.images.failures, {})) if first == 0 else []
+        if at and unit.has_predictions:
+            scores += self._predictions(maker, part, answers.logits[at])
+        if not at or not part.explained.batch.ids:
+            return unit, scores, {}
         batch, targets, rows_of = part.explained
-        if not batch.ids:
-            return folder.write_unit(task.unit, scores)
-        places = self.held.take(rows).explained.rows
-        own = torch.isin(places, torch.tensor(at))
-        maps = {name: found.maps[name].take(own).to("cpu") for name in task.unit.methods}
-        scene = BatchContext(model, batch, maps, targets, self.layer, seed=self.seed)
+        own = torch.isin(self.images.take(rows).explained.rows, torch.tensor(at))
+        maps = {name: answers.maps[name].take(own).to("cpu") for name in unit.methods}
+        context = BatchContext(model, batch, maps, targets, self.layer, seed=self.seed)
         with undisturbed(model):
-            scores += maker.scores(task.unit.metrics, scene)
+            scores += maker.metrics(measure(unit.metrics, context), batch, targets)
         pictures: Any = part.pixels[rows_of.numpy()]
-        if part.images.ndim > 4:  # volumes, with what is shown of them
-            pictures = [Sheet(one, middle(size_of(part.images))) for one in pictures]
-        shown = dict(zip(batch.ids, pictures, strict=True))
-        folder.write_unit(task.unit, scores, {name: only_finite(one) for name, one in maps.items()}, shown)
+        if part.images.ndim > 4:  # volumes, with the planes that are shown
+            pictures = [Sheet(planes, middle(size_of(part.images))) for planes in pictures]
+        stored = {name: only_finite(made) for name, made in maps.items()}
+        return unit, scores, stored, dict(zip(batch.ids, pictures, strict=True))
 
-    def _answers(self, maker: RowMaker, part: HeldOut, logits: Tensor) -> Iterator[Score]:
-        if not part.several:
-            return maker.answers(Batch(part.ids, part.images, part.labels), logits)
+    def _predictions(self, maker: RowMaker, part: ValidationSet, logits: Tensor) -> Iterator[Score]:
+        if not part.is_multilabel:
+            return maker.predictions(Batch(part.ids, part.images, part.labels), logits)
         limits = stored_limits(self.manifest, logits.shape[1])
         batch = Batch(part.ids, part.images, findings=part.labels)
-        return answer_rows(maker, batch, logits, logits.sigmoid() >= torch.tensor(limits))
+        return maker.label_predictions(batch, logits, logits.sigmoid() >= torch.tensor(limits))
 
 
-def _group_rows(maker: RowMaker, task: Task, measured: Measured) -> list[Score]:
-    return [
-        maker.about(method, *cell)
-        for request in read_metrics(task.unit.metrics)
-        for method in task.unit.methods or ("",)
-        for cell in cells(
-            request, measured.scores[method] if method else getattr(measured, request.entry.name)
-        )
-    ]
+def _group_rows(maker: RowMaker, unit: PlannedUnit, measured: Measured) -> Iterator[Score]:
+    for request in read_metrics(unit.metrics):
+        for method in unit.methods or ("",):
+            result = measured.scores[method] if method else getattr(measured, request.entry.name)
+            yield from (maker.about(method, *cell) for cell in cells(request, result))

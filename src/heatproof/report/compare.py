@@ -309,7 +309,7 @@ def _differences(
         return Difference(of, (0, k), methods, before, after, after - before, *interval, n, paired)
 
     rights = [np.array([NAN if r is None else float(r) for r in data.images.right]) for data in (a, b)]
-    if all(np.isfinite(right).any() for right in rights) and not a.manifest.several:
+    if all(np.isfinite(right).any() for right in rights) and not a.manifest.is_multilabel:
         yield difference(RIGHT, ("", ""), *rights)
     for of in a.measures:
         if of.higher_is_better is None:

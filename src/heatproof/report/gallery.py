@@ -128,7 +128,7 @@ def gallery(
     groups = choose(data, agreement, most)
     also = [data.images.ids.index(name) for name in besides]
     chosen = list(dict.fromkeys([i for places in groups.values() for i in places] + also))
-    if data.manifest.several:  # with every other label of these images
+    if data.manifest.is_multilabel:  # with every other label of these images
         files = {data.images.ids[i].rpartition("#")[0] for i in chosen}
         entries = [i for i, name in enumerate(data.images.ids) if name.rpartition("#")[0] in files]
         chosen = list(dict.fromkeys([*chosen, *entries]))
@@ -139,7 +139,7 @@ def gallery(
     return {
         **offered(data, jet),
         "percents": percents,
-        "several": data.manifest.several,
+        "several": data.manifest.is_multilabel,
         "groups": {key: GROUPS[key] for key, places in groups.items() if places},
         "images": [
             {

@@ -77,7 +77,7 @@ def voting(tests: Sequence[Test]) -> list[Test]:
 
 def accuracy(data: RunData) -> CardNumber | None:
     """The share of pictures that are classified rightly; None where no class is known, or several may be."""
-    if data.manifest.several:  # those that have a finding alone say nothing about false alarms
+    if data.manifest.is_multilabel:  # those that have a finding alone say nothing about false alarms
         return None
     right = [float(one) for one in data.images.right if one is not None]
     return CardNumber(sum(right) / len(right), *mean_interval(right), len(right)) if right else None

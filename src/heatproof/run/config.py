@@ -1,4 +1,4 @@
-"""A study as a person writes it: one TOML file, read into typed structs.
+"""A study as it is written: one TOML file, read into typed structs.
 
     methods = ["gradcam", "lime(samples=200)"]
     metrics = ["cscore", "auc", "insertion", "localise"]    (localise and structure are families of metrics)
@@ -8,23 +8,33 @@
     [preprocess]  size, resize, mean, std, interpolation, where the model's own are not wanted
 
 Paths are relative to the file. An unknown key or a wrong type is one sentence with the key's path. What is
-wrong only in combination (a metric that needs boxes, a layer the model lacks) is found by study.py.
+wrong only in combination (a metric that needs boxes, a layer the model lacks) is checked by checks.py.
+
+Files that a study or a command names are looked for before torch is imported, which takes long.
 """
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
-from heatproof.errors import InputError, did_you_mean
-from heatproof.models.specs import PRECISIONS
+from heatproof.errors import HeatproofError, InputError, ModelError, did_you_mean
+from heatproof.models.names import KERAS_FILES, PRECISIONS, placed_spec
+from heatproof.registry import check_methods
+from heatproof.run.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from heatproof.images import Source
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -176,14 +186,14 @@ def toml(config: Mapping[str, Any]) -> str:
     """
 
     def lines(table: Mapping[str, Any], prefix: str = "") -> list[str]:
-        found = []
+        written = []
         for key, value in table.items():
             name = key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key, ensure_ascii=False)
             if isinstance(value, Mapping):
-                found += lines(value, f"{prefix}{name}.")
+                written += lines(value, f"{prefix}{name}.")
             elif value is not None:
-                found.append(f"{prefix}{name} = {json.dumps(value, ensure_ascii=False)}")
-        return found
+                written.append(f"{prefix}{name} = {json.dumps(value, ensure_ascii=False)}")
+        return written
 
     plain = {key: value for key, value in config.items() if not isinstance(value, Mapping)}
     parts = [lines(plain)] + [[f"[{k}]", *lines(v)] for k, v in config.items() if isinstance(v, Mapping)]
@@ -216,3 +226,90 @@ def _plain(message: str) -> str:
         return f"the key {f'{where}.' if where else ''}{missing[1]} is missing"
     what = what[0].lower() + what[1:]
     return f"{where.replace('[...]', '')}: {what}" if where else what
+
+
+def check_files(study: Study, folder: Path) -> None:
+    """Refuse a study that names unknown methods or metrics, or files that are not in its folder."""
+    images = study.images
+    with at("methods"):
+        check_methods(study.methods)
+    with at("metrics"):
+        read_metrics(study.metrics)
+    if images.kind not in ("hf", "memory") and not (folder / Path(images.path).expanduser()).exists():
+        with at("images"):
+            check_images(images)
+            open_images(images, folder)  # which raises an error that names what is missing
+    with at("model"):
+        check_network(study.model.spec, (), folder)
+    with at("model.checkpoints"):
+        check_network("", listed(study.model.checkpoints), folder)
+
+
+def check_network(spec: str, checkpoints: Sequence[str | Path], folder: Path | None = None) -> None:
+    """Refuse a network's file or weights that are not there."""
+    folder = folder or Path.cwd()
+    placed = placed_spec(spec, folder)
+    file = placed if placed.endswith(KERAS_FILES) else placed.rpartition(":")[0]
+    if file.endswith((".py", *KERAS_FILES)) and not Path(file).is_file():
+        raise ModelError(f"no such file: {file}")
+    for text in checkpoints:
+        checkpoint_files(str(text), folder)
+
+
+def checkpoint_files(text: str, folder: Path) -> list[Path]:
+    """The files of a name or a pattern, in the order of their names."""
+    path = Path(os.path.normpath(folder / Path(text).expanduser()))
+    if path.exists() or not glob.has_magic(text):
+        matches = [path]
+    else:
+        matches = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    if not matches or not matches[0].exists():
+        raise InputError(f"there is no file {text!r} in {folder}")
+    return matches
+
+
+def listed(checkpoints: str | list[str]) -> list[str]:
+    return [checkpoints] if isinstance(checkpoints, str) else checkpoints
+
+
+def check_images(table: ImagesTable) -> None:
+    """Refuse options that images of this kind do not have."""
+    from heatproof.images import SOURCES, source_options  # which imports torch
+
+    known = source_options(table.kind)
+    if table.kind == "memory":
+        kinds = ", ".join(kind for kind in SOURCES if kind != "memory")
+        raise InputError(f"kind 'memory' is for Python; use one of {kinds}")
+    for name in table.options:
+        if name in ImagesTable.__struct_fields__:
+            raise InputError(f"{name} belongs under [images], not under [images.options]")
+        if name not in known:
+            offered = [option for option in known if option not in ImagesTable.__struct_fields__]
+            raise InputError(f"options.{name}: a {table.kind} source takes {', '.join(offered) or 'none'}")
+
+
+def open_images(table: ImagesTable, folder: Path) -> Source:
+    """The images of a study."""
+    from heatproof.images import open_source  # which imports torch
+
+    path: Any = Path(os.path.normpath(folder / Path(table.path).expanduser()))
+    if table.kind == "hf" and not path.exists():
+        path = table.path  # the name of a dataset
+    options = dict(table.options)
+    if isinstance(options.get("root"), str):
+        options["root"] = folder / options["root"]
+    return open_source(
+        table.kind, path, limit=table.limit, classes=table.classes, single_object=table.single_object,
+        box_share=table.box_share, stratified=table.stratified, growing=table.growing,
+        seed=table.seed, **options,
+    )  # fmt: skip
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """Put the key before the error that its value raises."""
+    try:
+        yield
+    except HeatproofError as error:
+        kind = ModelError if isinstance(error, ModelError) else InputError
+        raise kind(str(error) if str(error).startswith(place) else f"{place}: {error}") from error

@@ -1,66 +1,82 @@
-"""A run from start to end: open the study and its folder, plan, hand blocks to an engine, then the groups.
+"""A run from start to end: open the study and its folder, plan, have an engine compute the units.
 
 The numbers depend on neither engine, shards nor workers: a unit is one batch, decoded, explained and scored
-by itself, with the number of torch threads the run began with. (On a CPU the order in which torch adds up
+separately, with the number of torch threads the run began with. (On a CPU the order in which torch adds up
 follows the number of threads, so it is part of the run; on a GPU, bits also depend on the kind of GPU.)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, ModelError, StoreError, counted, did_you_mean
-from heatproof.models.batches import measured_batch
+from heatproof.models.accel import Accelerator
 from heatproof.models.load import best_device
-from heatproof.models.model import Model, is_out_of_memory
-from heatproof.models.precision import usual_precision
-from heatproof.run.external_methods import map_names, method_hashes
-from heatproof.run.inputs import check_accuracy
-from heatproof.run.plan import RunPlan, make_plan
-from heatproof.run.process import asking_to_stop, fixed_threads, usual_threads
+from heatproof.models.model import Model
+from heatproof.models.running import is_out_of_memory, usual_precision
+from heatproof.run.checks import check_accuracy, check_study, method_hashes
+from heatproof.run.plan import BY_MTIME, FREE, Origin, RunPlan, code_hashes, filled, growing, make_plan
+from heatproof.run.process import fixed_threads, stop_on_signal, usual_threads
 from heatproof.run.profile import Profiler
 from heatproof.run.progress import Progress
-from heatproof.run.provenance import BY_MTIME, FREE, Origin, code_hashes, filled, growing
 from heatproof.run.ray_engine import run_ray
-from heatproof.run.study import ResolvedStudy, check_study, open_study
-from heatproof.run.worker import Job, Work, run_local
+from heatproof.run.study import ResolvedStudy, StudySource, open_study
+from heatproof.run.worker import PendingUnits, run_local
+from heatproof.show import Sheet
 from heatproof.store import Manifest, RunFolder
 from heatproof.store.folder import StopRequested
 from heatproof.store.manifest import maker
 from heatproof.timeline import span
+from heatproof.types import Maps, Score, Unit
 
 ENGINES = {"local": run_local, "ray": run_ray}
-MANY = 1000  # pictures whose hashing one may notice
+MANY = 1000  # images whose hashing takes a while
 Say = Callable[[str], object]
+# What RunFolder.write_unit takes: a unit, its rows, its maps, and the images to store.
+UnitRows = (
+    tuple[Unit, Sequence[Score], Mapping[str, Maps]]
+    | tuple[Unit, Sequence[Score], Mapping[str, Maps], Mapping[str, np.ndarray | Sheet]]
+)
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run went."""
+    """The outcome of a run.
+
+    Args:
+        folder: its run folder.
+        units, done: of the whole run, and of them the finished ones.
+        computed: images that were computed in this call, once for each checkpoint.
+        broken: image and reason of every image that could not be read.
+        stopped: whether it was asked to stop.
+        seconds: of its units, in this call.
+    """
 
     folder: RunFolder
-    units: int  # of the whole run
-    done: int  # of them, now
-    computed: int  # pictures that went through this call, once for each checkpoint
-    broken: list[dict[str, Any]]  # image and reason of every picture that could not be used
+    units: int
+    done: int
+    computed: int
+    broken: list[dict[str, Any]]
     stopped: bool = False
-    seconds: float = 0.0  # of its units, in this call
+    seconds: float = 0.0
 
     @property
     def unanswered(self) -> int:
-        """Pictures for which the network's output was NaN, at one checkpoint or more."""
+        """Images for which the network's output was NaN, at one checkpoint or more."""
         return self.folder.status().unanswered
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A study that passed every check, and the manifest of the run it asks for."""
+    """A study that passed every check, and the manifest of its run."""
 
     opened: ResolvedStudy
     manifest: Manifest
@@ -72,26 +88,23 @@ class Prepared:
 
 
 def prepare(
-    study: str | Path | Mapping[str, Any], out: str | Path | None = None, trust_mtime: bool = False,
+    study: StudySource, out: str | Path | None = None, trust_mtime: bool = False,
     say: Say = lambda text: None, network: Model | None = None, expect_accuracy: float | None = None,
 ) -> Prepared:  # fmt: skip
-    """Check everything that can be checked before work starts; nothing is written.
-
-    trust_mtime: in a new run, sizes and times of files stand for their contents. network: in place of the one
-    that the study names. expect_accuracy: raise where the measured one is far off; the study's where None.
-    """
+    """Check everything that can be checked before work starts; nothing is written. Args: see run_study."""
     opened = open_study(study, network)
-    chosen, name = opened.study.run.out, "study" if isinstance(study, Mapping) else Path(study).stem
+    chosen, name = opened.study.run.out, Path(study).stem if isinstance(study, str | Path) else "study"
     path = Path(out or (os.path.normpath(opened.folder / chosen) if chosen else Path("runs") / name))
     begun = RunFolder.open(path).manifest if (path / "run.json").exists() else None
-    settle(opened, begun)
+    resolve_defaults(opened, begun)
     with enough_memory(opened.study.run.batch_size):
         hashes = check_study(opened)
         expected = opened.study.run.expect_accuracy if expect_accuracy is None else expect_accuracy
         check_accuracy(opened, expected)
     if begun is None and opened.inputs_per_pass is None:
         with fixed_threads(opened.threads):
-            opened.tell(measured_batch(opened.model(opened.checkpoints[-1].name), opened.least_inputs))
+            model = opened.model(opened.checkpoints[-1].name)
+            opened.set_inputs_per_pass(Accelerator(model).measured_batch_size(opened.least_inputs))
     if opened.warning:
         say(opened.warning)
     if opened.study.preprocess.spacing is None and (warning := opened.source.warning):
@@ -102,32 +115,32 @@ def prepare(
     opened.origin = Origin.of(opened.source, path, by_mtime)
     manifest = Manifest.collect(
         opened.config,
+        device=opened.device,
         seed=opened.study.run.seed,
         models=hashes,
         data=opened.source.hash,
-        device=opened.device,
-        classes=opened.source.classes,
+        classes=list(opened.source.classes),
         pictures=opened.origin.hash,
         code=code_hashes(opened.study.model.spec, opened.folder),
-        brought=method_hashes(opened.study.methods, opened.folder, map_names(opened.source, opened.several)),
+        brought=method_hashes(opened),
         preprocess=opened.preprocess,
-        warnings=opened.warnings,
+        warnings=list(opened.warnings),
     )
     return Prepared(opened, manifest, path)
 
 
-def settle(opened: ResolvedStudy, manifest: Manifest | None) -> None:
-    """Device, threads, precision: as the study says, else as the run began, else what this machine has."""
-    begun, asked = manifest.config.get("run", {}) if manifest else {}, opened.study.run
-    opened.device = best_device(asked.device or begun.get("device"))
-    opened.threads = asked.threads or begun.get("threads") or usual_threads()
+def resolve_defaults(opened: ResolvedStudy, manifest: Manifest | None) -> None:
+    """Set device, threads, precision: of the study, else of the run that began, else of this machine."""
+    begun, settings = manifest.config.get("run", {}) if manifest else {}, opened.study.run
+    opened.device = best_device(settings.device or begun.get("device"))
+    opened.threads = settings.threads or begun.get("threads") or usual_threads()
     usual = None if manifest else usual_precision(opened.device)
-    opened.precision = asked.precision or begun.get("precision") or usual
-    opened.tell(asked.inputs_per_pass or begun.get("inputs_per_pass"))
+    opened.precision = settings.precision or begun.get("precision") or usual
+    opened.set_inputs_per_pass(settings.inputs_per_pass or begun.get("inputs_per_pass"))
 
 
 def run_study(
-    study: str | Path | Mapping[str, Any],
+    study: StudySource,
     out: str | Path | None = None,
     *,
     engine: str = "local",
@@ -142,13 +155,18 @@ def run_study(
 ) -> Result:
     """Run a study, or go on with it: units that are done are left alone.
 
-    shard: which of how many; each takes every n-th block, and the last to finish adds the group metrics.
-    fail_fast: stop at the first picture that cannot be used, instead of reporting it as a row.
-    retry_broken: try pictures again that could not be used; their files may have changed meanwhile.
-    trust_mtime: in a new run, know pictures by size and time of change instead of by their contents.
-    profiler: that of an open `profiling()`, which is told the device.
-    network: one that Python holds, in place of the one that the study names; for the local engine.
-    expect_accuracy: stop before work starts where the measured accuracy is far off (run/inputs.py).
+    Args:
+        study: a TOML file, a dict of the same form, or a resolved study, whose loaded network is used.
+        out: the run folder; run.out of the study, or runs/NAME, where None.
+        engine: "local" or "ray".
+        shard: which of how many; each takes every n-th block, and the last to finish adds the group metrics.
+        fail_fast: stop at the first image that cannot be read, instead of reporting it as a row.
+        progress: shows how far it is.
+        retry_broken: read images again that could not be read; their files may have changed meanwhile.
+        trust_mtime: in a new run, sizes and times of files stand for their contents.
+        profiler: that of an open `profiling()`.
+        network: used instead of the one that the study names; for the local engine.
+        expect_accuracy: stop before work starts where the measured accuracy is far off (run/checks.py).
     """
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}; {did_you_mean(engine, ENGINES)}")
@@ -159,53 +177,93 @@ def run_study(
     progress = progress or Progress(quiet=True)
     with span("checking"):
         prepared = prepare(study, out, trust_mtime, progress.say, network, expect_accuracy)
-    opened = prepared.opened
+    opened, pictures = prepared.opened, prepared.pictures
     if profiler:
         profiler.on(opened.device)
     folder = RunFolder.resume(
-        prepared.path, prepared.manifest, growing(prepared.manifest.config), FREE, prepared.pictures,
-        forgiven=forget_broken(prepared.path, prepared.pictures) if retry_broken else (), filled=filled,
+        prepared.path, prepared.manifest, growing(prepared.manifest.config), FREE, pictures,
+        forgiven=forget_broken(prepared.path, pictures) if retry_broken else (), filled=filled,
     )  # fmt: skip
     if opened.origin:
         opened.origin.remember(folder.path)
-    # Of several processes that begin a run together, one was first: its measurement counts.
-    opened.tell(opened.study.run.inputs_per_pass or folder.manifest.config["run"].get("inputs_per_pass"))
-    plan = make_plan(folder.manifest, len(opened.source), prepared.pictures)
+    # Of several processes that begin a run together, the first one's measurement counts.
+    begun = folder.manifest.config["run"].get("inputs_per_pass")
+    opened.set_inputs_per_pass(opened.study.run.inputs_per_pass or begun)
+    plan = make_plan(folder.manifest, len(opened.source), pictures)
     if not folder.done():
         for line in opened.describe():
             progress.say(line)
-    gone = superseded_units(folder, plan, prepared.pictures)
-    folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), gone)
+    hashes = {unit.hash for unit in plan.units}
+    superseded = superseded_units(folder, plan, pictures)
+    folder.plan([unit.hash for unit in plan.units], len(opened.source), plan.checkpoints(), superseded)
     stopped = False
     try:
         with (
             folder.lock(f"{shard[0]}/{shard[1]}"),
-            asking_to_stop(progress.say_at_once) as stop,
+            stop_on_signal(progress.say_at_once) as stop,
             fixed_threads(opened.threads),
             enough_memory(opened.study.run.batch_size),
         ):
             done = folder.done()
             blocks = plan.shard(*shard)
-            own = {task.unit.hash for block in blocks for task in block.tasks}
-            drop_incomplete_units(folder, own | {task.unit.hash for task in plan.groups}, progress.say)
-            say_makers(folder, opened.device, progress.say)
-            jobs = [Job(b, t) for b in blocks if (t := tuple(t for t in b.tasks if t.unit.hash not in done))]
-            progress.start(sum(job.images for job in jobs), len(plan.units), len(done))
+            own = {unit.hash for block in blocks for unit in block}
+            drop_incomplete_units(folder, own | {unit.hash for unit in plan.groups}, progress.say)
+            report_makers(folder, opened.device, progress.say)
+            left = [tuple(unit for unit in block if unit.hash not in done) for block in blocks]
+            left = [block for block in left if block]
+            progress.start(sum(block[0].image_count for block in left), len(plan.units), len(done))
             try:
-                ENGINES[engine](Work(opened, folder, plan, jobs, progress, stop, fail_fast))
+                ENGINES[engine](PendingUnits(opened, folder, plan, left, progress, stop, fail_fast))
             finally:
                 progress.finish()
-            check_written(folder, own if shard[1] > 1 else {unit.hash for unit in plan.units})
+            check_written(folder, own if shard[1] > 1 else hashes)
     except StopRequested:
         stopped = True
-    hashes = {unit.hash for unit in plan.units}
-    done = folder.done() & hashes
-    broken, seconds = broken_images(folder), progress.seconds
-    return Result(folder, len(hashes), len(done), progress.images, broken, stopped, seconds)
+    query = "select distinct image, reason from scores where metric = 'image' order by all"
+    broken, done = folder.scores().sql(query), folder.done() & hashes
+    return Result(folder, len(hashes), len(done), progress.images, broken, stopped, progress.seconds)
+
+
+class UnitGroup(NamedTuple):
+    """Units that share work, in the order of their computation; `compute` gets those that are missing."""
+
+    units: Sequence[Unit]
+    compute: Callable[[Sequence[Any]], Iterable[UnitRows]]
+    images: int = 0  # of each unit, for the progress bar
+    title: str = ""  # reported when the group is finished
+
+
+def compute_units(
+    folder: RunFolder, groups: Sequence[UnitGroup], checkpoints: Sequence[str], progress: Progress,
+    images: int = 0,
+) -> None:  # fmt: skip
+    """Record the plan, then compute and write every unit that is missing or incomplete.
+
+    For protocols and monitors that compute units themselves. images: of the run; 0 where the rows are not
+    about every image of a set.
+    """
+    units = [unit.hash for group in groups for unit in group.units]
+    with folder.lock():
+        folder.plan(units, images, checkpoints)
+        drop_incomplete_units(folder, set(units), progress.say)
+        done = folder.done()
+        missing = [[unit for unit in group.units if unit.hash not in done] for group in groups]
+        total = sum(group.images * len(left) for group, left in zip(groups, missing, strict=True))
+        progress.start(total, len(units), len(units) - sum(map(len, missing)))
+        try:
+            for group, left in zip(groups, missing, strict=True):
+                for computed in group.compute(left) if left else ():
+                    folder.write_unit(*computed)
+                    progress.advance(group.images, 1)
+                if left and group.title:
+                    progress.say(group.title)
+        finally:
+            progress.finish()
+        check_written(folder, set(units))
 
 
 def superseded_units(folder: RunFolder, plan: RunPlan, pictures: Sequence[tuple[str, str]]) -> set[str]:
-    """Units about fewer pictures than the run has by now: of whole checkpoints, and of a last short block."""
+    """Units about fewer images than the run has by now: of whole checkpoints, and of a last short block."""
     before = (folder.planned() or {}).get("images", 0)
     if not 0 < before < len(pictures):
         return set()
@@ -227,14 +285,8 @@ def check_written(folder: RunFolder, units: set[str]) -> None:
         )
 
 
-def broken_images(folder: RunFolder) -> list[dict[str, Any]]:
-    """Image and reason of every picture that could not be used."""
-    query = "select distinct image, reason from scores where metric = 'image' order by all"
-    return folder.scores().sql(query)
-
-
 def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
-    """Drop the units with pictures that could not be used, and all that is about whole checkpoints."""
+    """Drop the units with images that could not be read, and all that is about whole checkpoints."""
     if not (path / "run.json").exists():
         return []
     folder = RunFolder.open(path)
@@ -249,14 +301,15 @@ def forget_broken(path: Path, pictures: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def drop_incomplete_units(folder: RunFolder, own: set[str], say: Say) -> None:
-    """Units that are not whole are made again; damaged parts are refused before work starts."""
+    """Drop incomplete units, so that they are computed again; raises StoreError for damaged parts."""
     if lost := own & (set(folder.ledger.all()) - folder.done()):
         say(f"{counted(len(lost), 'unit')} not whole, made again")
         folder.drop(lost)
     folder.checked_parts()
 
 
-def say_makers(folder: RunFolder, device: str, say: Say) -> None:
+def report_makers(folder: RunFolder, device: str, say: Say) -> None:
+    """Report units that were computed by other versions or on another device."""
     now = maker(device)
     for made in folder.makers():
         other = {key: made[key] for key in now if made.get(key, now[key]) != now[key]}
@@ -267,7 +320,7 @@ def say_makers(folder: RunFolder, device: str, say: Say) -> None:
 
 @contextmanager
 def enough_memory(batch_size: int) -> Iterator[None]:
-    """Memory that runs out is no bug, so no traceback."""
+    """Raise ModelError, which has no traceback, if memory runs out."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

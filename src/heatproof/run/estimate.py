@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 from heatproof.errors import InputError, StoreError, counted
 from heatproof.images import Loaded, batches
 from heatproof.models.capture import capture
-from heatproof.models.model import untouched
+from heatproof.models.running import frozen_eval
 from heatproof.registry import REPEATS, call_text, explainers, metrics, parse_call
 from heatproof.run.engine import Prepared
-from heatproof.run.plan import ANSWERS, PER_MAP, RunPlan, Task, make_plan
+from heatproof.run.plan import ANSWERS, FREE, PER_MAP, PlannedUnit, RunPlan, filled, growing, make_plan
 from heatproof.run.process import fixed_threads
 from heatproof.run.progress import spell
-from heatproof.run.provenance import FREE, filled, growing
 from heatproof.run.study import ResolvedStudy
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
@@ -44,15 +43,15 @@ def estimate(
     manifest, done = _existing(prepared)
     source, study = prepared.opened.source, prepared.opened.study
     plan = make_plan(manifest, len(source), prepared.pictures)
-    pending = [task for block in plan.shard(*shard) for task in block.tasks if task.unit.hash not in done]
-    groups = [task for task in plan.groups if task.unit.hash not in done]
+    pending = [unit for block in plan.shard(*shard) for unit in block if unit.hash not in done]
+    groups = [unit for unit in plan.groups if unit.hash not in done]
     classes = counted(len(source.classes), "class") if source.classes else "no classes"
     yield "images", f"{len(source):,} ({study.images.kind}), {classes}"
     yield "checkpoints", ", ".join(plan.checkpoints())
     yield "methods", ", ".join(study.methods)
     yield "metrics", ", ".join(request.text for request in prepared.opened.metrics) or "none"
     yield "explained class", prepared.opened.targets
-    yield "network's output", prepared.opened.head
+    yield "network's output", prepared.opened.head_description
     yield "run folder", str(prepared.path)
     finished = sum(unit.hash in done for unit in plan.units)
     yield "units", f"{_units(plan, study.run.batch_size)}; {finished} done"
@@ -77,8 +76,8 @@ def outline(opened: ResolvedStudy) -> Iterator[tuple[str, str]]:
 
 def _units(plan: RunPlan, batch_size: int) -> str:
     groups = len(plan.groups)
-    told = f"{len(plan.units) - groups:,} of up to {counted(batch_size, 'image')}"
-    return f"{told}, {groups} about whole checkpoints" if groups else told
+    text = f"{len(plan.units) - groups:,} of up to {counted(batch_size, 'image')}"
+    return f"{text}, {groups} about whole checkpoints" if groups else text
 
 
 def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
@@ -94,17 +93,17 @@ def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
     return manifest, folder.done()
 
 
-def _timed(worker: Worker, pending: Sequence[Task], say: Say) -> Iterator[tuple[str, str]]:
+def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator[tuple[str, str]]:
     seconds, inputs, basis = 0.0, 0.0, []
-    kinds: dict[tuple[str, ...], list[Task]] = {}  # checkpoints are one network, so they cost the same
-    for task in pending:
-        kinds.setdefault((task.kind, *task.unit.methods, *task.unit.metrics), []).append(task)
-    for tasks in kinds.values():
-        trials = Trials(worker, tasks[0], say)
+    kinds: dict[tuple[str, ...], list[PlannedUnit]] = {}  # checkpoints are one network, so they cost the same
+    for unit in pending:
+        kinds.setdefault((unit.kind, *unit.methods, *unit.metrics), []).append(unit)
+    for units in kinds.values():
+        trials = Trials(worker, units[0], say)
         if not trials.indices:
             yield "estimated time", "unknown: the first pictures cannot be read"
             return
-        each, images = trials.per_image(), sum(task.unit.images[1] - task.unit.images[0] for task in tasks)
+        each, images = trials.per_image(), sum(unit.image_count for unit in units)
         seconds, inputs = seconds + images * each.seconds, inputs + images * each.inputs
         basis.append(trials.basis)
     yield "forward passes", f"about {inputs:,.0f} inputs through the network"
@@ -154,11 +153,11 @@ def _at(points: Points, place: int) -> Trial:
 class Trials:
     """Parts of the first unit of a kind, computed as in a run, with fewer pictures and fewer repetitions."""
 
-    def __init__(self, worker: Worker, task: Task, say: Say, cheap: float = CHEAP) -> None:
+    def __init__(self, worker: Worker, unit: PlannedUnit, say: Say, cheap: float = CHEAP) -> None:
         """cheap: seconds that a trial may be expected to take."""
-        self.task, self.say, self.inputs, self.basis, self.cheap = task, say, 0, "", cheap
+        self.unit, self.say, self.inputs, self.basis, self.cheap = unit, say, 0, "", cheap
         self.worker, self.opened = replace(worker, passed=self._passed), worker.opened
-        images = range(*task.unit.images)
+        images = range(*unit.images)
         began = time.perf_counter()
         tried = self._load(images, self.opened.study.run.workers)
         good = set(tried.batch.ids)
@@ -182,7 +181,7 @@ class Trials:
         if warm or base.seconds * GROWTH < self.cheap:
             base = self._try(1, few)  # the first one warmed up
         whole, reached = base, 1.0
-        passes = {explainers.get(parse_call(text)[0]).function for text in self.task.unit.methods}
+        passes = {explainers.get(parse_call(text)[0]).function for text in self.unit.methods}
         for function, count in full.items():
             leap = GROWTH if function in passes else 2  # a metric repeats its passes for every method
             points = _grow(partial(self._one, few, function), few[function], base, count, leap, self.cheap)
@@ -212,34 +211,34 @@ class Trials:
 
     def _try(self, images: int, counts: Counts) -> Trial:
         """So many pictures with so many repetitions; decoding is timed elsewhere."""
-        unit, loaded = self.task.unit, self._load(self.indices[:images], 0)
-        kept = unit.methods if self.task.kind == "score" else self._cut(unit.methods, counts)
-        cut = replace(unit, methods=kept, metrics=self._cut(unit.metrics, counts))
+        unit, loaded = self.unit, self._load(self.indices[:images], 0)
+        methods = unit.methods if unit.kind == "score" else self._cut(unit.methods, counts)
+        cut = replace(unit, methods=methods, metrics=self._cut(unit.metrics, counts))
         self.inputs, began = 0, time.perf_counter()
         with fixed_threads(self.opened.threads):
-            self.worker.compute(replace(self.task, unit=cut), loaded)
+            self.worker.compute(cut, loaded)
         found = Trial(time.perf_counter() - began, self.inputs)
         passed = f"{counted(images, 'picture')}, {counted(self.inputs, 'input')} through the network"
         self.say(f"timed {passed}: {found.seconds:.1f} s")
         return found
 
     def _load(self, indices: Sequence[int], workers: int | None) -> Loaded:
-        preprocess = self.opened.model(self.task.unit.checkpoint).preprocess
+        preprocess = self.opened.model(self.unit.checkpoint).preprocess
         return next(iter(batches(self.opened.source, preprocess, len(indices), indices, workers)))
 
     def _passed(self, count: int) -> None:
         self.inputs += count
 
     def _texts(self) -> Iterator[str]:
-        yield from self.task.unit.methods if self.task.kind == "explain" else ()
-        yield from self.task.unit.metrics
+        yield from self.unit.methods if self.unit.kind == "explain" else ()
+        yield from self.unit.metrics
 
     def _repeats(self, text: str) -> list[tuple[str, Function, int]]:
         """Options of a method or metric that say how often its function repeats a pass, and how often."""
         name, options = parse_call(text)
         if name in (*ANSWERS, *PER_MAP):
             return []
-        entry = (explainers if text in self.task.unit.methods else metrics).get(name)
+        entry = (explainers if text in self.unit.methods else metrics).get(name)
         asked = {option: (entry.options | options).get(option) for option in REPEATS}
         counts = {option: self.channels if value == "all" else value for option, value in asked.items()}
         return [(option, entry.function, n) for option, n in counts.items() if isinstance(n, int)]
@@ -255,8 +254,8 @@ class Trials:
     @cached_property
     def channels(self) -> int:
         """Of the layer, which is what all of them means."""
-        model = self.opened.model(self.task.unit.checkpoint)
+        model = self.opened.model(self.unit.checkpoint)
         needs, layer = frozenset({"activations"}), self.opened.study.model.layer
-        with untouched(model.module):
+        with frozen_eval(model.module):
             found = capture(model, model.preprocess.blank, None, needs, layer)
         return int(found.activation.shape[1])

@@ -1,10 +1,10 @@
-"""Rows about all images of a checkpoint, and about several checkpoints, from the store: no model pass.
+"""Rows about all images of a checkpoint, and about several checkpoints, from the stored maps and predictions.
 
 cscore            image '', label c: the class; label NULL: all classes together. With it come cscore_n (size
                   of the gold list), cscore_low and cscore_high (95 % interval), cscore_degenerate
 accuracy, recall, auc    label NULL: all images; label c, where there is one: the class
 method_agreement  method "a ~ b", mean over images: method_agreement_spearman, _ssim and _overlap
-grid_pointing, disconnected_grid    means over mosaics of some of the pictures, each with its n, low and high;
+grid_pointing, disconnected_grid    means over mosaics of some of the images, each with its n, low and high;
                   these run the network again
 cose              at the last checkpoint; with it cose_consistency, cose_sensitivity, cose_same and
                   cose_changed (numbers of pairs), cose_low and cose_high (95 % interval)
@@ -31,15 +31,14 @@ from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
 from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.consistency import CScores
 from heatproof.metrics.kit import PerImage
-from heatproof.metrics.scene import Group, ImagePool
+from heatproof.metrics.scene import CheckpointContext, ImagePool
 from heatproof.metrics.similarity import REASONS
 from heatproof.metrics.stability import Cose
 from heatproof.metrics.stats import mean_interval
-from heatproof.run.answers import StoredAnswers, anchor_answers, anchor_of, read_answers
-from heatproof.run.external_methods import READ, runnable
 from heatproof.run.metrics import MetricRequest, read_metrics
-from heatproof.run.plan import Task
-from heatproof.run.score import NOT_DEFINED, RowMaker
+from heatproof.run.plan import PlannedUnit
+from heatproof.run.predictions import StoredPredictions, anchor_of, anchor_probabilities, read_predictions
+from heatproof.run.score import NOT_DEFINED, READ, RowMaker, runnable
 from heatproof.store import MapStore, RunFolder
 from heatproof.types import Maps, Score
 
@@ -52,192 +51,215 @@ Cell = tuple[int | None, str, float, str]  # label, metric, value, reason
 
 
 def group_rows(
-    folder: RunFolder, task: Task, ids: Sequence[str], model: str, device: str = "cpu",
-    gallery: Callable[[], ImagePool] | None = None,
+    folder: RunFolder, unit: PlannedUnit, ids: Sequence[str], model: str, device: str = "cpu",
+    image_pool: Callable[[], ImagePool] | None = None,
 ) -> list[Score]:  # fmt: skip
-    """The rows of one group task; pairs of maps are compared on the device. gallery: for metrics that ask."""
-    answers = read_answers(folder, task.unit.checkpoint, tuple(map(valid_unicode, ids)))
-    group = _Stored(folder, task, answers, folder.maps(), device, gallery)
-    rows = RowMaker(model, task.unit.checkpoint)
-    requests = read_metrics(task.unit.metrics)
+    """The rows of a group unit.
+
+    Args:
+        ids: of all images, in the source's order.
+        model: its name in the rows.
+        device: where pairs of maps are compared.
+        image_pool: for metrics that run the network.
+    """
+    if unit.among:
+        return list(_checkpoint_comparison(folder, unit, model, device))
+    predictions = read_predictions(folder, unit.checkpoint, tuple(map(valid_unicode, ids)))
+    group = _StoredGroup(folder, unit, predictions, folder.maps(), device, image_pool)
+    rows = RowMaker(model, unit.checkpoint)
+    requests = read_metrics(unit.metrics)
     return [rows.about(method, *cell) for request in requests for method, cell in group.cells(request)]
 
 
-def across_rows(folder: RunFolder, task: Task, model: str, device: str = "cpu") -> list[Score]:
-    """The rows of one group task that compares checkpoints: one pair per image, with the last checkpoint."""
-    (method,), (request,) = task.unit.methods, read_metrics(task.unit.metrics)
-    *earlier, last = task.among
-    maps, rows = folder.maps(), []
+def _checkpoint_comparison(folder: RunFolder, unit: PlannedUnit, model: str, device: str) -> Iterator[Score]:
+    """Rows of a metric that compares each checkpoint with the last one, on the images that both have."""
+    (method,), (request,), maps = unit.methods, read_metrics(unit.metrics), folder.maps()
+    *earlier, last = unit.among
     if "labels" in request.entry.needs:
-        return _by_class_across(folder, task, request, model, device)
+        yield from _class_comparison(folder, unit, request, model, device)
+        return
     ssims: list[float] = []
-    same: list[bool] = []
+    is_same: list[bool] = []
     names: list[str] = []
     for checkpoint in earlier:
         shared = maps.shared([(checkpoint, method), (last, method)])
         before = len(ssims)
         for start in range(0, len(shared), PART):
             part = shared[start : start + PART]
-            first, second = (maps.read(one, method, part).to(device) for one in (checkpoint, last))
+            first, second = (maps.read(c, method, part).to(device) for c in (checkpoint, last))
             pairs = checkpoint_pairs(first, second)
             ssims += pairs.ssim.tolist()
-            same += pairs.same.tolist()
+            is_same += pairs.same.tolist()
         names += shared
         defined = [value for value in ssims[before:] if not math.isnan(value)]
         value = float(np.mean(defined)) if defined else math.nan
         reason = NO_PAIR if not shared else "" if defined else f"on every image {REASONS[1]}"
-        rows.append(RowMaker(model, checkpoint).about(method, None, f"cose_to({last})", value, reason))
-    images, kept, values = np.array(names, dtype=object), np.array(same, bool), np.array(ssims, np.float64)
-    found = request.entry.function(
-        values[kept], values[~kept], images[kept], images[~kept], seed=task.unit.seed, **dict(request.options)
+        yield RowMaker(model, checkpoint).about(method, None, f"cose_to({last})", value, reason)
+    images, same, values = np.array(names, dtype=object), np.array(is_same, bool), np.array(ssims, np.float64)
+    result = request.entry.function(
+        values[same], values[~same], images[same], images[~same], seed=unit.seed, **dict(request.options)
     )
-    end = RowMaker(model, last)
-    return [*rows, *(end.about(method, *cell) for cell in cells(request, found))]
+    rows = RowMaker(model, last)
+    yield from (rows.about(method, *cell) for cell in cells(request, result))
 
 
-def _by_class_across(
-    folder: RunFolder, task: Task, request: MetricRequest, model: str, device: str
-) -> list[Score]:
-    """At each earlier checkpoint: its maps and those of the last one, with the images' classes."""
-    (method,), (*earlier, last) = task.unit.methods, task.among
-    maps, answers = folder.maps(), read_answers(folder, last)
-    known, rows = answers.places, []
+def _class_comparison(
+    folder: RunFolder, unit: PlannedUnit, request: MetricRequest, model: str, device: str
+) -> Iterator[Score]:
+    """At each earlier checkpoint: a metric of its maps, those of the last one, and the images' classes."""
+    (method,), (*earlier, last) = unit.methods, unit.among
+    maps, predictions = folder.maps(), read_predictions(folder, last)
+    known = predictions.places
     for checkpoint in earlier:
-        of = RowMaker(model, checkpoint)
+        rows = RowMaker(model, checkpoint)
         shared = [name for name in maps.shared([(checkpoint, method), (last, method)]) if name in known]
         if not shared:
-            rows.append(of.about(method, None, request.text, math.nan, NO_PAIR))
+            yield rows.about(method, None, request.text, math.nan, NO_PAIR)
             continue
-        both = [maps.read(one, method, shared).to(device) for one in (checkpoint, last)]
+        both = [maps.read(c, method, shared).to(device) for c in (checkpoint, last)]
         labels = both[1].explained.cpu()
-        if answers.limits is None:
-            labels = torch.from_numpy(answers.labels[[known[name] for name in shared]])
-        found = request.entry.function(*both, labels, **dict(request.options))
-        rows += [of.about(method, *cell) for cell in cells(request, found)]
-    return rows
+        if predictions.limits is None:
+            labels = torch.from_numpy(predictions.labels[[known[name] for name in shared]])
+        result = request.entry.function(*both, labels, **dict(request.options))
+        yield from (rows.about(method, *cell) for cell in cells(request, result))
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """What a group task reads."""
+class _StoredGroup:
+    """What the metrics of a group unit read."""
 
     folder: RunFolder
-    task: Task
-    answers: StoredAnswers
+    unit: PlannedUnit
+    predictions: StoredPredictions
     maps: MapStore
     device: str
-    gallery: Callable[[], ImagePool] | None = None
+    image_pool: Callable[[], ImagePool] | None = None
 
     def cells(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
-        """By method: what the metric says about its maps, or why it says nothing."""
-        if self.answers.ids and request.entry.pairs:
+        """By method: the numbers of a metric, or NaN with the reason."""
+        ids = self.predictions.ids
+        if ids and request.entry.pairs:
             yield from self._pairs(request)
-            return
-        if self.answers.ids and request.shown:
-            yield from self._shown(request)
-            return
-        for method in self.task.unit.methods or ("",):
-            maps = self._read(method) if method and self.answers.ids else None
-            if not self.answers.ids or (method and maps is None):
-                yield method, (None, request.text, math.nan, NO_MAP if self.answers.ids else NO_IMAGE)
-            else:
+        elif ids and request.runs_network:
+            yield from self._run(request)
+        else:
+            for method in self.unit.methods or ("",):
+                names = self._stored(method) if method and ids else []
+                if not ids or (method and not names):
+                    yield method, (None, request.text, math.nan, NO_MAP if ids else NO_IMAGE)
+                    continue
+                maps = self.maps.read(self.unit.checkpoint, method, names) if names else None
                 yield from ((method, cell) for cell in cells(request, self._call(request, maps)))
 
     def _call(self, request: MetricRequest, maps: Maps | None) -> Any:
-        """By name with what it needs, where its entry does not say how."""
-        entry, options, answers = request.entry, dict(request.options), self.answers
-        several = answers.limits is not None
-        if several and maps is not None:  # of findings that are there
-            rows = [answers.places[name] for name in maps.ids]
-            maps = maps.take(torch.from_numpy(answers.labels[rows, maps.explained.cpu().numpy()]))
-        chosen = (
-            [answers.places[name] for name in maps.ids] if maps is not None else list(range(len(answers.ids)))
-        )
-        told = torch.from_numpy(answers.labels), torch.from_numpy(answers.probabilities)
-        labels, probabilities = (one[chosen] for one in told)
-        if several and maps is not None:
+        """The metric's result, of the entry's `call` or of its function with what it needs, by name."""
+        entry, options, stored = request.entry, dict(request.options), self.predictions
+        is_multilabel = stored.limits is not None
+        if is_multilabel and maps is not None:  # of labels that the images have
+            rows = [stored.places[name] for name in maps.ids]
+            maps = maps.take(torch.from_numpy(stored.labels[rows, maps.explained.cpu().numpy()]))
+        chosen = list(range(len(stored.ids))) if maps is None else [stored.places[name] for name in maps.ids]
+        every = torch.from_numpy(stored.labels), torch.from_numpy(stored.probabilities)
+        labels, probabilities = (table[chosen] for table in every)
+        if is_multilabel and maps is not None:
             labels = maps.explained.cpu()
         if entry.call:
-            there = None if maps is None else maps.to(self.device)
-            at, seed = partial(self._at, chosen), self.task.unit.seed
-            every = told if several else None
-            group = Group(there, labels, probabilities, seed, at, answers.limits, every, chosen)
-            return entry.call(entry.function, group, options)
+            on_device, seed = None if maps is None else maps.to(self.device), self.unit.seed
+            at, tables = partial(self._probabilities_at, chosen), every if is_multilabel else None
+            context = CheckpointContext(
+                on_device, labels, probabilities, seed, at, stored.limits, tables, chosen
+            )
+            return entry.call(entry.function, context, options)
         offered = {"maps": maps, "labels": labels, "probabilities": probabilities}
         return entry.function(**{name: offered[name] for name in entry.needs}, **options)
 
-    def _at(self, rows: Sequence[int], anchor: str) -> Tensor:
-        """What the network said about these images at another checkpoint."""
+    def _probabilities_at(self, rows: Sequence[int], anchor: str) -> Tensor:
+        """Probabilities of these images at another checkpoint."""
         checkpoint = anchor_of(anchor, list(self.folder.manifest.models))
-        return torch.from_numpy(anchor_answers(self.folder, checkpoint, self.answers.ids)[list(rows)])
+        return torch.from_numpy(
+            anchor_probabilities(self.folder, checkpoint, self.predictions.ids)[list(rows)]
+        )
 
-    def _shown(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
-        """Of all methods at once; what cannot be measured on these pictures is NaN, with the reason."""
-        assert self.gallery is not None and request.entry.call is not None
-        found: dict[str, PerImage] = {}
+    def _run(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
+        """A metric that runs the network, for all methods at once; NaN where these images do not allow it."""
+        assert self.image_pool is not None and request.entry.call is not None
+        by_method: dict[str, PerImage] = {}
         why = ""
-        methods = runnable(request, self.task.unit.methods)
+        methods = runnable(request, self.unit.methods)
         try:
-            gallery = replace(self.gallery(), methods=tuple(methods))
-            found = (
-                request.entry.call(request.entry.function, gallery, dict(request.options)) if methods else {}
-            )
+            if methods:
+                pool = replace(self.image_pool(), methods=tuple(methods))
+                by_method = request.entry.call(request.entry.function, pool, dict(request.options))
         except HeatproofError as error:
             why = str(error)
-        for method in self.task.unit.methods:
-            scores = found.get(method, PerImage({part: torch.empty(0) for part in request.entry.parts}))
+        for method in self.unit.methods:
+            scores = by_method.get(method, PerImage({part: torch.empty(0) for part in request.entry.parts}))
             reason = why if method in methods else READ
             yield from ((method, cell) for cell in _mean_cells(request, scores, reason))
 
     def _pairs(self, request: MetricRequest) -> Iterator[tuple[str, Cell]]:
-        """Pairs in which at least one method is the task's own."""
-        names = (*self.task.beside, *self.task.unit.methods)
-        pairs = [(a, b) for k, b in enumerate(names) for a in names[:k] if b in self.task.unit.methods]
+        """Pairs in which at least one method is the unit's own."""
+        names = (*self.unit.beside, *self.unit.methods)
+        pairs = [(a, b) for k, b in enumerate(names) for a in names[:k] if b in self.unit.methods]
         if not pairs:
             yield names[0], (None, request.text, math.nan, "a single method agrees with nobody")
             return
         stored = [set(self._stored(name)) for name in names]
-        shared = [name for name in self.answers.places if all(name in one for one in stored)]
+        shared = [name for name in self.predictions.places if all(name in ids for ids in stored)]
         if not shared:
             for a, b in pairs:
                 yield f"{a} ~ {b}", (None, request.text, math.nan, NO_COMMON_IMAGE)
             return
-        read = {name: self.maps.read(self.task.unit.checkpoint, name, shared) for name in names}
-        lots = {name: one.to(self.device) for name, one in read.items()}
-        found = request.entry.function(lots, **dict(request.options))
+        maps = {m: self.maps.read(self.unit.checkpoint, m, shared).to(self.device) for m in names}
+        result = request.entry.function(maps, **dict(request.options))
         for a, b in pairs:
             for kind in request.entry.parts:
-                value = getattr(found, kind)[a, b]
+                value = getattr(result, kind)[a, b]
                 reason = "on every image one of the two maps is constant" if math.isnan(value) else ""
                 yield f"{a} ~ {b}", (None, request.named(kind), value, reason)
 
-    def _read(self, method: str) -> Maps | None:
-        """All stored maps of a method, in the source's order."""
-        ids = self._stored(method)
-        return self.maps.read(self.task.unit.checkpoint, method, ids) if ids else None
-
     def _stored(self, method: str) -> list[str]:
-        names = list(self.answers.places)
-        known = self.maps.known(self.task.unit.checkpoint, method, names)
-        return [name for name, there in zip(names, known, strict=True) if there]
+        """Images with a stored map of a method, in the source's order."""
+        names = list(self.predictions.places)
+        known = self.maps.known(self.unit.checkpoint, method, names)
+        return [name for name, is_known in zip(names, known, strict=True) if is_known]
 
 
-def cells(request: MetricRequest, found: Any) -> Iterator[Cell]:
-    """What a metric found as numbers with their label: None is for all classes together."""
-    if isinstance(found, CScores):
-        return _cscore_cells(request, found)
-    if isinstance(found, ClassifierScore):
-        return _classifier_cells(request, found)
-    if isinstance(found, Cose):
-        return _cose_cells(request, found)
-    by_class = request.entry.level == "class"
-    try:
-        values = dict(found) if by_class else {None: found}
-        numbers = [(None if c is None else int(c), float(value)) for c, value in values.items()]
-    except (TypeError, ValueError) as error:
-        wanted = "a number for each class, such as {0: 0.5, 1: 0.7}" if by_class else "one number"
-        raise InputError(f"{request.entry.name} must return {wanted}; got {found!r:.60}") from error
-    return ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in numbers)
+def cells(request: MetricRequest, result: Any) -> Iterator[Cell]:
+    """The numbers of a metric's result with their labels: None is for all classes together."""
+    if isinstance(result, CScores):
+        for label, score in [(None, result.overall), *result.classes.items()]:
+            low, high = score.interval
+            yield label, request.text, score.value, score.reason
+            yield label, request.named("n"), float(score.n), ""
+            for part, value in {"low": low, "high": high, "degenerate": score.degenerate}.items():
+                yield label, request.named(part), value, _why(value, score.reason)
+    elif isinstance(result, ClassifierScore):
+        yield None, request.text, result.value, result.reason or NOT_DEFINED * math.isnan(result.value)
+        for label, value in result.classes.items():
+            reason = (result.reason or "no image of this class, or none beside it") * math.isnan(value)
+            yield label, request.text, value, reason
+    elif isinstance(result, Cose):
+        low, high = result.interval
+        parts = {
+            "": result.value, "consistency": result.consistency, "sensitivity": result.sensitivity,
+            "same": float(result.n_same), "changed": float(result.n_changed), "low": low, "high": high,
+        }  # fmt: skip
+        for part, value in parts.items():
+            yield None, request.named(part) if part else request.text, value, _why(value, result.reason)
+    else:
+        by_class = request.entry.level == "class"
+        try:
+            values = dict(result) if by_class else {None: result}
+            numbers = [(None if c is None else int(c), float(value)) for c, value in values.items()]
+        except (TypeError, ValueError) as error:
+            wanted = "a number for each class, such as {0: 0.5, 1: 0.7}" if by_class else "one number"
+            raise InputError(f"{request.entry.name} must return {wanted}; got {result!r:.60}") from error
+        yield from ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in numbers)
+
+
+def _why(value: float, reason: str) -> str:
+    return (reason or "there is no interval") if math.isnan(value) else ""
 
 
 def _mean_cells(request: MetricRequest, scores: PerImage, why: str) -> Iterator[Cell]:
@@ -249,35 +271,4 @@ def _mean_cells(request: MetricRequest, scores: PerImage, why: str) -> Iterator[
         yield None, request.named(part), value, "" if len(defined) else reason
         yield None, request.named(f"{part}_n"), float(len(defined)), ""
         for end, bound in zip(("low", "high"), mean_interval(defined), strict=True):
-            yield None, request.named(f"{part}_{end}"), bound, "there is no interval" * math.isnan(bound)
-
-
-def _cscore_cells(request: MetricRequest, found: CScores) -> Iterator[Cell]:
-    """A method's C-Score over all classes and by class, with what belongs to it."""
-    for label, score in [(None, found.overall), *found.classes.items()]:
-        yield label, request.text, score.value, score.reason
-        yield label, request.named("n"), float(score.n), ""
-        parts = {"low": score.interval[0], "high": score.interval[1], "degenerate": score.degenerate}
-        for part, value in parts.items():
-            reason = (score.reason or "there is no interval") if math.isnan(value) else ""
-            yield label, request.named(part), value, reason
-
-
-def _classifier_cells(request: MetricRequest, found: ClassifierScore) -> Iterator[Cell]:
-    """A number over all images, and by class where it has classes."""
-    yield None, request.text, found.value, found.reason or NOT_DEFINED * math.isnan(found.value)
-    for label, value in found.classes.items():
-        reason = (found.reason or "no image of this class, or none beside it") if math.isnan(value) else ""
-        yield label, request.text, value, reason
-
-
-def _cose_cells(request: MetricRequest, found: Cose) -> Iterator[Cell]:
-    """COSE with its halves, the numbers of pairs behind them, and its interval."""
-    parts = {
-        "": found.value, "consistency": found.consistency, "sensitivity": found.sensitivity,
-        "same": float(found.n_same), "changed": float(found.n_changed),
-        "low": found.interval[0], "high": found.interval[1],
-    }  # fmt: skip
-    for part, value in parts.items():
-        reason = (found.reason or "there is no interval") if math.isnan(value) else ""
-        yield None, request.named(part) if part else request.text, value, reason
+            yield None, request.named(f"{part}_{end}"), bound, _why(bound, "")

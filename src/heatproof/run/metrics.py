@@ -30,7 +30,7 @@ class MetricRequest:
         return self.entry.level != "image"
 
     @property
-    def shown(self) -> bool:
+    def runs_network(self) -> bool:
         """Whether it is about a checkpoint and runs its network on images of its own choice (ImagePool)."""
         return self.group and "model" in self.entry.needs and self.entry.call is not None
 
@@ -49,7 +49,7 @@ class MetricRequest:
     @property
     def per_method(self) -> bool:
         """Whether there is a value for each method, not one for the classifier."""
-        return not self.group or self.shown or "maps" in self.entry.needs
+        return not self.group or self.runs_network or "maps" in self.entry.needs
 
     def named(self, part: str) -> str:
         """The name of a further number of the same metric.
@@ -108,11 +108,11 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
     refusal = f"a run cannot compute {entry.name}"
     if entry.not_in_a_run:
         raise InputError(f"{refusal}: {entry.not_in_a_run}")
-    if entry.across:  # the run makes its pairs
+    if entry.compares_checkpoints:  # the run makes its pairs
         return
     if missing := sorted(set(entry.needs) - OFFERED):
         raise InputError(f"{refusal}, which needs {', '.join(missing)}; call hp.metrics for it")
-    if MetricRequest(entry.name, entry).shown:
+    if MetricRequest(entry.name, entry).runs_network:
         return
     if entry.level != "image" and (missing := sorted(set(entry.needs) - STORED)):
         raise InputError(

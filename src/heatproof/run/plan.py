@@ -1,115 +1,174 @@
-"""Which units make up a run, from its manifest alone.
+"""The units of a run, from its manifest alone, and the origin of each: what its rows are computed from.
 
-A block is one checkpoint and one range of images, as many as a batch. Its units share the decoded pictures:
+The units of a block share a checkpoint and decoded images, as many as a batch:
 
-    explain   one pass for all new methods: their maps, the classifier's answers, image-level metrics
+    explain   one pass for all new methods: their maps, the predictions, image-level metrics
     score     metrics that were added later, from the stored maps of the methods that were there before
 
 When all blocks of a checkpoint are done, its group units follow (C-Score, AUC, ...), from the store alone.
 
-A run may grow: the manifest keeps the settings it grew from, and each step adds units for what is new, so
+A run may grow: the manifest holds the settings it grew from, and each stage adds units for what is new, so
 no finished unit is computed again. Units depend on neither shards nor engines; blocks are dealt out to
 shards by their number modulo n.
+
+The hash of a unit covers weights, images, the code of a FILE.py factory and settings, so files that were
+computed from something else are never taken for it, even where run.json was lost. What may grow or move
+(methods, metrics, checkpoints, paths) stays out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+import ast
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from heatproof.errors import InputError
+from heatproof.errors import InputError, StoreError
+from heatproof.images.identity import Hashes, files_of, identify
+from heatproof.models.names import placed_spec
 from heatproof.rows import Unit
-from heatproof.run.answers import anchor_of
+from heatproof.run.config import as_config, study_from
 from heatproof.run.metrics import MetricRequest, read_metrics
-from heatproof.run.provenance import unit_origin
+from heatproof.run.predictions import anchor_of
 from heatproof.store import Manifest
+from heatproof.store.ledger import read_record, write_record
+
+if TYPE_CHECKING:
+    from heatproof.images import Loaded, Source
 
 ANSWERS = ("probability", "predicted")  # of the classifier, in the first unit of every block
 PER_MAP = ("degenerate",)  # in every unit that makes maps
 NO_EVIDENCE = "the map is blank: nothing at the layer speaks for the explained class"
 DEAD_LAYER = "the map is blank: the layer is dead, its activations are the same at every place"
+MEMORY = "hashes.json"
+BY_MTIME = "mtime:"
+ADDED = ("methods", "metrics", "checkpoints")
+# Settings that may change: no number depends on them, or the hashes of weights and images cover them.
+FREE = (
+    "run.workers", "run.out", "run.pictures", "run.both_classes", "run.inputs_per_pass",
+    "run.expect_accuracy", "images.path", "model.checkpoints",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Task:
-    """A unit and how it is computed."""
+class PlannedUnit(Unit):
+    """A unit and how it is computed.
 
-    unit: Unit
-    kind: Literal["explain", "score", "group"]
-    beside: tuple[str, ...] = ()  # of a group: methods that were there before, for metrics that compare
-    among: tuple[str, ...] = ()  # of a group that compares checkpoints: all of them, the last one last
-    after: tuple[str, ...] = ()  # of a group: other checkpoints whose answers it reads
+    Args:
+        kind: see above.
+        beside: of a group: methods that were there before, for metrics that compare methods.
+        among: of a group that compares checkpoints: all of them, the last one last.
+        after: of a group: other checkpoints whose predictions it reads.
+    """
+
+    kind: Literal["explain", "score", "group"] = "explain"
+    beside: tuple[str, ...] = ()
+    among: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
     @property
-    def with_answers(self) -> bool:
-        """Whether it also reports the classifier's answers and the broken pictures."""
-        return ANSWERS[0] in self.unit.metrics
+    def has_predictions(self) -> bool:
+        """Whether its rows include the predictions and the images that could not be read."""
+        return ANSWERS[0] in self.metrics
 
 
-@dataclass(frozen=True)
-class Block:
-    """Tasks that share pictures, in the order they must run."""
-
-    checkpoint: str
-    images: tuple[int, int]
-    tasks: tuple[Task, ...]
+Block = tuple[PlannedUnit, ...]  # units of the same checkpoint and images, in the order of their computation
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """All blocks and all group tasks of a run, in order."""
+class RunPlan(NamedTuple):
+    """All units of a run, in order."""
 
     blocks: tuple[Block, ...]
-    groups: tuple[Task, ...]
+    groups: tuple[PlannedUnit, ...]
 
     @property
-    def units(self) -> list[Unit]:
-        in_blocks = (task for block in self.blocks for task in block.tasks)
-        return [task.unit for task in (*in_blocks, *self.groups)]
+    def units(self) -> list[PlannedUnit]:
+        return [*(unit for block in self.blocks for unit in block), *self.groups]
 
     def checkpoints(self) -> list[str]:
-        return list(dict.fromkeys([block.checkpoint for block in self.blocks]))
+        return list(dict.fromkeys(block[0].checkpoint for block in self.blocks))
 
-    def shard(self, index: int, count: int) -> list[Block]:
-        return [block for number, block in enumerate(self.blocks) if number % count == index]
+    def shard(self, index: int, total: int) -> tuple[Block, ...]:
+        return self.blocks[index::total]
 
     def hashes(self, checkpoint: str) -> set[str]:
-        """The block units of a checkpoint, which its group tasks wait for."""
-        return {t.unit.hash for b in self.blocks if b.checkpoint == checkpoint for t in b.tasks}
+        """Hashes of the units in blocks of a checkpoint, which its group units wait for."""
+        return {u.hash for block in self.blocks if block[0].checkpoint == checkpoint for u in block}
 
 
 def make_plan(manifest: Manifest, images: int, pictures: Sequence[tuple[str, str]] = ()) -> RunPlan:
     """The units of a run over so many images, in the order in which the run grew.
 
-    pictures: id and identity of each, which then are part of their units' names.
+    pictures: id and identity of each image, which then are part of the hashes of their units.
     """
     stages = [*manifest.earlier, {"config": manifest.config, "models": manifest.models}]
-    batch = int(manifest.config["run"]["batch_size"])
+    batch, names = int(manifest.config["run"]["batch_size"]), tuple(manifest.models)
     ranges = [(start, min(start + batch, images)) for start in range(0, images, batch)]
     origin = unit_origin(manifest, pictures)
-    blocks, groups = [], []
-    for checkpoint in manifest.models:
-        steps = list(_steps(checkpoint, stages))
-        for span in ranges:
-            made = manifest.seed, origin([checkpoint], span)
-            tasks = tuple(t for step in steps for t in step.block_tasks(checkpoint, span, *made))
-            blocks.append(Block(checkpoint, span, tasks))
-        for step in steps:
-            anchors = step.anchors(list(manifest.models))
-            made = manifest.seed, origin(list(dict.fromkeys([checkpoint, *anchors])), (0, images))
-            groups += [replace(t, after=anchors) for t in step.group_tasks(checkpoint, images, *made)]
-    among = tuple(manifest.models)
-    return RunPlan(tuple(blocks), (*groups, *_across(manifest, images, among, origin(among, (0, images)))))
 
+    def placed(unit: PlannedUnit, span: tuple[int, int]) -> PlannedUnit:
+        read = unit.among or tuple(dict.fromkeys([unit.checkpoint, *unit.after]))
+        return replace(unit, images=span, seed=manifest.seed, origin=origin(read, span))
 
-def _across(manifest: Manifest, images: int, among: tuple[str, ...], origin: str) -> Iterator[Task]:
-    """One unit per method and metric that compares checkpoints; another last checkpoint makes new units."""
-    requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.across]
-    for request in requests if len(among) > 1 else ():
+    templates = {name: list(_templates(name, stages, names)) for name in names}
+    blocks = [
+        tuple(placed(unit, span) for unit in templates[name] if unit.kind != "group")
+        for name in names
+        for span in ranges
+    ]
+    groups = [unit for name in names for unit in templates[name] if unit.kind == "group"]
+    requests = [r for r in read_metrics(manifest.config["metrics"]) if r.entry.compares_checkpoints]
+    for request in requests if len(names) > 1 else ():  # another last checkpoint makes new units
         for method in manifest.config["methods"]:
-            unit = Unit(among[-1], (0, images), (method,), (request.text,), manifest.seed, origin)
-            yield Task(unit, "group", among=among)
+            groups.append(_group(names[-1], (method,), (request.text,), among=names))
+    return RunPlan(tuple(blocks), tuple(placed(unit, (0, images)) for unit in groups))
+
+
+def _templates(
+    checkpoint: str, stages: Sequence[Mapping[str, Any]], checkpoints: Sequence[str]
+) -> Iterator[PlannedUnit]:
+    """What each stage of a run adds for a checkpoint, without images."""
+    old: tuple[str, ...] = ()
+    known: set[str] = set()
+    for stage in stages:
+        if checkpoint not in stage["models"]:
+            continue
+        requests = read_metrics(stage["config"]["metrics"])
+        new = tuple(method for method in stage["config"]["methods"] if method not in old)
+        added = [request for request in requests if request.text not in known]
+        anchors = dict.fromkeys(request.anchor for request in requests if request.anchor)
+        after = tuple(anchor_of(name, checkpoints) for name in anchors)
+        if new:
+            metrics = (*(() if old else ANSWERS), *PER_MAP, *_texts(requests, group=False))
+            yield PlannedUnit(checkpoint, (0, 0), new, metrics)
+        if old and (texts := _texts(added, group=False)):
+            yield PlannedUnit(checkpoint, (0, 0), old, texts, kind="score")
+        if new and (texts := _texts(requests, per_method=True)):
+            yield _group(checkpoint, new, texts, beside=old, after=after)
+        if old and (texts := _texts(added, per_method=True)):
+            yield _group(checkpoint, old, texts, after=after)
+        if texts := _texts(added, per_method=False):
+            yield _group(checkpoint, (), texts, after=after)
+        old += new
+        known |= {request.text for request in added}
+
+
+def _group(checkpoint: str, methods: tuple[str, ...], metrics: tuple[str, ...], **how: Any) -> PlannedUnit:
+    return PlannedUnit(checkpoint, (0, 0), methods, metrics, kind="group", **how)
+
+
+def _texts(
+    requests: Sequence[MetricRequest], group: bool = True, per_method: bool | None = None
+) -> tuple[str, ...]:
+    return tuple(
+        request.text
+        for request in requests
+        if request.group == group and not request.entry.compares_checkpoints
+        and per_method in (None, request.per_method)
+    )  # fmt: skip
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -124,58 +183,122 @@ def read_shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What one set of settings adds for a checkpoint."""
+@dataclass
+class Origin:
+    """Identities of the images of a run when it was opened."""
 
-    first: bool
-    new_methods: tuple[str, ...]
-    old_methods: tuple[str, ...]
-    metrics: tuple[MetricRequest, ...]  # all of them, for new methods
-    new_metrics: tuple[MetricRequest, ...]  # for old methods
+    pictures: list[tuple[str, str]]  # id, identity
+    hashes: Hashes = field(default_factory=Hashes)
+    known: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # hashes of files in the run folder
 
-    def block_tasks(self, checkpoint: str, span: tuple[int, int], seed: int, origin: str) -> Iterator[Task]:
-        if self.new_methods:
-            names = (*(ANSWERS if self.first else ()), *PER_MAP, *_texts(self.metrics, group=False))
-            yield Task(Unit(checkpoint, span, self.new_methods, names, seed, origin), "explain")
-        late = _texts(self.new_metrics, group=False)
-        if late and self.old_methods:
-            yield Task(Unit(checkpoint, span, self.old_methods, late, seed, origin), "score")
+    @staticmethod
+    def of(source: Source, run: Path, by_mtime: bool) -> Origin:
+        """Identify the images; files whose hash the run folder holds are not read again."""
+        try:
+            known = {path: tuple(entry) for path, entry in read_record(run / MEMORY)["files"].items()}
+        except (StoreError, OSError, KeyError):
+            known = {}
+        hashes = Hashes(dict(known), by_mtime)
+        return Origin(identify(source, hashes), hashes, known)
 
-    def anchors(self, checkpoints: Sequence[str]) -> tuple[str, ...]:
-        """The checkpoints that metrics anchor their lists to."""
-        named = dict.fromkeys(r.anchor for r in (*self.metrics, *self.new_metrics) if r.anchor)
-        return tuple(anchor_of(name, checkpoints) for name in named)
+    @property
+    def hash(self) -> str:
+        text = hashlib.sha256(json.dumps(self.pictures).encode()).hexdigest()[:16]
+        return f"{BY_MTIME}{text}" if self.hashes.by_mtime else text
 
-    def group_tasks(self, checkpoint: str, images: int, seed: int, origin: str) -> Iterator[Task]:
-        lots = (
-            (self.new_methods, self.old_methods, _texts(self.metrics, group=True, per_method=True)),
-            (self.old_methods, (), _texts(self.new_metrics, group=True, per_method=True)),
-        )
-        for methods, beside, names in lots:
-            if methods and names:
-                yield Task(Unit(checkpoint, (0, images), methods, names, seed, origin), "group", beside)
-        if names := _texts(self.new_metrics, group=True, per_method=False):
-            yield Task(Unit(checkpoint, (0, images), (), names, seed, origin), "group")
+    def remember(self, run: Path) -> None:
+        if self.hashes.known != self.known:
+            write_record(run / MEMORY, {"files": self.hashes.known}, indent=None)
 
-
-def _steps(checkpoint: str, stages: Sequence[Mapping[str, Any]]) -> Iterator[_Step]:
-    methods: list[str] = []
-    known: list[str] = []
-    for stage in stages:
-        if checkpoint not in stage["models"]:
-            continue
-        requests = read_metrics(stage["config"]["metrics"])
-        new_methods = [m for m in stage["config"]["methods"] if m not in methods]
-        new_metrics = [r for r in requests if r.text not in known]
-        yield _Step(not methods, tuple(new_methods), tuple(methods), tuple(requests), tuple(new_metrics))
-        methods += new_methods
-        known += [r.text for r in new_metrics]
+    def check(self, source: Source, span: tuple[int, int], loaded: Loaded) -> None:
+        """Raise InputError if images changed between the start of the run and their use."""
+        samples = source.samples[slice(*span)]
+        if all(self.hashes.remembered(path) for sample in samples for path in files_of(sample)):
+            return
+        unread = {failure.id for failure in loaded.failures}
+        now = identify(source.subset(range(*span)), self.hashes)
+        for (name, before), (_, mark) in zip(self.pictures[slice(*span)], now, strict=True):
+            if mark != before and name not in unread:
+                raise InputError(
+                    f"{name} changed while the run was going; start again to see what is changed"
+                )
 
 
-def _texts(requests: Sequence[MetricRequest], group: bool, per_method: bool | None = None) -> tuple[str, ...]:
-    return tuple(
-        r.text
-        for r in requests
-        if r.group == group and not r.entry.across and (per_method is None or r.per_method == per_method)
-    )
+def growing(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of a config to which a run may be given more."""
+    return (*ADDED, "limit") if config["images"].get("growing") else ADDED
+
+
+def filled(manifest: Manifest) -> Manifest:
+    """The manifest with the defaults of settings that did not exist when it was written."""
+    return replace(manifest, config=as_config(study_from(manifest.config)))
+
+
+def code_hashes(spec: str, folder: Path) -> dict[str, str]:
+    """SHA-256 of a factory's file and of all that it imports from its own folder, by relative path."""
+    path = Path(placed_spec(spec, folder).rpartition(":")[0])
+    if path.suffix != ".py":
+        return {}
+    root, files, unread = path.resolve().parent, set[Path](), [path.resolve()]
+    while unread:
+        if (file := unread.pop()) not in files:
+            files.add(file)
+            unread += _imported_files(file, root)
+    return {
+        file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        for file in sorted(files)
+    }
+
+
+def _imported_files(file: Path, root: Path) -> Iterator[Path]:
+    """Python files below the folder `root` that a file imports, also in folders without an __init__.py.
+
+    Import statements anywhere in the file count, and import_module("name"); a computed name is not known.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError):  # running it raises the error
+        return
+    for node in nodes:
+        base, names = root, []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if node.level else root
+            names = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            names = [str(node.args[0].value)] if isinstance(node.args[0], ast.Constant) else []
+        for name in names:
+            parts = name.strip(".").split(".")
+            places = [base.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
+            packages = places if base == root else [base, *places]
+            for known in (*(p.with_suffix(".py") for p in places), *(p / "__init__.py" for p in packages)):
+                if known.is_file() and known.resolve().is_relative_to(root):
+                    yield known.resolve()
+
+
+def unit_origin(
+    manifest: Manifest, pictures: Sequence[tuple[str, str]]
+) -> Callable[[Sequence[str], tuple[int, int]], str]:
+    """The origin of a unit over some checkpoints and images; '' without images."""
+    if not pictures:
+        return lambda checkpoints, span: ""
+    first = manifest.earlier[0]["config"] if manifest.earlier else manifest.config
+    shared = [manifest.format, _settings(first), manifest.code, list(manifest.classes)]
+
+    def origin(checkpoints: Sequence[str], span: tuple[int, int]) -> str:
+        own = [[manifest.models[name] for name in checkpoints], [mark for _, mark in pictures[slice(*span)]]]
+        return hashlib.sha256(json.dumps([*shared, *own], sort_keys=True).encode()).hexdigest()[:16]
+
+    return origin
+
+
+def _settings(config: Any, path: str = "") -> Any:
+    """The settings that change numbers and may not change in a run."""
+    if not isinstance(config, Mapping):
+        return config
+    return {
+        key: _settings(value, f"{path}{key}.")
+        for key, value in config.items()
+        if f"{path}{key}" not in FREE and key not in ADDED
+    }

@@ -1,4 +1,4 @@
-"""What a run asks of the process it lives in: a number of threads, and an answer to Ctrl-C at any moment."""
+"""Threads and signals of the process that a run lives in."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from types import FrameType
+from typing import TypeVar
 
 import torch
 
 from heatproof.images.loader import available_cpus
+from heatproof.timeline import span
 
+Item = TypeVar("Item")
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 ANSWER = "stopping after the unit in hand; Ctrl-C again stops at once and loses only that unit"
+WAITING_UNITS = 2  # that may be in memory until they are written
 
 
 def usual_threads() -> int:
-    """Threads of torch where nobody says how many: OMP_NUM_THREADS, else one per CPU."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each nested level
-    return int(asked) if asked.isdecimal() and int(asked) else available_cpus()
+    """Threads of torch by default: OMP_NUM_THREADS, else one per CPU."""
+    setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number per nested level
+    return int(setting) if setting.isdecimal() and int(setting) else available_cpus()
 
 
 @contextmanager
@@ -34,32 +40,88 @@ def fixed_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def asking_to_stop(say: Callable[[str], object]) -> Iterator[threading.Event]:
-    """Ctrl-C (or a cluster's SIGTERM) asks to stop after the unit in hand; a second one stops at once.
+class WriteQueue:
+    """Calls functions in their order, in one thread; an error there is raised here, at the next call.
 
-    Python runs a handler between two of its own instructions, so a long call into torch puts it off, and two
+    Leaving the context waits for all of them, also when it is left by an error: what was computed is written.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="heatproof-write")
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> WriteQueue:
+        return self
+
+    def do(self, function: Callable[[], None]) -> None:
+        self._wait(WAITING_UNITS - 1)
+        self._pending.append(self._pool.submit(function))
+
+    def finish(self) -> None:
+        """Wait until nothing is left to do."""
+        self._wait(0)
+
+    def _wait(self, left: int) -> None:
+        with span("waiting", "writing"):
+            while len(self._pending) > left:
+                self._pending.popleft().result()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                self.finish()
+        finally:
+            self._pool.shutdown(wait=True)
+
+
+def prefetched(
+    items: Generator[Item, None, None], prepare: Callable[[Item], object]
+) -> Generator[Item, None, None]:
+    """Yield items; the next one is fetched and prepared in a thread while the caller works on this one."""
+
+    def fetch() -> Item | None:
+        item = next(items, None)
+        if item is not None:
+            prepare(item)
+        return item
+
+    with closing(items), ThreadPoolExecutor(1, thread_name_prefix="heatproof-ahead") as pool:
+        coming = pool.submit(fetch)
+        while True:
+            with span("waiting", "pictures"):
+                item = coming.result()
+            if item is None:
+                return
+            coming = pool.submit(fetch)
+            yield item
+
+
+@contextmanager
+def stop_on_signal(say: Callable[[str], object]) -> Iterator[threading.Event]:
+    """An event that Ctrl-C (or a cluster's SIGTERM) sets; a second one raises KeyboardInterrupt.
+
+    Python runs a handler between two of its own instructions, so a long call into torch delays it, and two
     signals meanwhile become one. The signal itself also writes a byte, which a thread reads and answers.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    called = heard = 0
+    handled = received = 0
 
-    def asked(_number: int, _frame: FrameType | None) -> None:
-        nonlocal called
-        called += 1
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal handled
+        handled += 1
         stop.set()
-        if max(called, heard) > 1:
+        if max(handled, received) > 1:
             raise KeyboardInterrupt
 
     def listen() -> None:
-        nonlocal heard
+        nonlocal received
         while byte := reader.recv(1):
             if byte[0] in STOPPING:
-                heard += 1
-                if heard == 1:
+                received += 1
+                if received == 1:
                     stop.set()
                     say(ANSWER)
 
@@ -67,12 +129,12 @@ def asking_to_stop(say: Callable[[str], object]) -> Iterator[threading.Event]:
     writer.setblocking(False)
     listener = threading.Thread(target=listen, name="heatproof-ctrl-c", daemon=True)
     listener.start()
-    before = {number: signal.signal(number, asked) for number in STOPPING}
-    woken = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, handle) for number in STOPPING}
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield stop
     finally:
-        signal.set_wakeup_fd(woken)
+        signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
         writer.close()  # which ends the listener

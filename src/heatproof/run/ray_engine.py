@@ -1,9 +1,9 @@
-"""The engine that spreads blocks over a Ray cluster.
+"""The engine that spreads units over a Ray cluster.
 
-Each block is a Ray task; the worker that runs it writes its units itself, whole or not at all, so a worker
-that dies loses nothing but the unit in hand, which Ray runs again. The driver writes only the manifest. A
-cluster is joined where RAY_ADDRESS names one, else started on this machine for the length of the run. All
-nodes must see the run folder, the images and the checkpoints under the same paths.
+Each block of units is a Ray task; the worker that runs it writes its units, whole or not at all, so a worker
+that dies loses only the unit in hand, which Ray runs again. The driver writes only the manifest. A cluster is
+joined where RAY_ADDRESS names one, else started on this machine for the length of the run. All nodes must see
+the run folder, the images and the checkpoints under the same paths.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 
 from heatproof.errors import HeatproofError, InputError, ModelError, need
 from heatproof.images import batches
-from heatproof.run.background import WriteQueue
-from heatproof.run.plan import Block, Task
-from heatproof.run.process import fixed_threads
+from heatproof.run.plan import Block, PlannedUnit
+from heatproof.run.process import WriteQueue, fixed_threads
 from heatproof.run.study import ResolvedStudy
-from heatproof.run.worker import Work, Worker
+from heatproof.run.worker import PendingUnits, Worker
 from heatproof.store import RunFolder
 from heatproof.store.folder import StopRequested
 
@@ -30,45 +29,45 @@ WAIT = 0.5  # seconds between looks at Ctrl-C
 _workers: dict[str, Worker] = {}  # of this process, by run: a model stays loaded from task to task
 
 
-def run_ray(work: Work) -> None:
-    """All blocks, then the group tasks of checkpoints that are complete."""
+def run_ray(pending: PendingUnits) -> None:
+    """Compute all blocks, then the group units of checkpoints that are complete."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray = need("ray", "ray")
     started = not ray.is_initialized()
     if started:
         ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
-        _drive(ray, work)
+        _drive(ray, pending)
     finally:
         if started:
             ray.shutdown()
 
 
-def _drive(ray: Any, work: Work) -> None:
-    gpus = 1 if work.opened.device.startswith("cuda") else 0
+def _drive(ray: Any, pending: PendingUnits) -> None:
+    gpus = 1 if pending.opened.device.startswith("cuda") else 0
     cpus = max(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"])
-    options = {"max_retries": RETRIES, "num_cpus": min(work.opened.threads, cpus), "num_gpus": gpus}
+    options = {"max_retries": RETRIES, "num_cpus": min(pending.opened.threads, cpus), "num_gpus": gpus}
     remote_block, remote_group = (ray.remote(**options)(f) for f in (run_block, run_group))
-    shared = ray.put(work.opened)
-    path, run = str(work.folder.path.resolve()), uuid.uuid4().hex
+    shared = ray.put(pending.opened)
+    path, run = str(pending.folder.path.resolve()), uuid.uuid4().hex
     window = 2 * max(1, int(ray.cluster_resources().get("CPU", 1) // options["num_cpus"]))
-    jobs = deque(work.jobs)
-    flying: dict[Any, tuple[int, int]] = {}
-    asked: set[str] = set()  # group tasks are sent once
+    blocks = deque(pending.blocks)
+    flying: dict[Any, tuple[int, int]] = {}  # images and units by reference
+    sent: set[str] = set()  # hashes of group units
 
     def send_more() -> None:
-        if work.stop.is_set():
+        if pending.stop.is_set():
             return
-        while jobs and len(flying) < window:
-            job = jobs.popleft()
-            reference = remote_block.remote(shared, path, run, job.block, work.fail_fast)
-            flying[reference] = job.images, len(job.tasks)
+        while blocks and len(flying) < window:
+            block = blocks.popleft()
+            reference = remote_block.remote(shared, path, run, block, pending.fail_fast)
+            flying[reference] = block[0].image_count, len(block)
 
     def send_groups() -> None:
-        for task in [] if work.stop.is_set() else work.ready_groups():
-            if task.unit.hash not in asked:
-                asked.add(task.unit.hash)
-                flying[remote_group.remote(shared, path, run, task)] = 0, 1
+        for unit in [] if pending.stop.is_set() else pending.ready_groups():
+            if unit.hash not in sent:
+                sent.add(unit.hash)
+                flying[remote_group.remote(shared, path, run, unit)] = 0, 1
 
     send_groups()
     send_more()
@@ -77,12 +76,12 @@ def _drive(ray: Any, work: Work) -> None:
         for reference in finished:
             images, units = flying.pop(reference)
             _take(ray, reference)
-            work.progress.advance(images, units)
+            pending.progress.advance(images, units)
         if finished:
             send_more()
-            if not any(images for images, _ in flying.values()) or not jobs:
+            if not any(images for images, _ in flying.values()) or not blocks:
                 send_groups()
-    if work.stop.is_set():
+    if pending.stop.is_set():
         raise StopRequested
 
 
@@ -101,30 +100,30 @@ def _take(ray: Any, reference: Any) -> None:
 
 
 def run_block(opened: ResolvedStudy, path: str, run: str, block: Block, fail_fast: bool) -> str | None:
-    """What a worker does: the tasks of a block that are not done; a sentence where that is impossible."""
+    """Compute the units of a block that are not done, in a worker; returns the sentence of an error."""
 
-    def work(worker: Worker) -> None:
+    def compute(worker: Worker) -> None:
         done = worker.folder.done()
-        tasks = [task for task in block.tasks if task.unit.hash not in done]
+        left = tuple(unit for unit in block if unit.hash not in done)
         source, settings = worker.opened.source, worker.opened.study.run
-        preprocess, indices = worker.opened.model(block.checkpoint).preprocess, range(*block.images)
+        preprocess, indices = worker.opened.model(block[0].checkpoint).preprocess, range(*block[0].images)
         loading = batches(source, preprocess, settings.batch_size, indices, settings.workers, fail_fast)
-        with WriteQueue() as behind:
+        with WriteQueue() as writing:
             for loaded in loading:
-                worker.run(tasks, loaded, behind)
+                worker.run(left, loaded, writing)
 
-    return _tried(_worker(opened, path, run), work)
-
-
-def run_group(opened: ResolvedStudy, path: str, run: str, task: Task) -> str | None:
-    return _tried(_worker(opened, path, run), lambda worker: worker.group(task))
+    return _tried(_worker(opened, path, run), compute)
 
 
-def _tried(worker: Worker, work: Callable[[Worker], None]) -> str | None:
+def run_group(opened: ResolvedStudy, path: str, run: str, unit: PlannedUnit) -> str | None:
+    return _tried(_worker(opened, path, run), lambda worker: worker.group(unit))
+
+
+def _tried(worker: Worker, compute: Callable[[Worker], None]) -> str | None:
     """The sentence of an error: not every exception survives the way back as it was."""
     try:
         with fixed_threads(worker.opened.threads):
-            work(worker)
+            compute(worker)
     except HeatproofError as error:
         return str(error)
     return None

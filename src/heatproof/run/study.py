@@ -1,73 +1,82 @@
-"""A study opened: the pictures listed, the checkpoints found, every combination checked before work starts.
-
-The network is built once, each checkpoint is loaded into it once, and one blank image goes through it, so
-that a weight file that does not fit, a layer it lacks or a label it has no class for is said now, not hours
-later.
-"""
+"""A study resolved: its images listed, its checkpoints found, its network loaded when it is needed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
-
-from heatproof.errors import CheckpointError, InputError
-from heatproof.explain.api import explain, read_methods
-from heatproof.images import Preprocess, Source
-from heatproof.images.annotations import check_annotations
+from heatproof.errors import CheckpointError, InputError, UnknownNameError
+from heatproof.explain.api import read_methods
+from heatproof.explain.providers import is_path, provided
+from heatproof.images import Source
+from heatproof.images.findings import THRESHOLD, entry_id, finding_name
 from heatproof.models import Model
-from heatproof.models.capture import refusal_in_a_sentence
-from heatproof.models.heads import Multilabel
-from heatproof.models.layers import find_module
-from heatproof.models.random_weights import keep_twin
-from heatproof.models.specs import LITE
-from heatproof.run.config import Study, as_config, read_study, study_from
-from heatproof.run.external_methods import lend_methods, map_names, refuse_methods, refuse_metrics
-from heatproof.run.files import at, check_images, open_images
-from heatproof.run.findings import check_findings, check_metrics, named_thresholds
-from heatproof.run.inputs import input_warnings, listed_classes
-from heatproof.run.labels import ASIDE, Renamed, match_labels_to_model, renumbered
+from heatproof.models.derived import keep_twin
+from heatproof.models.heads import Multilabel, chosen_head
+from heatproof.registry import explainers, parse_call
+from heatproof.run.config import Study, as_config, at, check_images, open_images, read_study, study_from
 from heatproof.run.metrics import MetricRequest, read_metrics, repetitions
-from heatproof.run.provenance import Origin
-from heatproof.run.values import explains_labels, refuse_for_head, told_head
-from heatproof.run.weights import PRETRAINED, Checkpoint, build, find_checkpoints, weights_hash
+from heatproof.run.plan import Origin
+from heatproof.run.weights import Checkpoint, build, find_checkpoints, weights_hash
 
-ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are kept
-SETTLED = ("device", "threads", "precision", "inputs_per_pass")  # where a study leaves them open
-PARTS_OF_A_CODE = ("finder", "timing", "box")
+ALL_CLASSES_UP_TO = 100  # of more classes, the probabilities of the true and the predicted one are stored
+RESOLVED = ("device", "threads", "precision", "inputs_per_pass")  # where a study leaves them open
+CLASSES_LISTED = 20
+Renamed = tuple[dict[int, int], tuple[str, ...]]  # the model's number of each label, and the model's names
+LABELS_UNUSED: Renamed = ({}, ())  # labels are not the network's classes, and nothing needs them
+StudySource: TypeAlias = "str | Path | Mapping[str, Any] | ResolvedStudy"
 
 
 @dataclass
 class ResolvedStudy:
-    """What every process of a run works with; it can be sent to another process before it is used there."""
+    """What every process of a run works with; it can be sent to another process before it is used there.
+
+    Args:
+        study, folder: the settings, and the folder that their paths are relative to.
+        device, threads, precision, inputs_per_pass: see engine.resolve_defaults.
+        hashes: of each checkpoint's weights.
+        head_description, preprocess: how the network's output is read, and what images go through.
+        warnings: what contradicts the preprocessing.
+        by_label: whether labels can be explained, which values and similarities have none of.
+        predicts_classes: whether the network predicts classes, which labels are compared with.
+        thresholds: from which probability on each label counts.
+        renamed: the classes of the images as the model's.
+        origin: identities of the images.
+        warning: about boxes and masks that do not fit their images.
+        network, images: used instead of those that the study names.
+
+    Fields from `hashes` to `warning` are known once checks.check_study or engine.prepare has run.
+    """
 
     study: Study
-    folder: Path  # what paths in the study are relative to
+    folder: Path
     device: str = "cpu"
     threads: int = 1
     precision: str | None = None
     inputs_per_pass: int | None = None
-    hashes: dict[str, str] = field(default_factory=dict)  # of each checkpoint's weights, once checked
-    head: str = ""  # how the network's output is read, once checked
-    preprocess: str = ""  # what images go through, once checked
-    warnings: tuple[str, ...] = ()  # what contradicts it
-    several: bool = False  # whether the network answers several findings at once
-    by_label: bool = True  # whether labels can be explained: not of values or similarities
-    classes: bool = True  # whether the network names classes, which labels are compared with
-    thresholds: float | list[float] | None = None  # and from which probability on each counts
-    renamed: Renamed | None = None  # the pictures' classes as the model's
-    origin: Origin | None = None  # of the pictures, once checked
-    warning: str = ""  # about boxes and masks that do not fit their images, once checked
-    network: Model | None = field(default=None, repr=False)  # where Python holds it; the study only names it
+    hashes: dict[str, str] = field(default_factory=dict)
+    head_description: str = ""
+    preprocess: str = ""
+    warnings: tuple[str, ...] = ()
+    is_multilabel: bool = False
+    by_label: bool = True
+    predicts_classes: bool = True
+    thresholds: float | list[float] | None = None
+    renamed: Renamed | None = None
+    origin: Origin | None = None
+    warning: str = ""
+    network: Model | None = field(default=None, repr=False)
+    images: Source | None = field(default=None, repr=False)
     _source: Source | None = field(default=None, repr=False)
-    _model: tuple[str, Model] | None = field(default=None, repr=False)
+    _model: tuple[Any, Model] | None = field(default=None, repr=False)  # the last one, by what made it
 
     def __post_init__(self) -> None:
-        lend_methods(self.study.methods, self.folder, lambda: map_names(self.source, self.several))
+        """Register FILE.py:FUNCTION and files:PATH of the study, which are relative to its folder."""
+        for name in (parse_call(text)[0] for text in self.study.methods):
+            if is_path(name):
+                explainers.add_local(provided(name, self.folder, lambda: self.map_names))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -80,13 +89,18 @@ class ResolvedStudy:
     def config(self) -> dict[str, Any]:
         """For the manifest: as written, with what was chosen or measured on this machine."""
         config = as_config(self.study)
-        config["run"] |= {name: getattr(self, name) for name in SETTLED}
-        if self.several:  # also where the head was found by itself
+        config["run"] |= {name: getattr(self, name) for name in RESOLVED}
+        if self.is_multilabel:  # also where the head was found automatically
             config["model"] |= {"head": Multilabel.name, "thresholds": self.thresholds}
         return config
 
-    def tell(self, inputs_per_pass: int | None) -> None:
-        """How many inputs a pass takes from now on."""
+    def extended(self, study: Study) -> ResolvedStudy:
+        """Another study of the same folder, network and images; a loaded network is shared if it fits."""
+        shared = (*RESOLVED, "network", "images", "_model")
+        return ResolvedStudy(study, self.folder, **{name: getattr(self, name) for name in shared})
+
+    def set_inputs_per_pass(self, inputs_per_pass: int | None) -> None:
+        """Set the number of inputs per pass, also of a network that is loaded."""
         self.inputs_per_pass = inputs_per_pass
         if self._model is not None:
             self._model[1].inputs_per_pass = inputs_per_pass
@@ -103,7 +117,7 @@ class ResolvedStudy:
     @property
     def source(self) -> Source:
         if self._source is None:
-            source = open_images(self.study.images, self.folder)
+            source = self.images or open_images(self.study.images, self.folder)
             self._source = source if self.renamed is None else renumbered(source, *self.renamed)
         return self._source
 
@@ -123,139 +137,70 @@ class ResolvedStudy:
     def model_name(self) -> str:
         return self.study.model.name or self.study.model.spec
 
+    @property
+    def map_names(self) -> list[str]:
+        """Ids of the maps of labels, in the source's order: of each image, or of each of its labels."""
+        if not self.is_multilabel:
+            return [sample.id for sample in self.source.samples]
+        return [
+            entry_id(sample.id, finding_name(self.source.classes, finding))
+            for sample in self.source.samples
+            for finding in sample.stated
+        ]
+
     def describe(self) -> list[str]:
-        """What the network gets and answers, a line each, for those who start a run."""
-        lines = [f"the network's input: {self.preprocess}", f"the network's output: {self.head}"]
-        if self.source.labelled and self.classes and self.renamed != ASIDE:
+        """What the network gets and predicts, a line each."""
+        lines = [
+            f"the network's input: {self.preprocess}",
+            f"the network's output: {self.head_description}",
+        ]
+        if self.source.labelled and self.predicts_classes and self.renamed != LABELS_UNUSED:
             lines.append(f"classes, in the order of its outputs: {listed_classes(self.source.classes)}")
-        if self.renamed == ASIDE:
+        if self.renamed == LABELS_UNUSED:
             lines.append(
                 "labels are put aside: they are not the network's classes, so it is neither right nor wrong"
             )
         return [*lines, *(f"warning: {warning}" for warning in self.warnings)]
 
     def model(self, checkpoint: str) -> Model:
-        """The network with these weights; the last one used is kept."""
-        if self._model is None or self._model[0] != checkpoint:
+        """The network with these weights; the last one used stays loaded."""
+        study = self.study
+        key = checkpoint, self.device, self.precision, study.model, study.preprocess, study.run.seed
+        if self._model is None or self._model[0] != key:
             self._model = None  # two networks need not be in memory
             wanted = next(c for c in self.checkpoints if c.name == checkpoint)
             model = load_weights(self, wanted)
             if self.hashes.get(checkpoint) not in (None, weights_hash(wanted, model)):
-                changed = f"the weights of {checkpoint!r} changed while the run was going"
-                raise CheckpointError(f"{changed}; keep them")
+                raise CheckpointError(
+                    f"the weights of {checkpoint!r} changed while the run was going; keep them"
+                )
             keep_twin(model)
-            self._model = checkpoint, model
+            self._model = key, model
         return self._model[1]
 
 
-def open_study(given: str | Path | Mapping[str, Any], network: Model | None = None) -> ResolvedStudy:
+def open_study(
+    given: StudySource, network: Model | None = None, images: Source | None = None
+) -> ResolvedStudy:
     """Read a TOML file, or a dict of the same form, whose paths are relative to the working folder.
 
     Names of methods, metrics and sources are checked, nothing is loaded yet.
+
+    Args:
+        given: a file, a dict, or a resolved study, of which only the names are checked.
+        network, images: used instead of those that the study names.
     """
-    study = study_from(given) if isinstance(given, Mapping) else read_study(given)
-    path = Path("study") if isinstance(given, Mapping) else Path(given)
-    opened = ResolvedStudy(study, path.resolve().parent, network=network)
+    if isinstance(given, ResolvedStudy):
+        opened, path = given, Path("study")
+    else:
+        study = study_from(given) if isinstance(given, Mapping) else read_study(given)
+        path = Path("study") if isinstance(given, Mapping) else Path(given)
+        opened = ResolvedStudy(study, path.resolve().parent, network=network, images=images)
     for key, check in (("methods", _check_methods), ("metrics", read_metrics), ("images", check_images)):
-        with at(f"{path}: {key}"):
-            check(getattr(study, key))
+        if key != "images" or opened.images is None:
+            with at(f"{path}: {key}"):
+                check(getattr(opened.study, key))
     return opened
-
-
-def check_study(opened: ResolvedStudy) -> dict[str, str]:
-    """Refuse what cannot work; the hash of each checkpoint's weights."""
-    study = opened.study
-    with at("images"):
-        source = opened.source
-    check_truth(opened.metrics, source, study.run.targets)
-    if any({"boxes", "masks"} & {*request.entry.needs} for request in opened.metrics):
-        with at("images"):
-            opened.warning = check_annotations(source)
-    with at("model"):
-        checkpoints = opened.checkpoints
-        for checkpoint in checkpoints:
-            model = opened.model(checkpoint.name)
-            opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
-    if len(checkpoints) < 2 and (compared := [r.text for r in opened.metrics if r.entry.across]):
-        raise InputError(
-            f"metrics: {compared[0]} compares checkpoints, but there is one; add model.checkpoints"
-        )
-    with at("model.layer"):
-        for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
-            find_module(model.module, layer)
-    count = check_classes(opened, model)
-    opened.preprocess = model.preprocess.description
-    given = {name for name, value in as_config(study)["preprocess"].items() if value is not None}
-    own = checkpoints[-1].name == PRETRAINED or (
-        checkpoints[-1].file is None and study.model.spec.lower().startswith((*LITE, "hf:"))
-    )
-    opened.warnings = tuple(input_warnings(model, [s.content for s in source.samples], given, own))
-    with at("metrics"):
-        refuse_metrics(opened.metrics, model)
-        refuse_for_head(opened.metrics, model.read)
-    with at("methods"):
-        refuse_methods(study.methods, model, source, opened.several, opened.targets)
-        if picky := [call.text for call in read_methods(study.methods) if call.entry.architecture]:
-            explain(model, model.preprocess.blank, picky, layer=study.model.layer, allow_nan=True)
-    for request in opened.metrics:
-        if request.every_class and count > ALL_CLASSES_UP_TO:
-            raise InputError(
-                f"metrics: {request.text} needs the probabilities of all classes, which a run keeps for up "
-                f"to {ALL_CLASSES_UP_TO} classes; this model has {count}"
-            )
-    return opened.hashes
-
-
-def check_classes(opened: ResolvedStudy, model: Model) -> int:
-    """How many classes the model has; where labels are used, the pictures' classes must be among them."""
-    with at("model"):
-        with refusal_in_a_sentence(model, model.preprocess.blank):
-            count = max(2, model.logits(model.preprocess.blank).shape[1])
-            model.check_repeatable(_noise(model.preprocess))
-        opened.head, opened.several = model.head_meaning, isinstance(model.reader, Multilabel)
-        opened.by_label, opened.classes = explains_labels(model.read), model.read.names_classes
-    source = opened.source
-    with at("images"):
-        check_findings(source, opened.several, opened.head)
-    if opened.several:
-        check_metrics(opened.metrics, opened.targets)
-    if not source.labelled or not opened.classes:
-        return count
-    read = [r for r in opened.metrics if "labels" in r.entry.needs and (r.group or not r.entry.call)]
-    unused = opened.targets != "label" and not read
-    vouched = "class_names" in opened.study.images.options and len(source.classes) == count
-    with at("images"):
-        if renamed := match_labels_to_model(source, model, count, vouched, unused):
-            opened.renamed, opened._source = renamed, None
-    return count
-
-
-def _noise(preprocess: Preprocess) -> Tensor:
-    """Two model-ready images of noise: blank ones would hide noise that a network multiplies with."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, preprocess.channels, *preprocess.size, generator=generator)
-
-
-def load_weights(opened: ResolvedStudy, checkpoint: Checkpoint) -> Model:
-    """The study's network with one checkpoint's weights, device and preprocessing as the study says."""
-    study = opened.study
-    model = opened.network or build(study.model, opened.folder, checkpoint, study.run.seed)
-    preprocess = model.preprocess.replaced(as_config(study)["preprocess"])
-    model = replace(
-        model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
-        inputs_per_pass=opened.inputs_per_pass,
-    )  # fmt: skip
-    with at("model.head"):
-        names = model.classes or opened.source.classes if study.model.thresholds is not None else ()
-        opened.thresholds = named_thresholds(study.model.thresholds, names)
-        if head := told_head(study.model, opened.thresholds, opened.folder):
-            model = replace(model, reader=head)
-    try:
-        model.module.to(opened.device)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).splitlines()[0]
-        raise InputError(f"cannot use run.device = {opened.device!r}: {why}") from error
-    return model
 
 
 def _check_methods(methods: list[str]) -> None:
@@ -269,30 +214,64 @@ def _check_methods(methods: list[str]) -> None:
         raise InputError("a method is named twice; leave one out")
 
 
-def check_truth(requests: list[MetricRequest], source: Source, targets: str | None) -> None:
-    """Every metric gets what it needs from these pictures."""
-    for request in requests:
-        needs, where = request.entry.needs, f"metrics: {request.text} needs"
-        if "labels" in needs and request.group and not source.labelled:
-            raise InputError(f"{where} labels, but the images have none; leave it out or use labelled images")
-        if "boxes" in needs and not (source.boxed or source.parts):
-            raise InputError(f"{where} boxes or masks, but the images have none; leave it out")
-        if "masks" in needs and (missing := [p for p in PARTS_OF_A_CODE if p not in source.parts]):
-            raise InputError(
-                f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
+def load_weights(opened: ResolvedStudy, checkpoint: Checkpoint) -> Model:
+    """The study's network with a checkpoint's weights, on the study's device, with its preprocessing."""
+    study, table = opened.study, opened.study.model
+    model = opened.network or build(table, opened.folder, checkpoint, study.run.seed)
+    preprocess = model.preprocess.replaced(as_config(study)["preprocess"])
+    model = replace(
+        model, name=opened.model_name, preprocess=preprocess, precision=opened.precision,
+        inputs_per_pass=opened.inputs_per_pass,
+    )  # fmt: skip
+    with at("model.head"):
+        names = model.classes or opened.source.classes if table.thresholds is not None else ()
+        opened.thresholds = named_thresholds(table.thresholds, names)
+        references = None if table.references is None else opened.folder / table.references
+        head = chosen_head(table.head, opened.thresholds, tolerance=table.tolerance, references=references)
+        if head:
+            model = replace(model, head=head)
+    try:
+        model.module.to(opened.device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise InputError(f"cannot use run.device = {opened.device!r}: {why}") from error
+    return model
+
+
+def named_thresholds(
+    given: float | Sequence[float] | Mapping[str, float] | None, names: Sequence[str]
+) -> float | list[float] | None:
+    """Thresholds that a study gives by name, in the order of the names, with the default for the others."""
+    if not isinstance(given, Mapping):
+        return given if given is None or isinstance(given, int | float) else list(given)
+    for name in given:
+        if name not in names:
+            raise UnknownNameError("finding in model.thresholds:", name, names)
+    return [float(given.get(name, THRESHOLD)) for name in names]
+
+
+def renumbered(source: Source, numbers: dict[int, int], classes: tuple[str, ...]) -> Source:
+    """The same images with the model's class numbers and names."""
+    if source.is_multilabel:
+        renamed = {source.classes[k]: classes[number] for k, number in numbers.items()}
+        samples = [
+            replace(
+                s,
+                findings=tuple(sorted(numbers[f] for f in s.stated)),
+                box_findings=tuple(tuple(numbers[f] for f in of) for of in s.box_findings),
+                masks={renamed.get(part, part): mask for part, mask in s.masks.items()},
             )
-        if (
-            request.entry.across
-            and "labels" not in needs
-            and (targets or ("label" if source.labelled else "")) == "label"
-        ):
-            raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")
-        # From a half up, an image of the gold list is one whose label was predicted, so both maps are one.
-        tau = dict(request.options).get("tau", 0.5)
-        below = tau == "adaptive" or (isinstance(tau, float | int) and tau < 0.5)
-        if request.entry.name == "cscore" and targets == "predicted" and below:
-            raise InputError(
-                f"{where} maps of the true class; set run.targets = 'label', or a tau of 0.5 or more"
-            )
-    if targets == "label" and not source.labelled:
-        raise InputError("run.targets is 'label', but the images have no labels; set it to 'predicted'")
+            for s in source.samples
+        ]
+    else:
+        samples = [s if s.label is None else replace(s, label=numbers.get(s.label)) for s in source.samples]
+    return replace(source, samples=tuple(samples), classes=classes)
+
+
+def listed_classes(names: Sequence[str]) -> str:
+    """
+    >>> listed_classes(["cat", "dog"])
+    'cat, dog'
+    """
+    more = f" and {len(names) - CLASSES_LISTED} more" if len(names) > CLASSES_LISTED else ""
+    return ", ".join(names[:CLASSES_LISTED]) + more

@@ -27,13 +27,12 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError, ModelError
-from heatproof.models.specs import KERAS_FILES, placed_spec
+from heatproof.models.names import KERAS_FILES, placed_spec
 from heatproof.registry import parse_call
 from heatproof.rows import PRETRAINED as PRETRAINED
 from heatproof.rows import RANDOM as RANDOM
 from heatproof.rows import epoch_of as epoch_of
-from heatproof.run.config import ModelTable, RunTable, Study
-from heatproof.run.files import at, checkpoint_files, listed
+from heatproof.run.config import ModelTable, RunTable, Study, at, checkpoint_files, listed
 
 if TYPE_CHECKING:
     from heatproof.models import Model
@@ -143,8 +142,8 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
 
 
 def _drawn_anew(model: Model, seed: int) -> Model:
+    from heatproof.models.derived import reinitialise
     from heatproof.models.keras_graph import KerasClassifier
-    from heatproof.models.random_weights import reinitialise
 
     if isinstance(model.module, KerasClassifier):
         with seeded_builder(seed):

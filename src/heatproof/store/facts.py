@@ -53,7 +53,7 @@ class MetricFacts:
         low, high = (bound if math.isfinite(bound) else None for bound in entry.bounds)
         return MetricFacts(
             entry.name, entry.aliases, entry.summary, entry.title, entry.family, entry.level,
-            entry.higher_is_better, (low, high), dict(entry.parts), entry.floors, entry.judges, entry.test,
+            entry.higher_is_better, (low, high), dict(entry.parts), entry.floors, entry.question, entry.votes,
             entry.headline, entry.cite, entry.function.__module__,
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ class Facts:
             for entry in (metrics.as_registered() if named else [])
             if named & {key_of(name) for name in (entry.name, entry.bundle, *entry.aliases) if name}
         ]
-        told = [entry for entry in metrics.as_registered() if entry in held or entry.test] if held else []
+        told = [entry for entry in metrics.as_registered() if entry in held or entry.votes] if held else []
         methods = (MethodFacts.of(entry, name) for name, entry in _methods(config.get("methods")))
         modules = dict.fromkeys(entry.function.__module__ for entry in held)
         return Facts(tuple(map(MetricFacts.of, told)), tuple(methods), _docstrings(modules))

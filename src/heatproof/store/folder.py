@@ -219,8 +219,8 @@ class RunFolder:
         files: dict[Path, Content] = {}
         if maps:
             files = shard_files(self.path / "maps", unit, maps)
-        for name in self.unkept(pictures or ()):
-            files |= self.pictures().files(name, pictures[name])  # type: ignore[index]  # unkept() names what was given
+        for name in self.unstored(pictures or ()):
+            files |= self.pictures().files(name, pictures[name])  # type: ignore[index]  # unstored() names what was given
         if seen is not None:
             files[self.path / "scores" / f"{unit.hash}.npz"] = partial(_save_seen, seen=seen)
         part = self.path / "scores" / f"{unit.hash}.parquet"
@@ -291,7 +291,7 @@ class RunFolder:
             counts[key] = counts.get(key, 0) + 1
         return [{**dict(key), "parts": n} for key, n in sorted(counts.items(), key=lambda pair: -pair[1])]
 
-    def unkept(self, names: Collection[str]) -> list[str]:
+    def unstored(self, names: Collection[str]) -> list[str]:
         """Images whose picture is not kept, or was left by a process that did not come to seal it."""
         kept = self.pictures()
         paths = {name: kept.path(name) for name in names}

@@ -219,7 +219,7 @@ class Ledger:
         return seal
 
     def write(self, unit: Unit, files: Mapping[str, str], made: Mapping[str, str], lease: str) -> None:
-        seal = Seal(asdict(unit), files, made)
+        seal = Seal(unit.record, files, made)
         write_record(self.root / f"{unit.hash}.json", asdict(seal), lease)
         self.files |= files
 

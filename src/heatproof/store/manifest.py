@@ -126,7 +126,7 @@ class Manifest:
         )
 
     @property
-    def several(self) -> bool:
+    def is_multilabel(self) -> bool:
         """Whether the network answers several findings at once, any number of which a picture may have."""
         return bool(self.config.get("model", {}).get("head") == SEVERAL)
 

@@ -1,52 +1,113 @@
-"""One epoch loop for every recipe: seeded, resumable, on the device the model is on.
+"""The training loop: seeded, resumable, on the device of the model.
 
-Each epoch draws its random numbers (order of the pictures, flips, dropout) from the seed and its own number,
-so a training that was killed and started again ends with the same weights, bit for bit on a CPU. n pictures
-make ceil(n / batch_size) batches of nearly equal size: a last batch of one picture would upset BatchNorm.
+Each epoch draws its random numbers (order of the images, flips, dropout) from the seed and its own number,
+so a training that was killed and started again ends with the same weights, bit for bit on a CPU. n images
+make ceil(n / batch_size) batches of nearly equal size: a last batch of one image would upset BatchNorm.
+The network is trained in place; its modes and requires_grad flags, and the caller's random state, are
+restored. `fit` trains by a recipe; `fit_epochs` is the loop itself, which the contrast test uses too.
 
-The network is trained in place. Its modes and requires_grad flags, and the caller's random state, come back.
+Files of a training folder, whole or absent, state.pt last:
+
+    epoch05.safetensors   weights and buffers after epoch 5, for load_model(..., checkpoint=...)
+    history.json          one row per epoch
+    recipe.json           settings
+    state.pt              weights, optimiser and history after the last epoch, for weights_only=True
+
+Norms of gradients: norm of a layer at a step = sqrt(sum over its parameters of |dL/dw|^2), read when
+backward has left the gradient in .grad: before clipping, summed where several batches make one step, scaled
+where a loss is. The C-Score paper names such a log as what its unexplained collapses lacked
+(elangovan2026cscore, section 6).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from heatproof.errors import InputError, ModelError
+from heatproof.disk import Content, write_whole
+from heatproof.errors import CheckpointError, InputError, ModelError, StoreError
 from heatproof.images.transforms import vary
 from heatproof.metrics.classifier import accuracy, auc
-from heatproof.models.checkpoints import write_weights
-from heatproof.models.model import Model, restore_flags, untouched
+from heatproof.models.checkpoints import first_line, write_weights
+from heatproof.models.model import Model
 from heatproof.models.queue import Queue
+from heatproof.models.running import frozen_eval, restore_flags
 from heatproof.models.tap import tap
-from heatproof.train import folder
 from heatproof.train.data import Data
-from heatproof.train.gradients import GradientLog
-from heatproof.train.networks import seeded
-from heatproof.train.parts import Parts, trained_parts
-from heatproof.train.recipe import Epoch, History, Phase, Recipe, TrainedBatch
+from heatproof.train.networks import Parts, seeded, trained_parts
+from heatproof.train.recipe import BALANCED, Epoch, GradientNorm, History, Phase, Recipe, TrainedBatch
 
 Place = str | PathLike[str] | None  # a training's folder; None: nothing is written
+STATE, HISTORY, RECIPE = "state.pt", "history.json", "recipe.json"
 
 
 class TrainProgress(NamedTuple):
-    """Where a training is: told after every batch, and with the epoch's result once it is validated."""
+    """State of a training, reported after every batch, and with the epoch's result once it is validated."""
 
     epoch: int  # from 1 on
     epochs: int
     batch: int
     batches: int
     result: Epoch | None = None
+
+
+ProgressCallback = Callable[[TrainProgress], object]
+
+
+class TrainInputs(NamedTuple):
+    """A batch on the model's device."""
+
+    images: Tensor  # "b c h w", model-ready
+    labels: Tensor  # "b"
+    masks: dict[str, Tensor]  # by part, each "b h w"
+
+
+class EpochPlan(NamedTuple):
+    """Settings of one epoch. batches: called inside the epoch's random state; each item loads one batch."""
+
+    phase: Phase
+    name: str  # in the history
+    rate: float
+    seed: int
+    parts: Parts
+    batches: Callable[[], Sequence[Callable[[], TrainInputs]]]
+    restart: bool = False  # begin with a new optimiser
+    weights: Tensor | None = None  # "k", of the classes
+    layers: tuple[str, ...] = ()  # whose outputs the penalty needs
+    amp: bool = False
+
+
+class Course(Protocol):
+    """Everything the loop needs to know about a training."""
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs at most."""
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Values that must be equal for a training to be resumed, by the words an error uses for them."""
+
+    def next_epoch(self, history: History) -> EpochPlan | None:
+        """Return the plan of the next epoch, None at the end of the training."""
+
+    def validate(self) -> tuple[float, float]:
+        """Accuracy and AUC of the network as it is."""
 
 
 def fit(
@@ -57,167 +118,232 @@ def fit(
     out: Place = None,
     seed: int = 0,
     keep: Sequence[int] = (),
-    progress: Callable[[TrainProgress], object] | None = None,
+    progress: ProgressCallback | None = None,
     gradients: bool = False,
 ) -> History:
-    """Train the network in place; what every epoch came to.
+    """Train a network in place by a recipe, and return the results of every epoch.
 
-    out: folder for the weights of the epochs in `keep`, and for what is needed to go on after a stop. Where
-        it holds the same training, that one is continued, or its result loaded if it is complete.
-    gradients: log the norm of each layer's gradients, see gradients.py.
+    Args:
+        out: folder for the weights of the epochs in `keep`, and for what a resumed training needs. If it
+            holds the same training, that one is continued, or its result loaded if it is complete.
+        gradients: log the norm of each layer's gradients.
     """
-    plans = _prepare(model, train, valid, recipe, keep)
-    where = None if out is None else Path(out)
-    fingerprint = {} if where is None else _fingerprint(model, train, recipe, seed)
-    saved = None if where is None else folder.load(where, fingerprint)
-    history = History() if saved is None else saved.history
+    course = RecipeCourse(model, train, valid, recipe, seed)
+    if wrong := [epoch for epoch in keep if not 1 <= epoch <= recipe.epochs]:
+        raise InputError(f"there is no epoch {wrong[0]} to keep; the recipe has epochs 1 to {recipe.epochs}")
+    return fit_epochs(model, course, out, progress, keep, gradients, description=recipe.described())
+
+
+def fit_epochs(
+    model: Model,
+    course: Course,
+    out: Place = None,
+    progress: ProgressCallback | None = None,
+    keep: Sequence[int] = (),
+    gradients: bool = False,
+    description: str = "",
+    keep_optimiser: bool = True,
+) -> History:
+    """Train a network in place, epoch by epoch, as a course plans it; arguments as for `fit`.
+
+    description: written to recipe.json. keep_optimiser: store the optimiser's state of a complete training.
+    """
+    folder = None if out is None else Path(out)
+    saved = None if folder is None else load_state(folder, course.fingerprint)
+    write = None if folder is None else partial(save_state, folder, course.fingerprint, model.module)
+    history, state = (saved.history, saved.optimiser) if saved else (History(), {"state": {}})
     if saved is not None:
-        write_weights(model.module, saved.weights, str(where))
-    train, valid = train.near(model.device), valid.near(model.device)
+        write_weights(model.module, saved.weights, str(folder))
     optimiser: torch.optim.Optimizer | None = None
-    logged = closing(GradientLog(model.module)) if gradients else nullcontext()
-    with restore_flags(model.module), logged as log:
-        for epoch in range(len(history) + 1, recipe.epochs + 1):
-            number, own = recipe.at(epoch)
-            plan, phase = plans[number], recipe.phases[number]
-            start = time.perf_counter()
-            chosen = plan.parts.apply(model.module)
-            if own == 0 or optimiser is None:
-                optimiser = phase.make_optimiser(chosen)
-                if own > 0 and saved is not None:
-                    optimiser.load_state_dict(saved.optimiser)
+    with (
+        restore_flags(model.module),
+        closing(GradientLog(model.module)) if gradients else nullcontext() as log,
+    ):
+        while plan := course.next_epoch(history):
+            start, epoch = time.perf_counter(), len(history) + 1
+            parameters = plan.parts.apply(model.module)
+            if optimiser is None or plan.restart:
+                optimiser = make_optimiser(plan.phase, parameters)
+                if not plan.restart and state["state"]:
+                    optimiser.load_state_dict(state)
             for group in optimiser.param_groups:
-                group["lr"] = phase.rate(own)
-            mark = hashlib.sha256(f"{seed} {epoch}".encode()).digest()
-            with seeded(int.from_bytes(mark[:7])):
-                loss = _epoch(model, train, recipe, plan, optimiser, epoch, progress)
+                group["lr"] = plan.rate
+            report = progress and partial(_report, progress, epoch, course.epochs)
+            with seeded(plan.seed):
+                loss, batches = _epoch(model, plan, optimiser, report)
             if not math.isfinite(loss):
                 raise ModelError(
-                    f"the loss is not finite in epoch {epoch} ({phase.name}); lower its lr or set clip"
+                    f"the loss is not finite in epoch {epoch} ({plan.name}); lower its lr or set clip"
                 )
-            scores = validate(model, valid, recipe.amp)
-            seconds = time.perf_counter() - start
+            scores = course.validate()
+            seconds = round(time.perf_counter() - start, 3)
             norms = {} if log is None else log.take()
-            result = Epoch(epoch, phase.name, loss, *scores, phase.rate(own), round(seconds, 3), norms)
+            result = Epoch(epoch, plan.name, loss, *scores, plan.rate, seconds, norms)
             history = History((*history.epochs, result))
-            if where is not None:
-                folder.save(where, model.module, optimiser, history, fingerprint, epoch in keep, recipe)
-            if progress:
-                batches = len(_sizes(len(train), recipe.batch_size))
-                progress(TrainProgress(epoch, recipe.epochs, batches, batches, result))
+            if write:
+                state = optimiser.state_dict()
+                write(state, history, epoch in keep, description)
+            if report:
+                report(batches, batches, result)
+    if write and not keep_optimiser and state["state"]:
+        write({**state, "state": {}}, history)
     return history
 
 
-class PhasePlan(NamedTuple):
-    """What a phase means for this network and this data, settled before the first epoch."""
-
-    phase: Phase
-    parts: Parts
-    layers: tuple[str, ...]  # whose outputs the penalty needs
-    weights: Tensor | None  # "k", of the classes
-
-
-def _prepare(model: Model, train: Data, valid: Data, recipe: Recipe, keep: Sequence[int]) -> list[PhasePlan]:
-    """Refuse what cannot work before anything is trained."""
-    wanted = (model.preprocess.channels, *train.images.shape[2:])
-    for name, data in (("training", train), ("validation", valid)):
-        if tuple(data.images.shape[1:]) != wanted:
-            got = "x".join(map(str, data.images.shape[1:]))
-            takes = "x".join(map(str, wanted))
-            raise InputError(f"{name} pictures are {got}; {model.name} is trained on {takes}")
-        if len(data.labels.unique()) < 2:
-            raise InputError(
-                f"all {len(data)} {name} pictures are of class {int(data.labels[0])}; at least two are needed"
-            )
-    if wrong := [epoch for epoch in keep if not 1 <= epoch <= recipe.epochs]:
-        raise InputError(f"there is no epoch {wrong[0]} to keep; the recipe has epochs 1 to {recipe.epochs}")
-    image = model.preprocess.from_bytes(train.images[:1])
-    classes = max(2, model.logits(image).shape[1])
-    model.read.need_one_class("training")
-    for name, data in (("training", train), ("validation", valid)):
-        if (highest := int(data.labels.max())) >= classes:
-            raise InputError(
-                f"a {name} picture has the label {highest}, but {model.name} has classes 0 to {classes - 1}; "
-                "give it a new head"
-            )
-    plans = []
-    for phase in recipe.phases:
-        weights = phase.weights(train.labels, classes)
-        layers = () if phase.penalty is None else phase.penalty.prepare(model, image, train)
-        parts = trained_parts(model, image, phase.trainable)
-        plans.append(PhasePlan(phase, parts, layers, None if weights is None else weights.to(model.device)))
-    return plans
+def _report(progress: ProgressCallback, *state: Any) -> None:
+    progress(TrainProgress(*state))
 
 
 def _epoch(
     model: Model,
-    data: Data,
-    recipe: Recipe,
-    plan: PhasePlan,
+    plan: EpochPlan,
     optimiser: torch.optim.Optimizer,
-    epoch: int,
-    progress: Callable[[TrainProgress], object] | None,
-) -> float:
-    """One pass over the pictures; the mean loss per picture."""
-    sizes = _sizes(len(data), recipe.batch_size)
+    report: Callable[..., object] | None,
+) -> tuple[float, int]:
+    """Train on every batch once; return the mean loss per image and the number of batches."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
-    # On the CPU, whatever the device: the order does not depend on it.
-    order = torch.randperm(len(data)).split(sizes)
-    mirrored = (torch.rand(len(data)) < 0.5).split(sizes)
-    total = torch.zeros((), dtype=torch.float64, device=model.device)
-    for number, (chosen, flip) in enumerate(zip(order, mirrored, strict=True), start=1):
-        images, labels, masks = _batch(model, data, chosen, flip if recipe.flip else None, recipe.transforms)
-        loss = _loss(model, plan, images, labels, masks, recipe.amp)
+    total, count, batches = torch.zeros((), dtype=torch.float64, device=model.device), 0, plan.batches()
+    for number, load in enumerate(batches, start=1):
+        inputs = load()
+        loss = _loss(model, plan, inputs)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         if plan.phase.clip is not None:
             nn.utils.clip_grad_norm_(parameters, plan.phase.clip)
         optimiser.step()
-        total += loss.detach().double() * len(chosen)
-        if progress:
-            progress(TrainProgress(epoch, recipe.epochs, number, len(sizes)))
+        total += loss.detach().double() * len(inputs.labels)
+        count += len(inputs.labels)
+        if report:
+            report(number, len(batches))
     optimiser.zero_grad(set_to_none=True)
-    return float(total) / len(data)
+    return float(total) / count, len(batches)
 
 
-def _batch(
-    model: Model, data: Data, chosen: Tensor, flip: Tensor | None, varied: bool
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Model-ready pictures, labels and masks on the model's device."""
-    chosen = chosen.to(data.images.device)
-    images, labels = (t[chosen].to(model.device, non_blocking=True) for t in (data.images, data.labels))
-    masks = {part: mask[chosen].to(model.device, non_blocking=True) for part, mask in data.masks.items()}
-    if flip is not None:
-        flip = flip.to(model.device)
-        images = torch.where(flip[:, None, None, None], images.flip(-1), images)
-        masks = {part: torch.where(flip[:, None, None], m.flip(-1), m) for part, m in masks.items()}
-    if varied:
-        images, masks = vary(images, masks)
-    return model.ready(model.preprocess.from_bytes(images)), labels, masks
-
-
-def _loss(
-    model: Model, plan: PhasePlan, images: Tensor, labels: Tensor, masks: dict[str, Tensor], amp: bool
-) -> Tensor:
+def _loss(model: Model, plan: EpochPlan, inputs: TrainInputs) -> Tensor:
     # A penalty differentiates gradients, which fused attention cannot.
     plain_attention = sdpa_kernel(SDPBackend.MATH) if plan.layers else nullcontext()
-    with tap(model.module, plan.layers) as taken, _autocast(model, amp), plain_attention:
-        logits = model.forward(images)
-    loss = plan.phase.cross_entropy(logits, labels, plan.weights)
+    with tap(model.module, plan.layers) as taken, _autocast(model, plan.amp), plain_attention:
+        logits = model.forward(inputs.images)
+    loss = cross_entropy(plan.phase, logits, inputs.labels, plan.weights)
     if plan.phase.penalty is not None:
-        loss = loss + plan.phase.penalty(TrainedBatch(model, images, labels, masks, logits, taken.outputs))
+        loss = loss + plan.phase.penalty(TrainedBatch(model, *inputs, logits, taken.outputs))
     return loss
 
 
+def make_optimiser(phase: Phase, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": phase.lr, "weight_decay": phase.weight_decay}
+    if phase.optimiser == "sgd":
+        return torch.optim.SGD(parameters, momentum=phase.momentum, **options)
+    return (torch.optim.Adam if phase.optimiser == "adam" else torch.optim.AdamW)(parameters, **options)
+
+
+def class_weights(phase: Phase, labels: Tensor, classes: int) -> Tensor | None:
+    """Weights "k" of the classes. Balanced: n / (k n_c), so that every class weighs the same in total."""
+    if phase.class_weights is None:
+        return None
+    if phase.class_weights == BALANCED:
+        counts = torch.bincount(labels, minlength=classes)
+        return len(labels) / (classes * counts.clamp(min=1).float())
+    weights = torch.tensor([float(weight) for weight in phase.class_weights], device=labels.device)
+    if len(weights) != classes or not (weights >= 0).all() or not weights.sum() > 0:
+        raise InputError(f"class weights are {classes} numbers from 0 on, not all 0; got {weights.tolist()}")
+    return weights
+
+
+def cross_entropy(phase: Phase, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean over the batch, weighted if there are weights."""
+    if logits.shape[1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
+    return nn.functional.cross_entropy(logits, labels, weights, label_smoothing=phase.label_smoothing)
+
+
+class RecipeCourse:
+    """A training by a recipe on images in memory; what cannot work is refused before the first epoch."""
+
+    def __init__(self, model: Model, train: Data, valid: Data, recipe: Recipe, seed: int) -> None:
+        wanted = (model.preprocess.channels, *train.images.shape[2:])
+        for name, data in (("training", train), ("validation", valid)):
+            if tuple(data.images.shape[1:]) != wanted:
+                actual, takes = ("x".join(map(str, shape)) for shape in (data.images.shape[1:], wanted))
+                raise InputError(f"{name} pictures are {actual}; {model.name} is trained on {takes}")
+            if len(data.labels.unique()) < 2:
+                raise InputError(
+                    f"all {len(data)} {name} pictures are of class {int(data.labels[0])}; at least two are "
+                    "needed"
+                )
+        image = model.preprocess.from_bytes(train.images[:1])
+        classes = max(2, model.logits(image).shape[1])
+        model.head.need_one_class("training")
+        for name, data in (("training", train), ("validation", valid)):
+            if (highest := int(data.labels.max())) >= classes:
+                raise InputError(
+                    f"a {name} picture has the label {highest}, but {model.name} has classes 0 to "
+                    f"{classes - 1}; give it a new head"
+                )
+        self.model, self.recipe, self.epochs, self.seed = model, recipe, recipe.epochs, seed
+        self.plans = []
+        for phase in recipe.phases:
+            weights = class_weights(phase, train.labels, classes)
+            layers = () if phase.penalty is None else phase.penalty.prepare(model, image, train)
+            parts = trained_parts(model, image, phase.trainable)
+            weights = None if weights is None else weights.to(model.device)
+            self.plans.append(
+                EpochPlan(
+                    phase, phase.name, phase.lr, 0, parts, self._batches, False, weights, layers, recipe.amp
+                )
+            )
+        self.fingerprint = {
+            "a recipe": recipe.described(),
+            "a seed": str(seed),
+            "pictures": train.digest(),
+            "starting weights": digest(model.module),
+            "preprocessing": repr(model.preprocess),
+        }
+        self.train, self.valid = train.near(model.device), valid.near(model.device)
+
+    def next_epoch(self, history: History) -> EpochPlan | None:
+        epoch = len(history) + 1
+        if epoch > self.epochs:
+            return None
+        number, own = self.recipe.at(epoch)
+        seed = int.from_bytes(hashlib.sha256(f"{self.seed} {epoch}".encode()).digest()[:7])
+        plan = self.plans[number]
+        return plan._replace(rate=plan.phase.rate(own), seed=seed, restart=own == 0)
+
+    def validate(self) -> tuple[float, float]:
+        return validate(self.model, self.valid, self.recipe.amp)
+
+    def _batches(self) -> list[Callable[[], TrainInputs]]:
+        count = len(self.train)
+        sizes = _sizes(count, self.recipe.batch_size)
+        # On the CPU, whatever the device: the order does not depend on it.
+        order = torch.randperm(count).split(sizes)
+        mirrored = (torch.rand(count) < 0.5).split(sizes)
+        return [partial(self._load, *both) for both in zip(order, mirrored, strict=True)]
+
+    def _load(self, chosen: Tensor, mirrored: Tensor) -> TrainInputs:
+        data, device = self.train, self.model.device
+        chosen = chosen.to(data.images.device)
+        images, labels = (t[chosen].to(device, non_blocking=True) for t in (data.images, data.labels))
+        masks = {part: mask[chosen].to(device, non_blocking=True) for part, mask in data.masks.items()}
+        if self.recipe.flip:
+            flip = mirrored.to(device)
+            images = torch.where(flip[:, None, None, None], images.flip(-1), images)
+            masks = {part: torch.where(flip[:, None, None], m.flip(-1), m) for part, m in masks.items()}
+        if self.recipe.transforms:
+            images, masks = vary(images, masks)
+        return TrainInputs(self.model.ready(self.model.preprocess.from_bytes(images)), labels, masks)
+
+
 def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]:
-    """Accuracy and AUC of the network as it is, in evaluation mode."""
+    """Accuracy and AUC of a network in evaluation mode."""
     size = (int(data.images.shape[-2]), int(data.images.shape[-1]))
 
-    def pictures(start: int, stop: int) -> Tensor:
+    def images(start: int, stop: int) -> Tensor:
         return model.preprocess.from_bytes(data.images[start:stop].to(model.device))
 
-    with untouched(model.module), _autocast(model, amp):
-        logits = Queue(model, size).predict(len(data), pictures, lambda logits, *_: logits).cpu()
+    with frozen_eval(model.module), _autocast(model, amp):
+        logits = Queue(model, size).predict(len(data), images, lambda logits, *_: logits).cpu()
     if not torch.isfinite(logits).all():
         raise ModelError(
             f"{model.name} gives logits that are not finite; lower the learning rate or set clip"
@@ -239,12 +365,158 @@ def _autocast(model: Model, amp: bool) -> torch.autocast:
     return torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=amp)
 
 
-def _fingerprint(model: Model, train: Data, recipe: Recipe, seed: int) -> dict[str, str]:
-    """What must be the same for a training to be continued, under the words an error would use."""
-    return {
-        "a recipe": recipe.described(),
-        "a seed": str(seed),
-        "pictures": train.digest(),
-        "starting weights": folder.digest(model.module),
-        "preprocessing": repr(model.preprocess),
-    }
+@dataclass(frozen=True)
+class Saved:
+    """State of a training after its last complete epoch."""
+
+    weights: dict[str, Tensor]
+    optimiser: dict[str, Any]
+    history: History
+
+
+def weights_file(folder: Path, epoch: int) -> Path:
+    return folder / f"epoch{epoch:02d}.safetensors"
+
+
+def save_state(
+    folder: Path,
+    fingerprint: dict[str, str],
+    module: nn.Module,
+    optimiser: dict[str, Any],
+    history: History,
+    keep: bool = False,
+    description: str = "",
+) -> None:
+    """Write the files of an epoch. keep: also the weights alone."""
+    epoch = len(history)
+    # Contiguous copies: safetensors refuses weights that share memory.
+    weights = {name: t.detach().cpu().contiguous().clone() for name, t in module.state_dict().items()}
+    state = {"epoch": epoch, "weights": weights, "optimiser": optimiser, "history": history.to_json(),
+             "fingerprint": fingerprint}  # fmt: skip
+    files: dict[Path, Content] = {}
+    if keep:
+        files[weights_file(folder, epoch)] = lambda path: safetensors.torch.save_file(weights, path)
+    files[folder / STATE] = lambda path: torch.save(state, path)
+    files[folder / HISTORY] = history.to_json() + "\n"
+    if description:
+        files[folder / RECIPE] = description + "\n"
+    try:
+        write_whole(files)
+    except StoreError:
+        raise
+    except (RuntimeError, safetensors.SafetensorError) as error:  # as torch reports a full disk
+        raise StoreError(f"cannot write the training to {folder}: {first_line(error)}") from error
+
+
+def load_state(folder: Path, fingerprint: dict[str, str]) -> Saved | None:
+    """Read what an earlier start of the same training left, None if there is nothing."""
+    path = folder / STATE
+    if not path.exists():
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        saved = Saved(state["weights"], state["optimiser"], History.from_json(state["history"]))
+        stored = state["fingerprint"]
+    except Exception as error:  # a file that is anything else fails anywhere inside the reader
+        raise CheckpointError(
+            f"{path} is not the state of a training ({first_line(error)}); remove it or choose another folder"
+        ) from error
+    for what, value in fingerprint.items():
+        if stored.get(what) != value:
+            raise StoreError(
+                f"{folder} holds a training with {what} other than this one's; choose another folder, "
+                "or remove that one to start anew"
+            )
+    return saved
+
+
+def trained_with_transforms(folder: Path) -> bool | None:
+    """Whether COSE's transforms were part of the training that wrote this folder; None if unknown."""
+    try:
+        settings = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+        return bool(settings.get("transforms", False))
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def digest(module: nn.Module) -> str:
+    """A short hash of the weights and buffers of a network."""
+    content = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        content.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        content.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return content.hexdigest()[:16]
+
+
+@dataclass
+class Tally:
+    """Sums of the gradient norms of one layer; they stay on the device until they are read."""
+
+    step: Tensor | None = None  # sum of squares so far
+    seen: set[int] = field(default_factory=set)  # parameters counted in this step
+    norms: list[Tensor] = field(default_factory=list)  # total and highest
+    steps: int = 0
+
+    def add(self, number: int, parameter: Tensor) -> None:
+        """Add one parameter's gradient; the second gradient of a parameter begins a new step."""
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        if number in self.seen:
+            self.close()
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        squares = torch.linalg.vector_norm(values.detach(), dtype=torch.float32).square()
+        self.step = squares if self.step is None else self.step + squares
+        self.seen.add(number)
+
+    def close(self) -> None:
+        """End the step."""
+        if self.step is not None:
+            norm = self.step.sqrt()
+            total, highest = self.norms or (torch.zeros_like(norm), norm)
+            self.norms = [total + norm, torch.maximum(highest, norm)]
+            self.steps += 1
+        self.step = None
+        self.seen.clear()
+
+
+class GradientLog:
+    """Logs the gradient norms of a network, by one hook on each parameter, until it is closed or deleted."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tallies: dict[str, Tally] = {}
+        handles: list[Any] = []
+        for number, (name, parameter) in enumerate(module.named_parameters()):
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
+            tally = self._tallies.setdefault(layer_of(name), Tally())
+            frozen = not parameter.requires_grad
+            parameter.requires_grad_(True)  # torch takes a hook on nothing else; it may be unfrozen later
+            handles.append(parameter.register_post_accumulate_grad_hook(partial(tally.add, number)))
+            parameter.requires_grad_(not frozen)
+        self.close = weakref.finalize(self, _remove, handles)
+
+    def take(self) -> dict[str, GradientNorm]:
+        """Norms of each layer that had gradients since the last call, in the order of the network."""
+        norms = {}
+        for name, tally in self._tallies.items():
+            tally.close()
+            if tally.steps:
+                total, highest = map(float, tally.norms)
+                norms[name] = GradientNorm(total / tally.steps, highest)
+            tally.norms, tally.steps = [], 0
+        return norms
+
+
+def layer_of(parameter: str) -> str:
+    """The module that a parameter is named after; Keras keeps its own in a list of the layer.
+
+    >>> layer_of("layer4.0.conv1.weight"), layer_of("stem._torch_params.stem/kernel")
+    ('layer4.0.conv1', 'stem')
+    """
+    return parameter.rpartition(".")[0].removesuffix("._torch_params")
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -1,38 +1,59 @@
-"""A small network for runs on a laptop, and a new head for a network that has another."""
+"""Networks to train: a small one, new heads for others, and which of their parameters a depth trains.
+
+One pass over one image records when each module starts and ends. A stage is trained from the end of the one
+before it, so that everything that runs after that point belongs to it, whatever its name:
+
+    head    the last module that has parameters: the linear (or 1x1 convolution) layer that makes the logits
+    L4      what starts after the last stage but one has ended: the last stage, a final norm, the head
+    L3-L4   likewise, one stage earlier
+    all     everything
+
+Stages of known families come from models/layers.py; a plain transformer is cut at a half and at three
+quarters of its blocks. Any other network is cut where the size of its feature maps halves, between blocks
+that hold parameters. Or name modules: ("layer3", "layer4", "fc") trains what lies under these names.
+
+A parameter that no running module owns (attention keeps some of its projections so) goes with the nearest
+module around it that runs. What is not trained does not adapt either: its BatchNorm and dropout stay in
+evaluation mode. Depths: chakraborty2025cambench, Table 5.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heatproof.errors import InputError, LayerError
+from heatproof.errors import InputError, LayerError, did_you_mean
 from heatproof.images.preprocess import Preprocess
+from heatproof.models.layers import find_module, first_tensor, known_scales, layout_of
 from heatproof.models.model import Model, input_channels
-from heatproof.train.parts import head_name, watch
+from heatproof.models.running import frozen_eval, watched
+from heatproof.train.recipe import Depth
 
+DEPTHS = ("head", "L4", "L3-L4", "all")
 HALF = (0.5,) * 3
 
 
 class SmallNet(nn.Module):
     """Four stages of two 3x3 convolutions with BatchNorm, each half the size, a mean, and a linear layer.
 
-    A 64-pixel picture has 8x8 places at the last stage. Stages have the names that ResNets made usual, so
-    layers and stages are found without being told.
+    A 64-pixel image has 8x8 positions at the last stage. Stages are named as in ResNets, so that layers and
+    stages are recognised.
     """
 
     def __init__(self, classes: int = 2, width: int = 16, channels: int = 3) -> None:
         super().__init__()
-        widths = [width, 2 * width, 4 * width, 8 * width]
-        self.layer1 = _stage(channels, widths[0], stride=1)
-        self.layer2 = _stage(widths[0], widths[1])
-        self.layer3 = _stage(widths[1], widths[2])
-        self.layer4 = _stage(widths[2], widths[3])
+        self.layer1 = _stage(channels, width, stride=1)
+        self.layer2 = _stage(width, 2 * width)
+        self.layer3 = _stage(2 * width, 4 * width)
+        self.layer4 = _stage(4 * width, 8 * width)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(widths[3], classes)
+        self.fc = nn.Linear(8 * width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.layer4(self.layer3(self.layer2(self.layer1(images))))
@@ -48,16 +69,19 @@ def _stage(inputs: int, outputs: int, stride: int = 2) -> nn.Sequential:
 
 
 def small_net(classes: int = 2, size: int = 64, width: int = 16, seed: int = 0) -> Model:
-    """A SmallNet with random weights that follow from the seed, for square pictures of this size."""
+    """A SmallNet with random weights drawn from the seed, for square images of this size."""
     with seeded(seed):
         module = SmallNet(classes, width)
     return Model(module.eval(), "small", Preprocess((size, size), size, HALF, HALF))
 
 
 def new_head(model: Model, classes: int, names: tuple[str, ...] | None = None, seed: int = 0) -> Model:
-    """Exchange the layer that makes the logits for a fresh one with this many; the network itself is changed.
+    """Replace the layer that makes the logits, in place, by a new one with this many outputs.
 
-    classes: 1 makes a one-logit model. names: of the classes. Weights of the new layer follow from the seed.
+    Args:
+        classes: number of outputs; 1 makes a one-logit model.
+        names: of the classes.
+        seed: of the weights of the new layer.
     """
     if classes < 1:
         raise InputError(f"a classifier needs at least one output; got {classes}")
@@ -65,8 +89,7 @@ def new_head(model: Model, classes: int, names: tuple[str, ...] | None = None, s
         raise InputError(f"there are {len(names)} class names for {classes} outputs; they must match")
     module = model.module
     channels = input_channels(module) or model.preprocess.channels
-    runs = watch(model, torch.zeros(1, channels, *model.preprocess.size))
-    path = head_name(model, runs)
+    path = head_name(model, watch(model, torch.zeros(1, channels, *model.preprocess.size)))
     old = module.get_submodule(path)
     fresh: nn.Module
     with seeded(seed):
@@ -85,21 +108,197 @@ def new_head(model: Model, classes: int, names: tuple[str, ...] | None = None, s
     else:
         parent, _, last = path.rpartition(".")
         setattr(module.get_submodule(parent), last, fresh)
-    _tell(module, classes)
-    return replace(model, module=module, classes=names)
-
-
-def _tell(module: nn.Module, classes: int) -> None:
-    """Networks that keep the number of classes beside their head are told the new one."""
     for holder, attribute in ((module, "num_classes"), (getattr(module, "config", None), "num_labels")):
         if isinstance(getattr(holder, attribute, None), int):
             setattr(holder, attribute, classes)
+    return replace(model, module=module, classes=names)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch's random numbers follow from the seed inside; the caller's come back behind it."""
+    """Seed torch's random numbers inside the context, and restore the caller's after it."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     with torch.random.fork_rng(devices=list(devices)):
         torch.manual_seed(seed)
         yield
+
+
+@dataclass
+class ModuleRun:
+    """When a module ran first, on a clock that ticks at every start and end, and at which sizes."""
+
+    start: int
+    end: int = -1
+    octave_in: int | None = None  # log2 of the image's size over the feature map's; None: not a feature map
+    octave_out: int | None = None
+
+
+@dataclass
+class Parts:
+    """What is trained: names of parameters, and the modules that are in training mode."""
+
+    parameters: frozenset[str]
+    modules: frozenset[str] = field(repr=False)
+
+    def apply(self, module: nn.Module) -> list[nn.Parameter]:
+        """Set every flag and mode of the network, and return the parameters to optimise."""
+        for name, part in module.named_modules():
+            part.training = name in self.modules
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in self.parameters)
+        return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def trained_parts(model: Model, image: Tensor, depth: Depth) -> Parts:
+    """Parameters and modules that a depth trains. image: one model-ready image, "1 c h w"."""
+    parts = _parts(model, image, depth)
+    # Keras lists the means of BatchNorm among its parameters.
+    fixed: frozenset[str] = getattr(model.module, "statistics", frozenset())
+    return Parts(parts.parameters - fixed, parts.modules)
+
+
+def _parts(model: Model, image: Tensor, depth: Depth) -> Parts:
+    module = model.module
+    if depth == "all":
+        modules = frozenset(name for name, _ in module.named_modules())
+        return Parts(frozenset(name for name, _ in module.named_parameters()), modules)
+    if not isinstance(depth, str):
+        return _named_parts(module, depth)
+    if depth not in DEPTHS:
+        raise InputError(
+            f"unknown depth {depth!r}; {did_you_mean(depth, DEPTHS)}; or name modules: ('layer4', 'fc')"
+        )
+    runs = watch(model, image)
+    owners, head = _owners(module, runs), head_name(model, runs)
+    if depth == "head":
+        ends = [runs[owner].end for owner in owners.values() if owner != head]
+        moment = max((end for end in ends if end < runs[head].start), default=0)
+    else:
+        moment = _boundary(model, runs, 1 if depth == "L4" else 2)
+    later = {name for name, run in runs.items() if run.start > moment}
+    inside = {name for name, _ in module.named_modules() if _nearest(name, runs) in later}
+    return Parts(frozenset(p for p, owner in owners.items() if owner in later), _with_parents(later | inside))
+
+
+def _named_parts(module: nn.Module, names: Sequence[str]) -> Parts:
+    if not names:
+        raise InputError("no module is named; write those to be trained, such as ('layer4', 'fc')")
+    chosen = {part for name in names for part in find_module(module, name).modules()}
+    inside = {name for name, part in module.named_modules() if part in chosen}
+    parameters = {name for name, _ in module.named_parameters() if name.rpartition(".")[0] in inside}
+    if not parameters:
+        raise InputError(f"nothing under {', '.join(names)} has parameters that could be trained")
+    return Parts(frozenset(parameters), _with_parents(inside))
+
+
+def _with_parents(names: set[str]) -> frozenset[str]:
+    """The modules and all that contain them: some networks drop out in their own forward."""
+    parents = {name.rsplit(".", i)[0] for name in names for i in range(1, name.count(".") + 1)}
+    return frozenset(names | parents | {""})
+
+
+@torch.no_grad()
+def watch(model: Model, image: Tensor) -> dict[str, ModuleRun]:
+    """The first run of every module that runs, in the order in which they started."""
+    runs: dict[str, ModuleRun] = {}
+    inputs = model.ready(image[:1])
+    clock = 0
+
+    def octave(values: Any) -> int | None:
+        tensor = first_tensor(values)
+        layout = None if tensor is None else layout_of(tensor, inputs, model.module)
+        return None if layout is None else round(math.log2(inputs.shape[-2] / layout.grid[-2]))
+
+    def started(name: str, _part: nn.Module, args: Any, _kwargs: Any) -> None:
+        nonlocal clock
+        clock += 1
+        runs.setdefault(name, ModuleRun(clock, octave_in=octave(args)))
+
+    def ended(name: str, _part: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        nonlocal clock
+        clock += 1
+        if runs[name].end < 0:
+            runs[name].end, runs[name].octave_out = clock, octave(output)
+
+    with frozen_eval(model.module), watched(model.module, ended, started):
+        model.forward(inputs)
+    return runs
+
+
+def head_name(model: Model, runs: dict[str, ModuleRun]) -> str:
+    """Name of the module that makes the logits: the last to start of those with parameters of their own."""
+    owners = set(_owners(model.module, runs).values())
+    if not owners:
+        raise LayerError(f"{model.name} has no parameters, so there is nothing to train")
+    name = max(owners, key=lambda owner: runs[owner].start)
+    head = model.module.get_submodule(name)
+    if not isinstance(head, (nn.Linear, nn.Conv2d)) and type(head).__name__ != "Dense":  # as Keras calls it
+        raise LayerError(
+            f"the last part of {model.name} with parameters is {name or 'the network itself'!r}, "
+            "not a linear layer; name the modules to be trained, such as ('layer4', 'fc')"
+        )
+    return name
+
+
+def _owners(module: nn.Module, runs: dict[str, ModuleRun]) -> dict[str, str]:
+    """By parameter, the module that runs with it."""
+    return {name: _nearest(name.rpartition(".")[0], runs) for name, _ in module.named_parameters()}
+
+
+def _nearest(name: str, runs: dict[str, ModuleRun]) -> str:
+    """The module itself if it runs, else the nearest around it that does."""
+    while name and name not in runs:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _boundary(model: Model, runs: dict[str, ModuleRun], stages: int) -> int:
+    """The moment at which the stage before the last `stages` has ended."""
+    ends = _known_ends(model, runs) or _searched_ends(model, runs)
+    if len(ends) <= stages:
+        wanted = "last stage" if stages == 1 else "last two stages"
+        raise LayerError(
+            f"{model.name} shows {len(ends)} stages, so its {wanted} cannot be told from the whole; "
+            "use depth 'all' or name the modules to be trained, such as ('layer4', 'fc')"
+        )
+    return ends[-1 - stages]
+
+
+def _known_ends(model: Model, runs: dict[str, ModuleRun]) -> list[int]:
+    """The ends of the last three stages of a known family or a transformer."""
+    # A fresh Model: what an earlier search for layers left on this one is not about stages.
+    scales = known_scales(Model(model.module))
+    if scales is None or len(scales) < 3:
+        return []
+    ends = []
+    for name in scales[:-1]:
+        is_norm = "norm" in type(find_module(model.module, name)).__name__.lower()
+        block = name.rpartition(".")[0] if is_norm else name
+        # The multi-scale CAM of DenseNet reads the transition; the stage before it ends with the dense block.
+        block = block.replace("transition", "denseblock")
+        if block not in runs:
+            return []
+        ends.append(runs[block].end)
+    return [*ends, max(run.end for run in runs.values())]
+
+
+def _searched_ends(model: Model, runs: dict[str, ModuleRun]) -> list[int]:
+    """The end of each series of blocks at one size, of those blocks that hold parameters."""
+    ends: dict[int, int] = {}
+    for name in _blocks(model.module, runs):
+        size = runs[name].octave_out
+        if size is not None and any(True for _ in model.module.get_submodule(name).parameters()):
+            ends[size] = runs[name].end
+    return sorted(ends.values())
+
+
+def _blocks(module: nn.Module, runs: dict[str, ModuleRun], name: str = "") -> list[str]:
+    """The modules a network is a chain of; containers, and what halves more than once, are replaced by
+    their children."""
+    part, run = module.get_submodule(name), runs.get(name)
+    children = [f"{name}.{child}".lstrip(".") for child, _ in part.named_children()]
+    if run is not None and name and not isinstance(part, nn.Sequential):
+        sized = run.octave_in is not None and run.octave_out is not None
+        if not children or (sized and run.octave_out - run.octave_in <= 1):  # type: ignore[operator]
+            return [name]
+    return [block for child in children for block in _blocks(module, runs, child)]

@@ -1,13 +1,13 @@
 """How two papers train: C-Score's two phases, and CAMBench-QR's three regimes with the studies around them.
 
-C-Score (elangovan2026cscore): first the head alone, then everything, gently.
+C-Score (elangovan2026cscore): first the head alone, then everything at a low rate.
 
     phase 1  backbone frozen, head trained     20 epochs  Adam 1e-4, cosine
     phase 2  all layers                        10 epochs  Adam 1e-5, label smoothing 0.1, gradient norm <= 1.0
 
-on four fifths of the pictures, stratified (data.stratified_split), with weights kept at epochs 1, 5, .. 30.
-The paper does not say which optimiser phase 2 has, nor whether its rate decays: here it is Adam at a constant
-rate. It gives no batch size and no augmentation: 32 and none.
+on four fifths of the images, stratified (data.stratified_split), with weights stored at epochs 1, 5, .. 30.
+The paper gives neither the optimiser of phase 2 nor its schedule: here Adam at a constant rate. It gives no
+batch size and no augmentation: 32 and none.
 
 CAMBench-QR (chakraborty2025cambench): three ways to teach a network what a QR code is.
 
@@ -17,25 +17,45 @@ CAMBench-QR (chakraborty2025cambench): three ways to teach a network what a QR c
 
 The depth study (Table 5) is ft-struct at head / L4 / L3-L4 / all, which makes "head" the same as zs; the
 ablation (Table 6) is ft-leakmin over lambda x alpha, in which lambda = 0 is ft-struct, bit for bit, whatever
-alpha is. The paper speaks of short schedules and gives no number. Here: 5 epochs of Adam, 1e-3 for a head
-alone and 1e-4 from the last stage on, constant, batches of 32; all are settings.
+alpha is. The paper gives no schedule. Here: 5 epochs of Adam, 1e-3 for a head alone and 1e-4 from the last
+stage on, constant, batches of 32; all are settings.
+
+Leakage (eq. 2) is a price on evidence outside the code:
+
+    L = CE + lambda E[ 1[y = 1] ( <C^, 1 - M_B> - alpha <C^, M_B> ) ]
+
+C^ is the positive class's Grad-CAM at the layer CAMs read, enlarged to the image and divided by its sum:
+
+    C = ReLU(sum_k w_k A_k),  w_k = mean over positions of d z_1 / d A_k,    C^ = C / sum C
+
+It stays in the graph: the gradient is taken with create_graph, from the logit back to the layer and no
+further. E is the mean over the batch, in which images of other classes count as 0. Choices where the paper
+leaves them open: a map without mass (every position clipped by the ReLU) has the term 0 and no gradient; C^
+is not min-max normalised first, since ReLU has set its floor (BL, as measured, subtracts the minimum too);
+BatchNorm behind the layer, in training mode, lets the images of a batch see each other, so w_k is then the
+gradient of the batch's summed logits. Cite: chakraborty2025cambench, selvaraju2017gradcam.
 
 "Frozen" includes BatchNorm's statistics and dropout: what is not trained stays in evaluation mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from heatproof.errors import InputError, did_you_mean
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from heatproof.errors import InputError, LayerError, ModelError, did_you_mean
+from heatproof.explain.cams import safe_ratio, weighted_sum
+from heatproof.models.layers import default_layer, find_module, layout_of, picture_layers, searched_scales
 from heatproof.models.model import Model
 from heatproof.train.data import Data
-from heatproof.train.leakmin import LeakMin
-from heatproof.train.loop import Place, TrainProgress, fit
-from heatproof.train.parts import Depth
-from heatproof.train.recipe import CHECKPOINTS, History, Phase, Recipe
+from heatproof.train.loop import Place, ProgressCallback, fit
+from heatproof.train.recipe import CHECKPOINTS, Depth, History, Phase, Recipe, TrainedBatch
 
 TRANSFER, FINE_TUNING = "transfer", "fine-tuning"
 REGIMES = ("zs", "ft-struct", "ft-leakmin")
@@ -78,14 +98,13 @@ def two_phase(
     out: Place = None,
     seed: int = 0,
     keep: Sequence[int] | None = None,
-    progress: Callable[[TrainProgress], object] | None = None,
+    progress: ProgressCallback | None = None,
     gradients: bool = False,
     **settings: Any,
 ) -> History:
-    """Train by the paper's protocol; settings as two_phase_recipe takes them.
+    """Train by the C-Score paper's protocol; settings as for two_phase_recipe, other arguments as for fit.
 
-    keep: epochs whose weights are written to `out`; by default the paper's, as far as there are so many.
-    gradients: log the norm of each layer's gradients.
+    keep: by default the paper's epochs, and the last one.
     """
     recipe = two_phase_recipe(**settings)
     if keep is None:
@@ -107,33 +126,97 @@ def regime_recipe(
     amp: bool = False,
     **phase: Any,
 ) -> Recipe:
-    """A regime as a recipe. layer: where LeakMin's Grad-CAM reads; phase: other settings of the Phase."""
+    """Recipe of a regime. layer: where LeakMin's Grad-CAM reads; phase: other settings of the Phase."""
     if name not in REGIMES:
         raise InputError(f"unknown regime {name!r}; {did_you_mean(name, REGIMES)}")
     if name == "zs" and depth not in (None, "head"):
         raise InputError(f"zs trains the head alone; for depth {depth!r} take ft-struct")
     depth = depth or ("head" if name == "zs" else "L4")
     leakage = LeakMin(lam, alpha, layer) if name == "ft-leakmin" else None
-    # Not the regime's name: with lambda 0 the two are one and the same training.
-    called = "cross-entropy" if leakage is None or lam == 0 else "leakage"
-    rate = lr or (HEAD_LR if depth == "head" else STAGE_LR)
     penalty = leakage if lam > 0 else None
-    only = Phase(epochs, rate, depth, called, schedule=schedule, penalty=penalty, **phase)
-    return Recipe((only,), batch_size, flip, amp)
-
-
-def regime(
-    name: str, model: Model, train: Data, valid: Data, out: Place = None, seed: int = 0, **settings: Any
-) -> History:
-    """Train a network in place by one regime; settings as regime_recipe takes them (depth, lam, alpha, ...).
-
-    keep: epochs whose weights are written to `out`; by default the last. progress: as `fit` takes it.
-    """
-    keep, progress = settings.pop("keep", None), settings.pop("progress", None)
-    recipe = regime_recipe(name, **settings)
-    return fit(model, train, valid, recipe, out, seed, [recipe.epochs] if keep is None else keep, progress)
+    # Not the regime's name: with lambda 0 both are the same training.
+    title = "cross-entropy" if penalty is None else "leakage"
+    rate = lr or (HEAD_LR if depth == "head" else STAGE_LR)
+    training = Phase(epochs, rate, depth, title, schedule=schedule, penalty=penalty, **phase)
+    return Recipe((training,), batch_size, flip, amp)
 
 
 def ablation_grid(values: Sequence[float] = GRID) -> Iterator[tuple[float, float]]:
     """(lambda, alpha) of Table 6, row by row: alpha down, lambda across."""
     return ((lam, alpha) for alpha, lam in product(values, values))
+
+
+@dataclass(frozen=True)
+class LeakMin:
+    """The second term of eq. 2, for a phase's `penalty`."""
+
+    lam: float = 0.25
+    alpha: float = 0.25
+    layer: str | None = None  # None: the one CAMs read
+    part: str = "box"  # the mask inside which evidence belongs
+    positive: int = 1  # the class that has this part
+
+    def __post_init__(self) -> None:
+        if not self.lam >= 0:
+            raise InputError(f"lambda, the price of leakage, must be 0 or more; got {self.lam}")
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"alpha, the reward of evidence inside, must lie in [0, 1]; got {self.alpha}")
+
+    def prepare(self, model: Model, image: Tensor, data: Data) -> tuple[str, ...]:
+        if self.part not in data.masks:
+            known = ", ".join(data.masks) or "none"
+            raise InputError(f"leakage needs masks of {self.part!r} with the training data; it has: {known}")
+        positives = data.labels == self.positive
+        empty = int((~data.masks[self.part][positives].flatten(1).any(1)).sum())
+        if empty:
+            raise InputError(
+                f"{empty} training pictures of class {self.positive} have an empty mask of {self.part!r}"
+            )
+        return (cam_layer(model, image, self.layer),)
+
+    def __call__(self, step: TrainedBatch) -> Tensor:
+        (activations,) = step.outputs.values()
+        positive = step.labels == self.positive
+        if not positive.any():
+            return step.logits.new_zeros(())
+        share = unit_mass(soft_gradcam(step, activations, positive))
+        mask = step.masks[self.part][positive]
+        inside, outside = (share * mask).sum((1, 2)), (share * ~mask).sum((1, 2))
+        return self.lam * (outside - self.alpha * inside).sum() / len(step.labels)
+
+
+def soft_gradcam(step: TrainedBatch, activations: Tensor, positive: Tensor) -> Tensor:
+    """Grad-CAM "p H W" of each chosen image's own class, at the image's size, with its graph."""
+    layout = layout_of(activations, step.images, step.model.module)
+    assert layout is not None  # prepare() has seen it
+    score = step.model.scores(step.logits, step.labels)[positive].sum()
+    (gradient,) = torch.autograd.grad(score, activations, create_graph=True, allow_unused=True)
+    if gradient is None:
+        raise ModelError("the layer does not lead to the output; name one that does")
+    weights = layout.picture(gradient)[positive].mean((2, 3))
+    cam = weighted_sum(weights, layout.picture(activations)[positive])
+    # types.upsample would do, but makes float32 of a float64 network's maps.
+    return F.interpolate(cam[:, None], step.images.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+
+def unit_mass(maps: Tensor) -> Tensor:
+    """Each map "h w" divided by its sum; one without mass stays 0.
+
+    >>> unit_mass(torch.tensor([[[1.0, 3.0]], [[0.0, 0.0]]])).tolist()
+    [[[0.25, 0.75]], [[0.0, 0.0]]]
+    """
+    return safe_ratio(maps, maps.sum((1, 2), keepdim=True))
+
+
+def cam_layer(model: Model, image: Tensor, layer: str | None = None) -> str:
+    """Full name of the layer that CAMs read; raises LayerError if its output is no feature map."""
+    pictures = [name for name, _, _ in picture_layers(model, image)]
+    if layer is not None:
+        part = find_module(model.module, layer)
+        full: str = next(name for name, other in model.module.named_modules() if other is part)
+        if full not in pictures:
+            some = ", ".join(pictures[-5:]) or "none"
+            raise LayerError(f"the output of {layer!r} is not a picture; layers that would do: {some}")
+        return full
+    guess = default_layer(model, image)
+    return guess if guess and guess.partition("+")[0] in pictures else searched_scales(model, image)[-1]

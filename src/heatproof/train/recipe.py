@@ -1,8 +1,8 @@
-"""How a network is trained: a recipe is a list of phases, and every number in it is a setting.
+"""How a network is trained, and what a training reports; imported without torch by settings and verdicts.
 
-    loss      cross-entropy with label smoothing and class weights, plus a penalty where one is given
+    loss      cross-entropy with label smoothing and class weights, plus an optional penalty
     schedule  "cosine": lr (1 + cos(pi e / E)) / 2 for the epochs e = 0 .. E-1 of a phase; "constant": lr
-    clip      the norm of all trained gradients together is scaled down to this where it is larger
+    clip      upper limit of the norm of all trained gradients together
 
 A one-logit model is trained as the two-class model with logits (0, z), whose softmax is (1 - sigmoid,
 sigmoid) of z, so that smoothing and weights mean the same for both.
@@ -13,57 +13,94 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import torch
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.train.history import CHECKPOINTS as CHECKPOINTS
-from heatproof.train.history import SCHEDULES as SCHEDULES
-from heatproof.train.history import Epoch as Epoch
-from heatproof.train.history import GradientNorm as GradientNorm
-from heatproof.train.history import History as History
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from heatproof.models.model import Model
     from heatproof.train.data import Data
-    from heatproof.train.parts import Depth
 
+CHECKPOINTS = (1, 5, 10, 15, 20, 25, 30)  # epochs of elangovan2026cscore whose weights are stored
+SCHEDULES = ("cosine", "constant")
 OPTIMISERS = ("adam", "adamw", "sgd")
 BALANCED = "balanced"
+Depth = str | tuple[str, ...]  # head, L4, L3-L4, all, or names of modules
+
+
+class GradientNorm(NamedTuple):
+    """Norm of a layer's gradients over the steps of an epoch."""
+
+    mean: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Results of one epoch: mean loss per training image, accuracy and AUC of the validation set."""
+
+    epoch: int  # from 1 on, over all phases
+    phase: str
+    loss: float
+    accuracy: float
+    auc: float
+    lr: float
+    seconds: float
+    gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
+
+
+@dataclass(frozen=True)
+class History:
+    """The epochs of a training, in order."""
+
+    epochs: tuple[Epoch, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def to_json(self) -> str:
+        return json.dumps([asdict(epoch) for epoch in self.epochs], indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> History:
+        names = {f.name for f in fields(Epoch)}
+        rows = [{k: v for k, v in row.items() if k in names} for row in json.loads(text)]
+        for row in rows:
+            row["gradients"] = {k: GradientNorm(*norm) for k, norm in row.get("gradients", {}).items()}
+        return History(tuple(Epoch(**row) for row in rows))
 
 
 class TrainedBatch(NamedTuple):
-    """One training batch behind its forward pass, as a penalty sees it."""
+    """A training batch after its forward pass, as a penalty receives it."""
 
     model: Model
     images: Tensor  # "b c h w", model-ready
     labels: Tensor  # "b"
     masks: Mapping[str, Tensor]  # each "b h w"
     logits: Tensor  # "b k"
-    outputs: Mapping[str, Tensor]  # of the layers that were asked for, with their graph
+    outputs: Mapping[str, Tensor]  # of the requested layers, with their graph
 
 
 class Penalty(Protocol):
-    """What a phase adds to the cross-entropy. A dataclass, so that its settings are part of the recipe."""
+    """A term that a phase adds to the cross-entropy; a dataclass, so that its settings are in the recipe."""
 
     def prepare(self, model: Model, image: Tensor, data: Data) -> tuple[str, ...]:
-        """Refuse what cannot work, and name the layers whose outputs are needed."""
+        """Validate model and data, and return the layers whose outputs are needed."""
 
     def __call__(self, step: TrainedBatch) -> Tensor:
-        """A number with a graph."""
+        """Return a scalar with a graph."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Some epochs with one optimiser over the same parameters."""
+    """Epochs with one optimiser over the same parameters."""
 
     epochs: int
     lr: float
-    trainable: Depth = "all"  # head, L4, L3-L4, all, or names of modules
+    trainable: Depth = "all"
     name: str = "train"
     optimiser: str = "adam"
     schedule: str = "cosine"
@@ -77,12 +114,9 @@ class Phase:
     def __post_init__(self) -> None:
         if not isinstance(self.trainable, str):
             object.__setattr__(self, "trainable", tuple(self.trainable))
-        for what, value, known in (
-            ("optimiser", self.optimiser, OPTIMISERS),
-            ("schedule", self.schedule, SCHEDULES),
-        ):
-            if value not in known:
-                raise InputError(f"unknown {what} {value!r}; {did_you_mean(value, known)}")
+        for key, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
+            if (value := getattr(self, key)) not in known:
+                raise InputError(f"unknown {key} {value!r}; {did_you_mean(value, known)}")
         if self.epochs < 1:
             raise InputError(f"phase {self.name!r} needs at least one epoch; got {self.epochs}")
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -91,13 +125,12 @@ class Phase:
             raise InputError(f"label smoothing lies in [0, 1); got {self.label_smoothing}")
         if self.clip is not None and not self.clip > 0:
             raise InputError(f"clip must be above 0, or None for no clipping; got {self.clip}")
-        if isinstance(self.class_weights, str) and self.class_weights != BALANCED:
-            raise InputError(
-                f"class weights are one number per class or {BALANCED!r}; got {self.class_weights!r}"
-            )
+        weights = self.class_weights
+        if isinstance(weights, str) and weights != BALANCED:
+            raise InputError(f"class weights are one number per class or {BALANCED!r}; got {weights!r}")
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of the phase's own epoch, counted from 0.
+        """Learning rate in an epoch of the phase, counted from 0.
 
         >>> [round(Phase(epochs=4, lr=1.0).rate(e), 3) for e in range(4)]
         [1.0, 0.854, 0.5, 0.146]
@@ -106,34 +139,6 @@ class Phase:
             return self.lr
         return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
-    def make_optimiser(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
-        if self.optimiser == "sgd":
-            return torch.optim.SGD(parameters, momentum=self.momentum, **options)
-        kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
-        return kind(parameters, **options)
-
-    def weights(self, labels: Tensor, classes: int) -> Tensor | None:
-        """ "k" class weights. Balanced: n / (k n_c), so that every class weighs the same in total."""
-        if self.class_weights is None:
-            return None
-        if self.class_weights == BALANCED:
-            counts = torch.bincount(labels, minlength=classes)
-            return len(labels) / (classes * counts.clamp(min=1).float())
-        given = torch.tensor([float(weight) for weight in self.class_weights], device=labels.device)
-        if len(given) != classes or not (given >= 0).all() or not given.sum() > 0:
-            raise InputError(
-                f"class weights are {classes} numbers from 0 on, not all 0; got {given.tolist()}"
-            )
-        return given
-
-    def cross_entropy(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        """Mean over the batch (weighted, where there are weights)."""
-        if logits.shape[1] == 1:
-            logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
-        loss = torch.nn.functional.cross_entropy
-        return loss(logits, labels, weights, label_smoothing=self.label_smoothing)
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -141,9 +146,9 @@ class Recipe:
 
     phases: tuple[Phase, ...]
     batch_size: int = 32
-    flip: bool = False  # half of the training pictures mirrored left to right, with their masks
+    flip: bool = False  # mirror half of the training images left to right, with their masks
     amp: bool = False  # bfloat16 where torch's autocast allows it
-    transforms: bool = False  # each picture, each time, under one of COSE's transforms or none
+    transforms: bool = False  # apply one of COSE's transforms, or none, to each image in each epoch
 
     def __post_init__(self) -> None:
         if not self.phases:
@@ -156,7 +161,7 @@ class Recipe:
         return sum(phase.epochs for phase in self.phases)
 
     def at(self, epoch: int) -> tuple[int, int]:
-        """The phase of an epoch (counted from 1), and which of the phase's own epochs it is; both from 0."""
+        """Number of the phase of an epoch (counted from 1), and the epoch's number in it; both from 0."""
         own = epoch - 1
         for number, phase in enumerate(self.phases):
             if own < phase.epochs:
@@ -165,8 +170,8 @@ class Recipe:
         raise InputError(f"there is no epoch {epoch}; the recipe has epochs 1 to {self.epochs}")
 
     def described(self) -> str:
-        """Every setting as text, so that a resumed training can tell whether it is the same."""
-        said = asdict(self)
-        if not self.transforms:  # recipes of trainings that began before there was a choice read the same
-            del said["transforms"]
-        return json.dumps(said, sort_keys=True, default=repr)
+        """Every setting as JSON, by which a resumed training checks that it is the same."""
+        settings = asdict(self)
+        if not self.transforms:  # as in recipes stored before this setting existed
+            del settings["transforms"]
+        return json.dumps(settings, sort_keys=True, default=repr)

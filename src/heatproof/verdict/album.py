@@ -39,8 +39,9 @@ from heatproof.metrics.arrays import same_length
 from heatproof.metrics.kit import pixel_maps
 from heatproof.models.capture import capture
 from heatproof.models.load import best_device
-from heatproof.models.model import Model, as_model, untouched
+from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue, all_logits
+from heatproof.models.running import frozen_eval
 from heatproof.run.study import open_study
 from heatproof.run.weights import foreign_code, weights_hash
 from heatproof.show import pixels
@@ -322,7 +323,7 @@ def _features(model: Model, images: Tensor, masks: Tensor, layer: Layer) -> tupl
         inside = (activation * shares).sum((2, 3)) / shares.sum((2, 3))
         return inside, torch.stack([(activation**power).sum((0, 2, 3)) for power in range(3)])
 
-    with untouched(model.module):
+    with frozen_eval(model.module):
         Queue(model, (int(images.shape[-2]), int(images.shape[-1]))).each(len(images), work, parts.append)
     return torch.cat([inside for inside, _ in parts]), torch.stack([sums for _, sums in parts]).sum(0)
 

@@ -162,7 +162,7 @@ class RunData:
             return "Each map explains the class named beside it." if known else ""
         text = f"Every map explains the {' and '.join(same)} of its picture"
         if same == ["true label"]:
-            instead = "does not find it" if self.manifest.several else "says another class"
+            instead = "does not find it" if self.manifest.is_multilabel else "says another class"
             text += f"; for {images.right.count(False):,} of {len(known):,} the network {instead}"
         return f"{text}."
 
@@ -216,7 +216,7 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         checkpoints=checkpoints,
         methods=order_methods([m for m in methods if m and PAIR not in m], folder.manifest),
         images=_with_groups(
-            folder, checkpoint, _images(select, facts, names if folder.manifest.several else None)
+            folder, checkpoint, _images(select, facts, names if folder.manifest.is_multilabel else None)
         ),
         classes=dict(enumerate(names)),
         whole={(name, m): c for (name, m, label), c in groups.items() if label is None},
@@ -311,7 +311,7 @@ def _with_groups(folder: RunFolder, checkpoint: str, images: Images) -> Images:
     if seen is None:
         return images
     place = {name: i for i, name in enumerate(seen.ids)}
-    if folder.manifest.several:
+    if folder.manifest.is_multilabel:
         names = class_names(folder)
         place |= {valid_unicode(entry_id(n, f)): i for n, i in list(place.items()) for f in names}
     if not set(images.ids) <= place.keys():

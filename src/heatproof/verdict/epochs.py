@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from heatproof.store.ledger import known_record, write_record
-from heatproof.train.history import Epoch, GradientNorm
+from heatproof.train.recipe import Epoch, GradientNorm
 
 COLLAPSED = "AUC below 0.5"
 INTACT = 0.75  # half way from guessing to perfect, as for alarms

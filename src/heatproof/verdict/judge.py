@@ -12,8 +12,8 @@ from heatproof.errors import StoreError, counted
 from heatproof.metrics.class_order import class_order
 from heatproof.metrics.classifier import auc, auc_errors
 from heatproof.metrics.stats import mean_interval
-from heatproof.run.answers import read_answers
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
+from heatproof.run.predictions import read_predictions
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
 from heatproof.verdict.alarms import surely_above
@@ -225,7 +225,7 @@ def _obstacles(data: RunData) -> Iterator[str]:
     if len(tiny := _tiny(data)) > MOSTLY * len(data.images.ids):
         yield _tiny_images(tiny)
     yield from _other_order(data)
-    yield from _no_skill_multilabel(data) if data.manifest.several else _no_skill(data)
+    yield from _no_skill_multilabel(data) if data.manifest.is_multilabel else _no_skill(data)
 
 
 def _image_warnings(data: RunData) -> Iterator[str]:
@@ -284,7 +284,7 @@ def _right_by_class(data: RunData) -> dict[int | None, list[float]]:
 
 
 def _label_agreement(data: RunData) -> LabelAgreement:
-    right = {} if data.manifest.several else _right_by_class(data)
+    right = {} if data.manifest.is_multilabel else _right_by_class(data)
     shares = [share for own in right.values() for share in own]
     never = [c for c, own in right.items() if len(own) >= ENOUGH_OF_A_CLASS and not any(own)]
     names = tuple(data.class_name(c) for c in sorted(c for c in never if c is not None))
@@ -294,8 +294,8 @@ def _label_agreement(data: RunData) -> LabelAgreement:
 def _other_order(data: RunData) -> Iterator[str]:
     """Whether another order of the classes explains the labels much better."""
     names = [data.class_name(label) for label in range(max(data.classes, default=-1) + 1)]
-    if data.manifest.several:
-        predictions = read_answers(data.folder, data.checkpoint, model=data.model)
+    if data.manifest.is_multilabel:
+        predictions = read_predictions(data.folder, data.checkpoint, model=data.model)
         truth, scores = predictions.labels, predictions.probabilities
     else:
         pairs = zip(data.images.labels, data.images.predicted, strict=True)
@@ -326,7 +326,7 @@ def _no_skill(data: RunData) -> Iterator[str]:
 
 def _no_skill_multilabel(data: RunData) -> Iterator[str]:
     """By mean AUC over the labels; near-duplicates of other images do not count."""
-    predictions = read_answers(data.folder, data.checkpoint, model=data.model)
+    predictions = read_predictions(data.folder, data.checkpoint, model=data.model)
     own = [i for i, name in enumerate(predictions.ids) if name not in data.images.copies]
     if predictions.limits is None or len(own) < ENOUGH:
         return

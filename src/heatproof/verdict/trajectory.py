@@ -26,9 +26,9 @@ from heatproof.metrics.cscores import CScore, CScores
 from heatproof.metrics.gold_masks import gold_mask, is_table, thresholds
 from heatproof.registry import parse_call
 from heatproof.rows import PRETRAINED, RANDOM, epoch_of
-from heatproof.run.answers import anchor_answers, anchor_of, read_answers
+from heatproof.run.predictions import anchor_of, anchor_probabilities, read_predictions
 from heatproof.store import RunFolder
-from heatproof.train.history import GradientNorm
+from heatproof.train.recipe import GradientNorm
 from heatproof.verdict.epochs import read_gradients
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     for method in methods:
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
-    answers = read_answers(folder, checkpoint, model=model)
+    answers = read_predictions(folder, checkpoint, model=model)
     several = answers.limits is not None
     known = np.full(len(answers.ids), True) if several else answers.labels >= 0
     ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
@@ -223,7 +223,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     lists = parse_call(metric)[1]
     listed = probs
     if anchor := lists.get("anchor"):
-        listed = anchor_answers(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
+        listed = anchor_probabilities(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
     tau = lists.get("tau", answers.limits or 0.5)
     gold = gold_mask(y, listed, tau)
     if answers.limits is None:

@@ -15,9 +15,7 @@ def front() -> Page:
     real = [entry for entry in explainers if entry.name not in FLOORS]
     shared = [entry for entry in real if cost(entry) == "shared pass"]
     page.says(f"with {len(real)} methods, {WORDS[len(shared)]} of them from one shared pass")
-    lime, rise = (cost(explainers.get(name)).removesuffix(" inputs") for name in ("lime", "rise"))
-    page.says(f"| lime, rise | {lime} and {rise} inputs |")
-    page.tables += [None, four_questions(page), None, None, None]
+    page.tables += [None, four_questions(page), None]
     sentence, holds = speed()
     page.writes("speed", sentence)
     page.says(sentence, holds)

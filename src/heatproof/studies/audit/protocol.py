@@ -1,71 +1,277 @@
-"""An audit end to end: choose what to compute, run it as any study is run, judge, write the page.
+"""An audit end to end: choose what to compute, run it step by step, judge, write the page.
 
-OUT/study.toml      what was chosen; heatproof run takes it, also with more methods or metrics in it
-OUT/audit.json      what was asked for and every choice, so that the same call goes on
+OUT/study.toml      a record of what was chosen; heatproof run takes it, also with more methods or metrics
+OUT/audit.json      settings and every choice, so that the same call, also with more minutes, is resumed
 OUT/run             the run folder: scores, maps, verdict.json
 OUT/report.html     the page
+
+After each step the rest is chosen anew by the measured time. The study is resolved once and extended at each
+step; an audit that is resumed takes it from the manifest of its run.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from heatproof.errors import InputError
-from heatproof.images.guess import guess_source
+from heatproof.disk import write_whole
+from heatproof.errors import InputError, ModelError
+from heatproof.images.kinds import guess_source
 from heatproof.models.model import Model
+from heatproof.models.wrapped import is_function
 from heatproof.report.page import write_page
-from heatproof.run.config import read_study
+from heatproof.report.sections import note_left_out
+from heatproof.run.config import study_from, toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell
-from heatproof.store import RunFolder
-from heatproof.studies.audit.ascent import KEPT, AuditScheduler, Kept, read_kept
-from heatproof.studies.audit.choose import Choice, in_minutes
-from heatproof.studies.audit.held import HeldPictures
-from heatproof.studies.audit.settings import AuditSettings
+from heatproof.run.study import ResolvedStudy
+from heatproof.store import Manifest, RunFolder
+from heatproof.studies.audit.memory_images import AuditImages
+from heatproof.studies.audit.planner import (
+    FIRST,
+    MANY,
+    BudgetPlanner,
+    Choice,
+    CostModel,
+    Inspection,
+    Selection,
+    in_minutes,
+    inspect,
+)
+from heatproof.studies.audit.settings import AuditSettings, study_tables
 from heatproof.studies.common import study_file
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import read_run
 from heatproof.verdict.judge import keep
 
-Say = Callable[[str], object]
+RECORD = "audit.json"
+ProgressCallback = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class AuditState:
+    """The content of audit.json, beside the settings."""
+
+    minutes: float  # that were allowed
+    spent: float = 0.0  # seconds, of all calls
+    ended: bool = False  # nothing more fitted
+    choices: tuple[Choice, ...] = ()
+    notes: tuple[str, ...] = ()
+    more: str = ""  # what was left out because of the time, and how to compute it
+
+    @staticmethod
+    def read(settings: AuditSettings) -> AuditState:
+        """Raises InputError if the earlier call had other settings; minutes may differ."""
+        path = settings.out / RECORD
+        try:
+            content = json.loads(path.read_text("utf-8"))
+            before, now = content.pop("asked"), settings.recorded()
+            content |= {"choices": tuple(Choice(*c) for c in content["choices"])}
+            state = AuditState(**content | {"notes": tuple(content["notes"])})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"cannot read {path}: {error}; name a new folder with --out") from error
+        for key in now:
+            if key != "minutes" and (before.get(key) or None) != (now[key] or None):
+                raise InputError(
+                    f"{settings.out} holds an audit with {key} = {before.get(key)}, not {now[key]}; name a "
+                    f"new folder with --out, or extend this one: heatproof run {study_file(settings.out)}"
+                )
+        return state
+
+
+class AuditScheduler:
+    """Chooses the steps of an audit and writes each down."""
+
+    def __init__(
+        self,
+        settings: AuditSettings,
+        images: AuditImages,
+        network: Model | None,
+        say: ProgressCallback,
+        trying: ProgressCallback,
+        state: AuditState,
+        began: float | None = None,
+    ) -> None:
+        """say: called with lines for people. trying: called with what is timed, "" at the end.
+
+        began: time.perf_counter() at the start of the audit; by default now.
+        """
+        self.settings, self.images, self.network = settings, images, network
+        self.say, self.trying, self.state = say, trying, state
+        self.began = began or time.perf_counter()
+        self.step: Selection | None = None  # that this call chose
+
+    @property
+    def spent(self) -> float:
+        """Seconds, those of earlier calls too."""
+        return self.state.spent + time.perf_counter() - self.began
+
+    def begin(self) -> tuple[ResolvedStudy, Selection]:
+        """The first step as a study, and all that is expected to fit."""
+        steps = self._steps()
+        self.state = replace(self.state, notes=self.inspection.notes)
+        return self._write(steps[0], steps[-1]), steps[-1]
+
+    def after(self, result: Result) -> tuple[ResolvedStudy | None, Selection]:
+        """The next step as a study, None if the run has all that fits; and all that fits."""
+        planner = self.planner
+        if self.step is None:  # an earlier call chose it, and maybe did part of it
+            planner.done = self._in_manifest(result.folder.manifest)
+        else:
+            planner.record(self.step, result.seconds)
+        steps, done = self._steps(), planner.done
+        assert done is not None
+        if steps[0].same_run(done):
+            self.state = replace(self.state, ended=True)
+            self._write(done, steps[-1])
+            note_left_out(result.folder, {c.what: c.why for c in steps[-1].choices if not c.taken})
+            return None, steps[-1]
+        # Twice the images at most, so that a step whose cost is wrong is not a long one.
+        step = replace(steps[0], images=min(steps[0].images, 2 * done.images))
+        names = [n for n in (*step.methods, *step.metrics) if n not in (*done.methods, *done.metrics)]
+        count = [f"{step.images} pictures"] if step.images > done.images else []
+        self.say(f"next, {', '.join([*count, *names])}: about {spell(planner.seconds(step))}")
+        return self._write(step, steps[-1]), steps[-1]
+
+    def save(self) -> None:
+        """Write audit.json, with the time that was spent."""
+        content = {"asked": self.settings.recorded(), **asdict(self.state), "spent": round(self.spent, 1)}
+        write_whole({self.settings.out / RECORD: json.dumps(content, indent=1, ensure_ascii=False) + "\n"})
+
+    @cached_property
+    def tables(self) -> dict[str, Any]:
+        """The tables of the study, in the form of run/config.py."""
+        tables = study_tables(
+            self.settings, self.images.source, self.settings.out.resolve(), self.images.preprocess
+        )
+        tables["images"]["growing"] = True
+        return tables
+
+    @cached_property
+    def inspection(self) -> Inspection:
+        settings, source = self.settings, self.images.source
+        self.say(f"looking at {settings.model} and {source.path}: {source.seen}")
+        inspection = inspect(settings, self.tables, settings.out.resolve(), self.network)
+        resolved = inspection.resolved
+        for line in resolved.describe():
+            self.say(line)
+        if is_function(resolved.model(resolved.checkpoints[-1].name).module):
+            raise ModelError(
+                f"{settings.model} is only a function: it has no weights to redraw, on which an audit "
+                "rests; run a study of occlusion, rise or lime with insertion and deletion instead"
+            )
+        return inspection
+
+    @cached_property
+    def planner(self) -> BudgetPlanner:
+        settings, inspection = self.settings, self.inspection
+        budget, seconds = in_minutes(settings.minutes), 60 * settings.minutes
+        self.say(f"timing passes on {inspection.resolved.device}, to choose what fits into {budget}")
+        return BudgetPlanner(
+            inspection.resolved,
+            CostModel(inspection.resolved, settings.methods[:1] or FIRST, seconds, self.trying),
+            inspection.classes,
+            left=lambda: seconds - self.spent,
+            minutes=settings.minutes,
+            most=min(settings.limit or MANY, MANY),
+            labels=inspection.labels,
+        )
+
+    def _steps(self) -> list[Selection]:
+        try:
+            return self.planner.plan(self.settings.methods)
+        finally:
+            self.trying("")
+
+    def _in_manifest(self, manifest: Manifest) -> Selection:
+        """What a run computes."""
+        config = manifest.config
+        count = config["images"]["limit"] or len(self.inspection.resolved.source)
+        return Selection(tuple(config["methods"]), tuple(config["metrics"]), count, self.state.choices)
+
+    def _write(self, step: Selection, whole: Selection) -> ResolvedStudy:
+        """The step as a study; the study and every choice so far are recorded."""
+        resolved, tables = self.inspection.resolved, self.tables
+        run = {**tables["run"], "targets": resolved.targets}
+        if resolved.targets == "label" and resolved.predicts_classes and not resolved.is_multilabel:
+            run["both_classes"] = True  # of wrong answers, people want to see both
+        head = {"head": self.inspection.head} if self.inspection.head else {}
+        config = {
+            "methods": list(step.methods), "metrics": list(step.metrics), **tables, "run": run,
+            "model": tables["model"] | head, "images": tables["images"] | {"limit": step.images},
+        }  # fmt: skip
+        self.step = step
+        self.state = replace(
+            self.state, choices=whole.choices, minutes=self.settings.minutes, more=self._more(whole)
+        )
+        write_whole({study_file(self.settings.out): self._comments(whole) + toml(config)})
+        self.save()
+        return resolved.extended(study_from(config))
+
+    def _more(self, whole: Selection) -> str:
+        """What was left out because of the time, and how to compute it."""
+        left, minutes = whole.out_of_time, self.settings.minutes
+        total = min(len(self.inspection.resolved.source), self.planner.most)
+        if whole.images < total:
+            left = [*left, f"{total - whole.images} pictures"]
+        if not left:
+            return ""
+        return (
+            f"left out for want of time: {', '.join(left)}; {spell(self.spent)} of {in_minutes(minutes)} "
+            f"were used, and the same call with more minutes, such as {2 * minutes:g}, goes on from here"
+        )
+
+    def _comments(self, whole: Selection) -> str:
+        lines = [
+            f"Chosen by heatproof audit for {in_minutes(self.settings.minutes)}.",
+            "Add methods or metrics at the end of their lists, or raise limit; then: heatproof run FILE.",
+        ]
+        if self.settings.from_python:
+            lines.append("The network came from Python: to run this file, name it as FILE.py:FUNCTION.")
+        left = [f"  {choice.what}: {choice.why}" for choice in whole.choices if not choice.taken]
+        return "".join(f"# {line}\n" for line in (*lines, *(["Left out:", *left] if left else []))) + "\n"
 
 
 @dataclass(frozen=True)
 class AuditPlan:
     """What an audit is going to compute."""
 
-    study: Path
+    study: Path  # its record
+    resolved: ResolvedStudy
     choices: tuple[Choice, ...]
-    seconds: float
+    seconds: float = math.nan
     notes: tuple[str, ...] = ()
-    begun: bool = False  # whether an earlier call chose it
-    more: str = ""  # what was left out for want of time, and how to have it
-    ascent: AuditScheduler | None = None  # who goes on choosing while it runs
+    begun: bool = False  # by an earlier call
+    more: str = ""  # what was left out because of the time, and how to compute it
+    scheduler: AuditScheduler | None = None  # of further steps
 
     def reasons(self, taken: bool) -> dict[str, list[str]]:
-        """What was chosen, or left out, by why."""
-        found: dict[str, list[str]] = {}
-        for one in self.choices:
-            if one.taken == taken:
-                found.setdefault(one.why, []).append(one.what)
-        return found
+        """What was chosen, or left out, by reason."""
+        reasons: dict[str, list[str]] = {}
+        for choice in self.choices:
+            if choice.taken == taken:
+                reasons.setdefault(choice.why, []).append(choice.what)
+        return reasons
 
-    def told(self) -> list[str]:
-        """The same as lines."""
-        words = {True: "chosen", False: "left out"}
-        lines = [f"{word}: {', '.join(names)} ({why})" for taken, word in words.items()
-                 for why, names in self.reasons(taken).items()]  # fmt: skip
-        return [*lines, *(f"note: {note}" for note in self.notes)]
+    def lines(self) -> Iterator[str]:
+        """Every choice and note as text."""
+        for taken, word in ((True, "chosen"), (False, "left out")):
+            for why, names in self.reasons(taken).items():
+                yield f"{word}: {', '.join(names)} ({why})"
+        yield from (f"note: {note}" for note in self.notes)
 
 
 @dataclass(frozen=True)
 class AuditOutcome:
-    """What an audit left behind. page and verdict: None where it was stopped before its end."""
+    """Results of an audit. page and verdict: None if it was stopped before its end."""
 
-    plan: AuditPlan  # with what was chosen in the end
+    plan: AuditPlan  # with the final choices
     result: Result
     page: Path | None = None
     verdict: Verdict | None = None
@@ -78,55 +284,55 @@ class AuditOutcome:
 def plan_audit(
     settings: AuditSettings,
     network: Model | None = None,
-    pictures: Callable[[], HeldPictures] | None = None,
-    say: Say = lambda text: None,
-    trying: Say = lambda what: None,
+    images: Callable[[], AuditImages] | None = None,
+    say: ProgressCallback = lambda text: None,
+    trying: ProgressCallback = lambda what: None,
     began: float | None = None,
 ) -> AuditPlan:
-    """The study that answers most in the time there is, its first step written to OUT; or what lies there.
+    """Choose the study that answers most in the time there is, and record its first step; or resume one.
 
-    network, pictures: those that Python holds. trying: told what is timed, "" at the end. began: when the
-    clock started, by time.perf_counter(); now where None.
+    network, images: used instead of those that the settings name. Others as for AuditScheduler.
     """
     out, study = settings.out, study_file(settings.out)
     if not 0 < settings.minutes < math.inf:
         raise InputError(f"minutes must be above 0, got {settings.minutes:g}")
-    kept = read_kept(settings) if (out / KEPT).exists() else None
-    if kept is None and (study.exists() or (out / "run.json").exists()):
+    known = (out / RECORD).exists()
+    if not known and (study.exists() or (out / "run.json").exists()):
         raise InputError(f"{out} holds another run; name a new folder with --out")
-    found = pictures() if pictures else HeldPictures(guess_source(settings.images), {})
-    if kept is None:
-        ascent = AuditScheduler(settings, found, network, say, trying, Kept(settings.minutes), began)
-        last = ascent.begin()
-        return AuditPlan(study, last.choices, ascent.ladder.seconds(last), ascent.kept.notes, ascent=ascent)
-    read_study(study)
-    more = settings.minutes > kept.minutes
-    if more:
-        say(f"going on with an audit of {in_minutes(kept.minutes)}, of which {spell(kept.spent)} were used")
-    kept = replace(kept, ended=kept.ended and not more)
-    ascent = AuditScheduler(settings, found, network, say, trying, kept, began)
-    going = None if kept.ended else ascent
-    return AuditPlan(study, kept.choices, math.nan, kept.notes, True, kept.more, going)
+    state = AuditState.read(settings) if known else AuditState(settings.minutes)
+    begun = known and (out / "run" / "run.json").exists()
+    chosen = images() if images else AuditImages(guess_source(settings.images), {})
+    if begun and settings.minutes > state.minutes:
+        say(f"going on with an audit of {in_minutes(state.minutes)}, of which {spell(state.spent)} were used")
+        state = replace(state, ended=False)
+    scheduler = AuditScheduler(settings, chosen, network, say, trying, state, began)
+    if not begun:
+        resolved, last = scheduler.begin()
+        seconds, notes = scheduler.planner.seconds(last), scheduler.state.notes
+        return AuditPlan(study, resolved, last.choices, seconds, notes, scheduler=scheduler)
+    config = RunFolder.open(out / "run").manifest.config
+    resolved = ResolvedStudy(study_from(config), out.resolve(), network=network)
+    further = None if state.ended else scheduler
+    return AuditPlan(study, resolved, state.choices, math.nan, state.notes, True, state.more, further)
 
 
-def run_audit(
-    settings: AuditSettings, plan: AuditPlan, progress: Progress | None = None, network: Model | None = None
-) -> AuditOutcome:
-    """Do what was planned, or go on with it, step by step; then the verdict and the page."""
-    ascent, out = plan.ascent, settings.out / "run"
+def run_audit(settings: AuditSettings, plan: AuditPlan, progress: Progress | None = None) -> AuditOutcome:
+    """Run what was planned, or resume it, step by step; then write the verdict and the page."""
+    scheduler, out = plan.scheduler, settings.out / "run"
+    resolved: ResolvedStudy | None = plan.resolved
     try:
-        result = run_study(plan.study, out, progress=progress, network=network)
-        while ascent and not ascent.kept.ended and result.done == result.units:
-            chosen = ascent.after(result)
-            plan = replace(plan, choices=chosen.choices, more=ascent.kept.more)
-            if not ascent.kept.ended:
-                result = run_study(plan.study, out, progress=progress, network=network)
-        if result.done < result.units:
-            return AuditOutcome(plan, result)
+        while resolved is not None:
+            result = run_study(resolved, out, progress=progress)
+            if result.done < result.units:
+                return AuditOutcome(plan, result)
+            resolved = None
+            if scheduler:
+                resolved, chosen = scheduler.after(result)
+                plan = replace(plan, choices=chosen.choices, more=scheduler.state.more)
         data, page = read_run(result.folder), settings.out / "report.html"
         verdict = write_page(data, page)
         keep(data, verdict)
     finally:
-        if ascent:
-            ascent.keep()
+        if scheduler:
+            scheduler.save()
     return AuditOutcome(plan, result, page, verdict)

@@ -1,4 +1,4 @@
-"""What an audit is told, and the study's tables that follow from it."""
+"""Settings of an audit and of a scoring of stored maps, and the tables of a study that follow from them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heatproof.images.guess import Guess
-from heatproof.models.specs import placed_spec
+from heatproof.images.kinds import Guess
+from heatproof.models.names import placed_spec
 from heatproof.registry import check_methods
+from heatproof.run.metrics import read_metrics
 from heatproof.studies.settings import (
     DEVICE,
     EXPECT_ACCURACY,
     HEAD,
     LAYER,
+    LIMIT,
     THREADS,
     PreprocessSettings,
     Settings,
@@ -24,43 +26,47 @@ from heatproof.studies.settings import (
     words,
 )
 
-BATCH = 8  # pictures per unit: what Ctrl-C has to wait for
-HELD = "python:"  # before the name of a network that only Python holds
-WHERE_NOT_WHAT = (
-    "out",
-    "device",
-    "threads",
-    "expect_accuracy",
-)  # which may differ when an audit is taken up again
+BATCH = 8  # images per unit: what Ctrl-C has to wait for
+PYTHON = "python:"  # before the name of a network that was passed in Python
+CHANGEABLE = ("out", "device", "threads", "expect_accuracy")  # when an audit is resumed
+MODEL = "lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:{}, ..."
+IMAGES = "A folder of pictures, or a CSV file that lists them."
+PRETRAINED = "The library's own weights, which are downloaded."
+NUM_CLASSES = "Of the network; the checkpoint's by default."
+CLASS_NAMES = "Comma-separated, in the order of the model's classes; else its own, or the folders'."
+ALLOW_PICKLE = "Let checkpoints run code. Only if you trust them."
+SEED = "Everything follows from it."
+SHARED = (  # of both settings
+    "model", "images", "checkpoint", "pretrained", "num_classes", "class_names", "limit", "head",
+    "preprocess", "allow_pickle", "device", "threads", "seed", "out",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSettings(Settings):
-    """What an audit is told."""
+    """Settings of an audit."""
 
-    model: str = option(help="lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ...", short="M")
-    images: Path = option(help="A folder of pictures, or a CSV file that lists them.")
+    model: str = option(help=MODEL.format("FACTORY"), short="M")
+    images: Path = option(help=IMAGES)
     checkpoint: tuple[str, ...] = option(
         (), "Weights: safetensors or torch; several, or a quoted pattern, for a whole training.", short="c"
     )
-    pretrained: bool = option(False, "The library's own weights, which are downloaded.")
-    num_classes: int | None = option(None, "Of the network; the checkpoint's by default.", least=1)
-    class_names: tuple[str, ...] = option(
-        (), "Comma-separated, in the order of the model's classes; else its own, or the folders'.", read=words
-    )
+    pretrained: bool = option(False, PRETRAINED)
+    num_classes: int | None = option(None, NUM_CLASSES, least=1)
+    class_names: tuple[str, ...] = option((), CLASS_NAMES, read=words)
     minutes: float = option(5.0, "About how long the whole audit may take.")
     methods: tuple[str, ...] = option(
         (), "Comma-separated, instead of those it would choose.", short="m", read=calls, shown=""
     )
-    limit: int | None = option(None, "At most so many pictures, classes in proportion.", least=1)
+    limit: int | None = option(None, LIMIT, least=1)
     layer: str | None = option(None, LAYER, short="l")
     head: str | None = option(None, HEAD)
     preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
     expect_accuracy: float | None = option(None, EXPECT_ACCURACY, least=0, most=1)
-    allow_pickle: bool = option(False, "Let checkpoints run code. Only if you trust them.")
+    allow_pickle: bool = option(False, ALLOW_PICKLE)
     device: str | None = option(None, DEVICE)
     threads: int | None = option(None, THREADS, least=1)
-    seed: int = option(0, "Everything follows from it.", least=0)
+    seed: int = option(0, SEED, least=0)
     out: Path = option(Path("audit"), "Folder.", short="o")
 
     def __post_init__(self) -> None:
@@ -68,33 +74,83 @@ class AuditSettings(Settings):
         check_methods(self.methods)  # before torch is imported
 
     @property
-    def held(self) -> bool:
-        """Whether the network is one that only Python holds."""
-        return self.model.startswith(HELD)
+    def from_python(self) -> bool:
+        """Whether the network was passed in Python."""
+        return self.model.startswith(PYTHON)
 
-    def asked(self) -> dict[str, Any]:
-        """What makes it this audit and no other, in plain values."""
-        said = {key: value for key, value in asdict(self).items() if key not in WHERE_NOT_WHAT}
-        said["preprocess"] = self.preprocess.table
+    def recorded(self) -> dict[str, Any]:
+        """All settings that must be equal when an audit is resumed, in plain values."""
+        values = {key: value for key, value in asdict(self).items() if key not in CHANGEABLE}
+        values["preprocess"] = self.preprocess.table
         return {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v
-                for k, v in said.items()}  # fmt: skip
+                for k, v in values.items()}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreSettings(Settings):
+    """Settings of a scoring of stored maps."""
+
+    model: str = option(help=MODEL.format("FUNCTION"), short="M")
+    images: Path = option(help=IMAGES)
+    maps: str = option(help='A folder of maps, a pattern such as "maps/{id}.npy", or one file for all.')
+    checkpoint: tuple[str, ...] = option((), "Weights: safetensors or torch.", short="c")
+    pretrained: bool = option(False, PRETRAINED)
+    num_classes: int | None = option(None, NUM_CLASSES, least=1)
+    class_names: tuple[str, ...] = option((), CLASS_NAMES, read=words)
+    targets: str | None = option(
+        None,
+        "The class that the maps explain; the label by default, where there is one.",
+        choices=("label", "predicted"),
+    )
+    metrics: tuple[str, ...] = option(
+        (), "Comma-separated, instead of all that can be computed.", read=calls, shown=""
+    )
+    limit: int | None = option(None, LIMIT, least=1)
+    head: str | None = option(None, HEAD)
+    preprocess: PreprocessSettings = field(default_factory=PreprocessSettings)
+    allow_pickle: bool = option(False, ALLOW_PICKLE)
+    device: str | None = option(None, DEVICE)
+    threads: int | None = option(None, THREADS, least=1)
+    seed: int = option(0, SEED, least=0)
+    out: Path = option(Path("scores"), "Folder.", short="o")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_metrics(self.metrics)  # before torch is imported
+
+    @property
+    def audit(self) -> AuditSettings:
+        """Settings of an audit of the same network and images."""
+        return AuditSettings(**{name: getattr(self, name) for name in SHARED})
+
+    @property
+    def method(self) -> str:
+        """The maps as a method of the study in `out`."""
+        return f"files:{seen_from(self.out.resolve(), self.maps)}"
 
 
 def study_tables(
-    settings: AuditSettings, pictures: Guess, folder: Path, preprocess: Mapping[str, Any]
+    settings: AuditSettings, source: Guess, folder: Path, preprocess: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The tables of a study that lies in `folder`; methods and metrics are still to be chosen."""
-    named = settings.class_names if pictures.kind in ("folder", "csv", "npz", "dicom") else ()
-    options = {**pictures.options, **({"class_names": list(named)} if named else {})}
+    """Tables of a study in `folder`, without methods and metrics."""
+    named = settings.class_names if source.kind in ("folder", "csv", "npz", "dicom") else ()
+    options = {**source.options, **({"class_names": list(named)} if named else {})}
+    path, _, function = settings.model.rpartition(":")
+    if settings.from_python:
+        spec = settings.model
+    elif path.endswith(".py"):
+        spec = f"{seen_from(folder, path)}:{function}"
+    else:
+        spec = placed_spec(settings.model, Path.cwd())
     tables: dict[str, dict[str, Any]] = {
         "run": {"seed": settings.seed, "batch_size": BATCH, "device": settings.device,
                 "threads": settings.threads, "out": "run"},
-        "model": {"spec": _spec(settings, folder), "name": settings.model.removeprefix(HELD),
-                  "checkpoints": [seen_from(folder, one) for one in settings.checkpoint],
+        "model": {"spec": spec, "name": settings.model.removeprefix(PYTHON),
+                  "checkpoints": [seen_from(folder, file) for file in settings.checkpoint],
                   "pretrained": settings.pretrained or None, "num_classes": settings.num_classes,
                   "layer": settings.layer, "head": settings.head,
                   "allow_pickle": settings.allow_pickle or None},
-        "images": {"kind": pictures.kind, "path": seen_from(folder, pictures.path), "seed": settings.seed,
+        "images": {"kind": source.kind, "path": seen_from(folder, source.path), "seed": settings.seed,
                    "options": options or None},
         "preprocess": {**preprocess, **settings.preprocess.table},
     }  # fmt: skip
@@ -105,15 +161,7 @@ def study_tables(
     }
 
 
-def _spec(settings: AuditSettings, folder: Path) -> str:
-    """The network as a file in `folder` names it."""
-    path, _, function = settings.model.rpartition(":")
-    if settings.held or not path.endswith(".py"):
-        return settings.model if settings.held else placed_spec(settings.model, Path.cwd())
-    return f"{seen_from(folder, path)}:{function}"
-
-
 def seen_from(folder: Path, path: str | Path) -> str:
-    """A path of the working folder as a file in `folder` writes it; others as they are."""
+    """A path below the working folder relative to `folder`; others absolute."""
     whole = Path(os.path.abspath(Path(path).expanduser()))
     return Path(os.path.relpath(whole, folder)).as_posix() if whole.is_relative_to(Path.cwd()) else str(whole)

@@ -10,7 +10,7 @@ from pathlib import Path
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.images import open_source
-from heatproof.images.guess import Guess, guess_source
+from heatproof.images.kinds import Guess, guess_source
 from heatproof.images.source import Source
 from heatproof.verdict.follow import ENOUGH, follow_metric
 
@@ -88,7 +88,7 @@ def starter(
         f"head = {json.dumps(head)}"
         if head
         else 'head = "multilabel"  # where the network returns logits'
-        if source.several
+        if source.is_multilabel
         else '# head = "regression"     its output, where that is not found by itself; see docs/heads.md',
         "",
         "[images]",

@@ -9,7 +9,7 @@ from typing import Any
 
 from heatproof.errors import InputError
 from heatproof.studies.settings import CLASS_HEAD, DEVICE, LAYER, LIMIT, THREADS, Settings, calls, option
-from heatproof.train.history import CHECKPOINTS
+from heatproof.train.recipe import CHECKPOINTS
 
 METHODS = ("gradcam", "gradcam++", "layercam", "eigencam", "scorecam(channels=32)", "ms-gradcam++")
 

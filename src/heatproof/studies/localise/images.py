@@ -2,7 +2,7 @@
 
 An image is set aside, with the reason, if it has no box, a box that runs backwards or reaches outside it,
 boxes of several classes, or a class that the model's list of classes does not have. The others are written to
-one CSV file (see images/csv.py), which the run reads. If so many boxes run backwards that the file seems to
+one CSV file (images/file_sources.py) for the run. If so many boxes run backwards that the file seems to
 hold x, y, width, height, nothing is taken from it: the boxes that run forwards by chance would be wrong too.
 
 ImageNet's classes stand in the order of WordNet, so that its subtrees are ranges of numbers; SUBTREES names
@@ -16,45 +16,29 @@ eye, image by image.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
 from heatproof.errors import InputError
-from heatproof.images import csv, imagenet
-from heatproof.images.files import Size, picture_size
-from heatproof.images.preprocess import Box
+from heatproof.images import file_sources
+from heatproof.images.files import Box, Size, is_picture, picture_size
 from heatproof.studies.common import write_rows
 
 BACKWARDS_AT_MOST = 0.1  # of the boxes; beyond it the file's order of coordinates is another one
 BACKWARDS = "runs backwards"
 IMAGENET = "imagenet"
-Span = tuple[int, int]  # first and last class
-SUBTREES: dict[str, tuple[Span, ...]] = {
-    "fish": ((0, 6), (389, 397)),
-    "birds": ((7, 24), (80, 100), (127, 146)),
-    "amphibians and reptiles": ((25, 68),),
-    "mammals": ((101, 106), (147, 299), (330, 388)),
-    "dogs": ((151, 268),),
-    "insects, spiders and other invertebrates": ((69, 79), (107, 126), (300, 329)),
-    "people": ((981, 983),),
-    "plants and fungi": ((984, 998),),
-    "food": ((922, 969),),
-    "landscapes": ((970, 980),),
-    "artefacts": ((398, 921), (999, 999)),
-}
-LIVING = {
-    "living things": ((0, 397), (981, 998)),
-    "not living": ((398, 980), (999, 999)),
-}
+Span = Sequence[int]  # first and last class; two classes
+_DATA = json.loads(files("heatproof.studies.localise").joinpath("imagenet.json").read_text(encoding="utf-8"))
+SUBTREES: dict[str, list[Span]] = _DATA["subtrees"]
+LIVING: dict[str, list[Span]] = _DATA["living"]
+AMBIGUOUS: list[Span] = _DATA["ambiguous"]
 CLASSES = 1000
-AMBIGUOUS = (
-    (435, 876), (461, 524), (482, 848), (620, 681), (638, 639), (657, 744), (664, 782), (836, 837),
-    (987, 998),
-)  # fmt: skip
 
 
 class Aside(NamedTuple):
@@ -96,7 +80,7 @@ def sift(kind: str, path: Path, class_count: int, class_names: Sequence[str] | N
     if kind == "imagenet":
         root, entries, named = _imagenet(path)
         if (file := path / "class_index.json").exists():
-            index = imagenet.read_class_index(file)
+            index = file_sources.read_class_index(file)
     else:
         root, (entries, named) = path.parent, _rows(path, "path", "label")
     numbers = {wnid: k for k, (wnid, _) in index.items()}
@@ -136,48 +120,48 @@ def write_list(sifted: Sifted, path: Path) -> None:
         for entry, label in sifted.entries
         for box in entry.boxes
     )
-    write_rows(path, ["path", "label", "width", "height", *csv.CORNERS, *parts], rows)
+    write_rows(path, ["path", "label", "width", "height", *file_sources.CORNERS, *parts], rows)
 
 
 def _imagenet(path: Path) -> tuple[Path, list[Entry], dict[int, str]]:
-    """The folder as images/imagenet.py describes it."""
+    """The folder as images/file_sources.py describes it."""
     if not path.is_dir():
         raise InputError(f"there is no folder {path}")
     root = path / "images" if (path / "images").exists() else path
     if (path / "boxes.csv").exists():
         entries, named = _rows(path / "boxes.csv", "file", "class_index")
         if any(not (root / entry.image).exists() for entry in entries):
-            nested = imagenet.by_stem(root)
+            nested = file_sources.by_stem(root)
             for entry in entries:
                 file = nested.get(Path(entry.image).stem)
                 entry.image = file.relative_to(root).as_posix() if file else entry.image
         listed = {entry.image for entry in entries}
-        others = (f.relative_to(root).as_posix() for f in imagenet.walk(root) if imagenet.is_picture(f))
+        others = (f.relative_to(root).as_posix() for f in file_sources.walk(root) if is_picture(f))
         entries += [Entry(name, "") for name in sorted(others) if name not in listed]
         return root, entries, named
-    files = imagenet.by_stem(root)
-    annotations = sorted(file for file in imagenet.walk(path) if file.suffix.lower() == ".xml")
+    by_stem = file_sources.by_stem(root)
+    annotations = sorted(file for file in file_sources.walk(path) if file.suffix.lower() == ".xml")
     if not annotations:
         raise InputError(f"{path} has neither boxes.csv nor XML box files; localisation needs boxes")
-    entries = [_xml(file, files, root) for file in annotations]
+    entries = [_xml(file, by_stem, root) for file in annotations]
     boxed = {Path(entry.image).stem for entry in entries}
-    entries += [Entry(f.relative_to(root).as_posix(), "") for stem, f in files.items() if stem not in boxed]
+    entries += [Entry(f.relative_to(root).as_posix(), "") for stem, f in by_stem.items() if stem not in boxed]
     return root, entries, {}
 
 
 def _rows(path: Path, file_column: str, label_column: str) -> tuple[list[Entry], dict[int, str]]:
-    """A CSV file with a row per box, as images/csv.py describes it, and the names it gives to classes."""
+    """A CSV file with a row per box (images/file_sources.py), and the names it gives to classes."""
     entries: dict[str, Entry] = {}
     named: dict[int, str] = {}
-    for line, row in csv.read_rows(path, file_column, label_column):
+    for line, row in file_sources.read_rows(path, file_column, label_column):
         where, name = f"{path.name}, line {line}", row[file_column]
         entry = entries.setdefault(name, Entry(name, row[label_column]))
-        entry.masks |= {key: cell for key, cell in row.items() if key.startswith(csv.MASK) and cell}
+        entry.masks |= {key: cell for key, cell in row.items() if key.startswith(file_sources.MASK) and cell}
         if row.get("class_name") and row[label_column].isdecimal():
             named[int(row[label_column])] = row["class_name"]
         try:
-            entry.frame = csv.read_frame(row, where)
-            box = csv.read_box([row.get(corner, "") for corner in csv.CORNERS], where)
+            entry.frame = file_sources.read_frame(row, where)
+            box = file_sources.read_box([row.get(corner, "") for corner in file_sources.CORNERS], where)
         except InputError as error:
             entry.wrong = entry.wrong or str(error)
             continue
@@ -189,11 +173,11 @@ def _rows(path: Path, file_column: str, label_column: str) -> tuple[list[Entry],
     return list(entries.values()), named
 
 
-def _xml(file: Path, files: dict[str, Path], root: Path) -> Entry:
-    image = files.get(file.stem, root / f"{file.stem}.JPEG").relative_to(root).as_posix()
+def _xml(file: Path, by_stem: dict[str, Path], root: Path) -> Entry:
+    image = by_stem.get(file.stem, root / f"{file.stem}.JPEG").relative_to(root).as_posix()
     try:
-        frame, objects = annotation = imagenet.read_xml(file, 0)
-        label = imagenet.label_of(file, annotation, files)
+        frame, objects = file_sources.read_xml(file, 0)
+        label = file_sources.label_of(file, objects, by_stem)
     except InputError as error:
         return Entry(image, "", wrong=str(error))
     others = sorted({name for name, _ in objects} - {label})
@@ -232,8 +216,8 @@ def _refuse_other_order(entries: Sequence[Entry]) -> None:
 
 def reasons(aside: Sequence[Aside]) -> list[tuple[str, int, str]]:
     """Each reason with how many images it set aside and the first of them, the commonest first."""
-    first = {one.reason: one.image for one in reversed(aside)}
-    return [(reason, n, first[reason]) for reason, n in Counter(one.reason for one in aside).most_common()]
+    first = {of.reason: of.image for of in reversed(aside)}
+    return [(reason, n, first[reason]) for reason, n in Counter(of.reason for of in aside).most_common()]
 
 
 def class_groups(given: str, classes: Sequence[str]) -> dict[str, set[int]]:
@@ -251,7 +235,7 @@ def class_groups(given: str, classes: Sequence[str]) -> dict[str, set[int]]:
             for name, spans in (LIVING | SUBTREES).items()
         }
     groups: dict[str, set[int]] = {}
-    for line, row in csv.read_rows(Path(given), "class", "group"):
+    for line, row in file_sources.read_rows(Path(given), "class", "group"):
         where = f"{Path(given).name}, line {line}"
         groups.setdefault(row["group"], set()).add(class_number(row["class"], classes, where))
     if not groups:
@@ -278,8 +262,8 @@ def excluded(given: str, classes: Sequence[str]) -> tuple[dict[int, str], set[st
         if len(classes) != CLASSES:
             raise InputError(f"the ambiguous labels are ImageNet's; this network has {len(classes)} classes")
         return {
-            one: f"its label is ambiguous: {classes[one]} ({one}) against {classes[other]} ({other})"
-            for pair in AMBIGUOUS for one, other in (pair, pair[::-1])
+            label: f"its label is ambiguous: {classes[label]} ({label}) against {classes[other]} ({other})"
+            for pair in AMBIGUOUS for label, other in (pair, pair[::-1])
         }, set()  # fmt: skip
     path = Path(given)
     try:

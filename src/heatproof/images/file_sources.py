@@ -1,0 +1,497 @@
+"""Sources of image files: folders, CSV manifests, ImageNet and Pascal VOC boxes, DICOM, Hugging Face data.
+
+A CSV manifest lists paths, labels, boxes and masks:
+
+    path,label,x0,y0,x1,y1,mask_finder
+    photos/1.jpg,dog,30,40,199,180,
+    photos/1.jpg,dog,250,60,330,170,
+    photos/2.jpg,cat,,,,,masks/2.png
+
+Only `path` is required; paths are relative to the CSV file. Rows of one path, one per box, belong to one
+image. A label is a class's name or its number from 0 on; all images have one, or none has. Box corners are
+pixel indices, both inside the box; the first pixel is 0, or 1 with `first_pixel=1` (Pascal VOC). `width` and
+`height` are those of the image the boxes were drawn on. A column mask_NAME holds the file of the mask of the
+part NAME. Other columns are ignored. Multi-label images are declared by `multilabel=true` or `label_columns`:
+
+    path,label,x0,y0,x1,y1                  path,mass,nodule,label,x0,y0,x1,y1,mask_mass
+    1.png,mass,30,40,60,80                  1.png,1,1,nodule,10,12,20,24,masks/1.png
+    1.png,nodule,10,12,20,24                2.png,0,0,,,,,,
+    2.png,mass|nodule,,,,                   label_columns = ["mass", "nodule"]: a column of 0 and 1 for each
+    3.png,,,,,
+
+An image has the findings of all its rows. A box belongs to those that the label beside it names, a mask to
+the finding of its name, or to all. The folder of an imagenet source holds
+
+    ROOT/images/...JPEG          flat, or in a folder per class; any depth (or ROOT itself)
+    ROOT/boxes.csv               file, class_index, class_name, width, height, x0, y0, x1, y1; a row per box
+    ROOT/.../NAME.xml            or: one file per image, with the image's name, in the Pascal VOC form
+    ROOT/class_index.json        {"0": ["n01440764", "tench"], ...}; where present, it orders the classes
+
+Corners of ImageNet's XML files count from 0, those of Pascal VOC from 1. Only images with boxes are samples.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from heatproof.errors import InputError, did_you_mean, need
+from heatproof.images.files import (
+    Box,
+    Size,
+    check_box,
+    first_line,
+    is_dicom_name,
+    is_picture,
+    picture_reader,
+    read_dicom,
+)
+from heatproof.images.findings import (
+    check_labels,
+    lists_several,
+    marked_findings,
+    named_findings,
+    number_findings,
+    number_labels,
+)
+from heatproof.images.source import Sample, Source, file_source
+
+LEVELS = ("top", "parent")
+CORNERS = ("x0", "y0", "x1", "y1")
+XML_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+MASK = "mask_"
+SAVED_DATASET = ("dataset_info.json", "dataset_dict.json", "state.json")
+
+
+def walk(root: Path) -> Iterator[Path]:
+    """Every file that is not hidden, through links to folders too, each folder once."""
+
+    def refuse(error: OSError) -> None:
+        raise InputError(f"cannot list the folder {error.filename}: {error.strerror}") from error
+
+    seen: set[str] = set()
+    for folder, below, names in os.walk(root, onerror=refuse, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        below[:] = [name for name in below if not name.startswith(".")]
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
+
+
+def open_folder(
+    path: str | Path,
+    wanted: Callable[[Path], bool] = is_picture,
+    *,
+    class_names: Sequence[str] | None = None,
+    level: str = "top",
+    bits: int | None = None,
+) -> Source:
+    """Images below CLASS/..., or in a folder without class folders, which gives no labels.
+
+    class_names: the model's classes in its own order; else the folders' names, sorted. level: whether the
+    folder that names the class is the topmost ("top") or the one the image lies in ("parent", for trees such
+    as train/CLASS and test/CLASS taken together). bits: of 16-bit greys, else inferred (files.py). wanted:
+    which files are images.
+    """
+    read, root = picture_reader(bits), Path(path)
+    if level not in LEVELS:
+        raise InputError(f"level is one of {', '.join(LEVELS)}; got {level!r}")
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root}")
+    files = sorted((file.relative_to(root) for file in walk(root) if wanted(file)), key=Path.as_posix)
+    if not files:
+        raise InputError(f"there is no picture in {root}")
+    loose = [file for file in files if len(file.parts) == 1]
+    if 0 < len(loose) < len(files):
+        raise InputError(
+            f"{root} holds class folders and also pictures outside them, such as {loose[0]}; move those away"
+        )
+    labels: list[int | None] = [None] * len(files)
+    classes: tuple[str, ...] = ()
+    if not loose:
+        folders = [file.parts[0] if level == "top" else file.parts[-2] for file in files]
+        labels, classes = class_labels(folders, class_names, root)
+    named = zip(files, labels, strict=True)
+    samples = [Sample(file.as_posix(), label, content=root / file) for file, label in named]
+    return file_source(samples, classes, read)
+
+
+def class_labels(
+    folders: Sequence[str], class_names: Sequence[str] | None, root: Path
+) -> tuple[list[int | None], tuple[str, ...]]:
+    """Labels of samples by the folders that name their classes, and the class names."""
+    classes = tuple(class_names) if class_names is not None else tuple(sorted(set(folders)))
+    number = {name: k for k, name in enumerate(classes)}
+    if unknown := sorted(set(folders) - set(number)):
+        raise InputError(f"{root} has a folder {unknown[0]!r} that class_names does not list")
+    return [number[folder] for folder in folders], classes
+
+
+def open_dicom(
+    path: str | Path,
+    *,
+    window: tuple[float, float] | None = None,
+    class_names: Sequence[str] | None = None,
+    level: str = "top",
+    root: str | Path | None = None,
+    first_pixel: int = 0,
+    multilabel: bool = False,
+    label_columns: Sequence[str] | None = None,
+) -> Source:
+    """DICOM files of a folder (see open_folder) or a CSV manifest (see open_csv). window: centre, width."""
+    need("pydicom", "dicom")
+    if window is not None and not (len(window) == 2 and window[1] >= 1):
+        raise InputError(f"a window is a centre and a width of at least 1; got {window}")
+    if Path(path).is_file():
+        listed = open_csv(
+            path, root=root, class_names=class_names, first_pixel=first_pixel, multilabel=multilabel,
+            label_columns=label_columns,
+        )  # fmt: skip
+    else:
+        listed = open_folder(path, is_dicom_name, class_names=class_names, level=level)
+    return file_source(listed.samples, listed.classes, partial(read_dicom, window=window))
+
+
+@dataclass
+class Listed:
+    """The rows of one image. Findings are gathered only of multi-label images."""
+
+    label: str
+    frame: Size | None
+    row: Mapping[str, str]  # the first
+    boxes: list[Box] = field(default_factory=list)
+    masks: dict[str, str] = field(default_factory=dict)
+    findings: set[str] = field(default_factory=set)
+    box_findings: list[tuple[str, ...]] = field(default_factory=list)
+
+
+def open_csv(
+    path: str | Path,
+    *,
+    root: str | Path | None = None,
+    class_names: Sequence[str] | None = None,
+    first_pixel: int = 0,
+    path_column: str = "path",
+    label_column: str = "label",
+    bits: int | None = None,
+    multilabel: bool = False,
+    label_columns: Sequence[str] | None = None,
+) -> Source:
+    """Images of a CSV manifest. root: where its paths start; else the CSV file's folder.
+
+    class_names: the model's classes in its own order; else names are sorted and numbers name themselves.
+    bits: the depth of 16-bit greys, else inferred (files.py). multilabel, label_columns: see the top.
+    """
+    read, path = picture_reader(bits), Path(path)
+    columns, known = tuple(label_columns or ()), class_names or label_columns
+    several = multilabel or bool(columns)
+
+    def add_findings(row: dict[str, str], entry: Listed, boxed: bool, where: str) -> None:
+        named = named_findings(row.get(label_column, ""), known)
+        stated = marked_findings(row, columns, where) if columns else named
+        if absent := [name for name in named if name not in stated]:
+            raise InputError(
+                f"{where}: the label names {absent[0]!r}, but its column does not hold 1; correct one of them"
+            )
+        entry.findings.update(stated)
+        if boxed and not named and len(stated) != 1:
+            many = f"{len(stated)} findings" if stated else "no finding"
+            raise InputError(
+                f"{where}: a box in a row with {many}; name the one it belongs to in the column "
+                f"{label_column!r}"
+            )
+        if boxed:
+            entry.box_findings.append(named or stated)
+
+    add = add_findings if several else None
+    entries = read_entries(path, path_column, label_column, first_pixel, columns, add)
+    start = Path(root) if root is not None else path.parent
+    findings: Sequence[tuple[int, ...] | None] = [None] * len(entries)
+    labels: Sequence[int | None] = [None] * len(entries)
+    if several:
+        findings, classes = number_findings([sorted(e.findings) for e in entries.values()], known, str(path))
+    else:
+        labels, classes = number_labels([entry.label for entry in entries.values()], class_names, path)
+    samples = []
+    for (name, entry), label, own in zip(entries.items(), labels, findings, strict=True):
+        masks = {part: start / file for part, file in entry.masks.items()}
+        of = tuple(number_findings(entry.box_findings, classes, str(path))[0]) if several else ()
+        samples.append(Sample(
+            name, label, tuple(entry.boxes), masks, entry.frame, start / name, findings=own, box_findings=of,
+        ))  # fmt: skip
+    return file_source(samples, classes, read)
+
+
+def read_entries(
+    path: Path,
+    path_column: str,
+    label_column: str,
+    first_pixel: int = 0,
+    columns: Sequence[str] = (),
+    add_findings: Callable[[dict[str, str], Listed, bool, str], None] | None = None,
+) -> dict[str, Listed]:
+    """The rows of a CSV file, gathered by image. columns: further ones that must exist."""
+    entries: dict[str, Listed] = {}
+    for line, row in read_rows(path, path_column, *columns):
+        where = f"{path.name}, line {line}"
+        name, label = row[path_column], row.get(label_column, "")
+        if not name:
+            raise InputError(f"{where}: the column {path_column!r} is empty")
+        entry = entries.setdefault(name, Listed(label, read_frame(row, where), row))
+        if add_findings is None and entry.label != label:
+            raise InputError(f"{where}: {name} has the label {label!r} here and {entry.label!r} before")
+        box = read_box([row.get(corner, "") for corner in CORNERS], where, first_pixel)
+        if box is not None:
+            entry.boxes.append(box)
+        if add_findings is not None:
+            add_findings(row, entry, box is not None, where)
+        for column, file in row.items():
+            if column.startswith(MASK) and file:
+                part = column.removeprefix(MASK)
+                if entry.masks.setdefault(part, file) != file:
+                    raise InputError(f"{where}: {name} has two masks of {part!r}; merge them into one file")
+    if not entries:
+        raise InputError(f"{path} lists no picture")
+    return entries
+
+
+def read_rows(path: Path, *columns: str) -> Iterable[tuple[int, dict[str, str]]]:
+    """Line number and cells of each row; the named columns must exist."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="", strict=True)
+            header = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = header
+            missing = [name for name in columns if name not in header]
+            if missing:
+                raise InputError(f"{path} has no column {missing[0]!r}; {did_you_mean(missing[0], header)}")
+            corners = [corner for corner in CORNERS if corner in header]
+            if corners and len(corners) < len(CORNERS):
+                raise InputError(f"{path} has {', '.join(corners)}, but a box needs {', '.join(CORNERS)}")
+            for row in reader:
+                if None in row:
+                    raise InputError(f"{path.name}, line {reader.line_num}: more cells than columns")
+                yield reader.line_num, {name: cell.strip() for name, cell in row.items()}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        detail = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path} as a CSV file: {detail}") from error
+
+
+def read_box(texts: Sequence[str], where: str, first_pixel: int = 0) -> Box | None:
+    """Corners counted from `first_pixel` as corners counted from 0; None where no cell is filled."""
+    if not any(texts):
+        return None
+    try:
+        return check_box(float(text) - first_pixel for text in texts)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    except ValueError:
+        raise InputError(f"{where}: a box is four numbers; got {', '.join(texts)}") from None
+
+
+def read_frame(row: Mapping[str, str], where: str) -> Size | None:
+    width, height = row.get("width", ""), row.get("height", "")
+    if not width and not height:
+        return None
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise InputError(
+            f"{where}: width and height are whole numbers of pixels; got {width!r} and {height!r}"
+        )
+    return int(width), int(height)
+
+
+def open_imagenet(
+    path: str | Path,
+    *,
+    boxes: str | Path | None = None,
+    images: str | Path | None = None,
+    class_index: str | Path | None = None,
+    first_pixel: int = 0,
+    bits: int | None = None,
+) -> Source:
+    """Images with boxes. boxes: a CSV file or a folder of XML files. All paths have defaults below `path`.
+
+    Labels are the numbers of class_index.json or of the CSV file; without either, classes in sorted order.
+    bits: the depth of 16-bit greys, else inferred (files.py).
+    """
+    read = picture_reader(bits)
+    root = Path(path)
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root}")
+    folder, drawn = (
+        Path(given) if given is not None else root / usual if (root / usual).exists() else root
+        for given, usual in ((images, "images"), (boxes, "boxes.csv"))
+    )
+    index_file = Path(class_index) if class_index is not None else root / "class_index.json"
+    index = read_class_index(index_file) if class_index is not None or index_file.exists() else {}
+    if drawn.is_dir():
+        samples, names = _from_xml(drawn, folder, index, first_pixel)
+    else:
+        samples, names = _from_csv(drawn, folder, first_pixel)
+    names |= {number: name for number, (_, name) in index.items()}
+    classes = [names.get(k, str(k)) for k in range(max(names) + 1)]
+    return file_source(samples, classes, read)
+
+
+def read_class_index(path: Path) -> dict[int, tuple[str, str]]:
+    """Class number -> (WordNet id, name)."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return {int(number): (str(wnid), str(name)) for number, (wnid, name) in table.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f'{path} is no class index such as {{"0": ["n01440764", "tench"]}}') from error
+
+
+def by_stem(root: Path) -> dict[str, Path]:
+    """Image files by their names without ending, which are unique in ImageNet."""
+    files: dict[str, Path] = {}
+    for file in walk(root):
+        if is_picture(file) and files.setdefault(file.stem, file) != file:
+            raise InputError(f"{file} and {files[file.stem]} have one name, so a box file could mean either")
+    return files
+
+
+def _from_csv(path: Path, root: Path, first_pixel: int) -> tuple[list[Sample], dict[int, str]]:
+    entries = read_entries(path, "file", "class_index", first_pixel, ["class_index"])
+    nested = {} if all((root / name).exists() for name in entries) else by_stem(root)
+    samples, names = [], {}
+    for name, entry in entries.items():
+        if not entry.label.isdecimal():
+            raise InputError(f"{path.name}: class_index of {name} is {entry.label!r}, not a number")
+        number = int(entry.label)
+        names[number] = entry.row.get("class_name") or entry.label
+        file = root / name if (root / name).exists() else nested.get(Path(name).stem, root / name)
+        samples.append(Sample(name, number, tuple(entry.boxes), frame=entry.frame, content=file))
+    return samples, names
+
+
+def _from_xml(
+    folder: Path, root: Path, index: Mapping[int, tuple[str, str]], first_pixel: int
+) -> tuple[list[Sample], dict[int, str]]:
+    annotations = sorted(file for file in walk(folder) if file.suffix.lower() == ".xml")
+    if not annotations:
+        raise InputError(f"there is no XML box file in {folder}, and no boxes.csv was given")
+    files = by_stem(root)
+    drawn = {file: read_xml(file, first_pixel) for file in annotations}
+    labels = {file: label_of(file, objects, files) for file, (_, objects) in drawn.items()}
+    wnids = {wnid: number for number, (wnid, _) in index.items()}
+    numbers = wnids or {name: k for k, name in enumerate(sorted(set(labels.values())))}
+    samples = []
+    for file, (frame, objects) in drawn.items():
+        label = labels[file]
+        if label not in numbers:
+            raise InputError(f"{file.name}: the class {label!r} is not in the class index")
+        image = files.get(file.stem, root / f"{file.stem}.JPEG")
+        boxes = tuple(box for name, box in objects if name == label)
+        others = len(objects) - len(boxes)
+        name = image.relative_to(root).as_posix()
+        samples.append(Sample(name, numbers[label], boxes, frame=frame, content=image, others=others))
+    return samples, {number: name for name, number in numbers.items()}
+
+
+def read_xml(file: Path, first_pixel: int) -> tuple[Size | None, list[tuple[str, Box]]]:
+    """Width and height of the image, and each object's class and box."""
+    try:
+        tree = ElementTree.parse(file)
+    except (OSError, ElementTree.ParseError) as error:
+        raise InputError(f"cannot read {file} as a box file: {error}") from error
+    sides = {side: (tree.findtext(f"size/{side}") or "").strip() for side in ("width", "height")}
+    objects = []
+    for node in tree.iterfind("object"):
+        corners = [(node.findtext(f"bndbox/{corner}") or "").strip() for corner in XML_CORNERS]
+        box = read_box(corners, file.name, first_pixel)
+        if box is None:
+            raise InputError(f"{file.name}: an object has no bndbox")
+        objects.append(((node.findtext("name") or "").strip(), box))
+    return read_frame(sides, file.name), objects
+
+
+def label_of(file: Path, objects: Iterable[tuple[str, Box]], files: Mapping[str, Path]) -> str:
+    """The class of the objects; where they differ, the one that the image's folder is named after."""
+    names = {name for name, _ in objects}
+    folder = files[file.stem].parent.name if file.stem in files else ""
+    if folder in names or len(names) == 1:
+        return folder if folder in names else names.pop()
+    listed = ", ".join(sorted(names)) or "none"
+    raise InputError(f"{file.name}: a picture has one class, but its objects have these: {listed}")
+
+
+def open_hf(
+    path: str | Path,
+    *,
+    split: str | None = None,
+    name: str | None = None,
+    image_column: str = "image",
+    label_column: str | None = "label",
+    class_names: Sequence[str] | None = None,
+    bits: int | None = None,
+) -> Source:
+    """A Hugging Face dataset: a folder written by save_to_disk, or anything load_dataset takes.
+
+    Images are decoded here, not by the datasets library, so that a broken one is reported. split: required
+    where there are several; name: the dataset's configuration. bits: as for open_folder.
+    """
+    read = picture_reader(bits)
+    datasets = need("datasets", "datasets")
+    table = _load_dataset(datasets, str(path), split, name)
+    for column in filter(None, (image_column, label_column)):
+        if column not in table.column_names:
+            raise InputError(f"{path} has no column {column!r}; {did_you_mean(column, table.column_names)}")
+    labels, classes, findings = _dataset_labels(table, label_column, class_names, path)
+    images = table.select_columns([image_column]).cast_column(image_column, datasets.Image(decode=False))
+
+    def read_row(sample: Sample) -> Any:
+        cell = images[sample.content][image_column]
+        if cell is None:
+            raise InputError("the row has no picture")
+        return read(Path(cell["path"]) if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
+
+    samples = tuple(
+        Sample(f"{i:06d}", label, content=i, findings=findings[i] if findings else None)
+        for i, label in enumerate(labels)
+    )
+    mark = str(table._fingerprint)  # the library's own hash of the data and what was done to it
+    return Source(samples, classes, read_row, lambda _: mark)
+
+
+def _load_dataset(datasets: Any, path: str, split: str | None, name: str | None) -> Any:
+    try:
+        saved = any((Path(path) / file).exists() for file in SAVED_DATASET)
+        tables = datasets.load_from_disk(path) if saved else datasets.load_dataset(path, name, split=split)
+    except Exception as error:  # the library fails in many ways: no network, no such split, no such folder
+        raise InputError(f"cannot load the dataset {path}: {first_line(error)}") from error
+    if not hasattr(tables, "keys"):
+        return tables
+    names = list(tables.keys())
+    if split is None and len(names) == 1:
+        return tables[names[0]]
+    if split not in names:
+        raise InputError(f"{path} has the splits {', '.join(names)}; set split to one of them")
+    return tables[split]
+
+
+def _dataset_labels(
+    table: Any, column: str | None, class_names: Sequence[str] | None, path: object
+) -> tuple[Sequence[int | None], tuple[str, ...], list[tuple[int, ...]] | None]:
+    """Labels, the classes' names, and the findings of each image where the column holds lists."""
+    if column is None:
+        return [None] * len(table), (), None
+    values = list(table[column])
+    feature = table.features[column]
+    if lists_several(values):
+        named = class_names or getattr(getattr(feature, "feature", feature), "names", None)
+        findings, classes = number_findings([value or () for value in values], named, str(path))
+        return [None] * len(values), classes, findings
+    if values and all(isinstance(value, int) for value in values):
+        return *check_labels(values, len(values), class_names or getattr(feature, "names", None)), None
+    return *number_labels(["" if v is None else str(v) for v in values], class_names, path), None

@@ -1,0 +1,380 @@
+"""Convolutions computed together with the batch norm behind them, on a GPU also with shortcut and ReLU.
+
+    bn(conv(x)) = s (W x + b - mean) + beta = (s W) x + (s (b - mean) + beta),   s = gamma / sqrt(var + eps)
+    relu(bn(conv(x)) + z) = cudnn_convolution_add_relu(x, s W, z, s (b - mean) + beta),   z is optional
+
+One pass over one image finds the pairs: the norm's input is the convolution's output itself, nothing else
+reads it, and both run once. On a CPU the convolution then uses the folded weights and the norm returns its
+input. On a GPU folding the norm alone saves nothing, since the bias it leaves is a kernel of its own; there a
+convolution is deferred (`DeferredConv`) until it is known what reads its output. If that is a ReLU, one
+kernel of cuDNN computes all of it; anything else gets the output of the convolution and the norm themselves.
+These kernels have no gradient: what needs one is never deferred.
+
+Forwards are replaced by instance attributes that are removed when the pass ends. Folded weights are computed
+anew for every job, so changed weights are seen; they take as much memory again as those of the convolutions.
+If the logits of that image differ from the network's own by more than rounding, nothing is folded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from heatproof.models.running import frozen_eval, max_precision, usual_precision, watched
+
+if TYPE_CHECKING:
+    from heatproof.models.model import Model
+
+RELATIVE = 1e-4  # largest difference of folded logits, of the largest logit
+BatchNorm = nn.modules.batchnorm._BatchNorm
+READ_ON_THE_HOST = ("item", "tolist", "__bool__", "__float__", "__int__", "equal", "allclose", "numpy")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+RELU = (functional.relu, torch.relu, torch.relu_, functional.relu_, Tensor.relu, Tensor.relu_)
+RELU6 = (functional.relu6, functional.hardtanh)
+IN_PLACE = (torch.relu_, functional.relu_, Tensor.relu_, Tensor.__iadd__, Tensor.add_)
+ADD = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__)
+
+
+@dataclass(eq=False)
+class FoldedConv:
+    """A convolution and the norm behind it, with the folded weight and bias."""
+
+    conv: nn.Conv2d
+    norm: BatchNorm | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        return [part for part in (self.conv, self.norm) if part is not None]
+
+    def forwards(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        """The forwards of `parts` in a folded pass."""
+        weight = cast(Tensor, self.weight)
+        return partial(self.conv._conv_forward, weight=weight, bias=self.bias), lambda images: images
+
+    def fold(self, scale: Tensor | None, shift: Tensor | None, bf16: bool) -> None:
+        """Fold the weights as they are now; into the same memory each time, where a CUDA graph reads them."""
+        own, bias = self.conv.weight.detach(), self.conv.bias
+        dtype = torch.bfloat16 if bf16 else own.dtype
+        if scale is None and own.dtype == dtype:
+            self.weight, self.bias = own, None if bias is None else bias.detach()
+            return
+        if self.weight is None or self.bias is None:
+            self.weight = torch.empty_like(own, dtype=dtype, memory_format=torch.channels_last)
+            self.bias = torch.empty(self.conv.out_channels, dtype=dtype, device=own.device)
+        if scale is None or shift is None:
+            self.weight.copy_(own)
+            self.bias.copy_(torch.zeros_like(self.bias) if bias is None else bias)
+        else:
+            torch.mul(own, scale.to(max_precision(own))[:, None, None, None], out=self.weight)
+            self.bias.copy_(shift)
+
+
+@dataclass(eq=False)
+class FusedConv(FoldedConv):
+    """A convolution that runs with the norm, the shortcut and the ReLU behind it as one kernel of cuDNN."""
+
+    fused: bool = False  # whether it ever did
+
+    def forwards(self) -> Sequence[Callable[[Tensor], Tensor]]:
+        return (self._start, self._pass_norm)[: len(self.parts)]
+
+    def _start(self, images: Tensor) -> Tensor:
+        images = computed(images)
+        if torch.is_grad_enabled() and images.requires_grad:
+            return self.plain(images, normed=False)
+        return DeferredConv(self, images)
+
+    def _pass_norm(self, images: Tensor) -> Tensor:
+        if isinstance(images, DeferredConv) and images.step is self and not images.normed:
+            images.normed = True
+            return images
+        assert self.norm is not None
+        return type(self.norm).forward(self.norm, computed(images))
+
+    def plain(self, images: Tensor, normed: bool) -> Tensor:
+        """The output of the network's own modules."""
+        output: Tensor = self.conv._conv_forward(images, self.conv.weight, self.conv.bias)
+        return type(self.norm).forward(self.norm, output) if normed and self.norm else output
+
+    def with_relu(self, images: Tensor, shortcut: Tensor | None) -> Tensor:
+        weight = cast(Tensor, self.weight)
+        images, options = images.to(weight.dtype), (*_sides(self.conv), self.conv.groups)
+        self.fused = True
+        if shortcut is None:
+            return torch.cudnn_convolution_relu(images, weight, self.bias, *options)
+        return torch.cudnn_convolution_add_relu(images, weight, shortcut, 1.0, self.bias, *options)
+
+
+class DeferredConv(Tensor):
+    """The output of a convolution, not computed before it is known what follows."""
+
+    step: FusedConv
+    images: Tensor
+    reads: list[tuple[Tensor, int | None]]  # tensors that it will read, with their versions
+    normed: bool
+    shortcut: Tensor | None
+    output: Tensor | None
+
+    @staticmethod
+    def __new__(cls, step: FusedConv, images: Tensor) -> DeferredConv:
+        spans = zip(images.shape[2:], step.conv.kernel_size, *_sides(step.conv), strict=True)
+        sides = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in spans]
+        shape = (len(images), step.conv.out_channels, *sides)
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=images.dtype, device=images.device)
+        self.step, self.images, self.reads = step, images, [(images, _version(images))]
+        self.normed, self.shortcut, self.output = False, None, None
+        return self
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, first = kwargs or {}, args[0] if args else None
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in (*RELU, *RELU6) and isinstance(first, DeferredConv) and kwargs.get("min_val", 0) == 0:
+                in_place = func in IN_PLACE or kwargs.get("inplace") is True or True in args[1:]
+                return first._rectified(in_place, kwargs.get("max_val", 6.0) if func in RELU6 else None)
+            if func in ADD and len(args) == 2 and not kwargs:
+                summed = _sum(func in IN_PLACE, *args)
+                if summed is not None:
+                    return summed
+            args, kwargs = tree_map_only(DeferredConv, computed, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        args, kwargs = tree_map_only(DeferredConv, computed, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _rectified(self, in_place: bool, most: float | None = None) -> Tensor:
+        norm, shortcut = self.step.norm, self.shortcut
+        if self.output is None and (norm is None or self.normed) and self.step.weight is not None:
+            self.check()
+            result = self.step.with_relu(self.images, shortcut)
+        else:
+            result = functional.relu(computed(self))
+        if most is not None:
+            result = result.clamp_(max=most)
+        if in_place:
+            self.output = result
+        return result
+
+    def check(self) -> None:
+        if any(version != _version(tensor) for tensor, version in self.reads):
+            raise RuntimeError("the input of a deferred convolution was changed before it was computed")
+
+    def with_shortcut(self, other: Tensor, in_place: bool) -> DeferredConv | None:
+        """This plus another tensor, still deferred; None where that is impossible."""
+        step = self.step
+        fits = step.weight is not None and other.dtype == step.weight.dtype and other.shape == self.shape
+        if self.output is not None or self.shortcut is not None or not fits or other.requires_grad:
+            return None
+        if step.norm is not None and not self.normed:
+            return None
+        summed = self if in_place else DeferredConv(step, self.images)
+        summed.normed, summed.shortcut = self.normed, other
+        summed.reads = [*self.reads, (other, _version(other))]
+        return summed
+
+
+def _sum(in_place: bool, left: Any, right: Any) -> DeferredConv | None:
+    if isinstance(left, DeferredConv) and isinstance(right, Tensor):
+        return left.with_shortcut(computed(right), in_place)
+    if isinstance(right, DeferredConv) and isinstance(left, Tensor) and not in_place:
+        return right.with_shortcut(computed(left), in_place)
+    return None
+
+
+def computed(images: Tensor) -> Tensor:
+    """A deferred tensor computed by the network's own modules; other tensors as they are."""
+    if not isinstance(images, DeferredConv):
+        return images
+    with torch._C.DisableTorchFunctionSubclass():
+        if images.output is None:
+            images.check()
+            output = images.step.plain(images.images, images.normed)
+            images.output = output if images.shortcut is None else output + images.shortcut
+        return images.output
+
+
+def _sides(conv: nn.Conv2d) -> tuple[list[int], list[int], list[int]]:
+    return list(conv.stride), [int(side) for side in conv.padding], list(conv.dilation)
+
+
+def _version(images: Tensor) -> int | None:
+    return None if images.is_inference() else images._version
+
+
+@dataclass(eq=False)
+class Folding:
+    """The folded convolutions of one network. The caller holds `frozen_eval(...)`."""
+
+    steps: Sequence[FoldedConv] = ()
+
+    @staticmethod
+    def of(model: Model, image: Tensor, fuse: bool) -> Folding:
+        """Find the convolutions to fold, or to fuse, by passes over one image."""
+        pairs, plain = foldable(model, image)
+        tried = Folding([FoldedConv(*pair) for pair in pairs])
+        if fuse:  # a convolution whose norm cannot be folded is followed by no ReLU, and dropped below
+            norms = dict(pairs)
+            convolutions = (part for part in model.module.modules() if isinstance(part, nn.Conv2d))
+            tried = Folding([FusedConv(conv, norms.get(conv)) for conv in convolutions if _fusible(conv)])
+        try:
+            fine = not tried.steps or agree(model, plain, tried._logits(model, image))
+            if fuse:
+                tried = Folding([s for s in tried.steps if isinstance(s, FusedConv) and s.fused])
+                fine = fine and agree(model, plain, tried._logits(model, image))
+        except RuntimeError:  # cuDNN has no such kernel, or the network changes what is still to be read
+            fine = False
+        return tried if fine else Folding()
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        return [part for step in self.steps for part in step.parts]
+
+    @property
+    def differentiable(self) -> bool:
+        return not any(isinstance(step, FusedConv) for step in self.steps)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def refresh(self, precision: str | None = None) -> None:
+        """Fold the weights as they are now."""
+        pairs = [(step.conv, step.norm) for step in self.steps if step.norm is not None]
+        folded = iter(scales_and_shifts(pairs))
+        for step in self.steps:
+            scale, shift = next(folded) if step.norm is not None else (None, None)
+            step.fold(scale, shift, precision == "bf16")
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Run folded while the context is open."""
+        parts = self.parts
+        if any("forward" in part.__dict__ for part in parts):  # patched by other code: left alone
+            yield
+            return
+        try:
+            for step in self.steps:
+                for part, forward in zip(step.parts, step.forwards(), strict=True):
+                    part.__dict__["forward"] = forward
+            yield
+        finally:
+            for part in parts:
+                part.__dict__.pop("forward", None)
+
+    @torch.no_grad()
+    def _logits(self, model: Model, image: Tensor) -> Tensor:
+        self.refresh(model.precision)
+        with self():
+            return model.forward(image)
+
+
+def agree(model: Model, plain: Tensor, folded: Tensor) -> bool:
+    """Whether logits agree up to rounding at the model's precision."""
+    if model.precision == "bf16" or model.dtype in (torch.bfloat16, torch.float16):
+        relative = 0.1
+    else:
+        rounds = (model.precision or usual_precision(model.device)) == "tf32"
+        relative = 0.01 if rounds and model.dtype == torch.float32 else RELATIVE
+    allowed = relative * plain.abs().amax().clamp(min=1e-6)
+    return bool(torch.isfinite(plain).all() and ((folded - plain).abs() <= allowed).all())
+
+
+def _fusible(conv: nn.Conv2d) -> bool:
+    """Whether cuDNN's fused kernel computes it, and fast: not in groups."""
+    plain = type(conv).forward is nn.Conv2d.forward and conv.groups == 1 and not is_watched(conv)
+    return plain and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+
+
+def is_watched(part: nn.Module) -> bool:
+    """Whether other Python code runs in its pass: a hook, or a patched forward."""
+    own = part.__dict__
+    return any(map(own.__getitem__, HOOKS)) or "forward" in own
+
+
+def foldable(model: Model, image: Tensor) -> tuple[list[tuple[nn.Conv2d, BatchNorm]], Tensor]:
+    """Pairs of a convolution and the norm that alone reads it, in one pass; and the logits "1 k"."""
+    runs: Counter[nn.Module] = Counter()
+    from_conv: dict[int, nn.Conv2d] = {}  # by the output's id, which `outputs` keeps from being reused
+    pairs: list[tuple[nn.Conv2d, BatchNorm, Tensor]] = []
+    outputs: list[Any] = []
+
+    def ended(_name: str, part: nn.Module, args: Any, _kwargs: Any, output: Any) -> None:
+        runs[part] += 1
+        outputs.append(output)
+        if isinstance(part, nn.Conv2d) and type(part).forward is nn.Conv2d.forward:
+            from_conv[id(output)] = part
+        elif isinstance(part, BatchNorm) and type(part).forward is BatchNorm.forward and args:
+            conv = from_conv.get(id(args[0]))
+            if conv is not None and part.running_var is not None and part.running_mean is not None:
+                pairs.append((conv, part, args[0]))
+
+    with frozen_eval(model.module), torch.no_grad(), watched(model.module, ended), _Readers() as readers:
+        logits = model.forward(image)
+    chosen = [
+        (conv, norm)
+        for conv, norm, between in pairs
+        if runs[conv] == runs[norm] == 1
+        and readers.counts[id(between)] == 1
+        and conv.out_channels == norm.num_features
+        and conv.weight.is_floating_point()
+        and not (is_watched(conv) or is_watched(norm))
+    ]
+    return chosen, logits
+
+
+class _Readers(TorchFunctionMode):
+    """Counts the functions that read each tensor's values, by the tensor's id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[int] = Counter()
+        self.tensors: list[Tensor] = []  # whose ids must not be reused
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        reads = any(isinstance(leaf, Tensor) for leaf in tree_leaves(result))
+        if reads or getattr(func, "__name__", "") in READ_ON_THE_HOST:
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.tensors += given
+            self.counts.update(set(map(id, given)))
+        return result
+
+
+def scales_and_shifts(pairs: Sequence[tuple[nn.Conv2d, BatchNorm]]) -> list[tuple[Tensor, Tensor]]:
+    """The factor of each convolution's weights and its folded bias: float64, all computed at once."""
+    if not pairs:
+        return []
+    norms = [norm for _, norm in pairs]
+    variances = [cast(Tensor, norm.running_var) for norm in norms]
+
+    def joined(values: Iterable[Tensor | float | None], default: float) -> Tensor | float:
+        known = list(values)
+        if all(value is None for value in known):
+            return default
+        full = (
+            value.detach() if isinstance(value, Tensor) else v.new_full(v.shape, value or default)
+            for value, v in zip(known, variances, strict=True)
+        )
+        return torch.cat(list(full)).double()
+
+    same_eps = len({norm.eps for norm in norms}) == 1
+    eps = norms[0].eps if same_eps else joined((norm.eps for norm in norms), 0.0)
+    scale = (torch.cat(variances).double() + eps).rsqrt() * joined((norm.weight for norm in norms), 1.0)
+    mean, bias = joined((norm.running_mean for norm in norms), 0.0), joined((c.bias for c, _ in pairs), 0.0)
+    shift = scale * (bias - mean) + joined((norm.bias for norm in norms), 0.0)
+    sizes = [norm.num_features for norm in norms]
+    return list(zip(scale.split(sizes), shift.split(sizes), strict=True))

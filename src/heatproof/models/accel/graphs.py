@@ -1,0 +1,277 @@
+"""Passes recorded as CUDA graphs: all kernels of a pass are launched at once.
+
+At small batches a GPU waits for Python. A pass of one shape is recorded the third time it occurs and replayed
+from then on; a smaller batch is padded with what the last one left there. A recording reads weights where
+they lie, so it sees weights that were changed in place; everything else that it cannot see is part of its
+key: where the weights lie, the modules, their attributes and modes, torch's settings. (A list that a network
+keeps and other code changes in place is not seen.) Networks with hooks run Python code of their own and are
+never recorded. A pass that cannot be recorded (it reads a number from the GPU on the way) runs as before, and
+`reason` says why.
+
+A Model keeps its last few recordings, and the memory of their passes, as long as it lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from heatproof.models.accel.folding import HOOKS, is_watched
+from heatproof.models.checkpoints import first_line
+from heatproof.models.running import interrupts
+from heatproof.timeline import span
+
+MOST = 6  # recordings of a Model
+SEEN = 2  # passes of a shape before it is recorded
+LARGER = 8  # times as many inputs: the most that a padded batch may waste, since launches take the time
+PLAIN = (int, float, bool, str, type(None))
+OF_EVERY_MODULE = frozenset(nn.Module().__dict__)  # weights, modes, hooks: handled separately
+log = logging.getLogger("heatproof")
+
+Function = Callable[..., Any]  # tensors "b ..." in, a tree of tensors "b ..." out
+
+
+class Recording:
+    """One function at one batch size, on the device of its inputs.
+
+    reads: tensors that must not be freed before the recording is, though the network may drop them.
+    """
+
+    def __init__(
+        self, function: Function, inputs: Sequence[Tensor], reads: Sequence[Tensor] = (), pool: Any = None
+    ) -> None:
+        self.device, self.reads = inputs[0].device, reads
+        with torch.cuda.device(self.device), _normal_tensors():
+            self.inputs = [tensor.detach().clone() for tensor in inputs]
+            current, side = torch.cuda.current_stream(), _side_stream(self.device)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                function(*self.inputs)  # libraries set up their work space outside the recording
+                with _refusing_to_wait():
+                    function(*self.inputs)
+            current.wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, pool, side, capture_error_mode="thread_local"):
+                self.outputs = function(*self.inputs)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Any:
+        with torch.cuda.device(self.device), _normal_tensors():
+            for own, tensor in zip(self.inputs, inputs, strict=True):
+                own[: len(tensor)].copy_(tensor, non_blocking=True)
+            self.graph.replay()
+        return self.outputs
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings: cuBLAS keeps a work space for every stream that it ever saw."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _normal_tensors() -> Iterator[None]:
+    """Tensors that may be changed later, also where the caller is in inference mode."""
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
+
+
+@contextmanager
+def _refusing_to_wait() -> Iterator[None]:
+    """Raise an error where the host waits for the GPU, which would break more than the recording itself."""
+
+    def set_mode(mode: int | str) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+            torch.cuda.set_sync_debug_mode(mode)
+
+    before = torch.cuda.get_sync_debug_mode()
+    set_mode("error")
+    try:
+        yield
+    finally:
+        set_mode(before)
+
+
+_every: weakref.WeakSet[Graphs] = weakref.WeakSet()
+
+
+def drop_recordings() -> None:
+    """Drop the recordings of all networks, whose memory nothing else can use."""
+    for graphs in list(_every):
+        graphs.recordings.clear()
+
+
+class Graphs:
+    """The recordings of one network."""
+
+    def __init__(self, record: Callable[..., Any] = Recording) -> None:
+        self.record = record
+        self.recordings: OrderedDict[tuple[Hashable, int], Any] = OrderedDict()
+        self.seen: Counter[Hashable] = Counter()
+        self.requests: OrderedDict[Hashable, tuple[Hashable, int]] = OrderedDict()  # keys of recordings
+        self.reason = ""  # why nothing is recorded any more
+        self._state: _ModuleState | None = None
+        self._memory: Any = None
+        _every.add(self)
+
+    def state(self, module: nn.Module) -> Hashable:
+        """A mark of all that a recording cannot see change; None of a network that is not recordable."""
+        if self._state is None or not self._state.holds(module):
+            self._state = _ModuleState(module)
+        return self._state.mark
+
+    def replay(self, request: Hashable, inputs: Sequence[Tensor], key: Callable[[], Hashable]) -> Any:
+        """The results of the recording that answered this request last; None if the network has changed.
+
+        Checking that takes as long as a small pass, so it is done while the GPU computes. A replay that turns
+        out to be outdated does no harm: it changes its own memory alone, and keeps the weights it reads.
+        """
+        known = self.requests.get(request)
+        if known is None or known not in self.recordings or self.reason:
+            return None
+        interrupts.check()
+        with span("forward", inputs=len(inputs[0])):
+            results = self.recordings[known](inputs)
+        return results if (_full_key(key(), inputs), len(inputs[0])) == known else None
+
+    def run(
+        self,
+        key: Hashable,
+        function: Function,
+        inputs: Sequence[Tensor],
+        pad: bool = False,
+        request: Hashable = None,
+        reads: Sequence[Tensor] = (),
+        lasting: bool = False,
+    ) -> Any:
+        """function(*inputs), from a recording where there is one. The next pass overwrites the results.
+
+        Args:
+            pad: whether a recording of a larger batch may be used.
+            request: by which `replay` finds the recording.
+            reads: see `Recording`.
+            lasting: whether results are read while other passes run; they get memory of their own.
+        """
+        count = len(inputs[0])
+        interrupts.check()
+        if self.reason:
+            return function(*inputs)
+        key = _full_key(key, inputs)
+        if request is not None:
+            self.requests[request] = key, count
+            while len(self.requests) > MOST:
+                self.requests.popitem(last=False)
+        for size in (count, self._larger(key, count)) if pad else (count,):
+            if (key, size) in self.recordings:
+                self.recordings.move_to_end((key, size))
+                with span("forward", inputs=count):
+                    return _first_rows(self.recordings[key, size](inputs), size, count)
+        self.seen[key, count] += 1
+        if self.seen[key, count] <= SEEN:
+            return function(*inputs)
+        try:
+            recording = self.record(function, inputs, reads, None if lasting else self._pool())
+        except Exception as error:  # of any kind: the plain pass raises it again, or not
+            self.reason = f"its pass cannot be recorded as a CUDA graph ({first_line(error)[:120]})"
+            log.info("passes run kernel by kernel: %s", self.reason)
+            self.recordings.clear()
+            return function(*inputs)
+        self.recordings[key, count] = recording
+        while len(self.recordings) > MOST:
+            self.recordings.popitem(last=False)
+        if len(self.seen) > 64 * MOST:
+            self.seen.clear()
+        return recording(inputs)
+
+    def _pool(self) -> Any:
+        """Memory shared by recordings: one runs at a time, and its results are copied before the next."""
+        if self._memory is None and torch.cuda.is_available():
+            self._memory = torch.cuda.graph_pool_handle()
+        return self._memory
+
+    def _larger(self, key: Hashable, count: int) -> int:
+        """The size of the recording that this batch is padded for, at most LARGER times its own."""
+        sizes = (size for known, size in self.recordings if known == key and count < size <= LARGER * count)
+        return min(sizes, default=0)
+
+
+def _full_key(key: Hashable, inputs: Sequence[Tensor]) -> Hashable:
+    """A key with the inputs' layouts and with torch's settings, which a recording fixes."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        key, tuple((tensor.dtype, tensor.stride(), tuple(tensor.shape[1:])) for tensor in inputs),
+        torch.is_grad_enabled(), convolutions.allow_tf32, convolutions.benchmark, convolutions.deterministic,
+        products.allow_tf32, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
+    )  # fmt: skip
+
+
+def _first_rows(results: Any, size: int, count: int) -> Any:
+    """Without the rows that padded the batch."""
+    if size == count:
+        return results
+    return tree_map_only(Tensor, lambda tensor: tensor[:count] if len(tensor) == size else tensor, results)
+
+
+def recordable(module: nn.Module) -> bool:
+    """Whether nothing but torch runs in the network's pass: no hook, no patched forward."""
+    return not any(map(is_watched, module.modules()))
+
+
+class _ModuleState:
+    """A network's state, kept for a quick check whether it still holds.
+
+    It keeps references to all that it compares by identity, so that nothing can be freed and replaced unseen.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = list(module.modules())
+        inner = [part.__dict__[name] for part in parts for name in ("_parameters", "_buffers", "_modules")]
+        self.module, self.dicts = module, [part.__dict__ for part in parts] + inner
+        self.hooks = [part.__dict__[hooks] for part in parts for hooks in HOOKS]
+        self.values = self._values()
+        self.tensors = [value for value in self.values if isinstance(value, Tensor)]
+        self.addresses = list(map(Tensor.data_ptr, self.tensors))
+        self.mark = state_of(module) if recordable(module) else None
+
+    def _values(self) -> list[Any]:
+        return [value for own in self.dicts for value in own.values()]
+
+    def holds(self, module: nn.Module) -> bool:
+        if module is not self.module or self.mark is None or any(self.hooks):
+            return False
+        now = self._values()
+        same = len(now) == len(self.values) and all(map(is_, now, self.values))
+        return same and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
+
+
+def state_of(module: nn.Module) -> int:
+    """A hash of what a recording cannot see change: where weights lie, modules, modes, attributes."""
+    marks: list[Any] = []
+    for part in module.modules():
+        own = part.__dict__
+        marks += (id(part), own["training"])
+        for tensors in (own["_parameters"], own["_buffers"]):
+            marks += [tensor.data_ptr() for tensor in tensors.values() if tensor is not None]
+        for name in own.keys() - OF_EVERY_MODULE:
+            value = own[name]
+            marks.append((name, value if type(value) in PLAIN else _mark(value)))
+    return hash(tuple(marks))
+
+
+def _mark(value: object) -> object:
+    """A value that differs when an attribute is exchanged."""
+    if isinstance(value, tuple):
+        return repr(value)
+    return value.data_ptr() if isinstance(value, Tensor) else id(value)

@@ -1,0 +1,110 @@
+"""Names of networks (of a library, or a file), of precisions, and of classes. This module needs no torch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from heatproof.errors import InputError, MissingExtraError, need
+
+LITE = ("lite0", "efficientnet-lite0", "efficientnet_lite0")
+PRECISIONS = ("fp32", "tf32", "bf16")  # see running.py
+KERAS_FILES = (".keras", ".h5", ".hdf5")
+ABSENT = (MissingExtraError, AttributeError, KeyError)  # a package, or its names in this version of it
+WORDNET_ID = re.compile(r"n\d{8}")
+
+
+@cache
+def imagenet_classes() -> tuple[str, ...] | None:
+    """The 1,000 ImageNet names as torchvision or timm writes them, None where neither is installed."""
+    with suppress(*ABSENT):
+        models = need("torchvision.models", "torchvision")
+        return tuple(models.get_model_weights("resnet18").DEFAULT.meta["categories"])
+    with suppress(*ABSENT):
+        info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
+        # The first of several synonyms: "tench, Tinca tinca" is a tench.
+        return tuple(info.index_to_description(i).split(",")[0] for i in range(info.num_classes()))
+    return None
+
+
+def _plain(name: str) -> str:
+    """
+    >>> _plain("Great_White-shark"), _plain("jack-o'-lantern")
+    ('great white shark', 'jack o lantern')
+    """
+    return " ".join(re.findall(r"\w+", name.casefold().replace("_", " ")))
+
+
+def _meanings(name: str) -> set[str]:
+    """A name and its synonyms: "tench, Tinca tinca" is both."""
+    return {_plain(part) for part in (name, *name.split(","))}
+
+
+def model_classes(
+    pictures: Mapping[int, str], used: set[int], classes: Sequence[str] | None, count: int, name: str
+) -> dict[int, int]:
+    """Which of the model's classes each class of the pictures is, by number.
+
+    pictures: names by number, of which those in `used` have pictures. classes: the model's names, if known;
+    it has `count` classes. Numbers mean themselves; names must be the model's, at the same number or another.
+    """
+    named = {k: text for k, text in pictures.items() if _plain(text) not in (str(k), f"class {k}")}
+    same = {k: k for k in used}
+    if not named or (classes is None and len(pictures) == count):
+        return same
+    if classes is not None and len(classes) == count:
+        known = [k for k in named if k < count and _meanings(named[k]) & _meanings(classes[k])]
+        if len(known) * 2 >= len(named):  # some may be spelt in another way
+            return same
+        numbers = {meaning: k for k in reversed(range(count)) for meaning in _meanings(classes[k])}
+        if count == 1000 and all(WORDNET_ID.fullmatch(named.get(k, "")) for k in used):
+            # Sorted ids are ImageNet's order, where all are there.
+            whole = {text: k for k, text in pictures.items()} if len(pictures) == count else {}
+            numbers = whole or imagenet_wordnet_ids()
+        found = {k: numbers.get(_plain(pictures[k]), -1) for k in used}
+        if min(found.values()) >= 0 and len(set(found.values())) == len(found):
+            return found
+    raise InputError(
+        f"the pictures' {len(pictures)} classes ({_some(named.values())}) are not the {count} of {name}"
+        f"{f' ({_some(classes)})' if classes else ''}; set model.num_classes and weights for them, list the "
+        "model's classes in its order as class_names, or explain predictions: run.targets = 'predicted' "
+        "without metrics that need labels"
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    first = list(itertools.islice(names, 4))
+    return ", ".join(first[:3]) + ", ..." * (len(first) > 3)
+
+
+@cache
+def imagenet_wordnet_ids() -> dict[str, int]:
+    """ImageNet's 1,000 classes by WordNet id, empty where timm, which knows them, is not installed."""
+    with suppress(*ABSENT):
+        info = need("timm.data", "timm").ImageNetInfo("imagenet-1k")
+        return {info.index_to_label_name(k): k for k in range(info.num_classes())}
+    return {}
+
+
+def placed_spec(spec: str, folder: Path) -> str:
+    """The spec with the full path of the file or folder it names, which is relative to `folder`.
+
+    >>> placed_spec("net.py:make", Path("/studies")), placed_spec("lite0", Path("/studies"))
+    ('/studies/net.py:make', 'lite0')
+    """
+    library, _, name = spec.partition(":")
+    path, _, factory = spec.rpartition(":")
+    if path.endswith(".py"):
+        return f"{_placed(path, folder)}:{factory}"
+    if library == "hf" and _placed(name, folder).exists():
+        return f"hf:{_placed(name, folder)}"
+    return str(_placed(spec, folder)) if spec.endswith(KERAS_FILES) else spec
+
+
+def _placed(path: str, folder: Path) -> Path:
+    return Path(os.path.abspath(folder / Path(path).expanduser()))

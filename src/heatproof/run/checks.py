@@ -1,0 +1,480 @@
+"""Checks of a study before work starts, and what can be computed for it.
+
+The network is built once, each checkpoint is loaded into it once, and a blank image goes through it, so that
+a weight file that does not fit, a layer it lacks or a label it has no class for is reported at once.
+
+preprocessing   contradicted by the native size of the images or by what the network declares: a warning
+classes         in another order than the labels suggest: a warning (metrics/class_order.py)
+accuracy        far from the expected one: an error. Far: outside the 99 % interval of the measured
+                accuracy (Clopper-Pearson, up to 256 images) by more than 0.05
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+from torch import Tensor, nn
+
+from heatproof.errors import HeatproofError, InputError
+from heatproof.explain.api import check_insides, explain, read_methods
+from heatproof.explain.providers.files import Stored
+from heatproof.explain.providers.function import FromFile
+from heatproof.images import Preprocess, Source, batches
+from heatproof.images.files import Size, picture_size
+from heatproof.images.source import check_annotations, draw
+from heatproof.metrics.class_order import ClassOrder, class_order
+from heatproof.models.capture import refusal_in_a_sentence
+from heatproof.models.heads import Head, Multilabel
+from heatproof.models.heads.dense import Dense
+from heatproof.models.layers import find_module
+from heatproof.models.libraries import sized
+from heatproof.models.model import CONVOLUTIONS, Model, input_channels
+from heatproof.models.names import LITE, model_classes
+from heatproof.models.wrapped import function_in, is_function
+from heatproof.registry import check_volumes, metrics
+from heatproof.run.config import as_config, at
+from heatproof.run.metrics import MetricRequest, in_a_run, read_metrics
+from heatproof.run.plan import code_hashes
+from heatproof.run.study import ALL_CLASSES_UP_TO, LABELS_UNUSED, Renamed, ResolvedStudy
+from heatproof.run.study import listed_classes as listed_classes
+from heatproof.run.weights import PRETRAINED, weights_hash
+
+PARTS_OF_A_CODE = ("finder", "timing", "box")
+MOST, AT_ONCE = 256, 32  # images of the first pass
+CONFIDENCE, MARGIN = 0.99, 0.05
+HEADERS = 32  # files whose native size is read
+POSITIONS = ("pos_embed", "pos_embedding", "position_embeddings", "positional_embedding")
+PREFIX_TOKENS = (0, 1, 2, 4, 5)  # class, distillation and register tokens before those of the patches
+REMEDY = "name what it was trained with: --size, --resize, --mean and --std, or [preprocess] in a study"
+
+
+def check_study(opened: ResolvedStudy) -> dict[str, str]:
+    """Raise InputError for what cannot work; returns the hash of each checkpoint's weights."""
+    study = opened.study
+    with at("images"):
+        source = opened.source
+    check_truth(opened.metrics, source, study.run.targets)
+    if any({"boxes", "masks"} & {*request.entry.needs} for request in opened.metrics):
+        with at("images"):
+            opened.warning = check_annotations(source)
+    with at("model"):
+        checkpoints = opened.checkpoints
+        for checkpoint in checkpoints:
+            model = opened.model(checkpoint.name)
+            opened.hashes[checkpoint.name] = weights_hash(checkpoint, model)
+    compared = [request.text for request in opened.metrics if request.entry.compares_checkpoints]
+    if len(checkpoints) < 2 and compared:
+        raise InputError(
+            f"metrics: {compared[0]} compares checkpoints, but there is one; add model.checkpoints"
+        )
+    with at("model.layer"):
+        for layer in [study.model.layer] if isinstance(study.model.layer, str) else study.model.layer or []:
+            find_module(model.module, layer)
+    count = check_classes(opened, model)
+    opened.preprocess = model.preprocess.description
+    given = {name for name, value in as_config(study)["preprocess"].items() if value is not None}
+    own = checkpoints[-1].name == PRETRAINED or (
+        checkpoints[-1].file is None and study.model.spec.lower().startswith((*LITE, "hf:"))
+    )
+    opened.warnings = tuple(input_warnings(model, [s.content for s in source.samples], given, own))
+    with at("metrics"):
+        _check_metrics(opened.metrics, model)
+    with at("methods"):
+        _check_methods(opened, model)
+    for request in opened.metrics:
+        if request.every_class and count > ALL_CLASSES_UP_TO:
+            raise InputError(
+                f"metrics: {request.text} needs the probabilities of all classes, which a run keeps for up "
+                f"to {ALL_CLASSES_UP_TO} classes; this model has {count}"
+            )
+    return opened.hashes
+
+
+def check_classes(opened: ResolvedStudy, model: Model) -> int:
+    """The number of the model's classes; where labels are used, those of the images must be among them."""
+    with at("model"):
+        with refusal_in_a_sentence(model, model.preprocess.blank):
+            count = max(2, model.logits(model.preprocess.blank).shape[1])
+            model.check_repeatable(_noise(model.preprocess))
+        head = model.head
+        opened.head_description, opened.is_multilabel = model.head_meaning, isinstance(head, Multilabel)
+        opened.by_label = head.names_classes or isinstance(head, Dense)
+        opened.predicts_classes = head.names_classes
+    source = opened.source
+    with at("images"):
+        _check_label_kind(source, opened.is_multilabel, opened.head_description)
+    if opened.is_multilabel:
+        _check_multilabel_metrics(opened.metrics, opened.targets)
+    if not source.labelled or not opened.predicts_classes:
+        return count
+    readers = [r for r in opened.metrics if "labels" in r.entry.needs and (r.group or not r.entry.call)]
+    unused = opened.targets != "label" and not readers
+    vouched = "class_names" in opened.study.images.options and len(source.classes) == count
+    with at("images"):
+        if renamed := match_labels_to_model(source, model, count, vouched, unused):
+            opened.renamed, opened._source = renamed, None
+    return count
+
+
+def _noise(preprocess: Preprocess) -> Tensor:
+    """Two model-ready images of noise: blank ones would hide noise that a network multiplies with."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, preprocess.channels, *preprocess.size, generator=generator)
+
+
+def check_truth(requests: Sequence[MetricRequest], source: Source, targets: str | None) -> None:
+    """Raise InputError if a metric needs labels, boxes, masks or targets that these images do not have."""
+    for request in requests:
+        needs, where = request.entry.needs, f"metrics: {request.text} needs"
+        if "labels" in needs and request.group and not source.labelled:
+            raise InputError(f"{where} labels, but the images have none; leave it out or use labelled images")
+        if "boxes" in needs and not (source.boxed or source.parts):
+            raise InputError(f"{where} boxes or masks, but the images have none; leave it out")
+        if "masks" in needs and (missing := [p for p in PARTS_OF_A_CODE if p not in source.parts]):
+            raise InputError(
+                f"{where} masks of finder, timing and box, but {missing[0]} is missing; leave it out"
+            )
+        by_label = (targets or ("label" if source.labelled else "")) == "label"
+        if request.entry.compares_checkpoints and "labels" not in needs and by_label:
+            raise InputError(f"{where} maps of the predicted class; set run.targets = 'predicted'")
+        # From a half up, the label of an image of the gold list is predicted, so both maps are the same.
+        tau = dict(request.options).get("tau", 0.5)
+        below = tau == "adaptive" or (isinstance(tau, float | int) and tau < 0.5)
+        if request.entry.name == "cscore" and targets == "predicted" and below:
+            raise InputError(
+                f"{where} maps of the true class; set run.targets = 'label', or a tau of 0.5 or more"
+            )
+    if targets == "label" and not source.labelled:
+        raise InputError("run.targets is 'label', but the images have no labels; set it to 'predicted'")
+
+
+def _check_label_kind(source: Source, is_multilabel: bool, meaning: str) -> None:
+    """Images and network must agree on whether there may be several labels."""
+    if source.is_multilabel and not is_multilabel:
+        raise InputError(
+            f"pictures may have several findings, but the network's output is read as {meaning}; set "
+            "model.head = 'multilabel' if it has a sigmoid for each finding, else give each picture one label"
+        )
+    if is_multilabel and source.labelled and not source.is_multilabel:
+        raise InputError(
+            f"the network answers several findings at once ({meaning}), but each picture has one label; list "
+            "what a picture has: label_columns or multilabel = true for a CSV file, a table of 0 and 1 in "
+            "memory or npz; or set model.head = 'softmax' if one class is right"
+        )
+
+
+def _check_multilabel_metrics(requests: Sequence[MetricRequest], targets: str | None) -> None:
+    for request in requests:
+        options: dict[str, Any] = dict(request.options)
+        why = ""
+        if request.entry.compares_checkpoints and "labels" not in request.entry.needs:
+            why = "explains the one class that is predicted, and a finding that is not has none; leave it out"
+        elif options.get("anchor") and options.get("tau") == "adaptive":
+            why = "cannot have both an anchor and an adaptive tau; leave one out"
+        elif request.entry.name == "cscore" and targets == "predicted" and "tau" in options:
+            why = "needs maps of true findings for its tau; set run.targets = 'label', or leave tau out"
+        if why:
+            raise InputError(f"metrics: where pictures may have several findings, {request.text} {why}")
+
+
+def match_labels_to_model(
+    source: Source, model: Model, count: int, vouched: bool, unused: bool
+) -> Renamed | None:
+    """How labels become the classes of a model that has `count`; None where they are these already.
+
+    vouched: the study lists the model's classes. unused: nothing reads labels. A network that knows other
+    classes is then neither right nor wrong about them, so no row may hold them.
+    """
+    if unused and source.is_multilabel:
+        return None
+    names, used = dict(enumerate(source.classes)), {c for s in source.samples for c in s.stated}
+    try:
+        outside = next(((s, c) for s in source.samples for c in s.stated if c >= count), None)
+        if outside is not None:
+            sample, label = outside
+            raise InputError(
+                f"{sample.id} has label {label} ({source.classes[label]}), but {model.name} has the classes "
+                f"0 to {count - 1}; order them with images.options.class_names or set model.num_classes"
+            )
+        numbers = {} if vouched else model_classes(names, used, model.classes, count, model.name)
+    except InputError:
+        if unused:
+            return LABELS_UNUSED
+        raise
+    moved = any(k != number for k, number in numbers.items())
+    return (numbers, model.classes) if model.classes is not None and moved else None
+
+
+def _check_metrics(requests: Sequence[MetricRequest], model: Model) -> None:
+    """Refuse what needs weights, gradients, classes or 2-D images where there are none."""
+    if len(model.preprocess.size) > 2:
+        for request in requests:
+            check_volumes(request.entry)
+    if is_function(model.module) and (lost := [r.text for r in requests if r.entry.needs_gradients]):
+        raise InputError(
+            f"{lost[0]} needs the network's weights or gradients, and {model.name} is only a function; "
+            "leave it out"
+        )
+    check_head(requests, model.head)
+
+
+def check_head(requests: Sequence[MetricRequest], head: Head) -> None:
+    """Refuse metrics of probabilities, or of whether the class changed, where the head has no classes."""
+    for request in requests:
+        if "probabilities" in request.entry.needs or request.entry.compares_checkpoints:
+            head.need_classes(request.text)
+
+
+def _check_methods(opened: ResolvedStudy, model: Model) -> None:
+    """Refuse files that are not there or do not fit, and what looks inside a network that is a function."""
+    calls = read_methods(opened.study.methods)
+    check_insides(model, calls)
+    for call in calls:
+        if len(model.preprocess.size) > 2:
+            check_volumes(call.entry)
+        if isinstance(call.entry, FromFile):
+            with function_in(call.entry.path, call.entry.name.rpartition(":")[2]):
+                continue
+        if isinstance(call.entry, Stored):
+            if opened.is_multilabel and opened.targets != "label":
+                raise InputError(
+                    f"{call.text} holds maps of findings that are known, not of those a network will say; "
+                    "set run.targets = 'label'"
+                )
+            call.entry.check(opened.map_names, model.preprocess.size)
+    if picky := [call.text for call in calls if call.entry.architecture]:
+        layer = opened.study.model.layer
+        explain(model, model.preprocess.blank, picky, layer=layer, allow_nan=True)
+
+
+def method_hashes(opened: ResolvedStudy) -> dict[str, str]:
+    """Hashes of the files behind the methods that a study brings: maps, or code with all that it imports."""
+    hashes = {}
+    for call in read_methods(opened.study.methods):
+        if isinstance(call.entry, Stored):
+            hashes[call.text] = call.entry.hash(opened.map_names)
+        elif isinstance(call.entry, FromFile):
+            code = json.dumps(code_hashes(call.entry.name, opened.folder), sort_keys=True)
+            hashes[call.text] = hashlib.sha256(code.encode()).hexdigest()[:16]
+    return hashes
+
+
+@dataclass(frozen=True)
+class MetricAvailability:
+    """Which metrics a run can compute for these images and this network, and why not the others.
+
+    Args:
+        opened: the study, with its images.
+        classes: the number of the network's classes.
+        labels: whether the classes of the images are the network's.
+        stored: whether the maps are read, so that no method can be run again.
+        function: whether the network is only a function.
+    """
+
+    opened: ResolvedStudy
+    classes: int
+    labels: bool = True
+    stored: bool = False
+    function: bool = False
+
+    def why_not(self, text: str) -> str:
+        """Half a sentence: why a metric, or a bundle, cannot be computed; "" where it can."""
+        try:
+            requests = read_metrics([text])
+            if not self.labels and any("labels" in r.entry.needs and r.group for r in requests):
+                return "the network has other classes than the pictures"
+            check_truth(requests, self.opened.source, self.opened.targets)
+        except HeatproofError as error:
+            return _short(str(error))
+        return next(filter(None, map(self._against, requests)), "")
+
+    def _against(self, request: MetricRequest) -> str:
+        entry = request.entry
+        used = {label for sample in self.opened.source.samples for label in sample.stated}
+        if self.stored and entry.reruns:
+            return "it runs the method again, which stored maps cannot be"
+        if self.function and entry.needs_gradients:
+            return "it needs the network's weights or gradients, and this one is a function"
+        if entry.compares_checkpoints and len(self.opened.checkpoints) < 2:
+            return "it compares checkpoints, and there is one"
+        if entry.name == "auc" and len(used) == 1:
+            return "all pictures are of one class"
+        if request.every_class and self.classes > ALL_CLASSES_UP_TO:
+            return f"a run keeps the probabilities of {ALL_CLASSES_UP_TO} classes at most"
+        return ""
+
+    def all(self) -> dict[str, str]:
+        """Every registered metric that a run may name, and why not."""
+        names = [entry.name for entry in metrics.as_registered() if in_a_run(entry.name)]
+        return {name: self.why_not(name) for name in names}
+
+
+def _short(sentence: str) -> str:
+    """What is missing, out of the sentence that refuses it.
+
+    >>> _short("metrics: localise needs boxes or masks, but the images have none; leave it out")
+    'it needs boxes or masks, but the images have none'
+    """
+    needed = sentence.partition(" needs ")[2].partition(";")[0]
+    return f"it needs {needed}" if needed else sentence.partition(": ")[2] or sentence
+
+
+class Answers(NamedTuple):
+    """Labels and answers of some images."""
+
+    truth: np.ndarray  # "n k" bool
+    probabilities: np.ndarray  # "n k"
+    single: bool  # whether each image has one label
+
+    @property
+    def right(self) -> int:
+        return int((self.truth.argmax(1) == self.probabilities.argmax(1)).sum())
+
+    @property
+    def order(self) -> ClassOrder | None:
+        """Another order of the classes that explains the labels much better."""
+        k = self.probabilities.shape[1]
+        return class_order(
+            self.truth, np.eye(k)[self.probabilities.argmax(1)] if self.single else self.probabilities
+        )
+
+
+def first_answers(opened: ResolvedStudy, most: int = MOST) -> Answers | None:
+    """Answers of the last checkpoint for images in the proportions of their classes; None without labels."""
+    source, model = opened.source, opened.model(opened.checkpoints[-1].name)
+    if not opened.predicts_classes or not any(sample.stated for sample in source.samples):
+        return None
+    labels = [next(iter(sample.stated), None) for sample in source.samples]
+    places = draw(labels, min(most, len(source)), opened.study.run.seed)
+    truth, answers = [], []
+    for loaded in batches(source, model.preprocess, AT_ONCE, places, opened.study.run.workers):
+        batch = loaded.batch
+        if not batch.ids:
+            continue
+        chances = model.probabilities(model.logits(batch.images)).cpu().numpy()
+        answers.append(chances)
+        if batch.findings is not None:
+            known = np.zeros(chances.shape, dtype=bool)
+            known[:, : batch.findings.shape[1]] = batch.findings.cpu().numpy()
+        elif batch.labels is not None and int(batch.labels.min()) >= 0:
+            known = np.eye(chances.shape[1], dtype=bool)[batch.labels.cpu().numpy()]
+        else:
+            return None
+        truth.append(known)
+    if not answers or not np.isfinite(np.concatenate(answers)).all():
+        return None
+    single = not isinstance(model.head, Multilabel)
+    return Answers(np.concatenate(truth), np.concatenate(answers), single)
+
+
+def check_accuracy(opened: ResolvedStudy, expected: float | None) -> None:
+    """Raise InputError if the accuracy of the last checkpoint is far from the expected one."""
+    if expected is None:
+        return
+    answers = first_answers(opened)
+    if answers is None or not answers.single:
+        raise InputError(
+            "expect_accuracy needs images with one label each, out of the network's classes; leave it out"
+        )
+    right, n = answers.right, len(answers.truth)
+    low, high = binomtest(right, n).proportion_ci(CONFIDENCE)
+    if low - MARGIN <= expected <= high + MARGIN:
+        return
+    model = opened.model(opened.checkpoints[-1].name)
+    order = answers.order
+    reason = f"; {order.sentence(opened.source.classes, answers.truth.shape[1])}" if order else ""
+    raise InputError(
+        f"the network is right on {right} of {n} images ({right / n:.0%}, 99 % interval {low:.0%} to "
+        f"{high:.0%}), but the expected accuracy is {expected:.0%}: check size and normalisation "
+        f"({model.preprocess.description}) and the order of the classes "
+        f"({listed_classes(opened.source.classes)}){reason}"
+    )
+
+
+def order_warning(opened: ResolvedStudy, answers: Answers | None) -> list[str]:
+    """One sentence if another order of the classes explains the labels much better."""
+    order = answers.order if answers else None
+    return [order.sentence(opened.source.classes, answers.truth.shape[1])] if answers and order else []
+
+
+def input_warnings(model: Model, files: Iterable[object], given: Collection[str], own: bool) -> Iterator[str]:
+    """What contradicts the preprocessing, one sentence each.
+
+    files: image files; others are ignored. given: parts of the preprocessing that the user set. own: whether
+    the weights come with their preprocessing, as a library's pretrained ones do.
+    """
+    seen = model.preprocess
+    if len(seen.size) != 2:
+        return
+    channels = input_channels(model.module)
+    if channels is not None and channels != seen.channels:
+        yield f"the first layer of {model.name} takes {channels} channels, but mean has {seen.channels}"
+    if "size" not in given:
+        shape = "x".join(map(str, seen.size))
+        for source, size in _declared_sizes(model.module):
+            if size != seen.size:
+                declared = "x".join(map(str, size))
+                yield f"{model.name} gets {shape} px, but {source} {declared} px: {REMEDY}"
+        native, usual = native_size(files), sized(Preprocess(), model.module)
+        is_default = not own and (seen.size, seen.resize) == (usual.size, usual.resize)
+        if is_default and native and native[::-1] != seen.size and min(native) != seen.resize:
+            yield (
+                f"all images are {native[1]}x{native[0]} px, but the network gets {shape} px, the default: "
+                f"if it was trained at another size, {REMEDY}"
+            )
+    config = _pretrained_config(model.module)
+    for name in ("mean", "std"):
+        declared_values = config.get(name)
+        if name in given or own or not declared_values or len(declared_values) != seen.channels:
+            continue
+        if not np.allclose(declared_values, getattr(seen, name), atol=1e-3):
+            values = ", ".join(f"{value:g}" for value in declared_values)
+            yield f"pretrained_cfg of {model.name} has {name} {values}, but images get another one: {REMEDY}"
+
+
+def native_size(files: Iterable[object]) -> Size | None:
+    """Width and height of the first image files if all have the same, from their headers."""
+    sizes: set[Size] = set()
+    paths = [file for file in files if isinstance(file, Path)][:HEADERS]
+    for path in paths:
+        with suppress(InputError):  # DICOM files and broken ones
+            sizes.add(picture_size(path))
+    return sizes.pop() if len(sizes) == 1 and len(paths) > 1 else None
+
+
+def _pretrained_config(module: nn.Module) -> dict[str, tuple[float, ...]]:
+    """timm's pretrained_cfg."""
+    config = getattr(module, "pretrained_cfg", None)
+    return config if isinstance(config, dict) else {}
+
+
+def _declared_sizes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Height and width that the network was made for, by what says so."""
+    patches = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
+    for name, weight in module.named_parameters():
+        if not name.removesuffix(".weight").endswith(POSITIONS) or patches is None:
+            continue
+        if patches.kernel_size != patches.stride or weight.ndim < 2:
+            continue
+        tokens = weight.shape[-2]
+        sides = (math.isqrt(tokens - more) for more in PREFIX_TOKENS if _is_square(tokens - more))
+        if (side := next(sides, 0)) > 1:
+            yield f"its {tokens} position embeddings fit", tuple(side * step for step in patches.stride)
+        break
+    declared = _pretrained_config(module).get("input_size", ())
+    if len(declared) == 3 and sized(Preprocess(), module).size == Preprocess.size:  # no size of its own
+        yield "its pretrained_cfg names", (int(declared[1]), int(declared[2]))
+
+
+def _is_square(number: int) -> bool:
+    return number > 0 and math.isqrt(number) ** 2 == number

@@ -1,0 +1,421 @@
+"""What an audit computes: chosen by what network and images allow, and by the time there is.
+
+The rungs, in order; a rung that does not fit is left out, and later ones are still tried:
+
+    the first method, `random`, and the test that the verdict rests on, on 32 images; a second method
+    40 images; two more methods of one pass; floors; insertion and deletion
+    up to 100 images
+    further methods of one pass; randomisation, fragility; methods of many passes
+    up to 1,000 images
+
+Each line is a step of the run, and the run adds to what it has: after each step the rest is chosen anew by
+the measured time. Methods that the network refuses, and metrics that the images do not allow, are left out
+with their reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from heatproof.errors import CheckpointError, HeatproofError, InputError
+from heatproof.explain.api import with_sufficient_repeats
+from heatproof.explain.floors import is_floor
+from heatproof.models.heads import Multilabel
+from heatproof.models.libraries import check_name
+from heatproof.models.model import Model
+from heatproof.registry import metrics
+from heatproof.run.checks import (
+    MetricAvailability,
+    check_accuracy,
+    check_classes,
+    check_head,
+    check_study,
+    first_answers,
+    order_warning,
+)
+from heatproof.run.config import check_network, study_from
+from heatproof.run.engine import resolve_defaults
+from heatproof.run.estimate import CHEAP, Trials
+from heatproof.run.metrics import read_metrics
+from heatproof.run.plan import PER_MAP, PlannedUnit
+from heatproof.run.progress import spell
+from heatproof.run.study import ResolvedStudy, open_study
+from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
+from heatproof.run.worker import Worker
+from heatproof.store import Manifest, RunFolder
+from heatproof.studies.audit.settings import BATCH, AuditSettings
+from heatproof.verdict.follow import ENOUGH, follow_metric
+
+FIRST = ("gradcam", "legrad", "gradient", "occlusion")  # the first of these that the network takes
+CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
+MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
+EXPENSIVE = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
+FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
+VOTE = (follow_metric().name, "untrained")  # which share the maps under random weights
+CURVES = ("insertion(steps=20)", "deletion(steps=20)")
+FURTHER = (("randomisation(depths=3)",), ("fragility",))
+PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
+LEAST, COMFORTABLE, SOME, MANY = 32, 40, 104, 1000  # images: some decide nothing, so more than ENOUGH
+IMAGES = "pictures"  # the choice of how many
+MARGIN = 0.8  # of the time that is left: what is measured on two images is not exact
+ALMOST = 0.9
+MOST_OFF = 20.0  # factor by which a step may be more or less expensive than expected
+REPORT = 5.0  # seconds
+FULL, TOO_LONG = "no time is left for it", "about "  # how reasons begin that more minutes help against
+TRIED = 32  # images on which the network's answers are checked
+KEYS = ("images: ", "model: ", "model.checkpoints: ", "model.layer: ")  # of a study that no user wrote
+SHARE = 0.004  # of the audit that one timing trial may be expected to take
+FLOOR_VOTE = 0.4  # of a vote: a floor's control maps under random weights are itself, which costs no pass
+MetricGroup = tuple[str, ...]  # metrics that share their passes
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A study with nothing chosen yet, which passed every check."""
+
+    resolved: ResolvedStudy
+    classes: int  # of the network
+    head: str | None  # that had to be named
+    notes: tuple[str, ...]
+    labels: bool = True  # whether the images' classes are the network's
+
+
+def inspect(
+    settings: AuditSettings, tables: Mapping[str, Any], folder: Path, network: Model | None
+) -> Inspection:
+    """Resolve the study in `tables`; where the network has other classes than the images, without labels.
+
+    folder: what its paths are relative to.
+    """
+    library, _, name = settings.model.partition(":")
+    if library in LIBRARIES_WITHOUT_WEIGHTS and name and not settings.checkpoint and not settings.pretrained:
+        check_name(settings.model)
+        raise CheckpointError(
+            f"{settings.model} has random weights, whose maps say nothing: name yours with --checkpoint "
+            "FILE, or take --pretrained to download the library's"
+        )
+    if network is None:
+        check_network(settings.model, settings.checkpoint)
+    tries = [(None, settings.head), (None, Multilabel.name), ("predicted", settings.head)]
+    if settings.head or not tables["images"].get("options"):
+        del tries[1]  # one label each: the head is what it seems to be
+    refusal: HeatproofError | None = None
+    for targets, head in tries:
+        run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
+        wanted = {
+            "methods": ["random"],
+            "metrics": [follow_metric().name],
+            **tables,
+            "run": run,
+            "model": model,
+        }
+        try:
+            resolved = open_study(ResolvedStudy(study_from(wanted), folder, network=network))
+            resolve_defaults(resolved, None)
+            check_study(resolved)
+        except HeatproofError as error:
+            refusal = refusal or error
+            continue
+        check_accuracy(resolved, settings.expect_accuracy)
+        classes = check_classes(resolved, resolved.model(resolved.checkpoints[-1].name))
+        if targets is None:
+            return Inspection(resolved, classes, head, tuple(_warnings(resolved)))
+        why = _without_key(refusal).partition(";")[0]
+        note = f"labels are not used, predictions are explained: {why}"
+        return Inspection(resolved, classes, head, (note,), labels=False)
+    raise InputError(_without_key(refusal)) from refusal
+
+
+def _without_key(error: HeatproofError | None) -> str:
+    text = str(error)
+    for key in KEYS:
+        text = text.removeprefix(key)
+    return text
+
+
+def _warnings(resolved: ResolvedStudy) -> list[str]:
+    """What cannot be concluded from these labels."""
+    source = resolved.source
+    if not source.labelled:
+        return ["the pictures have no labels: predictions are explained, and nobody knows which are right"]
+    used = {label for sample in source.samples for label in sample.stated}
+    if len(used) == 1:
+        name = source.classes[used.pop()]
+        return [
+            f"all pictures are of the class {name}: nobody knows whether the network tells it from others"
+        ]
+    answers = first_answers(resolved, TRIED)
+    warnings = order_warning(resolved, answers)
+    if answers is None or not answers.single or len(answers.truth) < TRIED:
+        return warnings
+    chance = 1 / len(source.classes)
+    if answers.right / TRIED <= chance + 2 * math.sqrt(chance * (1 - chance) / TRIED):
+        warnings.append(
+            f"of {TRIED} pictures the network is right on {answers.right}, hardly more than by guessing"
+        )
+    return warnings
+
+
+class CostModel:
+    """Seconds per image at the last checkpoint, each part measured once, when it is first needed.
+
+    An image costs its decoding; each method its own passes, once and under every draw of random weights;
+    each group of metrics its passes for every method.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedStudy,
+        wanted: Sequence[str],
+        seconds: float = math.inf,
+        trying: Callable[[str], object] = lambda what: None,
+    ) -> None:
+        """wanted: the first of these that the network takes is the one that metrics are timed with.
+
+        seconds: of the whole audit, of which trials take a small share. trying: called with what is timed.
+        """
+        self.resolved, self.patience, self.trying = resolved, min(CHEAP, SHARE * seconds), trying
+        self.worker = Worker(resolved, RunFolder(Path(), Manifest(resolved.config)))
+        self._methods: dict[str, float] = {}
+        self._groups: dict[MetricGroup, float] = {}
+        for method in wanted[:-1]:
+            with suppress(HeatproofError):
+                self.method(method)
+                self.first = method
+                return
+        self.method(wanted[-1])
+        self.first = wanted[-1]
+
+    def image(self, methods: Sequence[str], groups: Sequence[MetricGroup]) -> float:
+        """Seconds of an image with all of these, and the vote."""
+        own = sum(self.method(method) for method in methods)
+        votes = sum(FLOOR_VOTE if is_floor(method) else 1.0 for method in methods)
+        others = len(methods) * sum(self.group(group) for group in groups)
+        return self.decoding + own + votes * self.group(VOTE) + others
+
+    def method(self, method: str) -> float:
+        """Seconds of its own passes, also under random weights; raises if the network refuses it."""
+        if method not in self._methods:
+            self._methods[method] = max(0.0, self._timed(method) - self.decoding)
+        draws = 0 if is_floor(method) else int(metrics.get(follow_metric().name).options["draws"])
+        return (1 + draws) * self._methods[method]
+
+    def group(self, group: MetricGroup) -> float:
+        """Seconds of a group of metrics for one method."""
+        if group not in self._groups:
+            own = self.method(self.first)
+            with_maps = own if group == VOTE else self._methods[self.first]
+            self._groups[group] = max(0.0, self._timed(self.first, group) - self.decoding - with_maps)
+        return self._groups[group]
+
+    @cached_property
+    def decoding(self) -> float:
+        return self._trials("random", ()).decoding
+
+    def _timed(self, method: str, group: MetricGroup = ()) -> float:
+        return self._trials(method, group).per_image(warm=group == VOTE).seconds
+
+    def _trials(self, method: str, group: MetricGroup) -> Trials:
+        self.trying(", ".join(group) or method)
+        # A whole unit: what it costs once is spread over its images.
+        checkpoint, count = self.resolved.checkpoints[-1].name, min(BATCH, len(self.resolved.source))
+        seed = self.resolved.study.run.seed
+        unit = PlannedUnit(checkpoint, (0, count), (method,), (*PER_MAP, *group), seed)
+        return Trials(self.worker, unit, lambda text: None, self.patience)
+
+
+class Choice(NamedTuple):
+    """One decision."""
+
+    what: str
+    taken: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Methods, metrics and number of images of a run, and every decision behind them."""
+
+    methods: tuple[str, ...]
+    metrics: tuple[str, ...]
+    images: int
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def groups(self) -> list[MetricGroup]:
+        """Metrics with passes of their own, beside the vote."""
+        return [group for group in (CURVES, *FURTHER) if {*group} <= {*self.metrics}]
+
+    def same_run(self, other: Selection | None) -> bool:
+        """Whether both make a run do the same."""
+        return other is not None and replace(other, choices=self.choices) == self
+
+    @property
+    def out_of_time(self) -> list[str]:
+        """What was left out only because of the time."""
+        return [c.what for c in self.choices if not c.taken and c.why.startswith((FULL, TOO_LONG))]
+
+    def noting(self, what: str, taken: bool, why: str) -> Selection:
+        """Add a decision, in place of an earlier one about the same."""
+        before = (choice for choice in self.choices if choice.what != what)
+        return replace(self, choices=(*before, Choice(what, taken, why)))
+
+
+def in_minutes(count: float) -> str:
+    """
+    >>> in_minutes(1), in_minutes(2.5)
+    ('1 minute', '2.5 minutes')
+    """
+    return f"{count:g} minute{'s' * (count != 1)}"
+
+
+@dataclass
+class BudgetPlanner:
+    """Takes rungs while there is time. left: returns the seconds that are left, called at every rung."""
+
+    resolved: ResolvedStudy
+    costs: CostModel
+    classes: int  # of the network
+    left: Callable[[], float]
+    minutes: float
+    most: int = MANY  # images
+    labels: bool = True  # whether the network has the classes of the images
+    scale: float = 1.0  # measured over expected seconds of a run
+    done: Selection | None = None  # what the run has already
+
+    @property
+    def checkpoints(self) -> int:
+        return len(self.resolved.checkpoints)
+
+    def seconds(self, selection: Selection) -> float:
+        """Seconds that a selection takes from here."""
+        return self.scale * (self._whole(selection) - (self._whole(self.done) if self.done else 0.0))
+
+    def _whole(self, selection: Selection) -> float:
+        each = self.costs.image(selection.methods, selection.groups)
+        return selection.images * self.checkpoints * each
+
+    def record(self, step: Selection, seconds: float) -> None:
+        """Note that the run has done a step; the next ones are expected to be off by as much."""
+        if (expected := self.seconds(step) / self.scale) > 0:
+            self.scale = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
+        self.done = step
+
+    @property
+    def affordable(self) -> float:
+        return MARGIN * (self.left() - REPORT * max(1.0, self.scale))
+
+    def plan(self, wanted: Sequence[str]) -> list[Selection]:
+        """What to have after each step from here; the last is all that fits, with what was left out.
+
+        wanted: methods that the user named, which are then the only ones.
+        """
+        start = self.done or self._required(wanted)
+        if wanted:
+            start = self._methods(start, wanted[1:], "asked for", required=True)
+        else:
+            start = self._methods(start, CORE, "one pass per picture", 2)
+        small = self._images(start, COMFORTABLE)
+        small = small if wanted else self._methods(small, CORE, "one pass per picture", 4)
+        small = self._methods(small, FLOORS, "a floor: it never looks at the network")
+        small = self._metrics(small, CURVES)
+        some = self._images(small, SOME)
+        rich = some if wanted else self._methods(some, MORE, "one pass per picture")
+        for group in FURTHER:
+            rich = self._metrics(rich, group)
+        if not wanted:
+            expensive = with_sufficient_repeats(EXPENSIVE).values()
+            rich = self._methods(rich, list(expensive), "many passes per picture")
+        last = self._count_noted(self._images(rich, self.most))
+        steps = [replace(step, choices=last.choices) for step in (start, small, some, rich, last)]
+        before = [self.done, *steps[:-1]]
+        return [s for s, old in zip(steps, before, strict=True) if not s.same_run(old)] or [steps[-1]]
+
+    def _required(self, wanted: Sequence[str]) -> Selection:
+        """What the verdict cannot do without; raises InputError if there is no time for it."""
+        free = list(self._passless())
+        least = min(len(self.resolved.source), LEAST, self.most)
+        chosen = (*VOTE, *(choice.what for choice in free if choice.taken))
+        start = Selection((self.costs.first, "random"), chosen, least, tuple(free))
+        needed = self.seconds(start)
+        if needed > self.affordable:
+            enough = math.ceil((needed / MARGIN + REPORT + 60 * self.minutes - self.left()) / 60)
+            raise InputError(
+                f"{in_minutes(self.minutes)} is too short: {start.methods[0]} on {least} pictures"
+                f"{f' at {self.checkpoints} checkpoints' * (self.checkpoints > 1)} takes about "
+                f"{spell(needed)} here; allow {enough}, or take a smaller network or a faster device"
+            )
+        start = start.noting(start.methods[0], True, "asked for" if wanted else "the usual first map")
+        start = start.noting("random", True, "the floor that the verdict holds maps against")
+        return start.noting(", ".join(VOTE), True, "the verdict rests on it: maps against their own shadows")
+
+    def _passless(self) -> Iterator[Choice]:
+        """Metrics that need no pass, each with the reason against it."""
+        possible = MetricAvailability(self.resolved, self.classes, self.labels)
+        head = self.resolved.model(self.resolved.checkpoints[-1].name).head
+        for text in PASSLESS:
+            why = possible.why_not(text)
+            if not why:
+                try:
+                    check_head(read_metrics([text]), head)
+                except HeatproofError as error:
+                    why = str(error)
+            yield Choice(text, not why, why or "costs no pass")
+
+    def _methods(
+        self, chosen: Selection, names: Sequence[str], why: str, most: int = 99, required: bool = False
+    ) -> Selection:
+        """Add methods until there are `most`, floors not counted."""
+        for method in names:
+            if method not in chosen.methods and sum(not is_floor(m) for m in chosen.methods) < most:
+                more = replace(chosen, methods=(*chosen.methods, method))
+                chosen = self._add(chosen, more, method, why, required)
+        return chosen
+
+    def _metrics(self, chosen: Selection, group: MetricGroup) -> Selection:
+        if group in chosen.groups:
+            return chosen
+        more = replace(chosen, metrics=(*chosen.metrics, *group))
+        return self._add(chosen, more, ", ".join(group), "beside the verdict, as information")
+
+    def _add(
+        self, chosen: Selection, more: Selection, what: str, why: str, required: bool = False
+    ) -> Selection:
+        """`more` if the network allows it and there is time for it, else `chosen` with the reason."""
+        if not required and self.seconds(chosen) > ALMOST * self.affordable:
+            return chosen.noting(what, False, FULL)  # not even time to try what it costs
+        try:
+            cost = self.seconds(more)
+        except HeatproofError as error:
+            if required:
+                raise
+            return chosen.noting(what, False, str(error))
+        if required or cost <= self.affordable:
+            return more.noting(what, True, why)
+        extra = spell(cost - self.seconds(chosen))
+        return chosen.noting(what, False, f"{TOO_LONG}{extra} more, beyond {in_minutes(self.minutes)}")
+
+    def _images(self, chosen: Selection, most: int) -> Selection:
+        """As many images as there is time for, in whole units, to which more can be added later."""
+        most = min(most, self.most, len(self.resolved.source))
+        each = self._whole(replace(chosen, images=1)) * self.scale
+        more = (self.affordable - self.seconds(chosen)) / each if each else math.inf
+        fits = most if chosen.images + more >= most else int(chosen.images + more) // BATCH * BATCH
+        return replace(chosen, images=max(chosen.images, fits))
+
+    def _count_noted(self, chosen: Selection) -> Selection:
+        """Note how many images there are, and what so few of them cannot decide."""
+        total, n = len(self.resolved.source), chosen.images
+        if n < ENOUGH:
+            why = f"{n} of {total}: the verdict needs {ENOUGH}, so it will say undecided; add pictures"
+        elif n < total:
+            why = f"{n} of {total}, drawn from all, classes in proportion; more minutes take more of them"
+        else:
+            why = f"all {total} of them"
+        return chosen.noting(IMAGES, True, why)

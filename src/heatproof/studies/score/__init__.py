@@ -1,1 +1,0 @@
-"""Maps that are there already, scored like our own."""
