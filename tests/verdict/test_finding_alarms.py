@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.trajectory import (
     CheckpointState,
@@ -22,8 +22,8 @@ def state(
     name: str, aucs: tuple[float, float], gold: tuple[int, int], c: tuple[float, float]
 ) -> CheckpointState:
     """200 images with each finding and 200 without; the network is sure of all that have it not."""
-    scores = {k: CScore(value, gold[k], 0.0, (value, value)) for k, value in enumerate(c)}
-    overall = CScore(sum(c) / 2, sum(gold), 0.0, (sum(c) / 2, sum(c) / 2))
+    scores = {k: PerClass(value, gold[k], 0.0, (value, value)) for k, value in enumerate(c)}
+    overall = PerClass(sum(c) / 2, sum(gold), 0.0, (sum(c) / 2, sum(c) / 2))
     return CheckpointState(
         name, None, sum(aucs) / 2, 0.9, {k: ClassState(200, gold[k]) for k in range(2)},
         {"gradcam": MethodState(overall, scores)},

@@ -30,7 +30,7 @@ from typing import Literal
 from scipy.special import bdtrc
 
 from heatproof.errors import InputError
-from heatproof.metrics.cscores import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory, auc_falls
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}
@@ -143,7 +143,7 @@ class _CheckpointJudge:
             }
             yield from self._method(method, state, listed)
 
-    def _method(self, method: str, state: MethodState, listed: Mapping[int, CScore]) -> Iterator[Alarm]:
+    def _method(self, method: str, state: MethodState, listed: Mapping[int, PerClass]) -> Iterator[Alarm]:
         """Collapse of the method first, then of single classes, then masking."""
         blank = {c for c, score in listed.items() if self._mostly_blank(score)}
         before = self._fallen_from(method, None, state.overall)
@@ -191,13 +191,13 @@ class _CheckpointJudge:
                 return False
         return True
 
-    def _mostly_blank(self, score: CScore) -> bool:
+    def _mostly_blank(self, score: PerClass) -> bool:
         if math.isnan(score.degenerate):
             return False
         hits = round(score.degenerate * score.n)
         return surely_above(hits, score.n, self.thresholds.most, self.thresholds.confidence)
 
-    def _fallen_from(self, method: str, c: int | None, now: CScore) -> tuple[str, float] | None:
+    def _fallen_from(self, method: str, c: int | None, now: PerClass) -> tuple[str, float] | None:
         """The checkpoint and value of the best C so far (of a class or overall), if it is lost."""
         best: tuple[str, float] = "", -1
         for k, checkpoint in enumerate(self.run.checkpoints[: self.k]):
@@ -220,7 +220,7 @@ class _CheckpointJudge:
         return self._alarm(1, None, c, "critical" if state.gold < 2 else "warning", evidence, sentence)
 
     def _attribution(
-        self, method: str, score: CScore, c: int | None, before: tuple[str, float] | None
+        self, method: str, score: PerClass, c: int | None, before: tuple[str, float] | None
     ) -> Alarm:
         whose = f"the {method} maps" + ("" if c is None else f" of {self.run.class_name(c)}")
         evidence = {"cscore": score.value, "n": float(score.n), "degenerate": score.degenerate}
@@ -235,7 +235,7 @@ class _CheckpointJudge:
         )
         return self._alarm(2, method, c, "critical", evidence, sentence)
 
-    def _masking(self, method: str, overall: CScore, c: int, score: CScore) -> Alarm:
+    def _masking(self, method: str, overall: PerClass, c: int, score: PerClass) -> Alarm:
         name = self.run.class_name(c)
         sentence = (
             f"At {self.now.name} the {method} C-Score over all classes, {overall.value:.3f}, hides {name}: "
@@ -264,6 +264,6 @@ class _CheckpointJudge:
         return Alarm(mechanism, now.name, now.epoch, method, c, name, severity, evidence, sentence, tells)
 
 
-def _high(score: CScore) -> float:
+def _high(score: PerClass) -> float:
     """The upper end of the score's interval; the score itself if there is none."""
     return score.value if math.isnan(score.interval[1]) else score.interval[1]

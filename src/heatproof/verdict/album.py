@@ -35,8 +35,8 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.images.preprocess import to_tensor
-from heatproof.metrics.arrays import same_length
 from heatproof.metrics.kit import pixel_maps
+from heatproof.metrics.stats import same_length
 from heatproof.models.capture import capture
 from heatproof.models.load import best_device
 from heatproof.models.model import Model, as_model

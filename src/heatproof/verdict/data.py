@@ -19,8 +19,8 @@ from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.images.duplicates import near_duplicates
 from heatproof.images.findings import entry_id, finding_name
-from heatproof.metrics.margins import Margin, above_floors
-from heatproof.metrics.stats import mean_interval
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.stats import above_floors, mean_interval
 from heatproof.store.facts import Facts
 from heatproof.store.folder import RunFolder
 from heatproof.store.manifest import Manifest
@@ -44,7 +44,7 @@ class Cell:
     high: float = NAN
     n: int | None = None  # images; None for a number about a whole checkpoint
     reason: str = ""
-    margins: Mapping[str, Margin] = field(default_factory=dict)  # by floor, over the same images
+    margins: Mapping[str, PerClass] = field(default_factory=dict)  # by floor, over the same images
 
     @property
     def failed(self) -> list[str]:
@@ -331,7 +331,7 @@ def _image_cells(images: Images, methods: Sequence[str], facts: Facts) -> dict[t
     for name in dict.fromkeys(metric for metric, _ in images.scores):
         of = measure(name, facts)
         columns = {m: images.distinct(images.scores[name, m]) for m in methods if (name, m) in images.scores}
-        margins: Mapping[str, Mapping[str, Margin]] = {}
+        margins: Mapping[str, Mapping[str, PerClass]] = {}
         floors = [m for m in columns if facts.floor_name(m) in of.facts.floors]
         if of.has_floor and floors:
             judged = {m: c for m, c in columns.items() if not facts.is_floor(m) or m in floors}

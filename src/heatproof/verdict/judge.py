@@ -9,8 +9,7 @@ from dataclasses import asdict
 import numpy as np
 
 from heatproof.errors import StoreError, counted
-from heatproof.metrics.class_order import class_order
-from heatproof.metrics.classifier import auc, auc_errors
+from heatproof.metrics.classifier import auc, auc_errors, class_order
 from heatproof.metrics.stats import mean_interval
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.run.predictions import read_predictions

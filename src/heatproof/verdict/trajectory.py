@@ -20,10 +20,10 @@ import numpy as np
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.arrays import as_array
 from heatproof.metrics.classifier import accuracy, auc, auc_errors
-from heatproof.metrics.cscores import CScore, CScores
-from heatproof.metrics.gold_masks import gold_mask, is_table, thresholds
+from heatproof.metrics.gold import gold_mask, is_table, thresholds
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.stats import as_array
 from heatproof.registry import parse_call
 from heatproof.rows import PRETRAINED, RANDOM, epoch_of
 from heatproof.run.predictions import anchor_of, anchor_probabilities, read_predictions
@@ -59,8 +59,8 @@ class FindingState:
 class MethodState:
     """One method's consistency: over all classes, and by class."""
 
-    overall: CScore
-    classes: Mapping[int, CScore]
+    overall: PerClass
+    classes: Mapping[int, PerClass]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class CheckpointState:
         epoch: int | None,
         labels: Any,
         probs: Any,
-        scores: Mapping[str, CScores],
+        scores: Mapping[str, PerClass],
         tau: Any = 0.5,
         ids: Sequence[str] | None = None,
         listed: ArrayLike | None = None,
@@ -198,14 +198,14 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         return None
     options = metric.removeprefix("cscore")
 
-    def score(method: str, label: int | None) -> CScore:
+    def score(method: str, label: int | None) -> PerClass:
         def part(name: str) -> float:
             return float(cells.get((method, label, f"cscore_{name}{options}"), (NAN, ""))[0])
 
         value, reason = cells[method, label, metric]
         n = part("n")
         interval = part("low"), part("high")
-        return CScore(value, 0 if math.isnan(n) else int(n), part("degenerate"), interval, reason)
+        return PerClass(value, 0 if math.isnan(n) else int(n), part("degenerate"), interval, reason)
 
     states = {}
     for method in methods:

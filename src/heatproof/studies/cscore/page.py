@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from heatproof.images import Failure
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
 from heatproof.report.markdown_report import MarkdownReport
@@ -156,7 +156,7 @@ def write_comparison(
     return book
 
 
-def as_value(score: CScore) -> Value:
+def as_value(score: PerClass) -> Value:
     return Value(score.value, score.interval, score.n)
 
 
