@@ -25,8 +25,8 @@ from heatproof.demo.networks import (
 from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settle
 from heatproof.demo.story import first_alarms, same_maps, told_apart
 from heatproof.errors import InputError
+from heatproof.report.page import advice
 from heatproof.report.pieces import number
-from heatproof.report.sections import advice
 from heatproof.run.process import fixed_threads
 from heatproof.store import RunFolder
 from heatproof.studies.cose.results import read_pairs

@@ -13,14 +13,13 @@ from heatproof.contrast.api import Contrast
 from heatproof.demo.networks import Twin
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
 from heatproof.explain.floors import is_floor
-from heatproof.report.charts import Line, LinePanel, Mark
-from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
-from heatproof.report.sections import AlbumClass, advice, listed
+from heatproof.report.page import AlbumClass, advice
+from heatproof.report.pieces import Grid, Line, LinePanel, Mark, Panels, Section, named, number, with_sub
 from heatproof.show import address
 from heatproof.studies.contrast.protocol import maps_over_pictures, table
 from heatproof.studies.cose.results import CoseResults
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict
+from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 

@@ -27,7 +27,8 @@ from torch import Tensor
 from heatproof.errors import HeatproofError, InputError, TargetError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Preprocess, Source
-from heatproof.metrics.gold import FIRST, ListRule, Tau, Weights, gold_list
+from heatproof.metrics.cscores import gold_list
+from heatproof.metrics.gold import FIRST, ListRule, Tau, Weights
 from heatproof.models import Model, load_model
 from heatproof.models.heads import Multilabel
 from heatproof.models.queue import all_logits

@@ -31,12 +31,12 @@ from heatproof.show import Sheet
 from heatproof.store.lease import Lease, Leftovers, claim, turn, writing
 from heatproof.store.ledger import Ledger, Seal, check_file, known_record, refuse_links, remove, write_record
 from heatproof.store.manifest import GROWING, Change, Manifest, maker
+from heatproof.store.maps import MapStore, shard_files
 from heatproof.store.pictures import PictureStore
 from heatproof.store.scores import Scores, write_part
 from heatproof.store.status import Status, read_status
 
 if TYPE_CHECKING:
-    from heatproof.store.maps import MapStore
     from heatproof.types import Maps
 
 Identity = Sequence[tuple[str, str]]  # of pictures: id and hash of the content, in order
@@ -218,8 +218,6 @@ class RunFolder:
         """
         files: dict[Path, Content] = {}
         if maps:
-            from heatproof.store.maps import shard_files  # which imports torch
-
             files = shard_files(self.path / "maps", unit, maps)
         for name in self.unstored(pictures or ()):
             files |= self.pictures().files(name, pictures[name])  # type: ignore[index]  # unstored() names what was given
@@ -309,8 +307,6 @@ class RunFolder:
         return Scores(self.path / "scores", self.checked_parts, lambda: self.status().row())
 
     def maps(self) -> MapStore:
-        from heatproof.store.maps import MapStore  # which imports torch
-
         return MapStore(self.path / "maps", self.units)
 
     def pictures(self) -> PictureStore:

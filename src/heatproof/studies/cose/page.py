@@ -17,8 +17,7 @@ from heatproof.explain.api import explain
 from heatproof.explain.floors import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.transforms import TRANSFORMS
-from heatproof.metrics.checkpoint_pairs import comparable
-from heatproof.metrics.stability import overall
+from heatproof.metrics.stability import comparable, overall
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
