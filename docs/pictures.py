@@ -40,15 +40,15 @@ from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.mosaic import make_mosaics
-from heatproof.metrics.specificity import maps_untrained
-from heatproof.models.disconnected import disconnected
+from heatproof.metrics.specific import maps_untrained
+from heatproof.models.derived import disconnected
 from heatproof.models.model import as_model
 from heatproof.registry import Card, Entry, explainers, metrics
 from heatproof.report.figures import drawing
-from heatproof.report.figures.cscore import place, trajectories
 from heatproof.report.panels import Tile, panel
 from heatproof.show import overlay
 from heatproof.store import RunFolder
+from heatproof.studies.cscore.page import position, trajectory_figure
 from heatproof.types import Maps
 from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.trajectory import Trajectory
@@ -217,8 +217,8 @@ def sanity() -> Image.Image:
     found = hp.metrics.parameter_randomisation(methods, model=network(), images=images, depths=8)
     with drawing(7.0, 3.0) as (figure, axis):
         for method in methods:
-            means = [float(depth.similarity[method]["ssim"].nanmean()) for depth in found.depths]
-            axis.plot([depth.randomised for depth in found.depths], means, marker="o", label=method)
+            curve = found[method]
+            axis.plot(curve.randomised, curve.ssim.nanmean(0).tolist(), marker="o", label=method)
         axis.set_xlabel("modules with random weights, from the head down")
         axis.set_ylabel("SSIM with the original map")
         figure.legend(loc="outside right upper")
@@ -316,8 +316,8 @@ def tutorial(page: str, figure: str) -> Image.Image:
 def alarms_of(folder: Path) -> Image.Image:
     """C-Score and AUC over the epochs of a monitored training, with its alarms."""
     run = Trajectory.from_run(RunFolder.open(folder))
-    auc = [(int(place(run, checkpoint)), checkpoint.auc) for checkpoint in run]
-    with trajectories(run, find_alarms(run), auc, None) as figure:
+    auc = [(position(run, checkpoint), checkpoint.auc) for checkpoint in run]
+    with trajectory_figure(run, find_alarms(run), auc) as figure:
         return to_picture(figure)
 
 
@@ -401,7 +401,9 @@ def conventions_table() -> str:
         options = ", ".join(f"`{name}={value!r}`" for name, value in entry.options.items())
         cards = [(f.name, getattr(entry.card, f.name), getattr(Card(), f.name)) for f in fields(Card)]
         own = "; ".join(f"*{name}*: {value}" for name, value, usual in cards if value != usual)
-        own = "; ".join(filter(None, [f"*only*: {NETWORKS[entry.architecture]}" if entry.architecture else "", own]))
+        own = "; ".join(
+            filter(None, [f"*only*: {NETWORKS[entry.architecture]}" if entry.architecture else "", own])
+        )
         needs = ", ".join(sorted(entry.needs))
         lines.append([f"`{entry.name}`", needs, options, own])
     return rows(["method", "needs of the shared pass", "options", "conventions of its own"], lines)

@@ -29,10 +29,10 @@ from heatproof.explain.api import explain
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import localise
-from heatproof.metrics.specificity import DRAWS, STEPS, against_untrained, gains, under_random_weights
+from heatproof.metrics.specific import DRAWS, STEPS, against_untrained, gains, under_random_weights
+from heatproof.models.derived import untrained_copy
 from heatproof.models.model import Model
 from heatproof.models.queue import all_logits
-from heatproof.models.random_weights import untrained_copy
 from heatproof.run.score import as_stored
 from heatproof.train.data import Data, stratified_split
 from heatproof.train.loop import fit

@@ -19,11 +19,11 @@ from heatproof.demo.story import first_alarms, same_maps, told_apart
 from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
 from heatproof.demo.twin import FOLDER, Twin, cheating_twin
 from heatproof.errors import InputError
+from heatproof.report.page import advice
 from heatproof.report.pieces import number
-from heatproof.report.sections import advice
 from heatproof.run.process import fixed_threads
 from heatproof.store import RunFolder
-from heatproof.studies.cose.found import read_pairs
+from heatproof.studies.cose.results import read_pairs
 from heatproof.train import TrainProgress
 from heatproof.verdict.alarms import find_alarms
 from heatproof.verdict.answers import LOOKS, WORDS

@@ -16,7 +16,7 @@ import heatproof as hp
 from conftest import same, small_cnn, state_of
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.metrics.mosaic import Mosaics, disconnected_grid, grid_pointing, make_mosaics
-from heatproof.models.disconnected import cut, disconnected, join
+from heatproof.models.derived import cut, disconnected, join
 from heatproof.models.model import as_model
 from heatproof.registry import metrics
 from heatproof.run.config import toml

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from heatproof.cli.listing import list_group
 from heatproof.errors import InputError
-from heatproof.metrics.classifier import ClassifierScore
+from heatproof.metrics.results import PerClass
 from heatproof.registry import metric, metrics
 from heatproof.report.gallery import gallery
 from heatproof.report.page import render
@@ -52,8 +52,8 @@ def plugins(registry: None) -> list[str]:
         return float(probabilities.amax(1).mean())
 
     @metric("two_numbers", needs=("maps", "probabilities"), level="checkpoint")
-    def two_numbers(maps: Maps, probabilities: torch.Tensor) -> ClassifierScore:
-        return ClassifierScore(float(len(maps)), len(maps), {0: 0.25, 1: 0.75}, "as a ClassifierScore")
+    def two_numbers(maps: Maps, probabilities: torch.Tensor) -> PerClass:
+        return PerClass(float(len(maps)), len(maps), classes={0: 0.25, 1: 0.75}, reason="as a PerClass")
 
     return ["own_sureness", "class_heat(power=2)", "mean_sureness", "two_numbers"]
 
@@ -96,7 +96,7 @@ def test_a_plug_in_of_each_level_lands_in_the_rows_of_that_level(tmp_path: Path,
     assert cells(folder, "two_numbers") == [
         row
         for method in methods
-        for row in ((method, 0, 0.25, ""), (method, 1, 0.75, ""), (method, None, 8.0, "as a ClassifierScore"))
+        for row in ((method, 0, 0.25, ""), (method, 1, 0.75, ""), (method, None, 8.0, "as a PerClass"))
     ]
 
 

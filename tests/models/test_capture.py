@@ -16,7 +16,7 @@ from heatproof.errors import InputError, LayerError, TargetError, UnknownNameErr
 from heatproof.models.layers import find_module, picture_layers
 from heatproof.models.model import as_model
 from heatproof.models.running import frozen_eval
-from heatproof.models.tail import Tail
+from heatproof.models.tap import Tail
 from heatproof.registry import explainers, parse_call, split_calls
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]

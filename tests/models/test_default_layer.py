@@ -15,8 +15,7 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.models import as_model, default_layer
 from heatproof.models.capture import capture
-from heatproof.models.default_layers import RECTIFIERS
-from heatproof.models.layers import find_module, first_tensor, picture_layers
+from heatproof.models.layers import RECTIFIERS, find_module, first_tensor, picture_layers
 from heatproof.models.model import Model
 from heatproof.models.running import frozen_eval
 

@@ -178,7 +178,7 @@ def test_the_module_is_whole_again_when_a_pass_fails() -> None:
 
 
 def test_a_copy_folds_its_own_weights() -> None:
-    from heatproof.models.random_weights import copy_of
+    from heatproof.models.derived import copy_of
 
     model = hp.Model(trained(small_cnn()))
     folded_and_plain(model, some(1, 32))

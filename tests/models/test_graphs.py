@@ -18,7 +18,7 @@ from conftest import needs_cuda, small_cnn
 from heatproof.explain import recorded
 from heatproof.models.accel import Accelerator
 from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable, state_of
-from heatproof.models.random_weights import copy_of
+from heatproof.models.derived import copy_of
 
 CAMS = ["gradcam", "gradcam++", "layercam", "xgradcam", "hirescam", "eigencam", "eigengradcam"]
 

@@ -14,11 +14,10 @@ import heatproof as hp
 from conftest import small_cnn
 from heatproof.errors import HeatproofError
 from heatproof.models.accel.graphs import Graphs
-from heatproof.models.default_layers import default_layer, why
+from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Detection, Embedding, Regression, Segmentation
 from heatproof.models.heads.dense import box_overlap
-from heatproof.models.layers import guessed_layer
-from heatproof.models.random_weights import untrained_copy
+from heatproof.models.layers import default_layer, guessed_layer, why
 from heatproof.models.targets import bind_targets, with_head
 
 SIDE = 16

@@ -18,11 +18,10 @@ from conftest import small_cnn
 from heatproof.cli import main
 from heatproof.errors import InputError, MissingExtraError
 from heatproof.models.keras_graph import import_keras
-from heatproof.models.names import imagenet_classes, model_classes
+from heatproof.models.names import imagenet_classes, model_classes, placed_spec
 from heatproof.run.checks import check_study
 from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import Checkpoint, weights_hash
-from heatproof.studies.common import local_spec
 from heatproof.studies.cose import CoseSettings, cose_study
 from heatproof.studies.localise import LocaliseSettings, localise_study
 from tiny_study import make_study, write_study
@@ -226,7 +225,7 @@ def test_home_is_found_in_every_spec(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shutil.copy(tmp_path / "net.py", home)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(tmp_path)
-    assert local_spec("~/net.py:named") == f"{home}/net.py:named"
+    assert placed_spec("~/net.py:named", Path.cwd()) == f"{home}/net.py:named"
     path = tmp_path / "study.toml"
     path.write_text(path.read_text().replace('"net.py:named"', '"~/net.py:named"'))
     assert open_study(path).model("own").classes == ("cat", "dog")

@@ -19,9 +19,9 @@ from conftest import counting, small_cnn
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
-from heatproof.metrics.gold import gold_list
+from heatproof.metrics.cscores import gold_list
 from heatproof.models import probabilities
-from heatproof.monitor.outcome import Report
+from heatproof.monitor.measure import StepResult
 from heatproof.monitor.watch import AlarmRaised, Monitor
 from heatproof.run.group import group_rows
 from heatproof.run.plan import make_plan
@@ -39,7 +39,7 @@ def watch(**options: Any) -> Monitor:
     return Monitor(pictures(), LABELS, **{"batch_size": 8, "class_names": ["normal", "ill"], **options})
 
 
-def measured(monitor: Monitor, model: nn.Module, epoch: int = 1) -> Report:
+def measured(monitor: Monitor, model: nn.Module, epoch: int = 1) -> StepResult:
     report = monitor.step(model, epoch)
     assert report is not None and not report.problem, report
     return report
@@ -180,7 +180,7 @@ def test_sources_and_batches_bring_their_own_labels(net: nn.Module, tmp_path: Pa
     [
         (pictures(), torch.zeros(N, dtype=torch.long), {}, "all 22 images have label 0"),
         (pictures(), LABELS[:-1], {}, "22 images but 21 labels"),
-        (pictures(), LABELS.float(), {}, "one class number per image"),
+        (pictures(), LABELS.float(), {}, "one class number per picture"),
         (pictures(), LABELS - 1, {}, "class numbers start at 0"),
         (pictures(), None, {}, "needs labels"),
         (pictures(), LABELS, {"class_names": ["only"]}, "only 1 class names"),

@@ -15,9 +15,9 @@ from conftest import small_cnn
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.metrics import cscore_by_class
-from heatproof.metrics.gold import gold_list
+from heatproof.metrics.cscores import gold_list
 from heatproof.models import probabilities
-from heatproof.monitor.outcome import Report
+from heatproof.monitor.measure import StepResult
 from heatproof.monitor.watch import Monitor
 from heatproof.store import RunFolder
 from heatproof.store.verify import inspect
@@ -34,7 +34,7 @@ def watch(**options: Any) -> Monitor:
     return Monitor(pictures(), LABELS, "gradcam", **{"class_names": ["normal", "ill"], **options})
 
 
-def measured(monitor: Monitor, model: nn.Module, epoch: int) -> Report:
+def measured(monitor: Monitor, model: nn.Module, epoch: int) -> StepResult:
     report = monitor.step(model, epoch)
     assert report is not None and not report.problem, report
     return report

@@ -7,10 +7,12 @@ import io
 from pathlib import Path
 
 import pytest
+from jinja2 import DictLoader
 
 from heatproof.errors import InputError
-from heatproof.report.figures import drawing
+from heatproof.report.figures import Line, Panel, lines
 from heatproof.report.markdown_report import MarkdownReport
+from heatproof.report.pieces import TEMPLATES
 from heatproof.report.tables import Column, Table, Value
 
 NAN = float("nan")
@@ -63,14 +65,16 @@ def test_a_row_that_does_not_fit_is_refused() -> None:
         Table("t", "t", (Column("a"), Column("b")), (("x",),))
 
 
-def test_a_book_writes_one_page_and_its_files(tmp_path: Path) -> None:
-    book = MarkdownReport(tmp_path, "A study")
-    book.text("It went well.")
-    book.table(table())
-    with drawing() as (figure, axes):
-        axes.plot([0, 1], [0, 1])
-        book.figure(figure, "line", "A line.")
-    text = book.write().read_text()
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> str:
+    page = 'It went well.\n\n\n{{ table("scores") }}{{ table("absent") }}\n\n{{ figure("line", "A line.") }}'
+    monkeypatch.setattr(TEMPLATES, "loader", DictLoader({"page.md": page}))
+    return "page.md"
+
+
+def test_a_report_writes_one_page_and_its_files(tmp_path: Path, template: str) -> None:
+    line = lines([[Panel([Line([0, 1], [0, 1])])]], 4, 3)
+    text = MarkdownReport(tmp_path).write(template, [table(), None], {"line": line}).read_text()
     assert text.index("It went well.") < text.index("Some scores") < text.index("figures/line.png")
     written = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
     assert written == {
@@ -79,11 +83,10 @@ def test_a_book_writes_one_page_and_its_files(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
+def test_the_same_figure_is_the_same_file(tmp_path: Path, template: str) -> None:
     for name in ("a", "b"):
-        with drawing() as (figure, axes):
-            axes.plot([0, 1], [1, 0])
-            MarkdownReport(tmp_path / name, name).figure(figure, "line", "A line.")
+        line = lines([[Panel([Line([0, 1], [1, 0], "falls")])]], 4, 3)
+        MarkdownReport(tmp_path / name).write(template, [], {"line": line})
     for suffix in ("svg", "pdf", "png"):
         first, second = ((tmp_path / n / "figures" / f"line.{suffix}").read_bytes() for n in "ab")
         assert first == second, suffix

@@ -158,7 +158,7 @@ def test_control_maps_give_the_numbers_of_the_method_itself(
 ) -> None:
     """The same rows, bit for bit, so that the measured error rates apply."""
     from heatproof.images import batches, open_source
-    from heatproof.models.random_weights import untrained_copy
+    from heatproof.models.derived import untrained_copy
 
     folder, _ = made
     model = hp.load_model(str(folder / "net.py:tiny"), folder / ONE)

@@ -17,8 +17,8 @@ from scipy.stats import pearsonr
 from heatproof.cli.study_cose import cose_command
 from heatproof.errors import InputError
 from heatproof.images.transforms import STEPS, TRANSFORMS, vary
-from heatproof.metrics.checkpoint_pairs import alike
 from heatproof.metrics.similarity import REASONS, ssim
+from heatproof.metrics.stability import alike
 from heatproof.models import Model
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseSettings, cose_study
@@ -48,7 +48,7 @@ def settings(**changes: Any) -> CoseSettings:
 
 @pytest.fixture(scope="module")
 def found(place: Path) -> Any:
-    return cose_study(settings(out=place / "plain")).found
+    return cose_study(settings(out=place / "plain")).results
 
 
 def test_pearson_is_scipys_and_eq2_the_papers() -> None:
@@ -74,8 +74,8 @@ def test_pearson_is_scipys_and_eq2_the_papers() -> None:
 
 def test_a_study_by_another_similarity(place: Path, found: Any) -> None:
     other = cose_study(settings(similarity="pearson", out=place / "pearson"))
-    assert other.found.similarity == "pearson" and found.similarity == "local5"
-    assert other.found.scores["gradcam"].consistency != found.scores["gradcam"].consistency
+    assert other.results.similarity == "pearson" and found.similarity == "local5"
+    assert other.results.scores["gradcam"].consistency != found.scores["gradcam"].consistency
     assert "compared by Pearson's r" in other.page.read_text()
     with pytest.raises(Exception, match="similarity"):  # one folder, one similarity
         cose_study(settings(similarity="eq2", out=place / "pearson"))
@@ -183,6 +183,6 @@ def test_a_training_writes_down_that_it_had_them(place: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "t" / "recipe.json").read_text())["transforms"] is True
     (place / "epochs" / "recipe.json").write_text(varied.described())
     result = cose_study(settings(out=place / "told"))
-    assert result.found.trained_with == "yes"
+    assert result.results.trained_with == "yes"
     (place / "epochs" / "recipe.json").unlink()
-    assert np.isfinite(result.found.scores["gradcam"].value)
+    assert np.isfinite(result.results.scores["gradcam"].value)

@@ -18,23 +18,18 @@ from heatproof.errors import InputError
 from heatproof.metrics.classifier import auc, auc_errors
 from heatproof.report.tables import number
 from heatproof.studies.cscore import CscoreSettings, networks_study
+from heatproof.studies.cscore.page import auc_table, classes_table, gap_table, method_table, overall_table
 from heatproof.studies.cscore.results import (
     CHOICE,
     RECOMMENDED,
     REFUSED,
     Network,
-    auc_table,
-    classes_table,
-    gap_table,
-    method_table,
-    overall_table,
     read_network,
     recommendation,
     standing,
 )
 from heatproof.train.recipe import Epoch, History
-from heatproof.verdict.auc import auc_difference
-from heatproof.verdict.trajectory import CheckpointState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_difference
 from published_training import TABLES
 from published_training import published as trajectory
 
@@ -77,7 +72,7 @@ def test_net_changes_are_those_of_the_table_notes() -> None:
         for method, change in one.changes.items():
             if method in notes:
                 assert change == pytest.approx(notes[method], abs=1e-9)
-        table = overall_table(one.run, ENDS)
+        table = overall_table(one)
         assert [c.name for c in table.columns] == ["method", *(c.name for c in one.run), "change"]
         ours = PRINTED["recomputed_means"][one.name]["six"]
         assert table.rows[-1][0] == "average" and number(table.rows[-1][-1]) == pytest.approx(ours, abs=1e-4)

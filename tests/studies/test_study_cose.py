@@ -22,9 +22,8 @@ from heatproof.errors import HeatproofError
 from heatproof.explain.api import explain
 from heatproof.images import Preprocess
 from heatproof.images.transforms import draw
-from heatproof.metrics.checkpoint_pairs import checkpoint_pairs, comparable
 from heatproof.metrics.similarity import ssim
-from heatproof.metrics.stability import cose_map
+from heatproof.metrics.stability import checkpoint_pairs, comparable, cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
@@ -244,7 +243,7 @@ def digest(out: Path) -> str:
 
 def test_a_study_writes_its_rows_tables_and_figures(study: CoseSettings, tmp_path: Path) -> None:
     result = run(replace(study, figures=True), tmp_path / "out")
-    found = result.found
+    found = result.results
     assert found.images == 6 and found.checkpoints == ("random", "epoch01", "epoch02")
     per_image = 7 * 2 + 6 + 2  # transformed inputs and earlier checkpoints
     for method, score in found.scores.items():
@@ -298,9 +297,9 @@ def test_another_checkpoint_or_method_costs_only_itself(study: CoseSettings, tmp
     result = run(grown, out)
     after = {p.name: p.stat().st_mtime_ns for p in (out / "scores").glob("*.parquet")}
     assert before.items() <= after.items() and len(after) == len(before) + 2  # two units of three images
-    assert result.found.final == "epoch02" and "epoch01" in result.found.checkpoints
+    assert result.results.final == "epoch02" and "epoch01" in result.results.checkpoints
     result = run(replace(grown, methods=("gradcam", "gradient", "edges")), out)
-    assert set(result.found.scores) == {"gradcam", "gradient", "edges"}
+    assert set(result.results.scores) == {"gradcam", "gradient", "edges"}
     with pytest.raises(HeatproofError, match="draws was 2 and is now 3"):
         run(replace(grown, draws=3), out)
 
@@ -309,12 +308,12 @@ def test_what_is_broken_is_said_and_the_rest_goes_on(study: CoseSettings, tmp_pa
     (tmp_path / "pictures" / "cat" / "000.png").write_bytes(b"not a picture")
     (tmp_path / "epochs" / "epoch00.pt").write_bytes(b"not weights")
     result = run(study, tmp_path / "out")
-    assert [f.id for f in result.failed] == ["cat/000.png"] and result.found.images == 5
-    assert list(result.skipped) == ["epoch00"] and "epoch00" not in result.found.checkpoints
+    assert [f.id for f in result.failed] == ["cat/000.png"] and result.results.images == 5
+    assert list(result.skipped) == ["epoch00"] and "epoch00" not in result.results.checkpoints
     page = result.page.read_text()
     assert "epoch00 was left out" in page and "cat/000.png" in page
-    for method in result.found.methods:
-        assert len(result.found.of(method)) == 5 * (7 * 2 + 6 + 2)
+    for method in result.results.methods:
+        assert len(result.results.of(method)) == 5 * (7 * 2 + 6 + 2)
 
 
 @pytest.mark.parametrize(
@@ -337,8 +336,8 @@ def test_bad_settings_are_one_sentence(
 
 
 def test_only_images_the_final_model_gets_right(study: CoseSettings, tmp_path: Path) -> None:
-    everything = run(study, tmp_path / "out").found
-    right = run(replace(study, require_correct=True), tmp_path / "out").found
+    everything = run(study, tmp_path / "out").results
+    right = run(replace(study, require_correct=True), tmp_path / "out").results
     share = everything.accuracy["epoch02"]
     assert 0 < share < 1 and len(right.pairs) == round(share * len(everything.pairs))
 
@@ -358,7 +357,7 @@ def test_a_transformer_goes_the_same_way(tmp_path: Path) -> None:
         methods=("gradcam", "smoothgrad(samples=2)"), draws=1, num_classes=3, device="cpu",
         model_options=options, figures=False,
     )  # fmt: skip
-    found = run(settings, tmp_path / "out").found
+    found = run(settings, tmp_path / "out").results
     assert found.family == "transformer" and found.images == 2
     assert all(np.isfinite(found.of(m).ssim).any() for m in found.methods)
     assert math.isnan(found.accuracy["vit"])  # no labels, so no accuracy, and still a COSE

@@ -21,19 +21,18 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.cli.study_localise import localise_command
 from heatproof.errors import HeatproofError, InputError
+from heatproof.explain import baselines as explain_baselines
 from heatproof.metrics.localisation import budget_masks
-from heatproof.report.markdown_report import MarkdownReport
-from heatproof.report.tables import Column, number
+from heatproof.report.tables import number
 from heatproof.run import engine, worker
 from heatproof.run.config import toml
 from heatproof.store import RunFolder
-from heatproof.studies.localise import FlagThresholds, LocaliseSettings, localise_study, results
+from heatproof.studies.localise import FlagThresholds, LocaliseSettings, localise_study, page, results
 from heatproof.studies.localise import flags as rules
 from heatproof.studies.localise.images import sift
 from heatproof.studies.localise.panels import pick_cases, pick_confused
-from heatproof.studies.localise.protocol import write_report
-from heatproof.studies.localise.results import Scored, macro_value, read_scores
-from heatproof.studies.localise.settings import FLOORS
+from heatproof.studies.localise.results import LocaliseResults, macro_value, read_scores
+from heatproof.studies.localise.settings import BASELINES, FLOORS
 from heatproof.types import Maps
 from tiny_study import make_study
 
@@ -112,11 +111,11 @@ def finished(place: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def scored(finished: Any) -> Scored:
+def scored(finished: Any) -> LocaliseResults:
     return read_scores(finished[1].run.folder, 0.2)
 
 
-def test_tables_equal_a_slow_twin(finished: Any, scored: Scored) -> None:
+def test_tables_equal_a_slow_twin(finished: Any, scored: LocaliseResults) -> None:
     """Every cell again with loops over pixels, from the stored maps."""
     outcome = finished[1]
     table = outcome.book.tables["localisation"]
@@ -154,7 +153,9 @@ def slow_localise(heat: list[list[float]], box: tuple[int, ...]) -> dict[str, fl
     }
 
 
-def test_faithfulness_and_recall_equal_the_library(place: Path, finished: Any, scored: Scored) -> None:
+def test_faithfulness_and_recall_equal_the_library(
+    place: Path, finished: Any, scored: LocaliseResults
+) -> None:
     model = hp.load_model(f"{place / 'net.py'}:colours")
     images = torch.stack(
         [model.preprocess(Image.open(place / "data/images" / f"{i:02d}.png")) for i in range(7)]
@@ -184,7 +185,11 @@ def test_floors_stand_beside_the_methods_and_do_not_compete(finished: Any) -> No
     assert {i for i, _ in table.marks()} <= {0, 1}
 
 
-def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: Scored) -> None:
+def test_baselines_are_the_library_s() -> None:
+    assert BASELINES == explain_baselines.BASELINES
+
+
+def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: LocaliseResults) -> None:
     page = finished[1].page.read_text()
     assert "7 whose box covers 10% to 80% of the picture" in page
     assert results.order_text(results.orders(scored)) in page
@@ -192,7 +197,7 @@ def test_the_page_says_what_was_left_and_what_was_found(finished: Any, scored: S
     assert (finished[0].out / "tables" / "classes.csv").read_text().count("\n") == 1 + 3 * 5
 
 
-def test_the_order_of_two_methods_is_judged_image_by_image(scored: Scored) -> None:
+def test_the_order_of_two_methods_is_judged_image_by_image(scored: LocaliseResults) -> None:
     for order in results.orders(scored):
         ahead = []
         for label in range(3):
@@ -213,17 +218,17 @@ def test_published_classes_give_all_published_means(papers: dict[str, Any]) -> N
     thesis, columns = papers["thesis"], []
     for key, count in (("t2", 6), ("t3", 5)):
         for k in range(count):
-            columns.append((Column(f"{key} {k}"), {int(c): [v[2][k]] for c, v in thesis[key].items()}))
+            columns.append({int(c): [v[2][k]] for c, v in thesis[key].items()})
     classes = {int(c): v[0] for c, v in thesis["t2"].items()}
     sizes = {int(c): v[1] for c, v in thesis["t2"].items()}
-    table = results.class_table("golden", "golden", classes, sizes, columns)
-    means = [number(cell) for cell in table.rows[-1][3:]]
+    rows = page.class_rows(classes, sizes, columns)
+    means = [number(cell) for cell in rows[-1][3:]]
     assert means == pytest.approx([*thesis["t2_mean"], *thesis["t3_mean"]], abs=1e-12)
     box, mask, pointing = means[0:2], means[2:4], means[4:6]
     ours = [*box, *mask, *pointing, *means[7:11]]
     shown = [value for name in results.THESIS for value in results.THESIS[name]]
     assert shown == [round(value, 4) for value in ours] and round(means[6], 4) == results.THESIS_RECALL
-    assert table.rows[-1][2] == 1122 and len(table.rows) == 44
+    assert rows[-1][2] == 1122 and len(rows) == 44
 
 
 def test_macro_interval_is_a_bootstrap_within_classes() -> None:
@@ -263,12 +268,12 @@ def test_macro_interval_covers_the_true_mean(sizes: tuple[int, ...]) -> None:
     assert 0.9 <= hits / 400 <= 0.98, hits / 400
 
 
-def one_image(**values: float) -> Scored:
+def one_image(**values: float) -> LocaliseResults:
     """A run of one image and one method with these values; by default nothing is wrong with it."""
     usual = {"pointing": 1.0, "insertion": 0.8, "inside": 0.9, "reachable(budget=0.05)": 0.05 / 0.4,
              "reachable(budget=0.1)": 0.1 / 0.4, "guess": 0, "chance": 0.9}  # fmt: skip
     given = usual | values
-    found = Scored("own", ("gradcam", "random"), ("red", "green"), 0.2, ("insertion", "deletion"))
+    found = LocaliseResults("own", ("gradcam", "random"), ("red", "green"), 0.2, ("insertion", "deletion"))
     found.labels["a"], found.predicted["a"] = 0, int(given.pop("guess"))
     found.chances["a", found.predicted["a"]] = given.pop("chance")
     for p in range(0, 101, 10):
@@ -313,7 +318,7 @@ def test_flags_are_raised_where_the_rule_says(
 def test_thresholds_are_settings() -> None:
     loose = FlagThresholds(low_insertion=0.1, confident=0.95, overlap=0.5)
     assert not rules.raise_flags(one_image(insertion=0.2, guess=1), {"a": 0.51}, loose)
-    assert "below 0.1" in rules.count_table([], one_image(), loose).markdown()
+    assert "below 0.1" in page.flag_count_table([], one_image(), loose).markdown()
 
 
 def test_overlap_equals_sets_of_pixels() -> None:
@@ -330,7 +335,7 @@ def test_overlap_equals_sets_of_pixels() -> None:
     assert found["b"] == pytest.approx((kept["x"][1] & kept["y"][1]).sum().item() / 16)
 
 
-def test_a_wrongly_labelled_square_is_flagged_and_shown(finished: Any, scored: Scored) -> None:
+def test_a_wrongly_labelled_square_is_flagged_and_shown(finished: Any, scored: LocaliseResults) -> None:
     """02.png is green but labelled red: the network is sure that it is green."""
     table = finished[0].out / "tables" / "flagged_images.csv"
     rows = list(csv.DictReader(table.read_text().splitlines()))
@@ -406,14 +411,15 @@ def test_ctrl_c_ends_the_study_after_the_unit_in_hand(
 
 @pytest.mark.usefixtures("one_format")
 def test_the_report_is_rebuilt_without_a_model(
-    finished: Any, scored: Scored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Any, scored: LocaliseResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hp.Model, "forward", lambda *_: pytest.fail("the model was asked"))
-    book = MarkdownReport(tmp_path, "again")
-    write_report(book, scored, RunFolder.open(finished[0].out / "run"), finished[0])
-    assert {n: t.csv() for n, t in book.tables.items()} == {
-        n: t.csv() for n, t in finished[1].book.tables.items()
+    flags = rules.find_flags(scored, RunFolder.open(finished[0].out / "run"), finished[0].thresholds)
+    tables = [*page.report_tables(scored, {}), page.flag_count_table(flags, scored, finished[0].thresholds)]
+    assert {table.name: table.csv() for table in tables if table} == {
+        name: table.csv() for name, table in finished[1].book.tables.items()
     }
+    assert set(page.report_figures(scored)) == set(finished[1].book.figures)
 
 
 @pytest.mark.usefixtures("one_format")

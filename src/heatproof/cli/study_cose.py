@@ -49,14 +49,18 @@ def cose_command(ctx: click.Context, given: dict[str, Any]) -> None:
     from heatproof.studies.cose import cose_study
 
     result = cose_study(CoseSettings(**given), Progress(console))
-    table = new_table(f"COSE of {result.found.model} on {result.found.dataset}, {result.found.images} images")
+    table = new_table(
+        f"COSE of {result.results.model} on {result.results.dataset}, {result.results.images} images"
+    )
     for heading in ("method", "consistency", "sensitivity", "COSE, %"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    ranked = sorted(result.found.scores.items(), key=lambda one: (math.isnan(one[1].value), -one[1].value))
+    ranked = sorted(
+        result.results.scores.items(), key=lambda item: (math.isnan(item[1].value), -item[1].value)
+    )
     for method, score in ranked:
         table.add_row(method, f"{score.consistency:.3f}", f"{score.sensitivity:.3f}", f"{score.value:.2f}")
     console.print(table)
-    for reason in dict.fromkeys(s.reason for s in result.found.scores.values() if s.reason):
+    for reason in dict.fromkeys(s.reason for s in result.results.scores.values() if s.reason):
         say(f"not defined: {reason}")
     if result.failed:
         errors.print(broken_table([{"image": f.id, "reason": f.reason} for f in result.failed]))

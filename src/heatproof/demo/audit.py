@@ -18,7 +18,7 @@ from heatproof.run.process import fixed_threads
 from heatproof.run.progress import Progress
 from heatproof.studies import cose
 from heatproof.studies.common import named_run
-from heatproof.studies.cose.found import Found
+from heatproof.studies.cose.results import CoseResults
 from heatproof.train import Epoch, History, TrainProgress
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData, read_run
@@ -46,7 +46,7 @@ class Audit:
     twin: Twin  # the cheating one
     twins: Mapping[str, RunData]  # healthy and harmful, checkpoint by checkpoint
     verdicts: Mapping[str, Verdict]
-    cose: Found
+    cose: CoseResults
     histories: Mapping[str, History]
     computed: int  # pictures explained and epochs trained by this call, and inputs to explain the twin
 
@@ -158,7 +158,7 @@ class Runs:
         self.computed += result.computed
         return read_run(result.folder)
 
-    def cose(self, weights: list[str], sizes: Sizes) -> Found:
+    def cose(self, weights: list[str], sizes: Sizes) -> CoseResults:
         """Maps under transforms and over checkpoints, of a part of the pictures."""
         self.say(f"COSE: {sizes.cose_images} pictures under 13 transforms, and over the checkpoints")
         asked = cose.CoseSettings(
@@ -177,6 +177,6 @@ class Runs:
             out=self.out / "cose",
         )
         progress = OnlyBar(self.console)
-        found = cose.cose_study(asked, progress).found
+        found = cose.cose_study(asked, progress).results
         self.computed += progress.images
         return found

@@ -16,7 +16,7 @@ from typing import Any
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.run.config import toml
-from heatproof.verdict.follow import voter
+from heatproof.verdict.follow import follow_metric
 
 CLASSES = ("no code", "QR code")
 CODE = 1
@@ -71,7 +71,7 @@ def audit_metrics(sizes: Sizes) -> tuple[str, ...]:
     steps = f"(steps={sizes.steps})"
     return (
         "cscore", *CLASSIFIER, "structure", "localise(budget=0.2)", f"insertion{steps}", f"deletion{steps}",
-        f"randomisation(depths={sizes.depths})", voter().name, "method_agreement",
+        f"randomisation(depths={sizes.depths})", follow_metric().name, "method_agreement",
     )  # fmt: skip
 
 

@@ -16,14 +16,13 @@ from heatproof.contrast.api import Contrast
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
 from heatproof.demo.twin import Twin
 from heatproof.explain.floors import is_floor
-from heatproof.report.charts import Line, LinePanel, Mark
-from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
-from heatproof.report.sections import AlbumClass, advice, listed
+from heatproof.report.page import AlbumClass, advice
+from heatproof.report.pieces import Grid, Line, LinePanel, Mark, Panels, Section, named, number, with_sub
 from heatproof.show import address
 from heatproof.studies.contrast.protocol import maps_over_pictures, table
-from heatproof.studies.cose.found import Found
+from heatproof.studies.cose.results import CoseResults
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict
+from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
@@ -38,7 +37,7 @@ def story(
     verdict: Verdict,
     twin: Twin,
     twins: Mapping[str, RunData],
-    found: Found,
+    found: CoseResults,
 ) -> list[Section]:
     """The sections, in the order in which a stranger needs them."""
     return [
@@ -212,7 +211,7 @@ def first_alarms(alarms: Sequence[Alarm]) -> list[Alarm]:
     return list(seen.values())
 
 
-def under_changes(found: Found) -> Section:
+def under_changes(found: CoseResults) -> Section:
     """COSE of each method: alike where the answer stays, different where it changes."""
     rows = []
     for method in sorted(found.methods, key=is_floor):

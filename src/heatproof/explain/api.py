@@ -16,13 +16,12 @@ from heatproof.explain.recorded import Recorded, recorded, replayed
 from heatproof.explain.sampling import Estimate
 from heatproof.explain.segments import cut_ahead
 from heatproof.models.capture import capture
-from heatproof.models.function import is_function
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model, check_pixels
 from heatproof.models.queue import Queue
 from heatproof.models.running import frozen_eval
 from heatproof.models.targets import bind_targets
-from heatproof.models.wrapped import checkpoints_in_a_sentence, is_quantised
+from heatproof.models.wrapped import checkpoints_in_a_sentence, is_function, is_quantised
 from heatproof.registry import (
     Explainer,
     call_text,

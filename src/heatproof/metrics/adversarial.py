@@ -31,8 +31,9 @@ from heatproof.errors import InputError
 from heatproof.explain.api import explain, read_methods
 from heatproof.explain.rules import RECTIFIERS, Rule, Rules, attend, rectifies
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, refuse_volumes
-from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, _picture_range
+from heatproof.metrics.kit import NOT_FINITE, Passes, refuse_volumes
+from heatproof.metrics.results import Cause, PerImage
+from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, value_range
 from heatproof.models.capture import capture
 from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
@@ -138,7 +139,7 @@ def _search(
     columns: Columns | None = None,
 ) -> Searched:  # fmt: skip
     """Sign-gradient steps, each picture on its own, the best of those that keep the prediction kept."""
-    reach = (epsilon * _picture_range(model, pictures)).expand_as(pictures)
+    reach = (epsilon * value_range(model, pictures)).expand_as(pictures)
     signs = np.random.default_rng((seed, 0)).integers(0, 2, pictures.shape[1:]) * 2 - 1
     noise = torch.from_numpy(signs).to(pictures)
     look: Look = partial(_gradient, model) if layer is None else partial(_cam, model, layer)

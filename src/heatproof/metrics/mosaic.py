@@ -12,7 +12,7 @@ any map that ignores the network) has a mean share of exactly 1 / k, and lies ex
 EigenCAM, which reads the network but asks for no class: what is tested is whether a map follows the class.
 
 In a mosaic a network sees all cells at once, so a map may be right and still lie outside its cell: the
-network may have looked there. Not so where the cells are disconnected (models/disconnected.py): each goes
+network may have looked there. Not so where the cells are disconnected (models/derived.py): each goes
 through the network by itself and one alone reaches the answer.
 
     disconnected_grid_outside = mean over the cells of the share of positive mass outside the cell explained
@@ -42,9 +42,10 @@ from torch import Tensor, nn
 from heatproof.errors import HeatproofError, InputError
 from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
-from heatproof.metrics.kit import Cause, Passes, PerImage, refuse_volumes
+from heatproof.metrics.kit import Passes, refuse_volumes
+from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.scene import ImagePool
-from heatproof.models.disconnected import disconnected
+from heatproof.models.derived import disconnected
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import all_logits
 from heatproof.models.running import is_out_of_memory

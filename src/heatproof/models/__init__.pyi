@@ -1,4 +1,4 @@
-from .default_layers import default_layer
+from .layers import default_layer
 from .load import load_model
 from .model import Model, as_model, class_scores, predicted, probabilities
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from heatproof.errors import HeatproofError, InputError, LayerError, ModelError
 from heatproof.models.accel import Accelerator
 from heatproof.models.checkpoints import first_line
-from heatproof.models.default_layers import default_layer
 from heatproof.models.layers import (
+    default_layer,
     find_module,
     known_scales,
     layout_of,

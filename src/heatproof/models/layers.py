@@ -1,26 +1,34 @@
-"""Which layer a CAM reads; layouts.py says how that layer's output becomes a picture "b c h w".
+"""The layer that CAMs read, and how its output is an image-like grid "b c h w" ("b c d h w" of a volume).
 
-Known families are recognised by the names of their parts, other networks by their shape: the last
-convolution with the normalisation and activation behind it, or the first normalisation of the last block
-of a transformer (behind it, a class token alone carries the gradient). Where an activation may follow the
-guess, one pass over one image steps behind it (default_layers.py); where the guess is not a picture, one pass
-finds the last layer that is.
+Known families are recognised by the names of their modules, other networks by their structure: the last
+convolution with the normalisation and activation behind it, or the first normalisation of the last block of a
+transformer (behind it, a class token alone carries the gradient). If that guess is no grid, one pass finds
+the last layer that is.
+
+By default a CAM reads behind the activation: in front of EfficientNet-Lite0's last ReLU6 half of ScoreCAM's
+maps are empty, behind it none. One pass over one image follows the guessed layer's output, tensor by tensor,
+to the last layer on the same grid that ends with an activation. If the network rectifies by a function
+(`F.relu(self.bn(x))`), no module has that output; "bn+relu" then means the output of `bn` behind the ReLU.
+Pre-norm transformers are left as they are: their blocks end with a sum, not with an activation.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import LayerError, UnknownNameError
-from heatproof.models.layouts import Layout, first_tensor, layout_of
+from heatproof.models.heads import Segmentation
 from heatproof.models.model import CONVOLUTIONS, Model
-from heatproof.models.running import frozen_eval, watched
+from heatproof.models.running import at_least_float, frozen_eval, watched
 from heatproof.types import size_of
 
 # The last stage of a family, and the three depths of its multi-scale CAM. Matched against the end of a
@@ -36,43 +44,176 @@ FAMILIES: tuple[tuple[str, ...], ...] = (
     ("trunk_output.block2", "trunk_output.block3", "trunk_output.block4"),  # RegNet, torchvision
     ("s2", "s3", "s4"),  # RegNet, timm
 )
-# Families whose last stage ends with its activation: nothing has to be looked for behind it.
+# Families whose last stage ends with its activation.
 ENDS_ACTIVATED = ("Mixed_7c", "inception5b", "mixed10", "layer4", "trunk_output.block4", "s4")
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+BEHIND_CONVOLUTION = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.Dropout, nn.Identity)
+# Paddings, and modules that weigh the path rather than lie on it: attention weights, gates.
+BESIDE_THE_PATH = re.compile(r"Pad\w*>$|Sigmoid>$|(attn|attention)\.|(^|\.)crpe|\.gate|\.short_conv")
+ACTIVATIONS = tuple(
+    getattr(nn, n)
+    for n in ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "LeakyReLU", "ELU", "Mish", "Softplus")
+)
+# Functions that may be applied twice without a change, so that the part behind them can be rerun (tap.py).
+RECTIFIERS: dict[Any, str] = {
+    F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", torch.relu_: "relu", Tensor.relu_: "relu",
+    F.relu6: "relu6",
+}  # fmt: skip
+BY_NAME = {"relu": F.relu, "relu6": F.relu6}
+MODULES = {"ReLU": "relu", "ReLU6": "relu6"}
+ACTIVATES = re.compile(r"relu|elu$|gelu|silu|swish|mish|softplus|hardtanh|activation", re.IGNORECASE)
+MOST_PREFIX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one layer's output lies in memory."""
+
+    kind: str  # "nchw", "nhwc" or "tokens"; of volumes, with depth before the height
+    grid: tuple[int, ...]  # its sides, in the order of the image's
+    prefix: int = 0
+
+    def picture(self, tensor: Tensor) -> Tensor:
+        """ "b c h w", in float32 or better."""
+        if self.kind == "tokens":
+            tensor = tensor[:, self.prefix :].unflatten(1, self.grid)
+        if self.kind != "nchw":
+            tensor = tensor.movedim(-1, 1)
+        return at_least_float(tensor)
+
+    def put_back(self, picture: Tensor, tensor: Tensor) -> Tensor:
+        """The layer's output with this grid in the place of its own."""
+        values = picture if self.kind == "nchw" else picture.movedim(1, -1)
+        if self.kind == "tokens":
+            values = torch.cat([tensor[:, : self.prefix], values.flatten(1, -2)], dim=1)
+        return values.to(tensor.dtype)
+
+    @property
+    def channel_axis(self) -> int:
+        return 1 if self.kind == "nchw" else -1
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The tensor in a layer's output; Hugging Face layers return tuples and records."""
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    if isinstance(output, (tuple, list)):
+        output = next((item for item in output if isinstance(item, Tensor)), None)
+    return output if isinstance(output, Tensor) else None
+
+
+def layout_of(output: Tensor, images: Tensor, module: nn.Module) -> Layout | None:
+    """The layout of a layer's output as a grid of the images, or None if it is none."""
+    if len(output) != len(images) or not output.is_floating_point():
+        return None
+    size = size_of(images)
+    if output.ndim == images.ndim:
+        return _spatial_layout(tuple(output.shape[1:]), size, module)
+    return _token_layout(int(output.shape[1]), size, module) if output.ndim == 3 else None
+
+
+def _spatial_layout(shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module) -> Layout | None:
+    channels_first, channels_last = _aspect_error(shape[1:], size), _aspect_error(shape[:-1], size)
+    last = getattr(module, "channels_last", None)  # declared by our Keras wrapper
+    if last is None:
+        is_swin = "Swin" in type(module).__name__
+        last = channels_last < channels_first or (channels_last == channels_first and is_swin)
+    grid = shape[:-1] if last else shape[1:]
+    return Layout("nhwc" if last else "nchw", grid) if math.prod(grid) > 1 else None
+
+
+def _aspect_error(grid: tuple[int, ...], size: tuple[int, ...]) -> float:
+    """Distance of a grid from the image's aspect; infinite for a grid finer than the image."""
+    if any(cells > side for cells, side in zip(grid, size, strict=True)):
+        return math.inf
+    if len(size) > 2:  # networks shrink depth at a pace of its own, so aspects carry no information
+        return 0.0
+    slack = 0 if size[0] == size[1] else max(size)  # a side may have been rounded by one cell
+    if abs(grid[0] * size[1] - grid[1] * size[0]) <= slack:
+        return 0.0
+    return abs(math.log((grid[0] / grid[1]) / (size[0] / size[1])))
+
+
+def _token_layout(length: int, size: tuple[int, ...], module: nn.Module) -> Layout | None:
+    grid = _patch_grid(module, size)
+    if grid is not None:
+        for halvings in range(6):  # Swin merges 2x2 tokens between stages
+            merged = tuple(math.ceil(side / 2**halvings) for side in grid)
+            if math.prod(merged) == length > 1:
+                return Layout("tokens", merged)
+        prefix = length - math.prod(grid)
+        return Layout("tokens", grid, prefix) if 0 < prefix <= MOST_PREFIX_TOKENS else None
+    if len(size) > 2:
+        return None
+    for prefix in range(min(MOST_PREFIX_TOKENS, length - 1)):
+        height = round(math.sqrt((length - prefix) * size[0] / size[1]))
+        width = (length - prefix) // max(1, height)
+        if height * width == length - prefix > 1 and height * size[1] == width * size[0]:
+            return Layout("tokens", (height, width), prefix)
+    return None
+
+
+def _patch_grid(module: nn.Module, size: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The token grid that a patch embedding (a convolution with stride = kernel) makes of an image."""
+    part = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
+    if part is None or isinstance(part.padding, str) or part.kernel_size != part.stride:
+        return None
+    if part.kernel_size[0] < 2 or len(part.kernel_size) != len(size):
+        return None
+    sides = zip(size, part.padding, part.kernel_size, strict=True)
+    return tuple((side + 2 * pad - kernel) // kernel + 1 for side, pad, kernel in sides)
 
 
 def find_module(module: nn.Module, name: str) -> nn.Module:
-    """The part of that name, or the only one whose name ends so; last_conv: the last convolution.
+    """The module of that name, or the only one whose name ends so; last_conv: the last convolution.
 
-    A name may end with "+relu": the part's output behind the function that rectifies it (default_layers.py).
+    A name may end with "+relu": the module's output behind the function that rectifies it.
     """
     name = name.partition("+")[0]
-    try:
-        found = module.get_submodule(name)
-    except AttributeError:
-        found = module
-    if found is not module:
-        return found
-    ends_so = [n for n, _ in module.named_modules() if n.endswith("." + name)]
-    if name == "last_conv":  # as papers say it
-        ends_so = [n for n, part in module.named_modules() if isinstance(part, CONVOLUTIONS)][-1:]
-    if len(ends_so) != 1:
-        raise UnknownNameError("layer", name, ends_so or [n for n, _ in module.named_modules() if n])
-    return module.get_submodule(ends_so[0])
+    if name:
+        try:
+            return module.get_submodule(name)
+        except AttributeError:
+            pass
+    matches = [n for n, _ in module.named_modules() if n.endswith("." + name)]
+    if name == "last_conv":  # as papers call it
+        matches = [n for n, part in module.named_modules() if isinstance(part, CONVOLUTIONS)][-1:]
+    if len(matches) != 1:
+        raise UnknownNameError("layer", name, matches or [n for n, _ in module.named_modules() if n])
+    return module.get_submodule(matches[0])
+
+
+def default_layer(model: Model, images: Tensor | None = None) -> str | None:
+    """The layer CAMs read by default, or None where only a search by a pass finds it."""
+    guess = guessed_layer(model)
+    if guess is not None and model.layer:
+        return guess
+    dense = isinstance(model.head, Segmentation) and images is not None
+    if dense and known_scales(model) is None and not encoder_of(model.module):
+        return _coarsest(model, images)
+    if guess is None or not may_be_activated_later(model, guess):
+        return guess
+    if model.facts.activated_layer is None:
+        image = (model.preprocess.blank if images is None else images)[:1]
+        try:
+            model.facts.activated_layer = _step_behind(model, image, guess)
+        except (RuntimeError, ValueError, AssertionError):  # not the size it takes; the pass itself raises
+            return guess
+    return model.facts.activated_layer
 
 
 def guessed_layer(model: Model) -> str | None:
-    """The layer CAMs would read by names and shapes alone, or None where only a pass can tell."""
+    """The layer CAMs would read by names and structure alone, or None where only a pass can tell."""
     if model.layer:
         return model.layer
-    scales = known_scales(model)
-    if scales:
+    if scales := known_scales(model):
         return scales[-1]
-    seeing = encoder_of(model.module)
-    return _last_convolution(model.module.get_submodule(seeing), f"{seeing}." if seeing else "")
+    encoder = encoder_of(model.module)
+    return _last_convolution(model.module.get_submodule(encoder), f"{encoder}." if encoder else "")
 
 
 def encoder_of(module: nn.Module) -> str:
-    """Of a network that answers place by place, the part that sees: its backbone, before what answers."""
+    """The backbone of a network that answers pixel by pixel, "" where there is none."""
     parts = [name for name, part in module.named_children() if _convolves(part)]
     if "backbone" not in parts[:-1]:
         return ""
@@ -81,16 +222,133 @@ def encoder_of(module: nn.Module) -> str:
 
 
 def _convolves(part: nn.Module) -> bool:
-    return any(isinstance(one, CONVOLUTIONS) for one in part.modules())
+    return any(isinstance(inner, CONVOLUTIONS) for inner in part.modules())
 
 
 def may_be_activated_later(model: Model, guess: str) -> bool:
-    """Whether an activation may follow the guessed layer: not behind one, nor in a transformer."""
+    """Whether an activation may follow the guessed layer: not behind an activation, nor in a transformer."""
     part = find_module(model.module, guess)
     ends = any(guess == end or guess.endswith("." + end) for end in ENDS_ACTIVATED)
     in_transformer = known_scales(model) is not None and _normalises(guess.rpartition(".")[2], part)
-    only_classifies = type(model.module).__name__ == "SqueezeNet"  # behind it is a picture for each class
+    only_classifies = type(model.module).__name__ == "SqueezeNet"  # behind it is a grid for each class
     return not (ends or in_transformer or only_classifies or isinstance(part, ACTIVATIONS))
+
+
+def _coarsest(model: Model, images: Tensor | None) -> str | None:
+    """The last layer on the coarsest grid in front of the last convolution, which makes the output itself."""
+    if model.facts.coarsest_layer is None and images is not None:
+        pictures = picture_layers(model, images)
+        parts = [find_module(model.module, name) for name, _, _ in pictures]
+        output = max((i for i, part in enumerate(parts) if isinstance(part, CONVOLUTIONS)), default=0)
+        sizes = [math.prod(layout.grid) for _, layout, _ in pictures[:output]]
+        last = max((i for i, size in enumerate(sizes) if size == min(sizes)), default=-1)
+        model.facts.coarsest_layer = pictures[last][0] if last >= 0 else ""
+    return model.facts.coarsest_layer or None
+
+
+def why(model: Model, layer: str) -> str:
+    """The reason why CAMs read this layer by default, after a pass."""
+    guess = None if model.layer else guessed_layer(model)
+    if layer == model.facts.coarsest_layer:
+        return "the last layer on the coarsest grid of a segmentation"
+    if guess is None:
+        return "the last layer that is still a picture"
+    if "+" in layer:
+        return f"its output behind the function {layer.partition('+')[2]}, which has no module"
+    if layer != guess:
+        return f"behind its activation, which {guess} is not"
+    if is_activation(find_module(model.module, layer)):
+        return "the activation behind the last convolution"
+    if known_scales(model) is None:
+        return "the last convolution; no activation follows on the same grid"
+    if not may_be_activated_later(model, guess) and "norm" in layer.rpartition(".")[2]:
+        return "pre-norm transformer: a normalisation of the last block"
+    return "end of the last stage"
+
+
+class _Step(NamedTuple):
+    """What ran: a module by its name, or a rectifying function."""
+
+    name: str
+    before: Tensor | None
+    after: Tensor | None
+    activates: bool
+    kind: str = ""  # the module's class
+    is_function: bool = False
+
+
+def _step_behind(model: Model, image: Tensor, guess: str) -> str:
+    inputs = model.ready(image)
+    steps = _follow(model, inputs)
+    part = find_module(model.module, guess)
+    full = next(name for name, other in model.module.named_modules() if other is part)
+    runs = [i for i, step in enumerate(steps) if step.name == full]
+    path = steps[runs[-1]].after if runs else None
+    start = None if path is None else layout_of(path, inputs, model.module)
+    if start is None:
+        return guess
+    best, last = guess, full
+    for moment, step in enumerate(steps[runs[-1] + 1 :], runs[-1] + 1):
+        if step.before is not path or step.after is None:
+            continue
+        layout = layout_of(step.after, inputs, model.module)
+        if layout is None or layout.grid != start.grid:
+            break
+        path = step.after
+        if step.activates:
+            # A module that runs again (one ReLU for convolutions and head) cannot be named by its output.
+            again = any(later.name == step.name for later in steps[moment + 1 :])
+            function = step.name if step.is_function else MODULES.get(step.kind, "") if again else ""
+            best = f"{last}+{function}" if function else best if again else step.name
+        last = last if step.is_function else step.name
+    model.facts.layer_runs = {best: sum(step.name == best for step in steps)}
+    return best
+
+
+@torch.no_grad()
+def _follow(model: Model, inputs: Tensor) -> list[_Step]:
+    """Everything that ran, in the order in which it ended, with the very tensors it took and returned."""
+    steps: list[_Step] = []
+    in_activation: list[bool] = []  # for each open module: whether it is an activation
+
+    def ended(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        in_activation.pop()
+        before = first_tensor((*args, *kwargs.values()))
+        activates = any(map(is_activation, module.modules()))  # is one, or holds one
+        steps.append(_Step(name, before, first_tensor(output), activates, type(module).__name__))
+
+    def rectified(name: str, before: Tensor, after: Tensor) -> None:
+        if not (in_activation and in_activation[-1]):
+            steps.append(_Step(name, before, after, True, is_function=True))
+
+    def started(_name: str, module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        in_activation.append(is_activation(module))
+
+    with frozen_eval(model.module), watched(model.module, ended, started), Rectified(rectified):
+        model.forward(inputs)
+    return steps
+
+
+def is_activation(module: nn.Module) -> bool:
+    return bool(ACTIVATES.search(type(module).__name__))
+
+
+class Rectified(TorchFunctionMode):
+    """Calls a function with the name, input and output of every rectifying function.
+
+    A result that is not None replaces the output.
+    """
+
+    def __init__(self, call: Callable[[str, Tensor, Tensor], Tensor | None]) -> None:
+        super().__init__()
+        self.call = call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in RECTIFIERS and isinstance(output, Tensor):
+            result = self.call(RECTIFIERS[func], args[0] if args else (kwargs or {})["input"], output)
+            return output if result is None else result
+        return output
 
 
 def known_scales(model: Model) -> tuple[str, ...] | None:
@@ -103,20 +361,19 @@ def known_scales(model: Model) -> tuple[str, ...] | None:
 
 
 def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
-    names = [name for name, _ in module.named_modules()]
+    names, kind = [name for name, _ in module.named_modules()], type(module).__name__
     for family in FAMILIES:
         last = next((n for n in names if n == family[-1] or n.endswith("." + family[-1])), None)
         if last:
             prefix = last.removesuffix(family[-1])
-            found = tuple(prefix + n for n in family if prefix + n in names)
-            return found or (last,)
+            return tuple(prefix + n for n in family if prefix + n in names)
     if stages := _stages(names):
         return stages
-    if type(module).__name__ == "ConvNeXt" and "features.7" in names:  # torchvision's stages
+    if kind == "ConvNeXt" and "features.7" in names:  # torchvision's stages
         return ("features.3", "features.5", "features.7")
-    if type(module).__name__ == "SqueezeNet":  # its last convolution is the classifier
+    if kind == "SqueezeNet":  # its last convolution is the classifier
         return ("features",)
-    if "Swin" in type(module).__name__:
+    if "Swin" in kind:
         parts = [n for n in names if re.search(r"(^|\.)(layers\.\d+|features\.[1357])$", n)]
         norm = next((n for n in reversed(names) if re.search(r"^(\w+\.)?(norm|layernorm)$", n)), None)
         # Behind the last normalisation: in front of it, gradient times activation is 0 at every token,
@@ -127,9 +384,9 @@ def _scales_by_name(module: nn.Module) -> tuple[str, ...] | None:
 
 def _stages(names: Sequence[str]) -> tuple[str, ...] | None:
     """The last three of four or more numbered stages: ConvNeXt, ResNetV2, Hugging Face's ResNet, others."""
-    found = [n for n in names if re.search(r"(^|\.)stages\.\d+$", n)]
-    outer = min((n.count(".") for n in found), default=0)
-    stages = [n for n in found if n.count(".") == outer]
+    stages = [n for n in names if re.search(r"(^|\.)stages\.\d+$", n)]
+    outer = min((n.count(".") for n in stages), default=0)
+    stages = [n for n in stages if n.count(".") == outer]
     return tuple(stages[-3:]) if len(stages) > 3 else None
 
 
@@ -139,7 +396,7 @@ def _transformer_norms(module: nn.Module) -> tuple[str, ...] | None:
     mixes_tokens = all(m.kernel_size == m.stride for m in module.modules() if isinstance(m, CONVOLUTIONS))
     for name, part in module.named_modules():
         blocks = list(part.named_children())
-        if not isinstance(part, (nn.Sequential, nn.ModuleList)) or len(blocks) < 2:
+        if not isinstance(part, CONTAINERS) or len(blocks) < 2:
             continue
         if len({type(block) for _, block in blocks}) > 1 or not (mixes_tokens or _attends(blocks[-1][1])):
             continue
@@ -163,27 +420,17 @@ def _normalises(name: str, part: nn.Module) -> bool:
     return "norm" in type(part).__name__.lower() or bool(re.fullmatch(r"norm\d*", name))
 
 
-BEHIND_CONVOLUTION = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.Dropout, nn.Identity)
-# Paddings, and what weighs the path rather than lies on it: attention weights, gates.
-BESIDE_THE_PATH = re.compile(r"Pad\w*>$|Sigmoid>$|(attn|attention)\.|(^|\.)crpe|\.gate|\.short_conv")
-ACTIVATIONS = tuple(
-    getattr(nn, n)
-    for n in ("ReLU", "ReLU6", "SiLU", "GELU", "Hardswish", "LeakyReLU", "ELU", "Mish", "Softplus")
-)
-
-
 def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
     """Descend to the last child that convolves, then step over what only normalises or activates it."""
     children = list(module.named_children())
-    holds = [_convolves(child) for _, child in children]
-    if not any(holds):
+    last = max((i for i, (_, child) in enumerate(children) if _convolves(child)), default=None)
+    if last is None:
         return None
-    last = len(holds) - 1 - holds[::-1].index(True)
     name, child = children[last]
-    # A Hugging Face backbone answers with a record: features for us, but their pooled twin for its head.
-    if isinstance(child, (nn.Sequential, nn.ModuleList)) or hasattr(child, "base_model_prefix"):
+    # A Hugging Face backbone returns a record: features for us, but their pooled twin for its head.
+    if isinstance(child, CONTAINERS) or hasattr(child, "base_model_prefix"):
         return _last_convolution(child, f"{prefix}{name}.")
-    # Children of a Sequential run in the order they are listed; of another module, nobody knows.
+    # Children of a Sequential run in the order they are listed; of another module the order is unknown.
     if isinstance(module, nn.Sequential):
         for name_behind, behind in children[last + 1 :]:
             if not isinstance(behind, BEHIND_CONVOLUTION + ACTIVATIONS):
@@ -198,22 +445,21 @@ def _last_convolution(module: nn.Module, prefix: str = "") -> str | None:
 
 @torch.no_grad()
 def picture_layers(model: Model, images: Tensor) -> list[tuple[str, Layout, int]]:
-    """Every layer whose output is a picture, in order of execution, with layout and channels. One pass."""
-    found: dict[str, tuple[str, Layout, int]] = {}
+    """Every layer whose output is a grid, in order of execution, with layout and channels. One pass."""
+    layers: dict[str, tuple[str, Layout, int]] = {}
     inputs = model.ready(images[:1])
 
     def look(name: str, _part: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-        found.pop(name, None)  # a layer that runs twice counts where it ran last, picture or not
+        layers.pop(name, None)  # a layer that runs twice counts where it ran last, grid or not
         tensor = first_tensor(output)
-        if isinstance(output, dict) and len(output) > 1:  # a record of a whole backbone, not a layer
-            return
-        layout = None if tensor is None else layout_of(tensor, inputs, model.module)
-        if name and layout is not None and tensor is not None:
-            found[name] = (name, layout, int(layout.picture(tensor).shape[1]))
+        if not name or tensor is None or (isinstance(output, dict) and len(output) > 1):
+            return  # the network itself, or the record of a whole backbone
+        if layout := layout_of(tensor, inputs, model.module):
+            layers[name] = (name, layout, int(layout.picture(tensor).shape[1]))
 
     with frozen_eval(model.module), watched(model.module, look):
         model.forward(inputs)
-    return list(found.values())
+    return list(layers.values())
 
 
 def searched_scales(model: Model, images: Tensor, main: str | None = None, count: int = 3) -> tuple[str, ...]:
@@ -226,15 +472,12 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
     pictures = picture_layers(model, images)
     octaves = {name: round(math.log2(images.shape[-2] / layout.grid[-2])) for name, layout, _ in pictures}
     for name, _, channels in pictures:
-        part = find_module(model.module, name)
-        beside = BESIDE_THE_PATH.search(f"{name}<{type(part).__name__}>")
-        goes_on = any(
-            octaves.get(block, octaves[name]) != octaves[name] for block in _blocks_around(model, name)
-        )
-        if channels > 1 and not beside and not goes_on:
-            by_octave[octaves[name]] = name
+        octave, kind = octaves[name], type(find_module(model.module, name)).__name__
+        goes_on = any(octaves.get(block, octave) != octave for block in _blocks_around(model, name))
+        if channels > 1 and not goes_on and not BESIDE_THE_PATH.search(f"{name}<{kind}>"):
+            by_octave[octave] = name
         if name == end:
-            by_octave[octaves[name]] = main or name
+            by_octave[octave] = main or name
             break
     if not by_octave:
         raise LayerError(
@@ -247,12 +490,12 @@ def searched_scales(model: Model, images: Tensor, main: str | None = None, count
 def _blocks_around(model: Model, name: str) -> Iterator[str]:
     """The modules a layer lies in that are more than a row of others."""
     while name := name.rpartition(".")[0]:
-        if not isinstance(model.module.get_submodule(name), (nn.Sequential, nn.ModuleList)):
+        if not isinstance(model.module.get_submodule(name), CONTAINERS):
             yield name
 
 
 def not_a_picture(model: Model, name: str, output: Any, images: Tensor) -> LayerError:
-    """The sentence for a layer that cannot be read, with the names of some that can."""
+    """The error for a layer that cannot be read, with the names of some that can."""
     tensor = first_tensor(output)
     shape = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
     some = ", ".join([n for n, _, _ in picture_layers(model, images)][-5:]) or "none"

@@ -27,7 +27,6 @@ from heatproof.errors import HeatproofError, InputError, MissingExtraError, Mode
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import ClassCountError, first_line, load_checkpoint
-from heatproof.models.function import FunctionModule, function_in, takes_images
 from heatproof.models.heads import Head, chosen_head
 from heatproof.models.layers import find_module
 from heatproof.models.libraries import (
@@ -42,6 +41,7 @@ from heatproof.models.libraries import (
 )
 from heatproof.models.model import Model
 from heatproof.models.names import KERAS_FILES, LITE
+from heatproof.models.wrapped import FunctionModule, function_in, takes_images
 from heatproof.types import ArrayLike
 
 FORMS = (

@@ -1,9 +1,9 @@
-"""Targets as people give them -> columns of what the network returns; see heads/.
+"""Targets as users give them -> columns of the network's table; see heads/.
 
-A class number needs nothing. A function becomes the head of the network for this question. Segmentation and
-detection are asked about the images as they are, before anything is done to them: one pass finds the region
-of the class, or the box, and a copy of the Model keeps it, so that everything done to the images afterwards
-is judged by the same region or box. A Model that was asked about as many images already keeps what it has.
+A class number needs nothing. A function becomes the head of the network. For segmentation and detection one
+pass over the images as they are finds the region of the class, or the box, and a copy of the Model keeps it,
+so that everything done to the images afterwards is measured by the same region or box. A Model that is bound
+to as many images already keeps what it has.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from heatproof.errors import TargetError
-from heatproof.models.heads import Columns, Function, Head, Undetermined
-from heatproof.models.heads.dense import Dense, as_place
+from heatproof.models.heads import Columns, Dense, Function, Head, Undetermined
+from heatproof.models.heads.dense import as_place
 from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.queue import Queue
 from heatproof.models.running import frozen_eval
@@ -33,7 +33,7 @@ def bind_targets(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any
     if callable(targets) and not isinstance(targets, Tensor):
         return with_head(model, Function(function=targets)), None
     place = as_place(targets)
-    if isinstance(model.head, Undetermined) and (place is not None or _must_be_seen(model.module)):
+    if isinstance(model.head, Undetermined) and (place is not None or _needs_a_pass(model.module)):
         model.logits(images[:1])
     head = model.head
     if not isinstance(head, Dense):
@@ -43,14 +43,13 @@ def bind_targets(model: Model, images: Tensor, targets: Any) -> tuple[Model, Any
             )
         return model, targets
     if place is not None or head.bound != len(images):
-        model = _bound(unbind_targets(model), images, targets)
-        targets, head = place.classes if place else targets, model.head
-        assert isinstance(head, Dense)
+        model, head = _bound(unbind_targets(model), images, targets)
+        targets = place.classes if place else targets
     return model, head.columns(targets, model.device)
 
 
 def unbind_targets(model: Model) -> Model:
-    """The Model as it was before it was asked about images."""
+    """The Model as it was before it was bound to images."""
     head = model.head
     return with_head(model, head.free()) if isinstance(head, Dense) and head.bound else model
 
@@ -62,27 +61,28 @@ def with_head(model: Model, head: Head) -> Model:
     return other
 
 
-def _bound(model: Model, images: Tensor, targets: Any) -> Model:
+def _bound(model: Model, images: Tensor, targets: Any) -> tuple[Model, Dense]:
     seen: list[Any] = []
+
+    def dense_head() -> Dense:
+        assert isinstance(model.head, Dense)
+        return model.head
 
     @torch.no_grad()
     def work(start: int, stop: int) -> list[Any]:
         inputs = model.ready(images[start:stop])
         if not model.was_seen:
             model.forward(inputs[:1])
-        head = model.head
-        assert isinstance(head, Dense)
-        return head.look(model.output(inputs.clone()), stop - start)
+        return dense_head().look(model.output(inputs.clone()), stop - start)
 
     with frozen_eval(model.module):
         Queue(model, size_of(images)).each(len(images), work, seen.extend, "forward")
-    head = model.head
-    assert isinstance(head, Dense)
-    return with_head(model, head.ask(seen, targets, size_of(images)))
+    head = dense_head().bind(seen, targets)
+    return with_head(model, head), head
 
 
-def _must_be_seen(module: nn.Module) -> bool:
-    """Whether a pass should tell first: where it may be dense, or a regression by its configuration."""
+def _needs_a_pass(module: nn.Module) -> bool:
+    """Whether a pass must determine the head first: it may be dense, or a regression by its configuration."""
     parts = list(module.modules())
     if getattr(getattr(module, "config", None), "problem_type", None) == "regression":
         return True

@@ -1,4 +1,4 @@
-"""Watching explanations while a model trains: Monitor, with the alarms that verdict/ finds.
+"""Explanations measured while a model trains: Monitor, with the alarms of verdict/.
 
     monitor = hp.monitor.Monitor(images, labels, methods)
     monitor.step(model, epoch)          inside any training loop
@@ -15,13 +15,10 @@ from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
 from heatproof.verdict.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from heatproof.monitor.together import AlarmRaised
-    from heatproof.monitor.watch import Monitor
+    from heatproof.monitor.watch import AlarmRaised, Monitor
 
 # MLflow imports its evaluators, and with them this package, at its own start: torch comes later.
-__getattr__, _, _ = lazy_loader.attach(
-    __name__, submod_attrs={"together": ["AlarmRaised"], "watch": ["Monitor"]}
-)
+__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"watch": ["AlarmRaised", "Monitor"]})
 __all__ = ["Alarm", "AlarmRaised", "Monitor", "Thresholds", "Trajectory", "find_alarms"]
 
 

@@ -9,37 +9,26 @@ from __future__ import annotations
 from typing import Any
 
 from heatproof.errors import need
-from heatproof.monitor.callbacks import callback
-from heatproof.monitor.together import AlarmRaised
-from heatproof.monitor.watch import Monitor
+from heatproof.monitor.watch import MonitorHooks, callback_class
 
 
-class LearnerHooks:
+class LearnerHooks(MonitorHooks):
     """Runs a monitor in a fastai learner."""
 
     learn: Any  # set by fastai
-    order = 60  # behind what moves the epoch on, such as the Recorder
-
-    def __init__(self, monitor: Monitor) -> None:
-        super().__init__()
-        self.monitor = monitor
+    order = 60  # after what advances the epoch, such as the Recorder
 
     def before_fit(self) -> None:
-        if not self._aside:
+        if self._trains():
             self.monitor.check(self.learn.model)
 
     def after_epoch(self) -> None:
-        if self._aside:
-            return
-        try:
-            self.monitor.step(self.learn.model, self.learn.epoch + 1)
-        except AlarmRaised:
-            raise need("fastai.callback.core", "fastai").CancelFitException from None
+        if self._trains() and self.step_stops(self.learn.model, self.learn.epoch + 1):
+            raise need("fastai.callback.core", "fastai").CancelFitException
 
-    @property
-    def _aside(self) -> bool:
-        """The learning-rate finder and predictions are no training."""
-        return hasattr(self.learn, "lr_finder") or hasattr(self.learn, "gather_preds")
+    def _trains(self) -> bool:
+        """Not in the learning-rate finder or in predictions."""
+        return not hasattr(self.learn, "lr_finder") and not hasattr(self.learn, "gather_preds")
 
 
-__getattr__ = callback(__name__, LearnerHooks, lambda: need("fastai.callback.core", "fastai").Callback)
+__getattr__ = callback_class(__name__, LearnerHooks, lambda: need("fastai.callback.core", "fastai").Callback)

@@ -9,37 +9,28 @@ from __future__ import annotations
 from typing import Any
 
 from heatproof.errors import InputError, need
-from heatproof.monitor.callbacks import callback
-from heatproof.monitor.together import AlarmRaised
-from heatproof.monitor.watch import Monitor
-
-TIMES = ("epoch", "evaluate")
+from heatproof.monitor.watch import Monitor, MonitorHooks, callback_class
 
 
-class TrainerHooks:
+class TrainerHooks(MonitorHooks):
     """Runs a monitor in a Hugging Face trainer."""
 
     def __init__(self, monitor: Monitor, at: str = "epoch") -> None:
-        if at not in TIMES:
+        if at not in ("epoch", "evaluate"):
             raise InputError(f"at is 'epoch' or 'evaluate'; got {at!r}")
-        self.monitor, self.at = monitor, at
+        super().__init__(monitor)
+        self.at = at
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         self.monitor.check(model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if self.at == "epoch":
-            self._step(model, round(state.epoch), control)
+        if self.at == "epoch" and self.step_stops(model, round(state.epoch)):
+            control.should_training_stop = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if self.at == "evaluate":
-            self._step(model, state.global_step, control)
-
-    def _step(self, model: Any, epoch: int, control: Any) -> None:
-        try:
-            self.monitor.step(model, epoch)
-        except AlarmRaised:
+        if self.at == "evaluate" and self.step_stops(model, state.global_step):
             control.should_training_stop = True
 
 
-__getattr__ = callback(__name__, TrainerHooks, lambda: need("transformers", "hf").TrainerCallback)
+__getattr__ = callback_class(__name__, TrainerHooks, lambda: need("transformers", "hf").TrainerCallback)

@@ -12,38 +12,31 @@ from collections.abc import Callable
 from typing import Any
 
 from heatproof.errors import need
-from heatproof.monitor.callbacks import callback
-from heatproof.monitor.together import AlarmRaised
-from heatproof.monitor.watch import Monitor
+from heatproof.monitor.watch import Monitor, MonitorHooks, callback_class
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-class LightningHooks:
+class LightningHooks(MonitorHooks):
     """Runs a monitor in a Lightning trainer."""
 
     def __init__(self, monitor: Monitor, model: Callable[[Any], Any] | None = None) -> None:
-        super().__init__()
-        self.monitor, self.model = monitor, model
+        super().__init__(monitor)
+        self.model = model or (lambda module: module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.monitor.check(self._model(pl_module))
+        self.monitor.check(self.model(pl_module))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        try:
-            self.monitor.step(self._model(pl_module), trainer.current_epoch + 1)
-        except AlarmRaised:
+        if self.step_stops(self.model(pl_module), trainer.current_epoch + 1):
             trainer.should_stop = True
 
-    def _model(self, pl_module: Any) -> Any:
-        return pl_module if self.model is None else self.model(pl_module)
 
-
-def _library() -> Any:
-    """The one the user works with; where neither is imported, the one that is installed."""
+def _base() -> Any:
+    """The Callback of the package that is imported; if neither is, of the one that is installed."""
     used = [name for name in PACKAGES if name in sys.modules]
     installed = [name for name in PACKAGES if importlib.util.find_spec(name.split(".")[0])]
-    return need((used or installed or list(PACKAGES))[0], "lightning")
+    return need((used or installed or list(PACKAGES))[0], "lightning").Callback
 
 
-__getattr__ = callback(__name__, LightningHooks, lambda: _library().Callback)
+__getattr__ = callback_class(__name__, LightningHooks, _base)

@@ -4,11 +4,11 @@
                            evaluator_config={"methods": ["gradcam"], "batch_size": 64})
     tag_model("pneumonia", "3", "runs/first")
 
-The data are a table with one column of picture files, or rows of numbers with their `shape` in the config,
-such as (3, 64, 64). The config must name the methods, and may hold all other settings of hp.monitor.Monitor.
-The model is one that mlflow.pytorch logged. Where the config has no `out`, the run folder is not kept.
+The data are a table with one column of image files, or rows of numbers with their `shape` in the config, such
+as (3, 64, 64). The config must name the methods, and may hold all other settings of hp.monitor.Monitor. The
+model is one that mlflow.pytorch logged. Without `out` in the config, the run folder is temporary.
 
-Nothing but mlflow is imported before an evaluation, because MLflow loads evaluators at its own start.
+Imports are inside functions because MLflow loads evaluators when it is imported itself.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from heatproof.errors import InputError, need
-from heatproof.monitor.callbacks import callback
 
 if TYPE_CHECKING:
-    from heatproof.monitor.outcome import Report
+    from heatproof.monitor.measure import StepResult
     from heatproof.types import Batch
     from heatproof.verdict.answers import Verdict
 
@@ -36,36 +35,28 @@ class EvaluatorHooks:
 
     @classmethod
     def can_evaluate(cls, *, model_type: Any, evaluator_config: Any, **_: Any) -> bool:
-        """Only where it is asked for: MLflow tries every evaluator that is installed."""
+        """Only if methods are configured: MLflow tries every evaluator that is installed."""
         return model_type == "classifier" and "methods" in (evaluator_config or {})
 
     def evaluate(
-        self,
-        *,
-        model_type: Any,
-        dataset: Any,
-        run_id: str,
-        evaluator_config: Any,
-        model: Any = None,
-        **_: Any,
+        self, *, dataset: Any, run_id: str, evaluator_config: Any, model: Any = None, **_: Any
     ) -> Any:
-        report = _measured(_module(model), dataset, dict(evaluator_config), run_id)
-        client = need("mlflow", EXTRA).MlflowClient()
-        content, artifacts = report.verdict.as_json() if report.verdict else {}, {}
-        if report.verdict is not None:
-            for key, value in verdict_tags(report.verdict).items():
+        result = _measured(_module(model), dataset, dict(evaluator_config), run_id)
+        client, artifacts = need("mlflow", EXTRA).MlflowClient(), {}
+        if result.verdict is not None:
+            for key, value in verdict_tags(result.verdict).items():
                 client.set_tag(run_id, key, value)
+            content = result.verdict.as_json()
             client.log_dict(run_id, content, VERDICT)
-            kept = need("mlflow.models.evaluation.artifacts", EXTRA).JsonEvaluationArtifact
+            artifact = need("mlflow.models.evaluation.artifacts", EXTRA).JsonEvaluationArtifact
             uri = f"{client.get_run(run_id).info.artifact_uri}/{VERDICT}"
-            artifacts[VERDICT] = kept(uri=uri, content=content)
-        return need(BASE, EXTRA).EvaluationResult(
-            metrics=_metrics(report), artifacts=artifacts, run_id=run_id
-        )
+            artifacts[VERDICT] = artifact(uri=uri, content=content)
+        metrics = _metrics(result)
+        return need(BASE, EXTRA).EvaluationResult(metrics=metrics, artifacts=artifacts, run_id=run_id)
 
 
 def verdict_tags(verdict: Verdict) -> dict[str, str]:
-    """What a list of models can be filtered by: tags.`heatproof.follows.gradcam` = 'yes'."""
+    """Tags by which models can be filtered: tags.`heatproof.follows.gradcam` = 'yes'."""
     from heatproof.monitor.trackers import mlflow_name
 
     tags = {
@@ -74,11 +65,11 @@ def verdict_tags(verdict: Verdict) -> dict[str, str]:
         "heatproof.checkpoint": verdict.checkpoint,
         "heatproof.alarms": str(len(verdict.alarms)),
     }
-    return tags | {f"heatproof.follows.{mlflow_name(one.method)}": one.follows for one in verdict.methods}
+    return tags | {f"heatproof.follows.{mlflow_name(m.method)}": m.follows for m in verdict.methods}
 
 
 def tag_model(name: str, version: str | int, run: str | Path | Verdict) -> dict[str, str]:
-    """Write the verdict on a run to a version in MLflow's model registry; the tags that were set.
+    """Write the verdict on a run to a version in MLflow's model registry, and return the tags.
 
     Args:
         name, version: of the registered model.
@@ -89,15 +80,15 @@ def tag_model(name: str, version: str | int, run: str | Path | Verdict) -> dict[
     from heatproof.verdict.data import read_run
     from heatproof.verdict.judge import judge
 
-    found = run if isinstance(run, Verdict) else judge(read_run(RunFolder.open(run)))
-    client, tags = need("mlflow", EXTRA).MlflowClient(), verdict_tags(found)
+    verdict = run if isinstance(run, Verdict) else judge(read_run(RunFolder.open(run)))
+    client, tags = need("mlflow", EXTRA).MlflowClient(), verdict_tags(verdict)
     for key, value in tags.items():
         client.set_model_version_tag(name, str(version), key, value)
     return tags
 
 
-def _measured(module: Any, dataset: Any, config: dict[str, Any], run_id: str) -> Report:
-    """One step of a monitor over the data, sent to the run."""
+def _measured(module: Any, dataset: Any, config: dict[str, Any], run_id: str) -> StepResult:
+    """Run one step of a monitor on the data, and log it to the run."""
     from heatproof.monitor.trackers import MLflow
     from heatproof.monitor.watch import Monitor
 
@@ -109,12 +100,11 @@ def _measured(module: Any, dataset: Any, config: dict[str, Any], run_id: str) ->
         out = config.pop("out", None) or folder
         monitor = Monitor([batch], out=out, loggers=[MLflow(run_id)], **config)
         monitor.check(module)
-        report = monitor.step(module, len(monitor.trajectory) + 1)
-    if report is None or report.problem:
-        raise InputError(
-            f"the model could not be explained: {report.problem if report else 'nothing was due'}"
-        )
-    return report
+        result = monitor.step(module, len(monitor.trajectory) + 1)
+    if result is None or result.problem:
+        problem = result.problem if result else "nothing was due"
+        raise InputError(f"the model could not be explained: {problem}")
+    return result
 
 
 def _module(model: Any) -> Any:
@@ -134,7 +124,7 @@ def _module(model: Any) -> Any:
 
 
 def _batch(dataset: Any, shape: Any, preprocess: Any, module: Any) -> Batch:
-    """The pictures as the model wants them, and their classes."""
+    """Model-ready images and their classes."""
     import numpy as np
     import torch
 
@@ -156,16 +146,20 @@ def _batch(dataset: Any, shape: Any, preprocess: Any, module: Any) -> Batch:
     return Batch(tuple(files[:, 0]), torch.stack([ready(open_image(file)) for file in files[:, 0]]), labels)
 
 
-def _metrics(report: Report) -> dict[str, float]:
-    """The report's numbers, and 1 or 0 for each method that follows the network or does not."""
+def _metrics(result: StepResult) -> dict[str, float]:
+    """The result's numbers, and 1 or 0 for each method that follows the network or does not."""
     from heatproof.monitor.trackers import mlflow_name
 
-    named = dict(report.scalars())
-    decided = [one for one in report.verdict.methods if one.follows != "undecided"] if report.verdict else []
-    named |= {f"heatproof/follows/{one.method}": float(one.follows == "yes") for one in decided}
+    named = result.scalars()
+    for method in result.verdict.methods if result.verdict else ():
+        if method.follows != "undecided":
+            named[f"heatproof/follows/{method.method}"] = float(method.follows == "yes")
     return {mlflow_name(name): value for name, value in named.items()}
 
 
-__getattr__ = callback(
-    __name__, EvaluatorHooks, lambda: need(BASE, EXTRA).ModelEvaluator, called="HeatproofEvaluator"
-)
+def __getattr__(name: str) -> Any:
+    """Make HeatproofEvaluator when it is first used."""
+    if name != "HeatproofEvaluator":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = type(name, (EvaluatorHooks, need(BASE, EXTRA).ModelEvaluator), {"__module__": __name__})
+    return globals().setdefault(name, made)

@@ -1,6 +1,6 @@
 """A monitor in MONAI, or in any ignite engine: train_handlers=[HeatproofHandler(monitor)] of a trainer.
 
-The network is the trainer's own, or what `model` picks from the engine where it has another name. The check
+The network is the trainer's own, or what `model` picks from the engine if it has another name. The check
 runs before the first batch, a step after each epoch, counted from 1.
 """
 
@@ -10,23 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 from heatproof.errors import InputError, need
-from heatproof.monitor.together import AlarmRaised
-from heatproof.monitor.watch import Monitor
-
-EXTRA = "monai"
+from heatproof.monitor.watch import Monitor, MonitorHooks
 
 
-class HeatproofHandler:
+class HeatproofHandler(MonitorHooks):
     """Runs a monitor in an engine.
 
     Args:
         monitor: what it runs.
-        model: from the engine to its network; its attribute `network` where None.
+        model: from the engine to its network; by default its attribute `network`.
     """
 
     def __init__(self, monitor: Monitor, model: Callable[[Any], Any] | None = None) -> None:
-        self._events = need("ignite.engine", EXTRA).Events
-        self.monitor, self.model = monitor, model
+        self._events = need("ignite.engine", "monai").Events
+        super().__init__(monitor)
+        self.model = model
 
     def attach(self, engine: Any) -> None:
         """Called by MONAI with the trainer, or by you with an engine."""
@@ -37,9 +35,7 @@ class HeatproofHandler:
         self.monitor.check(self._network(engine))
 
     def _epoch(self, engine: Any) -> None:
-        try:
-            self.monitor.step(self._network(engine), engine.state.epoch)
-        except AlarmRaised:
+        if self.step_stops(self._network(engine), engine.state.epoch):
             engine.terminate()
 
     def _network(self, engine: Any) -> Any:

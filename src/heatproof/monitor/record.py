@@ -1,10 +1,10 @@
-"""A monitored training as a run folder, so that report, gate and serve work on it while training goes on.
+"""A monitored training as a run folder, so that report, gate and serve work on it during training.
 
 Rows, units and names are those of a run (see run/plan.py, run/score.py, run/group.py): a checkpoint is named
 epoch-NNN and belongs to the weights it was measured with. Maps are stored in half precision; the C-Score rows
-are those of the full maps. When a training is taken up from an earlier epoch, an epoch that comes again with
+are those of the full maps. When a training is resumed from an earlier epoch, an epoch that comes again with
 other weights is stored beside the first as attempt2-epoch-NNN; nothing is overwritten. After each checkpoint
-verdict.json is renewed: undecided about maps, unless the monitor was told to measure what that rests on.
+verdict.json is renewed: undecided about maps, unless `metrics` has the test that it rests on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.gold import ListRule, gold_list
+from heatproof.metrics.cscores import gold_list
+from heatproof.metrics.gold import ListRule
 from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model
-from heatproof.monitor.held import HeldOut
 from heatproof.monitor.measure import Answers, Measured, undisturbed
+from heatproof.monitor.validation_set import ValidationSet
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.group import cells
 from heatproof.run.metrics import read_metrics
@@ -51,15 +52,15 @@ class Recorder:
     """Writes the checkpoints of one training."""
 
     def __init__(
-        self, path: str | PathLike[str], held: HeldOut, methods: Sequence[str], *, batch_size: int, seed: int,
-        rule: ListRule, layer: Any, metrics: Sequence[str] = (),
+        self, path: str | PathLike[str], images: ValidationSet, methods: Sequence[str], *, batch_size: int,
+        seed: int, rule: ListRule, layer: Any, metrics: Sequence[str] = (),
     ) -> None:  # fmt: skip
         for request in read_metrics(metrics):
             if request.group or not set(request.entry.needs) <= KNOWN:
                 raise InputError(
                     f"a monitor measures pictures, without boxes or masks; {request.text} is no such"
                 )
-        self.path, self.held, self.layer, self.seed = Path(path), held, layer, seed
+        self.path, self.images, self.layer, self.seed = Path(path), images, layer, seed
         self.cscore = rule.text
         config = {
             "kind": MONITOR,
@@ -67,44 +68,44 @@ class Recorder:
             "metrics": [self.cscore, "accuracy", "recall", "auc", *metrics],
             "run": {"seed": seed, "batch_size": batch_size, "targets": "label"},
             "model": {"spec": "", "layer": layer if layer is None or isinstance(layer, str) else list(layer)},
-            "images": {"kind": "memory", "count": len(held)},
+            "images": {"kind": "memory", "count": len(images)},
         }
-        if held.is_multilabel:
+        if images.is_multilabel:
             limits = None if isinstance(rule.tau, str) else rule.tau
             config["model"] |= {"head": SEVERAL, "thresholds": limits}  # type: ignore[operator]
-        self.manifest = Manifest.collect(config, seed=seed, data=held.hash, classes=held.classes)
-        if (self.path / "run.json").exists():  # said now, not after the first epoch
+        self.manifest = Manifest.collect(config, seed=seed, data=images.hash, classes=images.classes)
+        if (self.path / "run.json").exists():  # refused now, not after the first epoch
             old = RunFolder.open(self.path).manifest
             RunFolder.resume(self.path, replace(self.manifest, models=old.models), free=FREE)
             self.manifest = replace(self.manifest, models=old.models)
 
     def trajectory(self) -> Trajectory | None:
-        """What is in the folder; of an epoch that was measured twice, the later attempt."""
+        """The stored checkpoints; of an epoch that was measured twice, the later attempt."""
         if not self.manifest.models:
             return None
         folder = RunFolder.open(self.path)
         whole = [c for c in self.manifest.models if self._complete(folder, c)]
         if not whole:
             return None
-        found = Trajectory.from_run(folder)
-        by_epoch = {c.epoch: c for c in found if c.name in whole}
-        return replace(found, checkpoints=tuple(by_epoch.values()))
+        stored = Trajectory.from_run(folder)
+        by_epoch = {c.epoch: c for c in stored if c.name in whole}
+        return replace(stored, checkpoints=tuple(by_epoch.values()))
 
     def anchored(self, rule: ListRule) -> dict[str, Any] | None:
-        """The list that the first checkpoint in the folder made, by image."""
+        """The gold list of the first stored checkpoint, by image."""
         first = next(iter(self.manifest.models), None)
         if first is None:
             return None
-        found = read_predictions(RunFolder.open(self.path), first)
-        gold = gold_list(found.labels, found.probabilities, rule.tau)
-        return dict(zip(found.ids, gold.tolist(), strict=True))
+        stored = read_predictions(RunFolder.open(self.path), first)
+        gold = gold_list(stored.labels, stored.probabilities, rule.tau)
+        return dict(zip(stored.ids, gold.tolist(), strict=True))
 
     def _complete(self, folder: RunFolder, checkpoint: str) -> bool:
-        plan = make_plan(folder.manifest, len(self.held))
+        plan = make_plan(folder.manifest, len(self.images))
         return {unit.hash for unit in plan.units if unit.checkpoint == checkpoint} <= folder.done()
 
     def place(self, model: Model, epoch: int) -> tuple[str, str]:
-        """The checkpoint's name, and the hash of its weights."""
+        """Name of the checkpoint, and hash of its weights."""
         weights = weights_hash(Checkpoint(""), model)
         name, attempt = f"epoch-{epoch:03d}", 1
         while self.manifest.models.get(name, weights) != weights:
@@ -113,10 +114,10 @@ class Recorder:
         return name, weights
 
     def write(
-        self, model: Model, epoch: int, rows: Sequence[int], found: Answers, measured: Measured,
+        self, model: Model, epoch: int, rows: Sequence[int], answers: Answers, measured: Measured,
         norms: Mapping[str, GradientNorm],
     ) -> str:  # fmt: skip
-        """Store one checkpoint of the images in `rows`; its name."""
+        """Store one checkpoint of the images in `rows`, and return its name."""
         name, weights = self.place(model, epoch)
         config: dict[str, Any] = dict(self.manifest.config)
         config["model"] = {**config["model"], "spec": model.name}
@@ -124,11 +125,11 @@ class Recorder:
         models = {**self.manifest.models, name: weights}
         self.manifest = replace(self.manifest, config=config, models=models)
         folder = RunFolder.resume(self.path, self.manifest, free=FREE)
-        plan = make_plan(folder.manifest, len(self.held))
-        planned = len(rows) + len(self.held.failures)  # the images of a smaller subset are all there are
+        plan = make_plan(folder.manifest, len(self.images))
+        planned = len(rows) + len(self.images.failures)  # the images of a smaller subset are all there are
         folder.plan([unit.hash for unit in plan.units], planned, plan.checkpoints())
         units = [unit for unit in plan.units if unit.checkpoint == name]
-        computed = partial(self._computed, RowMaker(model.name, name), model, rows, found, measured)
+        computed = partial(self._computed, RowMaker(model.name, name), model, rows, answers, measured)
         group = UnitGroup(units, lambda missing: map(computed, missing))
         compute_units(folder, [group], plan.checkpoints(), Progress(quiet=True), planned)
         if norms:
@@ -136,7 +137,7 @@ class Recorder:
         return name
 
     def judged(self, say: Callable[[str], object]) -> Verdict | None:
-        """The verdict by the tests that there are, kept in the folder."""
+        """The verdict by the stored tests, which is written to the folder."""
         try:
             return conclude(RunFolder.open(self.path))
         except Exception as error:  # training goes on, and what was measured is good
@@ -144,7 +145,7 @@ class Recorder:
             return None
 
     def _computed(
-        self, maker: RowMaker, model: Model, rows: Sequence[int], found: Answers, measured: Measured,
+        self, maker: RowMaker, model: Model, rows: Sequence[int], answers: Answers, measured: Measured,
         unit: PlannedUnit,
     ) -> UnitRows:  # fmt: skip
         """A unit of the images that were measured: all of them, unless the subset was made smaller."""
@@ -152,15 +153,15 @@ class Recorder:
             return unit, list(_group_rows(maker, unit, measured)), {}
         first, last = unit.images
         at = [k for k, row in enumerate(rows) if first <= row < last]
-        part = self.held.take([rows[k] for k in at])
-        scores = list(maker.broken(self.held.failures, {})) if first == 0 else []
+        part = self.images.take([rows[k] for k in at])
+        scores = list(maker.broken(self.images.failures, {})) if first == 0 else []
         if at and unit.has_predictions:
-            scores += self._predictions(maker, part, found.logits[at])
+            scores += self._predictions(maker, part, answers.logits[at])
         if not at or not part.explained.batch.ids:
             return unit, scores, {}
         batch, targets, rows_of = part.explained
-        own = torch.isin(self.held.take(rows).explained.rows, torch.tensor(at))
-        maps = {name: found.maps[name].take(own).to("cpu") for name in unit.methods}
+        own = torch.isin(self.images.take(rows).explained.rows, torch.tensor(at))
+        maps = {name: answers.maps[name].take(own).to("cpu") for name in unit.methods}
         context = BatchContext(model, batch, maps, targets, self.layer, seed=self.seed)
         with undisturbed(model):
             scores += maker.metrics(measure(unit.metrics, context), batch, targets)
@@ -170,7 +171,7 @@ class Recorder:
         stored = {name: only_finite(made) for name, made in maps.items()}
         return unit, scores, stored, dict(zip(batch.ids, pictures, strict=True))
 
-    def _predictions(self, maker: RowMaker, part: HeldOut, logits: Tensor) -> Iterator[Score]:
+    def _predictions(self, maker: RowMaker, part: ValidationSet, logits: Tensor) -> Iterator[Score]:
         if not part.is_multilabel:
             return maker.predictions(Batch(part.ids, part.images, part.labels), logits)
         limits = stored_limits(self.manifest, logits.shape[1])

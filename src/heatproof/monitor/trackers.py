@@ -1,4 +1,4 @@
-"""Reports of a monitor in the tracker people already have. Adapters: they own no run that they did not open.
+"""Results of a monitor in experiment trackers; runs are never opened here.
 
 A logger is anything with `log(report)`. Scalars are named heatproof/cscore/METHOD/CLASS (CLASS "all": over
 all classes), heatproof/gold/METHOD/CLASS (size of the gold list), heatproof/degenerate/METHOD, heatproof/auc,
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from heatproof.errors import InputError, need
-from heatproof.monitor.outcome import Report
+from heatproof.monitor.measure import StepResult
 
 EXTRA = "trackers"
 PICTURE, ALARMS = "heatproof/maps", "heatproof/alarms"
@@ -23,7 +23,7 @@ PICTURE, ALARMS = "heatproof/maps", "heatproof/alarms"
 class Tracker(Protocol):
     """What a monitor calls after every step."""
 
-    def log(self, report: Report) -> None: ...
+    def log(self, report: StepResult) -> None: ...
 
 
 class TensorBoard:
@@ -35,7 +35,7 @@ class TensorBoard:
             need("tensorboard", EXTRA)
             self.writer = need("torch.utils.tensorboard", EXTRA).SummaryWriter(str(writer_or_folder))
 
-    def log(self, report: Report) -> None:
+    def log(self, report: StepResult) -> None:
         for name, value in report.scalars().items():
             self.writer.add_scalar(name, value, report.epoch)
         if report.new_alarms:
@@ -46,7 +46,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """MLflow: the run of this id, or the one that is active when a report comes.
+    """MLflow: the run of this id, or the active one.
 
     MLflow allows fewer letters in names: + becomes p, others an underscore.
     """
@@ -55,11 +55,11 @@ class MLflow:
         self.mlflow = need("mlflow", EXTRA)
         self.run_id = run_id
 
-    def log(self, report: Report) -> None:
+    def log(self, report: StepResult) -> None:
         run_id = self.run_id
         if run_id is None:
             active = self.mlflow.active_run()
-            if active is None:  # mlflow would open one by itself, and nobody would close it
+            if active is None:  # mlflow would open one, and leave it open
                 raise InputError("there is no active MLflow run; start one, or give MLflow(run_id)")
             run_id = active.info.run_id
         named = {mlflow_name(name): value for name, value in report.scalars().items()}
@@ -72,19 +72,19 @@ class MLflow:
 
 
 class WandB:
-    """Weights & Biases: this run, or the one that is active when a report comes.
+    """Weights & Biases: this run, or the active one.
 
-    heatproof/epoch is the axis of its charts. A report joins the user's current step and leaves it open: what
-    he logs to that step later would be refused after a commit.
+    heatproof/epoch is the axis of its charts. A result joins the user's current step and leaves it open:
+    after a commit, wandb would refuse what is logged to that step later.
     """
 
     def __init__(self, run: Any = None) -> None:
         self.wandb = need("wandb", EXTRA)
         self.run = run
         self._defined: Any = None
-        self._open: int | None = None  # the step that the last report went to
+        self._open: int | None = None  # the step of the last result
 
-    def log(self, report: Report) -> None:
+    def log(self, report: StepResult) -> None:
         run = self.run or self.wandb.run
         if run is None:
             raise InputError("there is no active wandb run; call wandb.init, or give WandB(run)")
@@ -97,14 +97,14 @@ class WandB:
             content[ALARMS] = self.wandb.Html(f"<pre>{html.escape(_text(report))}</pre>")
         if (picture := report.picture()) is not None:
             content[PICTURE] = self.wandb.Image(picture)
-        if run.step == self._open:  # nobody logged since: two epochs must not share a row
+        if run.step == self._open:  # nothing was logged since: two epochs must not share a row
             run.log({})
         run.log(content, commit=False)
         self._open = run.step
 
 
 def mlflow_name(name: str) -> str:
-    """A name in letters that MLflow takes.
+    """A name in letters that MLflow allows.
 
     >>> mlflow_name("heatproof/cscore/gradcam++/all")
     'heatproof/cscore/gradcampp/all'
@@ -112,5 +112,5 @@ def mlflow_name(name: str) -> str:
     return re.sub(r"[^\w\-. /]", "_", name.replace("+", "p"))
 
 
-def _text(report: Report) -> str:
+def _text(report: StepResult) -> str:
     return "\n\n".join(map(str, report.new_alarms))

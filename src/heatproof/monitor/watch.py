@@ -1,24 +1,25 @@
-"""One line in a training loop: per-class consistency at every epoch, alarms, and training left as it is.
+"""Monitor: per-class consistency of explanations at every epoch, with alarms, training left as it is.
 
-    monitor = Monitor(images, labels)          # before training; bad input is said here
+    monitor = Monitor(images, labels)          # before training; bad input raises here
     monitor.step(model, epoch)                 # after each epoch
 
-A step costs one pass over the monitored images (see measure.py) and the pairs of the C-Score. What goes wrong
-in it is said once in the log (logger "heatproof.monitor") and in the report's `problem`, and training goes
-on; only `stop_on`, or an `on_alarm` of yours that raises, stops it. Nothing is written without `out`.
+A step costs one pass over the monitored images (see measure.py) and the pairs of the C-Score. Errors in it
+are logged once (logger "heatproof.monitor") and in the result's `problem`, and training goes on; only
+`stop_on`, or an `on_alarm` that raises, stops it. Nothing is written without `out`.
 
 In distributed training call check and step in every process. The first one measures, writes and logs; all get
-its report, call on_alarm, and stop or raise together.
+its result, call on_alarm, and stop or raise together.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,15 +27,23 @@ from torch import Tensor
 from heatproof.errors import HeatproofError, InputError, TargetError
 from heatproof.explain.api import read_methods, shared_pass
 from heatproof.images import Preprocess, Source
-from heatproof.metrics.gold import FIRST, ListRule, Tau, Weights, gold_list
+from heatproof.metrics.cscores import gold_list
+from heatproof.metrics.gold import FIRST, ListRule, Tau, Weights
 from heatproof.models import Model, load_model
 from heatproof.models.heads import Multilabel
 from heatproof.models.queue import all_logits
-from heatproof.monitor.held import HeldOut, hold
-from heatproof.monitor.measure import Answers, measure, same_randomness, undisturbed, with_head
-from heatproof.monitor.outcome import Cost, Report, shown
-from heatproof.monitor.together import AlarmRaised, everywhere, from_first, leads
+from heatproof.monitor.measure import (
+    Answers,
+    Cost,
+    StepResult,
+    example_maps,
+    measure,
+    same_randomness,
+    undisturbed,
+    with_head,
+)
 from heatproof.monitor.trackers import Tracker
+from heatproof.monitor.validation_set import ValidationSet, make_validation_set
 from heatproof.train.loop import GradientLog
 from heatproof.types import ArrayLike, Batch
 from heatproof.verdict.alarms import Alarm, find_alarms, read_mechanisms
@@ -43,32 +52,37 @@ from heatproof.verdict.trajectory import CheckpointState, Trajectory
 if TYPE_CHECKING:
     from heatproof.monitor.record import Recorder
 
+T = TypeVar("T")
 log = logging.getLogger("heatproof.monitor")
 
 
+class AlarmRaised(HeatproofError):
+    """An alarm for which training should stop."""
+
+
 class Monitor:
-    """Watches a model's explanations on fixed images while it trains.
+    """Measures a model's explanations on fixed images while it trains.
 
     Args:
-        images: model-ready "b c H W", a list of Batch, or a Source or folder of pictures with the model's
-            `preprocess`. They are kept in memory.
-        labels: "b" classes, where images are a tensor; "b k" of 0 and 1 where an image may have several
-            findings: each output is then read as one finding's logit.
+        images: model-ready "b c H W", a list of Batch, or a Source or folder of images with the model's
+            `preprocess`. They are held in memory.
+        labels: "b" classes, if images are a tensor; "b k" of 0 and 1 for multi-label images: each output is
+            then the logit of one label.
         methods: as for hp.explain.
         every: measure the first epoch given and every n-th.
-        limit: a stratified subset of so many images.
+        limit: size of a stratified subset.
         batch_size: images per pass.
         class_names: of the classes, in order.
-        preprocess: the model's own, for pictures.
+        preprocess: of the model, for a Source or folder.
         out: a run folder to write and to resume; its verdict.json is renewed at each step.
-        metrics: more of each picture, for `out`, by name: the one that the verdict rests on, at its cost.
-        layer: where CAMs look; found by itself where None.
-        tau: of the gold lists, see hp.metrics.gold_list; of several findings also a list, one for each.
+        metrics: more of each image, for `out`, by name: the one that the verdict rests on, at its cost.
+        layer: of CAMs; by default chosen automatically.
+        tau: of the gold lists, see hp.metrics.gold_list; of multi-label images also one for each label.
         weights: of the C-Score, see hp.metrics.cscore_by_class.
-        anchor: "first": the lists of the first epoch that is measured hold for all of them.
-        gradients: also log how large each layer's gradients were since the last step, see train/loop.py;
-            from check() on, or from the first step.
-        loggers: trackers, see trackers.py: what has a method log(report).
+        anchor: "first": the lists of the first measured epoch are used for all of them.
+        gradients: also log the norms of each layer's gradients since the last step, see train/loop.py; from
+            check() on, or from the first step.
+        loggers: trackers, see trackers.py: objects with a method log(report).
         on_alarm: called with each new alarm, in every process, instead of a line in the log.
         stop_on: mechanisms ("class masking", ..., or "any") for which step() raises AlarmRaised; callbacks
             then end the training.
@@ -120,7 +134,7 @@ class Monitor:
         self.every, self.batch_size, self.layer, self.seed = every, batch_size, layer, seed
         self.rule = ListRule(tau, weights, anchor)
         self.loggers, self.on_alarm, self.max_seconds = tuple(loggers), on_alarm, max_seconds
-        self._all = hold(
+        self._all = make_validation_set(
             images, labels, preprocess=preprocess, class_names=class_names, limit=limit, seed=seed,
             batch_size=batch_size,
         )  # fmt: skip
@@ -133,7 +147,7 @@ class Monitor:
         self._listed: dict[str, Any] | None = None
         self._gradients = gradients
         self._log: GradientLog | None = None
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._spent, self._born = 0.0, time.perf_counter()
         self._recorder: Recorder | None = None
         if out is not None:
@@ -149,17 +163,17 @@ class Monitor:
         return tuple(call.text for call in self._calls)
 
     @property
-    def images(self) -> HeldOut:
-        """What a step looks at."""
+    def images(self) -> ValidationSet:
+        """The images of a step."""
         return self._all.take(self._rows)
 
     @property
     def cost(self) -> Cost:
-        """All steps so far."""
+        """Time of all steps so far."""
         return Cost(self._spent, self._spent / max(time.perf_counter() - self._born, 1e-9))
 
     def check(self, model: object) -> None:
-        """Refuse a model that does not fit, before training starts: one image of each class goes through.
+        """Raise if a model does not fit, before training starts: one image of each class goes through it.
 
         Args:
             model: what load_model takes.
@@ -168,12 +182,12 @@ class Monitor:
 
     def _check(self, model: Any) -> None:
         with same_randomness():
-            found = self._answers(self._model(model), self._all.take(self._all.first_of_each()))
-        count = max(2, found.logits.shape[1])
+            answers = self._answers(self._model(model), self._all.first_images)
+        count = max(2, answers.logits.shape[1])
         if self._expected not in (None, count):
             raise InputError(f"there are {self._expected} class names, but the model has {count} classes")
 
-    def step(self, model: object, epoch: int) -> Report | None:
+    def step(self, model: object, epoch: int) -> StepResult | None:
         """Measure the model after an epoch.
 
         Args:
@@ -181,68 +195,70 @@ class Monitor:
             epoch: its number.
 
         Returns:
-            None where it is not due (see `every`).
+            None if it is not due (see `every`).
         """
-        report, self.trajectory = from_first(lambda: (self._step(model, int(epoch)), self.trajectory))
-        if report is not None:
-            self._tell(report)
-        return report
+        result, self.trajectory = from_first(lambda: (self._step(model, int(epoch)), self.trajectory))
+        if result is not None:
+            if self.on_alarm is None and leads():
+                for alarm in result.new_alarms:
+                    log.warning("%s", alarm)
+            everywhere(lambda: self._react(result))
+        return result
 
-    def _step(self, model: Any, epoch: int) -> Report | None:
+    def _step(self, model: Any, epoch: int) -> StepResult | None:
         if len(self.trajectory) > 0 and epoch % self.every != 0:
             return None
         started = time.perf_counter()
         try:
             with same_randomness():
-                report = self._measured(model, epoch, started)
+                result = self._measured(model, epoch, started)
                 for logger in self.loggers:
-                    self._send(logger, report)
+                    self._send(logger, result)
         finally:
             seconds = time.perf_counter() - started
             self._spent += seconds
         self._keep_within(seconds)
-        return report
+        return result
 
-    def _measured(self, model: Any, epoch: int, started: float) -> Report:
-        held, name = self.images, f"epoch-{epoch:03d}"
-        classes = {c: held.classes[c] for c in held.occur}
-        report, verdict = Report(epoch, name, len(held), classes, 0.0), None
+    def _measured(self, model: Any, epoch: int, started: float) -> StepResult:
+        images, name, verdict = self.images, f"epoch-{epoch:03d}", None
+        result = StepResult(epoch, name, len(images), {c: images.classes[c] for c in images.occur}, 0.0)
         try:
             wrapped = self._model(model)
             norms = {} if self._log is None else self._log.take()
-            found = self._answers(wrapped, held)
-            listed = self._anchored(held, found)
-            numbers = measure(found, held.labels, self.rule, self.seed, listed)
+            answers = self._answers(wrapped, images)
+            listed = self._anchored(images, answers)
+            numbers = measure(answers, images.labels, self.rule, self.seed, listed)
             if self._recorder is not None:
                 try:
-                    name = self._recorder.write(wrapped, epoch, self._rows, found, numbers, norms)
-                    verdict = self._recorder.judged(self._say)
+                    name = self._recorder.write(wrapped, epoch, self._rows, answers, numbers, norms)
+                    verdict = self._recorder.judged(self._warn)
                 except (HeatproofError, OSError) as error:  # the numbers are good all the same
-                    self._say(f"epoch {epoch} is not stored: {error}", str(error))
+                    self._warn(f"epoch {epoch} is not stored: {error}", str(error))
             for method, count in numbers.unusable.items():
                 if count:
-                    left = f"{method} left {count} of {len(held)} images out"
-                    self._say(f"{left}: their maps have NaN or infinite values")
+                    left = f"{method} left {count} of {len(images)} images out"
+                    self._warn(f"{left}: their maps have NaN or infinite values")
             state = CheckpointState.measured(
-                name, epoch, held.labels, found.probabilities, numbers.scores, self.rule.tau, held.ids, listed
-            )
-            state = replace(state, gradients=norms)
-            alarms, new = self._alarms(state)
-            pictures, heat = shown(held, found)
+                name, epoch, images.labels, answers.probabilities, numbers.scores, self.rule.tau, images.ids,
+                listed,
+            )  # fmt: skip
+            alarms, new = self._alarms(replace(state, gradients=norms))
+            pictures, heat = example_maps(images, answers)
         except Exception as error:  # training goes on, whatever it is
             problem = str(error) or type(error).__name__
-            self._say(f"epoch {epoch} was not measured: {problem}", problem)
-            return replace(report, seconds=time.perf_counter() - started, problem=problem)
+            self._warn(f"epoch {epoch} was not measured: {problem}", problem)
+            return replace(result, seconds=time.perf_counter() - started, problem=problem)
         return replace(
-            report, checkpoint=name, seconds=time.perf_counter() - started, measured=numbers, alarms=alarms,
+            result, checkpoint=name, seconds=time.perf_counter() - started, measured=numbers, alarms=alarms,
             new_alarms=new, pictures=pictures, heat=heat, gradients=norms, verdict=verdict,
         )  # fmt: skip
 
-    def _answers(self, model: Model, held: HeldOut) -> Answers:
+    def _answers(self, model: Model, images: ValidationSet) -> Answers:
         """Logits and maps of these images."""
+        (batch, targets, _), size = images.explained, self.batch_size
         with undisturbed(model):
             try:
-                (batch, targets, _), size = held.explained, self.batch_size
                 maps, logits = shared_pass(
                     model, batch.images, self._calls, ids=batch.ids, targets=targets, layer=self.layer,
                     seed=self.seed, batch_size=size,
@@ -250,66 +266,61 @@ class Monitor:
             except TargetError as error:
                 raise InputError(f"the labels do not match the model's outputs: {error}") from error
             model.head.need_classes("a monitor")
-            if held.is_multilabel != isinstance(model.head, Multilabel):
+            if images.is_multilabel != isinstance(model.head, Multilabel):
                 raise InputError(
                     "the model answers several findings at once; give labels as a table of 0 and 1"
                 )
-            if held.is_multilabel:  # also those without a finding
-                logits = all_logits(model, held.images, size)
-        return Answers(logits.cpu(), maps, held.is_multilabel)
+            if images.is_multilabel:  # also those without a label
+                logits = all_logits(model, images.images, size)
+        return Answers(logits.cpu(), maps, images.is_multilabel)
 
-    def _anchored(self, held: HeldOut, found: Answers) -> Tensor | None:
-        """The list in force, where it is that of the first epoch."""
+    def _anchored(self, images: ValidationSet, answers: Answers) -> Tensor | None:
+        """The gold list of the first epoch, if lists are anchored."""
         if self.rule.anchor is None:
             return None
-        if self._listed is None and torch.isfinite(found.logits).all():
-            gold = gold_list(held.labels, found.probabilities, self.rule.tau)
-            self._listed = dict(zip(held.ids, gold.tolist(), strict=True))
-        none, listed = torch.zeros_like(held.labels[0], dtype=torch.bool).tolist(), self._listed or {}
-        return torch.tensor([listed.get(name, none) for name in held.ids])
+        if self._listed is None and torch.isfinite(answers.logits).all():
+            gold = gold_list(images.labels, answers.probabilities, self.rule.tau)
+            self._listed = dict(zip(images.ids, gold.tolist(), strict=True))
+        none, listed = torch.zeros_like(images.labels[0], dtype=torch.bool).tolist(), self._listed or {}
+        return torch.tensor([listed.get(name, none) for name in images.ids])
 
     def _alarms(self, now: CheckpointState) -> tuple[tuple[Alarm, ...], tuple[Alarm, ...]]:
-        """Add the checkpoint; its alarms, and those of them that the checkpoint before did not have.
+        """Add a checkpoint; return its alarms, and those of them that the checkpoint before did not have.
 
-        A training that was taken up from an earlier epoch rewinds.
+        A training that is resumed from an earlier epoch drops the later checkpoints.
         """
         past = tuple(c for c in self.trajectory if c.epoch is not None and c.epoch < (now.epoch or 0))
         if len(past) < len(self.trajectory):
             last = self.trajectory.checkpoints[-1].epoch
             order = "again" if last == now.epoch else f"after epoch {last}"
-            self._say(
+            self._warn(
                 f"epoch {now.epoch} comes {order}, so that what was seen from epoch {now.epoch} on no longer "
                 "counts; count epochs upwards, unless training was taken up from there"
             )
         self.trajectory = replace(self.trajectory, checkpoints=(*past, now))
-        every = find_alarms(self.trajectory)
+        alarms = find_alarms(self.trajectory)
+        here = tuple(alarm for alarm in alarms if alarm.checkpoint == now.name)
         # The first checkpoint alone raised none, so its alarms have not been reported yet.
-        known = {_about(alarm) for alarm in every if len(past) > 1 and alarm.checkpoint == past[-1].name}
-        here = tuple(alarm for alarm in every if alarm.checkpoint == now.name)
-        return here, tuple(alarm for alarm in here if _about(alarm) not in known)
+        earlier = past[-1].name if len(past) > 1 else None
+        known = {(a.mechanism, a.method, a.label) for a in alarms if a.checkpoint == earlier}
+        return here, tuple(a for a in here if (a.mechanism, a.method, a.label) not in known)
 
-    def _tell(self, report: Report) -> None:
-        if self.on_alarm is None and leads():
-            for alarm in report.new_alarms:
-                log.warning("%s", alarm)
-        everywhere(lambda: self._decide(report))
-
-    def _decide(self, report: Report) -> None:
-        for alarm in report.new_alarms:
+    def _react(self, result: StepResult) -> None:
+        for alarm in result.new_alarms:
             if self.on_alarm is not None:
                 self.on_alarm(alarm)
-        for alarm in report.new_alarms:
+        for alarm in result.new_alarms:
             if alarm.mechanism in self._stop_on:
-                raise AlarmRaised(f"stopped after epoch {report.epoch}: {alarm}")
+                raise AlarmRaised(f"stopped after epoch {result.epoch}: {alarm}")
 
-    def _send(self, logger: Tracker, report: Report) -> None:
-        if report.measured is None:
+    def _send(self, logger: Tracker, result: StepResult) -> None:
+        if result.measured is None:
             return
         try:
-            logger.log(report)
+            logger.log(result)
         except Exception as error:  # a tracker that is offline does not stop a training
             name = type(logger).__name__
-            self._say(f"{name} did not take epoch {report.epoch}: {error}", f"{name}: {error}")
+            self._warn(f"{name} did not take epoch {result.epoch}: {error}", f"{name}: {error}")
 
     def _keep_within(self, seconds: float) -> None:
         """Make the subset smaller after a step that took too long."""
@@ -323,21 +334,106 @@ class Monitor:
             too_long = f"a step over {had} images took {seconds:.1f} s, {limit}"
             log.warning("%s; the next ones look at %d images", too_long, len(rows))
         else:
-            self._say(f"a step takes {limit} also with {had} images, the fewest possible")
+            self._warn(f"a step takes {limit} also with {had} images, the fewest possible")
 
-    def _say(self, text: str, about: str = "") -> None:
-        """A line in the log, once for each text, or for each thing it is about."""
-        if (about or text) not in self._said:
-            self._said.add(about or text)
+    def _warn(self, text: str, about: str = "") -> None:
+        """Log a line, once for each text, or for each thing it is about."""
+        if (about or text) not in self._warned:
+            self._warned.add(about or text)
             log.warning("%s", text)
 
     def _model(self, model: Any) -> Model:
-        """The module as heatproof sees it; the last one is kept, with the layer that was found in it."""
+        """The module as a Model; the last one is cached, with its layer."""
         if self._known is None or self._known[0] is not model:
             self._known = model, with_head(load_model(model), self._all.is_multilabel)
             self._log = GradientLog(self._known[1].module) if self._gradients else None
         return self._known[1]
 
 
-def _about(alarm: Alarm) -> tuple[Any, ...]:
-    return alarm.mechanism, alarm.method, alarm.label
+# --- Distributed training: every process calls these functions in the same order --------------------------
+
+
+def leads() -> bool:
+    """Whether this is the first process, or the only one."""
+    return _alone() or torch.distributed.get_rank() == 0
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """Run `work` in the first process and return its result, or raise its error, in all of them."""
+    if _alone():
+        return work()
+    value, error = _tried(work) if leads() else (None, None)
+    box: list[Any] = [value, _error_text(error)]
+    torch.distributed.broadcast_object_list(box, src=0)  # which leaves the first process's as they are
+    _raise(error, box[1:])
+    return cast(T, box[0])
+
+
+def everywhere(work: Callable[[], Any]) -> None:
+    """Run `work` in every process; an error in one of them is raised in all."""
+    if _alone():
+        work()
+        return
+    error = _tried(work)[1]
+    errors: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(errors, _error_text(error))
+    _raise(error, errors)
+
+
+def _alone() -> bool:
+    group = torch.distributed
+    return not (group.is_available() and group.is_initialized() and group.get_world_size() > 1)
+
+
+def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:  # raised again by _raise, once the others know
+        return None, error
+
+
+def _error_text(error: Exception | None) -> tuple[bool, str] | None:
+    """Whether training should stop, and the message; the error itself may not be picklable."""
+    return None if error is None else (isinstance(error, AlarmRaised), str(error) or type(error).__name__)
+
+
+def _raise(own: Exception | None, errors: list[tuple[bool, str] | None]) -> None:
+    if own is not None:
+        raise own
+    for stops, sentence in filter(None, errors):
+        raise AlarmRaised(sentence) if stops else HeatproofError(f"in another process: {sentence}")
+
+
+# --- Callbacks of training libraries -----------------------------------------------------------------------
+
+
+class MonitorHooks:
+    """Base of the callbacks: runs a monitor in a training library."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__()
+        self.monitor = monitor
+
+    def step_stops(self, model: Any, epoch: int) -> bool:
+        """Measure an epoch; whether training should stop."""
+        try:
+            self.monitor.step(model, epoch)
+        except AlarmRaised:
+            return True
+        return False
+
+
+def callback_class(module: str, hooks: type, base: Callable[[], type]) -> Callable[[str], Any]:
+    """A module's __getattr__ that makes HeatproofCallback from hooks and the library's own base class.
+
+    The library is imported only when the callback is.
+    """
+
+    def find(name: str) -> Any:
+        if name != "HeatproofCallback":
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        made = type(name, (hooks, base()), {"__module__": module})
+        setattr(sys.modules[module], name, made)
+        return made
+
+    return find

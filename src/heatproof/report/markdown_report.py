@@ -1,4 +1,4 @@
-"""What a study says: text, tables and figures in order, as one Markdown page with its files beside it.
+"""The page of a study: a Markdown template filled with text, tables and figures, with their files beside it.
 
 OUT/summary.md      the page
 OUT/tables/         each table as Markdown, CSV and LaTeX
@@ -7,6 +7,9 @@ OUT/figures/        each figure as SVG, PDF and PNG
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,37 +22,46 @@ from heatproof.report.tables import Table
 
 @dataclass
 class MarkdownReport:
-    """The parts of a page, in the order they were added."""
+    """A page and the tables and figures that were written with it."""
 
     folder: Path
-    title: str
     tables: dict[str, Table] = field(default_factory=dict)
     figures: dict[str, Path] = field(default_factory=dict)  # the PNG of each
-    parts: list[tuple[str, Any]] = field(
-        default_factory=list
-    )  # kind and content, as markdown_report.md shows them
 
-    def heading(self, text: str) -> None:
-        self.parts.append(("heading", text))
+    @property
+    def page(self) -> Path:
+        return self.folder / "summary.md"
 
-    def text(self, text: str) -> None:
-        """A paragraph of Markdown."""
-        self.parts.append(("text", text.strip()))
+    def write(
+        self, template: str, tables: Iterable[Table | None] = (),
+        figures: Mapping[str, AbstractContextManager[Any]] | None = None, **content: Any,
+    ) -> Path:  # fmt: skip
+        """Fill a template and write it as summary.md, whole or not at all.
 
-    def table(self, table: Table) -> None:
-        table.write(self.folder / "tables")
-        self.tables[table.name] = table
-        self.parts.append(("table", table))
+        In the template, table("name") and figure("name", "caption") write the files of a table or figure and
+        insert it, or nothing if it is not given.
 
-    def figure(self, figure: Any, name: str, caption: str) -> None:
-        """Save a matplotlib figure and show it with its caption."""
-        files = save(figure, self.folder / "figures", name)
-        self.figures[name] = files[-1]
-        self.parts.append(("figure", {"name": name, "caption": caption}))
+        Args:
+            template: its path below the package, such as studies/cose/page.md.
+            figures: by name, as the functions of report/figures.py return them.
+            content: what else the template names.
+        """
+        given = {table.name: table for table in tables if table is not None}
 
-    def write(self) -> Path:
-        """summary.md, whole or not at all."""
-        page = self.folder / "summary.md"
-        text = TEMPLATES.get_template("report/templates/markdown_report.md").render(this=self)
-        write_whole({page: text})
-        return page
+        def table(name: str) -> str:
+            if name not in given:
+                return ""
+            given[name].write(self.folder / "tables")
+            self.tables[name] = given[name]
+            return given[name].markdown().strip()
+
+        def figure(name: str, caption: str) -> str:
+            if name not in (figures or {}):
+                return ""
+            with (figures or {})[name] as drawn:
+                self.figures[name] = save(drawn, self.folder / "figures", name)[-1]
+            return f"![{caption}](figures/{name}.png)\n\n*{caption}*"
+
+        text = TEMPLATES.get_template(template).render(table=table, figure=figure, **content)
+        write_whole({self.page: re.sub(r"\n{3,}", "\n\n", text.strip()) + "\n"})
+        return self.page

@@ -9,10 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from heatproof.errors import InputError
 from heatproof.store.scores import csv_cell, latex_text
@@ -134,24 +133,6 @@ class Table:
 
     def _left(self, j: int) -> bool:
         return all(isinstance(row[j], str) for row in self.rows)
-
-
-@dataclass(frozen=True)
-class TableSpec:
-    """A table as data: its columns, and the cells of a row as a function of what the row is about."""
-
-    name: str
-    title: str
-    columns: tuple[Column | str, ...]
-    cells: Callable[..., Sequence[Cell]]
-    note: str = ""
-    marked: bool = True
-
-    def fill(self, rows: Iterable[Sequence[Any]], **changes: Any) -> Table:
-        """The table with a row for each of these arguments of `cells`; `changes` replace fields of it."""
-        heads = tuple(Column(head) if isinstance(head, str) else head for head in self.columns)
-        body = tuple(tuple(self.cells(*row)) for row in rows)
-        return replace(Table(self.name, self.title, heads, body, self.note, self.marked), **changes)
 
 
 def number(cell: Cell) -> float:

@@ -142,8 +142,8 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
 
 
 def _drawn_anew(model: Model, seed: int) -> Model:
+    from heatproof.models.derived import reinitialise
     from heatproof.models.keras_graph import KerasClassifier
-    from heatproof.models.random_weights import reinitialise
 
     if isinstance(model.module, KerasClassifier):
         with seeded_builder(seed):

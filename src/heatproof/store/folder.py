@@ -49,10 +49,10 @@ from heatproof.store.ledger import (
     write_record,
 )  # fmt: skip
 from heatproof.store.manifest import GROWING, Change, Manifest, maker
+from heatproof.store.maps import MapStore, shard_files
 from heatproof.store.scores import Scores, write_part
 
 if TYPE_CHECKING:
-    from heatproof.store.maps import MapStore
     from heatproof.types import Maps
 
 State = Literal["started", "stopped", "failed", "complete", "unknown"]
@@ -331,8 +331,6 @@ class RunFolder:
         """
         files: dict[Path, Content] = {}
         if maps:
-            from heatproof.store.maps import shard_files  # which imports torch
-
             files = shard_files(self.path / "maps", unit, maps)
         pictures = pictures or {}
         for name in self.unstored(pictures):
@@ -420,8 +418,6 @@ class RunFolder:
         return Scores(self.path / "scores", self.checked_parts, lambda: self.status().row())
 
     def maps(self) -> MapStore:
-        from heatproof.store.maps import MapStore  # which imports torch
-
         return MapStore(self.path / "maps", self.units)
 
     def pictures(self) -> PictureStore:

@@ -22,16 +22,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import InputError, StoreError, UnknownNameError
+from heatproof.rows import Unit
 from heatproof.store.ledger import Seal, check_file, check_types, plain, read_index, slug
-from heatproof.types import Maps, Unit, per_map, spatial_dims
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from heatproof.types import Maps
 
 INDEX = tuple[str, list[str], list[list[str]]]  # types of a checkpoint's name, ids, and ids by method
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
@@ -47,23 +50,24 @@ def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
     return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
 
 
-def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> Tensor:
+def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
     """Undo `pack`: "b h w", float32."""
-    values = torch.from_numpy(stored)
-    return restored(values, *(per_map(torch.from_numpy(n), values) for n in (scale, offset)))
+    scale, offset = (numbers.reshape(-1, *[1] * (stored.ndim - 1)) for numbers in (scale, offset))
+    return np.asarray(stored.astype(np.float32) / np.float32(TOP) * scale + offset)
 
 
 def halved(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ "b h w" in half precision, and the scale and offset of each, "b 1 1", where the maps are."""
     maps = values.detach().float()
-    low, high = maps.amin(spatial_dims(maps), keepdim=True), maps.amax(spatial_dims(maps), keepdim=True)
-    offset = torch.where(low > 0, low, high.clamp(max=0))
-    scale = torch.maximum(high - offset, offset - low)
+    axes = tuple(range(1, maps.ndim))
+    low, high = maps.amin(axes, keepdim=True), maps.amax(axes, keepdim=True)
+    offset = low.where(low > 0, high.clamp(max=0))
+    scale = (high - offset).maximum(offset - low)
     centred = maps - offset
-    stored = (centred / torch.where(scale > 0, scale, 1) * TOP).half()
+    stored = (centred / scale.where(scale > 0, 1) * TOP).half()
     # A value too small for half precision must not lose its sign: normalising looks at it.
     vanished = (stored == 0) & (centred != 0)
-    return torch.where(vanished, centred.sign().half() * SMALLEST, stored), scale, offset
+    return stored.where(~vanished, centred.sign().half() * SMALLEST), scale, offset
 
 
 def restored(stored: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
@@ -98,6 +102,26 @@ def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, 
     return files
 
 
+class StoredMaps(NamedTuple):
+    """One method's maps as arrays; the fields of types.Maps."""
+
+    method: str
+    values: np.ndarray  # "b h w" float32
+    image_size: tuple[int, ...]
+    explained: np.ndarray  # "b"
+    ids: tuple[str, ...]
+    signed_values: np.ndarray | None = None
+
+    def as_tensors(self) -> Maps:
+        import torch
+
+        from heatproof.types import Maps  # with torch, which reading scores and drawing maps does without
+
+        signed = None if self.signed_values is None else torch.from_numpy(self.signed_values)
+        explained = torch.from_numpy(self.explained)
+        return Maps(self.method, torch.from_numpy(self.values), self.image_size, explained, self.ids, signed)
+
+
 @dataclass(frozen=True, eq=False)
 class Shard:
     """One method's maps of one finished unit, still on disk."""
@@ -111,13 +135,13 @@ class Shard:
     scales: Mapping[str, Mapping[str, np.ndarray]]  # "values" and, where it exists, "signed"
     seal: Seal
 
-    def read(self, rows: Sequence[int]) -> Maps:
+    def read(self, rows: Sequence[int]) -> StoredMaps:
         """The maps of these rows; no other row is read."""
-        explained, ids = torch.from_numpy(self.explained[list(rows)]), tuple(self.ids[row] for row in rows)
         signed = self._values("signed", rows) if "signed" in self.scales else None
-        return Maps(self.method, self._values("values", rows), self.image_size, explained, ids, signed)
+        ids, explained = tuple(self.ids[row] for row in rows), self.explained[list(rows)]
+        return StoredMaps(self.method, self._values("values", rows), self.image_size, explained, ids, signed)
 
-    def _values(self, kind: str, rows: Sequence[int]) -> Tensor:
+    def _values(self, kind: str, rows: Sequence[int]) -> np.ndarray:
         path = self.path if kind == "values" else self.path.with_suffix(".signed.npy")
         check_file(path, self.seal.files.get(f"maps/{path.parent.name}/{path.name}", "it has none"))
         try:
@@ -163,6 +187,10 @@ class MapStore:
 
     def read(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> Maps:
         """The maps of these images in the order given, or of all images in order of their ids."""
+        return self.read_arrays(checkpoint, method, ids).as_tensors()
+
+    def read_arrays(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> StoredMaps:
+        """The same as `read`, without torch."""
         if not ids or not all(self.known(checkpoint, method, ids)):
             self._refresh()
         places = self._of(checkpoint, method)
@@ -184,7 +212,7 @@ class MapStore:
         for shard, row in self._of(checkpoint, method).values():
             rows.setdefault(shard, []).append(row)
         for shard, picked in rows.items():
-            yield shard.read(picked)
+            yield shard.read(picked).as_tensors()
 
     def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
         """Shard and row of each image's map."""
@@ -211,7 +239,7 @@ class MapStore:
                     places.setdefault(name, (shard, row))
 
 
-def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> Maps:
+def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> StoredMaps:
     """The maps of these images, read shard by shard."""
     positions: dict[Shard, list[int]] = {}
     for position, name in enumerate(wanted):
@@ -225,7 +253,12 @@ def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> M
                 f"({_sizes(parts[0])}; {_sizes(parts[-1])}); read them shard by shard"
             )
     order = np.argsort(np.concatenate(list(positions.values())))
-    return Maps.concatenate(parts).take(order.tolist())
+    arrays = {
+        name: np.concatenate([getattr(part, name) for part in parts])[order]
+        for name in ("values", "explained", "signed_values")
+        if getattr(parts[0], name) is not None
+    }
+    return parts[0]._replace(ids=tuple(wanted), **arrays)
 
 
 def _read_index(root: Path, path: Path, part: str, seal: Seal) -> list[Shard]:
@@ -273,13 +306,13 @@ def _check(method: str, maps: Maps) -> None:
             continue
         if len(values) != n:
             raise InputError(f"{method} has {n} maps but {len(values)} signed maps; they must match")
-        finite = torch.isfinite(values).flatten(1).all(1)
+        finite = values.isfinite().flatten(1).all(1)
         if not finite.all():
             bad = maps.ids[int((~finite).nonzero()[0, 0])]
             raise InputError(f"the map of {method} for {bad!r} has NaN or infinite values; leave it out")
 
 
-def _sizes(maps: Maps) -> str:
+def _sizes(maps: StoredMaps) -> str:
     own, whole = ("x".join(map(str, size)) for size in (maps.values.shape[1:], maps.image_size))
     signed = "" if maps.signed_values is None else ", with signed maps"
     return f"{own} for images of {whole}{signed}"

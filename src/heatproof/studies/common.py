@@ -1,11 +1,14 @@
-"""What the protocols share: settings, runs in the study's own folder, lists of pictures, means, floors."""
+"""Shared parts of the protocols: runs in the study's folder, units of their own, means, tables as data."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +16,44 @@ import numpy as np
 from scipy.stats import rankdata
 
 from heatproof.disk import write_whole
+from heatproof.explain.api import read_methods
 from heatproof.explain.floors import is_floor
 from heatproof.metrics.agreement import rank_correlation
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
 from heatproof.models import Model
-from heatproof.models.names import placed_spec
-from heatproof.report.tables import Value
+from heatproof.report.markdown_report import MarkdownReport
+from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.run.config import toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress
 
 
-def local_spec(spec: str) -> str:
-    """With the full path of a network's own file: the study lies in another folder."""
-    return placed_spec(spec, Path.cwd())
+@dataclass(frozen=True)
+class Outcome:
+    """The page of a study with its tables and figures."""
+
+    book: MarkdownReport
+
+    @property
+    def page(self) -> Path:
+        return self.book.page
 
 
 def need_one_class(model: Model, who: str) -> None:
-    """Refuse a network that does not name one class for each picture; a blank one shows it."""
+    """Raise an error if the network does not predict one class per image, which a blank image shows."""
     model.logits(model.preprocess.blank)
     model.head.need_one_class(who)
 
 
 def some(settings: Any, *names: str) -> dict[str, Any]:
-    """These of the settings, by name."""
+    """The named settings with their values."""
     return {name: getattr(settings, name) for name in names}
+
+
+def with_floors(methods: Sequence[str], floors: Sequence[str]) -> tuple[str, ...]:
+    """The methods, then the floors that are not among them."""
+    names = {request.entry.name for request in read_methods(methods)}
+    return (*methods, *(floor for floor in floors if floor not in names))
 
 
 def run_config(
@@ -49,7 +65,7 @@ def run_config(
     targets: str = "label",
     **more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A study's run in the form of run/config.py; what is None is left to its default.
+    """The configuration of a run, in the form of run/config.py, without the values that are None.
 
     settings: of a study whose runs have seed, batch_size, device and threads.
     """
@@ -62,39 +78,30 @@ def run_config(
 
 
 def study_file(folder: Path, name: str = "run") -> Path:
-    """What the run FOLDER/NAME was made from."""
+    """The TOML file of the run FOLDER/NAME, which `heatproof run` accepts too."""
     return folder / ("study.toml" if name == "run" else f"{name}.toml")
 
 
 def named_run(folder: Path, name: str, config: Mapping[str, Any], progress: Progress | None) -> Result:
-    """The run FOLDER/NAME, done or gone on with, its study file beside it."""
-    return whole_run(write_study(study_file(folder, name), config), folder / name, progress)
-
-
-def write_study(path: Path, config: Mapping[str, Any]) -> Path:
-    """A run as a TOML file, which `heatproof run` takes as well."""
-    write_whole({path: toml(config)})
-    return path
+    """Do or resume the run FOLDER/NAME. Ctrl-C, which stops a run after a unit, stops the study too."""
+    study = study_file(folder, name)
+    write_whole({study: toml(config)})
+    result = run_study(study, folder / name, progress=progress)
+    if result.done < result.units:
+        raise KeyboardInterrupt
+    return result
 
 
 def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """A table as a CSV file."""
+    """Write a CSV file."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([header, *rows])
     write_whole({path: out.getvalue()})
     return path
 
 
-def whole_run(study: Path, out: Path, progress: Progress | None) -> Result:
-    """Do a run, or go on with it. Ctrl-C, which ends a run in good order, ends the study too."""
-    result = run_study(study, out, progress=progress)
-    if result.done < result.units:
-        raise KeyboardInterrupt
-    return result
-
-
 def mean_value(values: Iterable[float], seed: int = 0) -> Value:
-    """The mean of what is defined, its 95 % interval, and how many that are."""
+    """The mean of the defined values, its 95 % interval and their number."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return Value(math.nan, None, 0)
@@ -116,5 +123,68 @@ def rho_value(first: Sequence[float], second: Sequence[float], seed: int = 0) ->
 
 
 def floor_rows(methods: Iterable[str]) -> frozenset[int]:
-    """Which rows of a table of methods are floors, which do not compete."""
+    """Rows of a table of methods that are floors, which are not ranked."""
     return frozenset(i for i, method in enumerate(methods) if is_floor(method))
+
+
+class TableFile:
+    """Tables of a study as data: the file tables.toml beside its code.
+
+        [alarms]
+        title = "Alarms, in the order of training"
+        note = "Thresholds: {thresholds}"
+        columns = ["checkpoint", ["AUC", "more"], ["{epochs}", "less", ".4f"], ["BL", "", ".3f", "mean", 1]]
+
+    A column is a name, or a list of name, better ("more", "less" or ""), number format, and optionally the
+    cell: a method of the object `cells`, which gets the first two values of a row and these arguments, or
+    "key" for the value of the row at a place. Words in braces are filled in; a column whose word is a list is
+    repeated for each of its items, as are the columns of {each = "epochs", columns = [...]}. `name` is the
+    name of the files if it is not that of the table.
+    """
+
+    def __init__(self, package: str) -> None:
+        text = files(package).joinpath("tables.toml").read_text(encoding="utf-8")
+        self.content: dict[str, dict[str, Any]] = tomllib.loads(text)
+
+    def fill(
+        self, name: str, rows: Iterable[Sequence[Any]], published: Iterable[Sequence[Cell]] = (),
+        cells: object = None, **words: Any,
+    ) -> Table:  # fmt: skip
+        """The table with these rows.
+
+        Args:
+            rows: cells of each row, or what names a row if the columns declare their cells.
+            published: rows below them, padded with empty cells. They are not ranked, nor are floors.
+        """
+        spec = self.content[name]
+        declared = [column for each in spec["columns"] for column in self._columns(each, words)]
+        columns = tuple(column for column, _ in declared)
+        body = [tuple(row) for row in rows]
+        if cells is not None:
+            body = [tuple(_cell(row, cells, *cell) for _, cell in declared) for row in body]
+        method = next((j for j, column in enumerate(columns) if column.name.lower() == "method"), None)
+        floors = floor_rows("" if method is None else str(row[method]) for row in body)
+        below = [(*row, *[None] * (len(columns) - len(row))) for row in published]
+        title, note = (spec.get(key, "").format(**words) for key in ("title", "note"))
+        unranked = floors | set(range(len(body), len(body) + len(below)))
+        return Table(
+            spec.get("name", name), title, columns, (*body, *below), note, spec.get("marked", True), unranked
+        )
+
+    def _columns(self, declared: Any, words: Mapping[str, Any]) -> Iterator[tuple[Column, Sequence[Any]]]:
+        if isinstance(declared, dict):
+            for item in words[declared["each"]]:
+                for column in declared["columns"]:
+                    yield from self._columns(column, {**words, declared["each"]: item})
+            return
+        given: list[Any] = [declared] if isinstance(declared, str) else declared
+        name, better, form, *cell = given + ["", ".3f"][len(given) - 1 :]
+        lists = [key for key, word in words.items() if isinstance(word, list) and f"{{{key}}}" in name]
+        for item in words[lists[0]] if lists else [None]:
+            filled = name.format(**{**words, **({lists[0]: item} if lists else {})})
+            yield Column(filled, form, {"more": True, "less": False, "": None}[better]), cell
+
+
+def _cell(row: Sequence[Any], cells: object, name: str, *arguments: Any) -> Cell:
+    value: Cell = row[arguments[0]] if name == "key" else getattr(cells, name)(*row[:2], *arguments)
+    return value

@@ -8,7 +8,7 @@ out of range are refused, wherever they come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -115,14 +115,6 @@ class PreprocessSettings(Settings):
         keys: dict[str, Any] = {"size": list(size), "resize": resize[0] if len(resize) == 1 else list(resize)}
         keys |= {"mean": list(self.mean), "std": list(self.std)}
         return {key: value for key, value in keys.items() if value}
-
-
-def with_floors(methods: Sequence[str], floors: Sequence[str]) -> tuple[str, ...]:
-    """The methods, then the floors that are not among them."""
-    from heatproof.explain.api import read_methods
-
-    names = {request.entry.name for request in read_methods(methods)}
-    return (*methods, *(floor for floor in floors if floor not in names))
 
 
 def calls(text: str) -> tuple[str, ...]:

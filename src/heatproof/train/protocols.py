@@ -51,8 +51,7 @@ from torch.nn import functional as F
 
 from heatproof.errors import InputError, LayerError, ModelError, did_you_mean
 from heatproof.explain.cams import safe_ratio, weighted_sum
-from heatproof.models.default_layers import default_layer
-from heatproof.models.layers import find_module, layout_of, picture_layers, searched_scales
+from heatproof.models.layers import default_layer, find_module, layout_of, picture_layers, searched_scales
 from heatproof.models.model import Model
 from heatproof.train.data import Data
 from heatproof.train.loop import Place, ProgressCallback, fit

@@ -1,31 +1,31 @@
-"""A head: how what a network returns becomes a table "b k" of scalars, and what its columns mean.
+"""A head: how the output of a network becomes a table "b k" of scalars, and what its columns mean.
 
 A target is a column. Everything behind the network (the shared pass, the queue, methods, metrics) works on
-the table and on one column number per image, whatever the network answers; a head says the rest:
+the table and on one column number per image, whatever the network returns; a head defines the rest:
 
     table         the columns, out of a tensor, a tuple, a record or a list of boxes
     logits        the same where a final softmax or sigmoid is undone
     scores        "b": the explained scalar, whose gradient is taken
     measured      "b": what methods and metrics measure that hide pixels: a probability where there is one
-    probabilities "b k", for gold lists, accuracy, AUC and all that needs one; refused where there is none
-    predicted     "b": the column that is explained where nobody names one
-    same          "b": whether two answers are the same prediction
-
-Facts of each head stand beside it: what it measures, what "the same prediction" means (see docs/heads.md).
+    probabilities "b k", for gold lists, accuracy, AUC and all that needs one; an error where there is none
+    predicted     "b": the column that is explained by default
+    same          "b": whether two outputs are the same prediction
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from heatproof.errors import InputError, ModelError
 
-if TYPE_CHECKING:
-    from heatproof.models.heads.find import LastStep
+LINEAR = ("linear", "conv2d", "matmul", "addmm", "mm", "bmm", "einsum")
+NORMS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm")
+SIGMOIDS = ("sigmoid", "sigmoid_", "special_expit")
 
 
 class Columns(NamedTuple):
@@ -34,37 +34,71 @@ class Columns(NamedTuple):
     numbers: Tensor  # "b"
 
 
+class LastStep(TorchFunctionMode):
+    """Remembers which torch function filled which memory, in the first pass of a network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, str] = {}
+        self.weighted = ""  # the last function that had weights
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name.strip("_") in (*LINEAR, *NORMS):
+            self.weighted = name.strip("_")
+        if isinstance(result, Tensor) and (memory := _memory(result)) is not None:
+            is_view = any(isinstance(a, Tensor) and _memory(a) == memory for a in args)
+            if name in SIGMOIDS or not is_view:
+                self.made[memory] = name
+        return result
+
+    def of(self, tensor: Tensor) -> str:
+        """The name of the function whose result this is, or is a view of."""
+        return self.made.get(_memory(tensor) or 0, "")
+
+    def is_sigmoid(self, tensor: Tensor) -> bool:
+        return self.of(tensor) in SIGMOIDS
+
+
+def _memory(tensor: Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:  # sparse and other tensors without a storage
+        return None
+
+
 @dataclass(frozen=True)
 class Head(ABC):
-    """What every head can do; subclasses say how. by_itself: found in the first pass, not told."""
+    """The interface of heads. by_itself: determined by the first pass, not given."""
 
     name: ClassVar[str] = ""
     chance: ClassVar[str] = ""  # what counts as a probability; "" where nothing does
     same_if: ClassVar[str] = "the same class is the most likely one"
-    names_classes: ClassVar[bool] = False  # whether its answer is a class, or a set of them
+    names_classes: ClassVar[bool] = False  # whether its prediction is a class, or a set of them
     one_class: ClassVar[bool] = False  # whether it is one class
-    asks: ClassVar[bool] = False  # whether targets are places in the clean images (see dense.py)
+    asks: ClassVar[bool] = False  # whether targets are regions or boxes in the clean images (see dense.py)
 
     by_itself: bool = False
 
     @property
     @abstractmethod
     def meaning(self) -> str:
-        """The output in words, for those who should know what was assumed."""
+        """The output in words, to report what was assumed."""
 
     def table(self, output: Any, count: int) -> Tensor:
         """ "b k" in what the network returns for so many images."""
         return rows_of(output, count)
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
-        """This head, when the first pass has shown which function the network ends in."""
+        """This head, once the first pass has shown which function the network ends in."""
         return self
 
     def logits(self, table: Tensor) -> Tensor:
         return table
 
     def targets(self, columns: int) -> int:
-        """How many targets there are, of so many columns."""
+        """Number of targets, of so many columns."""
         return columns
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -82,11 +116,11 @@ class Head(ABC):
         raise self.refused("probabilities")
 
     def predicted(self, logits: Tensor) -> Tensor:
-        """ "b": the column explained where none is named."""
+        """ "b": the column explained by default."""
         return logits.argmax(1)
 
     def labels(self, columns: Tensor) -> Tensor:
-        """ "b": the classes that columns are about, as people know them."""
+        """ "b": the classes that columns belong to."""
         return columns
 
     def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
@@ -94,12 +128,12 @@ class Head(ABC):
         return self.predicted(before) == self.predicted(after)
 
     def called(self, label: int) -> str:
-        """A class that has no name, in words."""
+        """A text for a class that has no name."""
         return f"class {label}"
 
     @property
     def of_logits(self) -> Head | None:
-        """How its logits are read by a network that hands them on; None where that is found by itself."""
+        """The head of a network that returns these logits; None where its first pass determines it."""
         return None
 
     def unanswered(self, logits: Tensor) -> Tensor:
@@ -108,12 +142,12 @@ class Head(ABC):
         return (~values.isfinite() | logits.isposinf()).any(1)
 
     def need_classes(self, who: str) -> None:
-        """Refuse on behalf of what compares classes with labels."""
+        """Raise InputError for what compares classes with labels, if there are no classes."""
         if not self.names_classes:
             raise self.refused(f"classes, which {who} needs")
 
     def need_one_class(self, who: str) -> None:
-        """Refuse on behalf of what trains or compares one class per picture."""
+        """Raise InputError for what trains or compares one class per image, if there may be others."""
         if not self.one_class:
             raise InputError(
                 f"{who} needs a network that names one class for each picture, and the head here is "
@@ -129,7 +163,7 @@ class Head(ABC):
 
 def rows_of(output: Any, count: int) -> Tensor:
     """ "b k", one row for each of the images, in what a classifier returns: a tensor, tuple or record."""
-    output = inside(output)
+    output = logits_of(output)
     if isinstance(output, (tuple, list)) and output:
         rows = [t for t in output if isinstance(t, Tensor) and t.ndim == 2 and t.is_floating_point()]
         if others := [t for t in rows if t is not output[0]]:
@@ -158,7 +192,7 @@ def rows_of(output: Any, count: int) -> Tensor:
     return cast(Tensor, output)
 
 
-def inside(output: Any) -> Any:
+def logits_of(output: Any) -> Any:
     """The logits of a record: Hugging Face's, or torchvision's {"out": ...}."""
     if isinstance(output, dict):
         output = output.get("logits", output.get("out", output))

@@ -1,4 +1,4 @@
-"""Heads of classifiers: one class of k, or several findings at once.
+"""Heads of classifiers: one class of k, or any number of labels.
 
     softmax           k logits                     probability: softmax
     one logit         one logit z, of class 1      probability: sigmoid; class 0 is explained through -z
@@ -10,29 +10,25 @@ The logits in front of a final softmax differ from log p by one number per image
 and everything made of them are the same. A gradient is then that of log p.
 
 The prediction of a multilabel head is a set: the labels whose probability is at least their threshold, one
-for all labels or one each. Where one label has to be explained and none is named, it is the one that lies
-highest above its threshold, in log-odds.
+for all labels or one each. By default the explained label is that which lies highest above its threshold, in
+log-odds.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
 from heatproof.images.findings import THRESHOLD, finding_limits
-from heatproof.models.function import is_function
-from heatproof.models.heads.base import Head
-
-if TYPE_CHECKING:
-    from heatproof.models.heads.find import LastStep
+from heatproof.models.heads.base import LINEAR, Head, LastStep
+from heatproof.models.wrapped import is_function
 
 ROUNDING = 1e-4
-LINEAR = ("linear", "conv2d", "matmul", "addmm", "mm", "bmm", "einsum")
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,9 @@ class OneOfMany(Head):
             kind = OneProbability if squashed and last.is_sigmoid(table) else OneLogit
             return kind(self.by_itself)
         rounding = max(ROUNDING, 2 * torch.finfo(table.dtype).eps)
-        one = squashed and bool((table.detach().sum(1, dtype=torch.float64) - 1).abs().max() <= rounding)
-        return (Probabilities if one and step not in LINEAR else Softmax)(self.by_itself)
+        sums = table.detach().sum(1, dtype=torch.float64)
+        sum_to_1 = squashed and bool((sums - 1).abs().max() <= rounding)
+        return (Probabilities if sum_to_1 and step not in LINEAR else Softmax)(self.by_itself)
 
     def targets(self, columns: int) -> int:
         return max(2, columns)
@@ -128,11 +125,11 @@ class OneProbability(OneLogit):
 
 @dataclass(frozen=True)
 class Multilabel(Head):
-    """k findings, any number of which may be there.
+    """k labels, any number of which may be present.
 
     Args:
         thresholds: the least probability at which a label is predicted: one for all, or one each.
-        sigmoids: whether the network ends in them; found in its first pass.
+        sigmoids: whether the network ends in them; determined by its first pass.
     """
 
     name: ClassVar[str] = "multilabel"
@@ -144,8 +141,8 @@ class Multilabel(Head):
     sigmoids: bool = False
 
     def __post_init__(self) -> None:
-        told: Any = self.thresholds
-        given = (told,) if isinstance(told, int | float) else tuple(map(float, told))
+        limits: Any = self.thresholds
+        given = (limits,) if isinstance(limits, int | float) else tuple(map(float, limits))
         if not given or not all(0 < t < 1 for t in given):
             raise InputError(
                 f"thresholds are probabilities between 0 and 1, one or one per label; got {self.thresholds}"
@@ -155,13 +152,13 @@ class Multilabel(Head):
     @property
     def meaning(self) -> str:
         ends = "sigmoids, explained through their logits" if self.sigmoids else "logits, each with a sigmoid"
-        told = self.thresholds
-        limits = f"{told:g}" if isinstance(told, float | int) else ", ".join(f"{t:g}" for t in told)
+        given = self.thresholds if isinstance(self.thresholds, tuple) else (self.thresholds,)
+        limits = ", ".join(f"{t:g}" for t in given)
         return f"several labels at once: {ends}; a label is predicted from a probability of {limits} on"
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
         self.limits(table.shape[1])
-        squashed = last.is_sigmoid(table) or is_function(module)  # whose last step nobody sees
+        squashed = last.is_sigmoid(table) or is_function(module)  # whose last step is unknown
         return replace(self, sigmoids=in_unit_interval(table) and squashed)
 
     def logits(self, table: Tensor) -> Tensor:
@@ -199,9 +196,6 @@ def in_unit_interval(table: Tensor) -> bool:
 def undone_sigmoid(table: Tensor) -> Tensor:
     limits = torch.finfo(table.dtype)
     return table.clamp(limits.tiny, 1 - limits.eps / 2).logit()
-
-
-# Of one class in k, from its logits alone; for any head see the methods of a Model of the same names.
 
 
 def predicted(logits: Tensor) -> Tensor:

@@ -1,28 +1,25 @@
-"""Heads without classes: values, somebody's own function of the output, similarities of embeddings.
+"""Heads without classes: values, a user's function of the output, similarities of embeddings.
 
-    regression   d values v       column i: v_i, column d + i: -v_i, so that what lowers a value can be asked
+    regression   d values v       column i: v_i, column d + i: -v_i, to explain what lowers a value
     callable     targets=f        f(output) -> "b", one value for each image, read as a regression's
     embedding    "b d" vectors    column t: the cosine between the image's vector and reference t
 
-None of them has a probability. Methods and metrics that hide pixels measure the value itself; curves are
-drawn as shares of the way from the painted-over picture's value to the picture's own. Accuracy, AUC, gold
-lists and all that needs a probability are refused.
+They have no probability. Methods and metrics that hide pixels measure the value itself; curves are shares of
+the way from the value of the hidden image to that of the image. Accuracy, AUC, gold lists and all that needs
+a probability are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
-from heatproof.models.heads.base import Head, rows_of
-
-if TYPE_CHECKING:
-    from heatproof.models.heads.find import LastStep
+from heatproof.models.heads.base import Head, LastStep, rows_of
 
 TOLERANCE = 0.1
 VECTORS = ("image_embeds", "pooler_output", "embeddings")  # of a Hugging Face encoder's record
@@ -65,7 +62,7 @@ class Regression(Head):
 
 @dataclass(frozen=True, eq=False)
 class Function(Regression):
-    """What a function makes of the network's output: any scalar that somebody wants explained."""
+    """A user's function of the network's output: any scalar."""
 
     name: ClassVar[str] = "callable"
 
@@ -78,13 +75,13 @@ class Function(Regression):
         return f"{what}; within {self.tolerance:g} its values count as the same prediction"
 
     def table(self, output: Any, count: int) -> Tensor:
-        made = self.function(output)
-        if not isinstance(made, Tensor) or tuple(made.shape) != (count,):
-            shape = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+        values = self.function(output)
+        if not isinstance(values, Tensor) or tuple(values.shape) != (count,):
+            shape = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
             raise InputError(
                 f"a target that is a function returns one number per image, shape ({count},); got {shape}"
             )
-        return made[:, None]
+        return values[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +90,7 @@ class Embedding(Head):
 
     Args:
         references: "t d", vectors from the same space as the network's own.
-        tolerance: with one reference: how far the similarity may move and be the same prediction.
+        tolerance: of one reference: how far the similarity may move and be the same prediction.
     """
 
     name: ClassVar[str] = "embedding"
@@ -117,7 +114,7 @@ class Embedding(Head):
         return f"an embedding, explained by its cosine with {count} reference{'s' * (count != 1)}"
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
-        assert self.references is not None  # table() has refused
+        assert self.references is not None  # checked by table()
         return replace(self, references=self.references.to(table.device))
 
     def table(self, output: Any, count: int) -> Tensor:
@@ -133,7 +130,7 @@ class Embedding(Head):
                 f"references have {references.shape[1]} numbers, the network's vectors {vectors.shape[1]}; "
                 "make them with the same network"
             )
-        return cosine(vectors, references)
+        return nn.functional.normalize(vectors, dim=1) @ nn.functional.normalize(references, dim=1).T
 
     def called(self, label: int) -> str:
         return f"reference {label}"
@@ -144,17 +141,12 @@ class Embedding(Head):
         return (after - before)[:, 0].abs() <= self.tolerance
 
 
-def cosine(vectors: Tensor, references: Tensor) -> Tensor:
-    """ "b d", "t d" -> "b t"."""
-    return nn.functional.normalize(vectors, dim=1) @ nn.functional.normalize(references, dim=1).T
-
-
 def vectors_of(output: Any, count: int) -> Tensor:
     """ "b d" in what an encoder returns: a tensor, or a record of Hugging Face's."""
     for name in VECTORS:
-        found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(found, Tensor) and found.ndim == 2:
-            return rows_of(found, count)
+        vectors = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+        if isinstance(vectors, Tensor) and vectors.ndim == 2:
+            return rows_of(vectors, count)
     if isinstance(output, Tensor) and output.ndim != 2:
         raise ModelError(
             f"the encoder returned shape {tuple(output.shape)}, not one vector per image 'b d'; pool it, or "

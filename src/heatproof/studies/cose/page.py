@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,28 +12,27 @@ import torch
 from PIL import Image
 
 from heatproof.disk import valid_unicode
-from heatproof.errors import MissingExtraError
+from heatproof.errors import MissingExtraError, need
 from heatproof.explain.api import explain
 from heatproof.explain.floors import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.transforms import TRANSFORMS
-from heatproof.metrics.checkpoint_pairs import comparable
-from heatproof.metrics.stability import Cose, overall
+from heatproof.metrics.stability import comparable, overall
 from heatproof.registry import explainers, parse_call
-from heatproof.report.figures import cose as figures
+from heatproof.report import figures
+from heatproof.report.figures import Line, Panel, line_style
 from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
-from heatproof.report.tables import Cell, Column, Table, Value
+from heatproof.report.tables import Cell, Table, Value
 from heatproof.run.study import ResolvedStudy
 from heatproof.show import as_pictures, eight_bit, overlay
-from heatproof.studies.common import mean_value
-from heatproof.studies.cose.found import CHANGES, CHECKPOINT, GEOMETRIC, KINDS, PHOTOMETRIC, Found
+from heatproof.studies.common import TableFile, mean_value
+from heatproof.studies.cose.results import CHANGES, CHECKPOINT, KINDS, CoseResults
 from heatproof.studies.cose.settings import PAPER_METHODS, SIMILARITIES, CoseSettings
-from heatproof.studies.tables import Field, more, study_table
 
-SHOWN = 10  # images that could not be used
-METHODS_SHOWN = 4  # on a sheet of examples
-ENOUGH = 0.75  # accuracy that the paper asks for
+TABLES = TableFile("heatproof.studies.cose")
+MAX_METHODS = 4  # on a sheet of examples
+ENOUGH = 0.75  # accuracy that the paper requires
 # Table 1 of the paper: each model's mean over its five data sets, and the row "Overall"; see PAPER_METHODS.
 PUBLISHED = {
     "ConvNext": (59.28, 63.82, 63.43, 55.68, 61.36, 59.59, 56.52),
@@ -44,271 +42,208 @@ PUBLISHED = {
     "Overall": (63.23, 64.66, 54.59, 54.73, 61.33, 60.11, 57.94),
 }
 PUBLISHED_WINS = (0.225, 0.65, 0.05, 0.025, 0.05, 0.0, 0.0)  # of 40 settings, section 4.2
-METHOD: Field = (Column("method"), str)
-HALVES = {"consistency": more("consistency"), "sensitivity": more("sensitivity"),
-          "value": more("COSE, %", ".2f")}  # fmt: skip
+HALVES = {"consistency": "consistency", "sensitivity": "sensitivity", "value": "COSE, %"}
 
 
 def write_page(
-    settings: CoseSettings, opened: ResolvedStudy, found: Found, others: Sequence[Found],
+    settings: CoseSettings, opened: ResolvedStudy, results: CoseResults, others: Sequence[CoseResults],
     failed: Sequence[Failure], skipped: Mapping[str, str],
 ) -> Path:  # fmt: skip
-    """summary.md in the study's folder, with its tables and figures."""
-    book = MarkdownReport(settings.out, f"COSE: {found.model} on {found.dataset}")
-    studies = [found, *others]
-    book.text(_opening(found, settings.draws))
-    for name, why in skipped.items():
-        book.text(f"The checkpoint {name} was left out: {why}.")
-    if failed:
-        named = "; ".join(f"{one.id}: {one.reason}" for one in failed[:SHOWN])
-        book.text(f"{len(failed)} images could not be used: {named}{'; ...' if len(failed) > SHOWN else ''}.")
-    book.text(_conclusion(found))
-    book.table(score_table(found))
-    if settings.figures and settings.examples:
-        add_examples(book, settings, opened, found)
-    book.heading("Table 1")
-    for table in (first_table(studies), training_table(studies), group_table(studies)):
-        if table is not None:
-            book.table(table)
-    book.heading("Where the score comes from")
-    book.table(split_table(found))
-    book.table(transform_table(found))
-    if len(found.checkpoints) > 1:
-        book.heading("Do maps near the final ones as the model learns?")
-        book.table(final_table(found))
-    if settings.figures:
-        try:
-            draw_figures(book, found, studies)
-        except MissingExtraError as error:
-            book.text(f"No figures: {error}.")
-    return book.write()
+    """Write summary.md in the study's folder, with its tables and figures."""
+    studies, ranked, order = [results, *others], results.ranked, list(results.ranked)
+    tables = [
+        score_table(results), first_table(studies), training_table(studies), group_table(studies),
+        split_table(results), transform_table(results), final_table(results) if results.earlier else None,
+    ]  # fmt: skip
+    drawn, missing = {}, ""
+    try:
+        drawn = draw_figures(results, studies) if settings.figures and need("matplotlib", "plots") else {}
+    except MissingExtraError as error:
+        missing = f"No figures: {error}."
+    panels = example_sheets(settings, opened, results) if settings.figures and settings.examples else {}
+    inputs = (results.pairs.transform != CHECKPOINT) & (results.pairs.method == results.methods[0])
+    return MarkdownReport(settings.out).write(
+        "studies/cose/page.md", tables, drawn, settings=settings, results=results, failed=failed,
+        skipped=skipped, panels=panels, missing=missing, accuracy=results.accuracy[results.final],
+        versions=int(inputs.sum()) // max(1, results.images), ranked=order,
+        lead=results.ahead(order[0], order[1]) if len(order) > 1 else None,
+        reasons=dict.fromkeys(score.reason for score in results.scores.values() if score.reason),
+        consistent=max(ranked, key=lambda m: ranked[m].consistency, default=""),
+        sensitive=max(ranked, key=lambda m: ranked[m].sensitivity, default=""),
+    )  # fmt: skip
 
 
-def score_table(found: Found) -> Table:
-    def value(half: str, interval: str, scores: Mapping[str, Cose], method: str) -> Value:
-        return Value(getattr(scores[method], half), getattr(scores[method], interval))
-
-    fields: list[Field] = [METHOD]
-    for half, interval in (("consistency", "consistency_interval"), ("sensitivity", "sensitivity_interval"),
-                           ("value", "interval")):  # fmt: skip
-        fields.append((HALVES[half], partial(value, half, interval, found.scores)))
-    fields += [
-        (more("COSE by eq. 4, %", ".2f"), partial(value, "value", "interval", found.by_equation)),
-        (Column("same"), lambda m: found.scores[m].n_same),
-        (Column("changed"), lambda m: found.scores[m].n_changed),
-        (Column("undefined"), lambda m: found.scores[m].n_undefined),
-        (Column("empty maps", ".1%"), lambda m: float(found.degenerate.get(m, math.nan))),
-    ]
-    note = (
-        "Best in bold, second best in italics; floors, which do not use the model, are not ranked. "
-        "Brackets: 95 % over images. Same, changed: pairs whose prediction stayed or not. By eq. 4: "
-        "checkpoints that predict the same do not count towards consistency."
-    )
-    if found.similarity != "local5":
-        note += f" Maps are compared by {SIMILARITIES[found.similarity]}."
-    return study_table("cose", f"COSE of {found.model} on {found.dataset}", _rows(found), fields, note)
+def score_table(results: CoseResults) -> Table:
+    scores = ((m, results.scores[m], results.by_equation[m]) for m in results.methods)
+    rows = [
+        (
+            method, Value(score.consistency, score.consistency_interval),
+            Value(score.sensitivity, score.sensitivity_interval), Value(score.value, score.interval),
+            Value(by_equation.value, by_equation.interval), score.n_same, score.n_changed, score.n_undefined,
+            float(results.degenerate.get(method, math.nan)),
+        )
+        for method, score, by_equation in scores
+    ]  # fmt: skip
+    by = SIMILARITIES[results.similarity]
+    compared = "" if results.similarity == "local5" else f" Maps are compared by {by}."
+    return TABLES.fill("cose", rows, model=results.model, dataset=results.dataset, compared=compared)
 
 
-def first_table(studies: Sequence[Found]) -> Table:
+def first_table(studies: Sequence[CoseResults]) -> Table:
     """Methods down, a column per data set and model; the paper's values last."""
-    methods = list(dict.fromkeys(m for study in studies for m in study.methods))
+    methods = _methods(studies)
     winners = [next(iter(study.ranked), None) for study in studies]
 
-    def ours(study: Found, method: str) -> float:
-        return study.scores[method].value if method in study.scores else math.nan
-
-    def theirs(values: Sequence[float], method: str) -> Cell:
-        """Beside the plain call of a method, or else the only one."""
+    def published(values: Sequence[float], method: str) -> Cell:
+        """The paper's value, for the method without options or else its only form in the studies."""
         name, options = parse_call(method)
         entry = explainers.get(name).name
-        here = entry in PAPER_METHODS and (not options or name not in methods)
-        return values[PAPER_METHODS.index(entry)] if here else None
+        known = entry in PAPER_METHODS and (not options or name not in methods)
+        return values[PAPER_METHODS.index(entry)] if known else None
 
-    fields = [METHOD]
-    fields += [(more(f"{s.dataset}, {s.model}", ".2f"), partial(ours, s)) for s in studies]
-    if len(studies) > 1:
-        fields += [
-            (more("overall", ".2f"), lambda m: overall([ours(s, m) for s in studies], [1] * len(studies))),
-            (more("best in", ".0%"), lambda m: winners.count(m) / len(studies)),
-        ]
-    fields += [(Column(f"published: {name}", ".2f"), partial(theirs, row)) for name, row in PUBLISHED.items()]
-    fields.append((Column("published: best in", ".1%"), partial(theirs, PUBLISHED_WINS)))
-    note = (
-        "COSE in %. Overall: every study counts the same, as every variant of a network does in the paper. "
-        "Best in: share of the studies that the method leads. Published: Table 1 of daroya2023cose, each "
-        "model's mean over five data sets, other weights and images than ours: a reference, not a target."
-    )
-    return study_table("table1", "COSE by data set and model", [(m,) for m in methods], fields, note)
+    rows: list[list[Cell]] = []
+    for method in methods:
+        ours = [s.scores[method].value if method in s.scores else math.nan for s in studies]
+        row: list[Cell] = [method, *ours]
+        if len(studies) > 1:
+            row += [overall(ours, [1] * len(studies)), winners.count(method) / len(studies)]
+        rows.append([*row, *(published(of, method) for of in (*PUBLISHED.values(), PUBLISHED_WINS))])
+    return TABLES.fill(
+        "table1", rows, studies=[f"{s.dataset}, {s.model}" for s in studies], paper=list(PUBLISHED),
+        overall=["overall"] * (len(studies) > 1), leads=["best in"] * (len(studies) > 1),
+    )  # fmt: skip
 
 
-def group_table(studies: Sequence[Found]) -> Table | None:
-    """Mean COSE by kind of network and by pre-training; None where there is nothing to compare."""
-    groups: dict[str, list[Found]] = {}
+def group_table(studies: Sequence[CoseResults]) -> Table | None:
+    """Mean COSE by kind of network and by pre-training; None if there is nothing to compare."""
+    groups: dict[str, list[CoseResults]] = {}
     for study in studies:
         for group in filter(None, (study.family, study.pretraining)):
             groups.setdefault(group, []).append(study)
     if len(groups) < 2:
         return None
-
-    def mean(members: Sequence[Found], method: str) -> Value:
-        return mean_value(s.scores[method].value for s in members if method in s.scores)
-
-    fields = [METHOD]
-    fields += [(more(f"{g}, {len(of)} studies", ".2f"), partial(mean, of)) for g, of in groups.items()]
-    rows = [(m,) for m in dict.fromkeys(m for study in studies for m in study.methods)]
-    note = "Means over few studies with different networks and images: a rough comparison."
-    return study_table("groups", "By kind of network and pre-training", rows, fields, note, marked=False)
-
-
-def training_table(studies: Sequence[Found]) -> Table:
-    """Which networks meet the conditions of the paper: trained with the transforms, 75 % accuracy."""
-
-    def enough(study: Found) -> str:
-        accuracy = study.accuracy[study.final]
-        return "not known" if math.isnan(accuracy) else "yes" if accuracy >= ENOUGH else "no"
-
-    fields: list[Field] = [
-        (Column("network"), lambda s: f"{s.dataset}, {s.model}"),
-        (Column("trained with the transforms"), lambda s: s.trained_with),
-        (Column("accuracy on these images", ".1%"), lambda s: s.accuracy[s.final]),
-        (Column("at least 75 %"), enough),
-        (Column("pre-training"), lambda s: s.pretraining or "not said"),
+    rows = [
+        (m, *(mean_value(s.scores[m].value for s in of if m in s.scores) for of in groups.values()))
+        for m in _methods(studies)
     ]
-    note = (
-        "The paper trains its networks with these transforms and requires 75 % accuracy, so that a changed "
-        "prediction is the exception. The prediction of a network that never saw them changes more often."
-    )
-    rows = [(study,) for study in studies]
-    return study_table("networks", "What the paper asks of a network", rows, fields, note, marked=False)
+    return TABLES.fill("groups", rows, groups=[f"{group}, {len(of)} studies" for group, of in groups.items()])
 
 
-def split_table(found: Found) -> Table:
-    kinds = [k for k in KINDS if (found.pairs.kind == k).any()]
-    split = {method: found.split(method, "kind", KINDS) for method in found.methods}
-
-    def cell(kind: str, half: str, method: str) -> Cell:
-        return getattr(split[method].get(kind), half, None)
-
-    fields = [METHOD]
-    for kind in kinds:
-        fields += [
-            (more(f"{kind} {c.name}", c.form), partial(cell, kind, half)) for half, c in HALVES.items()
-        ]
-    note = "A dash: no pair of that kind kept (or none changed) its prediction."
-    title = "Geometric, photometric and model changes apart"
-    return study_table("splits", title, _rows(found), fields, note)
+def training_table(studies: Sequence[CoseResults]) -> Table:
+    """Which networks meet the conditions of the paper: trained with the transforms, 75 % accuracy."""
+    rows = []
+    for study in studies:
+        accuracy = study.accuracy[study.final]
+        enough = "not known" if math.isnan(accuracy) else "yes" if accuracy >= ENOUGH else "no"
+        pretraining = study.pretraining or "not said"
+        rows.append((f"{study.dataset}, {study.model}", study.trained_with, accuracy, enough, pretraining))
+    return TABLES.fill("networks", rows)
 
 
-def transform_table(found: Found) -> Table:
-    def consistency(split: Mapping[str, Cose], name: str) -> Cell:
-        return getattr(split.get(name), "consistency", None)
-
-    pairs = found.pairs
-    fields: list[Field] = [(Column("change"), str)]
-    fields += [(Column(m), partial(consistency, found.split(m, "transform", CHANGES))) for m in found.methods]
-    fields.append(
-        (Column("prediction stayed", ".1%"), lambda name: float(pairs.same[pairs.transform == name].mean()))
-    )
-    rows = [(name,) for name in CHANGES if (pairs.transform == name).any()]
-    return study_table("transforms", "Consistency of each change", rows, fields, marked=False)
+def split_table(results: CoseResults) -> Table:
+    kinds = [k for k in KINDS if (results.pairs.kind == k).any()]
+    split = {method: results.split(method, "kind", KINDS) for method in results.methods}
+    rows = [
+        (method, *(getattr(scores.get(kind), half, None) for kind in kinds for half in HALVES))
+        for method, scores in split.items()
+    ]
+    return TABLES.fill("splits", rows, kinds=kinds)
 
 
-def final_table(found: Found) -> Table:
-    near, fits = [found.to_final(m) for m in found.methods], [found.correlation(m) for m in found.methods]
-    columns = (Column("checkpoint"), Column("accuracy"), *map(Column, found.methods))
-    earlier = (c for c in found.checkpoints if c != found.final)
-    rows: list[tuple[Cell, ...]] = [(c, found.accuracy[c], *(one[c] for one in near)) for c in earlier]
+def transform_table(results: CoseResults) -> Table:
+    split = [results.split(m, "transform", CHANGES) for m in results.methods]
+    rows = []
+    for name in CHANGES:
+        stayed = results.pairs.same[results.pairs.transform == name]
+        if len(stayed):
+            scores = (getattr(scores.get(name), "consistency", None) for scores in split)
+            rows.append((name, *scores, float(stayed.mean())))
+    return TABLES.fill("transforms", rows, methods=list(results.methods))
+
+
+def final_table(results: CoseResults) -> Table:
+    near = [results.to_final(method) for method in results.methods]
+    fits = [results.correlation(method) for method in results.methods]
+    rows: list[tuple[Cell, ...]] = [
+        (c, results.accuracy[c], *(of[c] for of in near)) for c in results.earlier
+    ]
     rows += [
-        (f"{found.final} (final)", found.accuracy[found.final], *(1.0 for _ in near)),
+        (f"{results.final} (final)", results.accuracy[results.final], *(1.0 for _ in near)),
         ("r with accuracy", None, *(fit.r for fit in fits)),
         ("p", None, *(fit.p for fit in fits)),
     ]
-    note = (
-        "Mean SSIM of a checkpoint's maps to the final ones. r and p: Pearson, over the earlier checkpoints."
-    )
-    note += "".join(f" A dash: {reason}." for reason in dict.fromkeys(f.reason for f in fits if f.reason))
-    return Table("to_final", "SSIM to the final maps", columns, tuple(rows), note, marked=False)
+    reasons = dict.fromkeys(f" A dash: {fit.reason}." for fit in fits if fit.reason)
+    return TABLES.fill("to_final", rows, methods=list(results.methods), reasons="".join(reasons))
 
 
-def _rows(found: Found) -> list[tuple[str]]:
-    return [(method,) for method in found.methods]
+def _methods(studies: Sequence[CoseResults]) -> list[str]:
+    return list(dict.fromkeys(method for study in studies for method in study.methods))
 
 
-def draw_figures(book: MarkdownReport, found: Found, studies: Sequence[Found]) -> None:
-    methods = list(found.methods)
+def draw_figures(results: CoseResults, studies: Sequence[CoseResults]) -> dict[str, Any]:
+    """The figures of the page by name."""
+    methods = list(results.methods)
 
     def by_group(group: str) -> dict[str, dict[str, np.ndarray]]:
         """Group -> method -> the COSE of each study of that family or data set."""
-        return {
-            name: {
-                m: np.array(
-                    [s.scores[m].value for s in studies if getattr(s, group) == name and m in s.scores]
-                )
-                for m in methods
-            }
-            for name in dict.fromkeys(getattr(study, group) for study in studies)
-        }
+        values: dict[str, dict[str, np.ndarray]] = {}
+        for name in dict.fromkeys(getattr(study, group) for study in studies):
+            own = [study.scores for study in studies if getattr(study, group) == name]
+            values[name] = {m: np.array([scores[m].value for scores in own if m in scores]) for m in methods}
+        return values
 
     spreads = {
-        title: {"": {m: found.per_image(m, same) for m in methods}}
+        title: {"": {m: results.per_image(m, same) for m in methods}}
         for title, same in (("consistency", True), ("sensitivity", False))
     }
-    caption = "Mean SSIM (1 - SSIM) of each image over pairs that kept (changed) the prediction"
-    with figures.violins(spreads, methods) as figure:
-        book.figure(figure, "violins", caption)
+    drawn: dict[str, Any] = {"violins": figures.violins(spreads, methods)}
     if len(studies) > 1:
-        with figures.violins({"COSE, %": by_group("family")}, methods) as figure:
-            book.figure(figure, "families", "COSE over models and data sets, by the kind of network")
-        datasets = by_group("dataset")
-        if len(datasets) > 1:
-            means = {d: {m: mean_value(v).value for m, v in of.items()} for d, of in datasets.items()}
-            with figures.bars(means, methods) as figure:
-                book.figure(figure, "datasets", "Mean COSE of each method by data set")
-    if (found.pairs.step > 0).any():
-        curves = {
-            kind or "all": {m: found.by_magnitude(m, kind) for m in methods}
-            for kind in (None, GEOMETRIC, PHOTOMETRIC)
-            if kind is None or (found.pairs.kind == kind).any()
-        }
-        with figures.magnitudes(curves) as figure:
-            caption = "Consistency, sensitivity and COSE against the size of the change"
-            book.figure(figure, "magnitudes", caption)
-    if len(found.checkpoints) > 1 and not math.isnan(found.accuracy[found.final]):
-        points = {m: {c: (found.accuracy[c], v) for c, v in found.to_final(m).items()} for m in methods}
-        with figures.to_final(points, {m: found.correlation(m) for m in methods}) as figure:
-            caption = "SSIM of each checkpoint's maps to the final ones against its accuracy"
-            book.figure(figure, "to_final", caption)
+        drawn["families"] = figures.violins({"COSE, %": by_group("family")}, methods)
+        if len(datasets := by_group("dataset")) > 1:
+            means = {d: [mean_value(v).value for v in of.values()] for d, of in datasets.items()}
+            drawn["datasets"] = figures.bars(means, [*map(figures.short, methods)], "COSE, %")
+    if (results.pairs.step > 0).any():
+        drawn["magnitudes"] = magnitude_figure(results)
+    if results.earlier and not math.isnan(results.accuracy[results.final]):
+        drawn["to_final"] = final_figure(results)
+    return drawn
 
 
-def _opening(found: Found, draws: int) -> str:
-    inputs = (found.pairs.transform != CHECKPOINT) & (found.pairs.method == found.methods[0])
-    each, earlier = int(inputs.sum()) // max(1, found.images), len(found.checkpoints) - 1
-    accuracy = found.accuracy[found.final]
-    known = "" if math.isnan(accuracy) else f", accuracy {accuracy:.1%} on these images"
-    return (
-        f"{found.images} images; final model {found.final} ({found.family}{known}). Each image in {each} "
-        f"transformed versions ({draws} magnitudes per signed transform) and under {earlier} earlier "
-        f"{'checkpoint' if earlier == 1 else 'checkpoints'}. Every map explains the class its model predicts."
-    )
+def magnitude_figure(results: CoseResults) -> Any:
+    """Columns: all, geometric, photometric; rows: consistency, sensitivity, COSE; a line per method."""
+    kinds = [None, *(kind for kind in KINDS[:2] if (results.pairs.kind == kind).any())]
+    curves = {kind: {m: results.by_magnitude(m, kind) for m in results.methods} for kind in kinds}
+
+    def panel(half: str, kind: str | None) -> Panel:
+        lines = [
+            Line(list(of), [getattr(s, half) for s in of.values()], figures.short(m), line_style(k))
+            for k, (m, of) in enumerate(curves[kind].items())
+        ]
+        title = {"title": kind or "all"} if half == "consistency" else {}
+        last = {"xlabel": "magnitude / largest"} if half == "value" else {}
+        return Panel(lines, title | last | ({} if kind else {"ylabel": HALVES[half]}))
+
+    grid = [[panel(half, kind) for kind in kinds] for half in HALVES]
+    return figures.lines(grid, 3.1 * len(kinds), 6.6, "right center", sharex=True, sharey="row")
 
 
-def _conclusion(found: Found) -> str:
-    ranked, order = found.ranked, list(found.ranked)
-    if not order:
-        reasons = dict.fromkeys(s.reason for s in found.scores.values() if s.reason)
-        return f"No method has a COSE: {'; '.join(reasons) or 'no method was ranked'}."
-    text = f"{order[0]} has the highest COSE, {ranked[order[0]].value:.2f} %"
-    if len(order) > 1:
-        first, second = order[:2]
-        gap, (low, high) = found.ahead(first, second)
-        sure = "surely ahead" if low > 0 else "not surely ahead: the interval holds 0"
-        text += (
-            f", then {second}, {ranked[second].value:.2f} %. The difference is {gap:.2f} points (95 % over "
-            f"images: {low:.2f} to {high:.2f}), so {first} is {sure}"
-        )
-    steady = max(ranked, key=lambda m: ranked[m].consistency)
-    lively = max(ranked, key=lambda m: ranked[m].sensitivity)
-    return f"{text}. {steady} is the most consistent, {lively} the most sensitive."
+def final_figure(results: CoseResults) -> Any:
+    """A panel per method: accuracy of each checkpoint, SSIM of its maps to the final ones, and a fit."""
+    panels: list[Panel | None] = []
+    for method in results.methods:
+        near, fit = results.to_final(method), results.correlation(method)
+        x, y = np.array([results.accuracy[c] for c in near]), np.array(list(near.values()))
+        lines, text = [Line(x, y, style=line_style(0, linestyle=""))], "r not defined"
+        if np.isfinite(fit.r):
+            ends = np.array([np.nanmin(x), np.nanmax(x)])
+            lines.append(Line(ends, np.polyval(np.polyfit(x, y, 1), ends), style={"linewidth": 1}))
+            text = f"r = {fit.r:.2f}, p = {fit.p:.2g}"
+        labels = {"xlabel": "accuracy", "ylabel": "SSIM to the final maps"}
+        panels.append(Panel(lines, {"title": f"{figures.short(method)}\n{text}", **labels}))
+    columns = min(4, len(panels))
+    panels += [None] * (-len(panels) % columns)
+    grid = [panels[i : i + columns] for i in range(0, len(panels), columns)]
+    return figures.lines(grid, 2.4 * columns, 2.4 * len(grid), sharex=True, sharey=True)
 
 
 class AppliedChange(NamedTuple):
@@ -332,58 +267,54 @@ def pick(pairs: np.recarray, count: int) -> list[tuple[str, list[AppliedChange]]
     pairs = pairs[(pairs.transform != CHECKPOINT) & ~np.isnan(pairs.ssim)]
     picked: list[tuple[str, list[AppliedChange]]] = []
     for image in dict.fromkeys(pairs.image):
-        mine = pairs[pairs.image == image]
-        sides = ((mine[mine.same], np.argmax), (mine[~mine.same], np.argmin))
+        own = pairs[pairs.image == image]
+        sides = ((own[own.same], np.argmax), (own[~own.same], np.argmin))
         rows = [
             side[list(AppliedChange._fields)][best(side.step)].item() for side, best in sides if len(side)
         ]
         picked.append((image, [AppliedChange(*row) for row in rows]))
-    return sorted(picked, key=lambda one: -len(one[1]))[:count]
+    return sorted(picked, key=lambda pair: -len(pair[1]))[:count]
 
 
-def add_examples(book: MarkdownReport, settings: CoseSettings, opened: ResolvedStudy, found: Found) -> None:
-    """Sheets of maps before and after a change; maps of moved images are moved back."""
-    methods = [m for m in found.methods if not is_floor(m)][:METHODS_SHOWN] or list(found.methods[:1])
+def example_sheets(settings: CoseSettings, opened: ResolvedStudy, results: CoseResults) -> dict[str, str]:
+    """Draw maps before and after a change, moved back if the change moves pixels; the file by image."""
+    methods = [m for m in results.methods if not is_floor(m)][:MAX_METHODS] or list(results.methods[:1])
     places = {valid_unicode(sample.id): i for i, sample in enumerate(opened.source.samples)}
-    picked = pick(found.of(methods[0]), settings.examples)
-    if not picked:
-        return
-    folder = book.folder / "panels"
-    folder.mkdir(parents=True, exist_ok=True)
-    book.heading("Before and after")
-    book.text("A change that kept the answer, where the map should stay, and one that did not.")
-    for number, (image, changes) in enumerate(picked, start=1):
-        drawn = _sheet(settings, opened, found, methods, places[image], changes)
-        drawn.save(folder / f"pair-{number}.png")
-        book.text(f"![Maps of {image} before and after](panels/pair-{number}.png)")
+    folder, files = settings.out / "panels", {}
+    for number, (image, changes) in enumerate(pick(results.of(methods[0]), settings.examples), start=1):
+        folder.mkdir(parents=True, exist_ok=True)
+        files[image] = f"pair-{number}.png"
+        drawn = _sheet(settings, opened, results, methods, places[image], changes)
+        drawn.save(folder / files[image])
+    return files
 
 
 def _sheet(
-    settings: CoseSettings, opened: ResolvedStudy, found: Found, methods: Sequence[str], place: int,
+    settings: CoseSettings, opened: ResolvedStudy, results: CoseResults, methods: Sequence[str], place: int,
     changes: Sequence[AppliedChange],
 ) -> Image.Image:  # fmt: skip
-    model, names = opened.model(found.final), opened.source.classes
+    model, names = opened.model(results.final), opened.source.classes
     (loaded,) = batches(opened.source, model.preprocess, 1, [place])
     image = valid_unicode(loaded.batch.ids[0])
-    picture = eight_bit(model.preprocess.restore(loaded.batch.images.to(model.device)))
-    sizes = [torch.tensor([one.magnitude], device=model.device) for one in changes]
-    turned = [TRANSFORMS[c.transform].apply(picture, m) for c, m in zip(changes, sizes, strict=True)]
-    versions = model.preprocess.from_bytes(torch.cat([picture, *turned]))
+    original = eight_bit(model.preprocess.restore(loaded.batch.images.to(model.device)))
+    sizes = [torch.tensor([change.magnitude], device=model.device) for change in changes]
+    changed = [TRANSFORMS[c.transform].apply(original, m) for c, m in zip(changes, sizes, strict=True)]
+    versions = model.preprocess.from_bytes(torch.cat([original, *changed]))
     maps = explain(model, versions, methods, layer=settings.layer, seed=settings.seed)
     classes = maps[methods[0]].explained.tolist()
     answers = [names[number] if number < len(names) else f"class {number}" for number in classes]
     titles = ["as it is", *(change.title for change in changes)]
-    shown: Any = as_pictures(versions, model.preprocess)
-    rows = [[Tile(p, t, f"answer: {a}") for p, t, a in zip(shown, titles, answers, strict=True)]]
+    images: Any = as_pictures(versions, model.preprocess)
+    rows = [[Tile(p, t, f"answer: {a}") for p, t, a in zip(images, titles, answers, strict=True)]]
     for method in methods:
-        heat, pairs = comparable(maps[method]), found.of(method)
+        heat, pairs = comparable(maps[method]), results.of(method)
         pairs = pairs[pairs.image == image]
-        row = [Tile(overlay(shown[0], heat[0].clamp(0, 1).cpu()), method, "")]
+        row = [Tile(overlay(images[0], heat[0].clamp(0, 1).cpu()), method, "")]
         for k, (change, size) in enumerate(zip(changes, sizes, strict=True), start=1):
             back = TRANSFORMS[change.transform].inverse_maps(heat[k : k + 1], size)[0]
             same = (pairs.transform == change.transform) & np.isclose(pairs.magnitude, change.magnitude)
             known = [value for value in pairs.ssim[same] if np.isfinite(value)][:1]
-            note = f"{SIMILARITIES[found.similarity]} {known[0]:.2f}" if known else ""
-            row.append(Tile(overlay(shown[0], back.clamp(0, 1).cpu()), method, note))
+            note = f"{SIMILARITIES[results.similarity]} {known[0]:.2f}" if known else ""
+            row.append(Tile(overlay(images[0], back.clamp(0, 1).cpu()), method, note))
         rows.append(row)
     return sheet(rows, heading=f"{image}: maps laid over the picture as it is", cmap="inferno")

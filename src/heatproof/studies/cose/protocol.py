@@ -15,15 +15,15 @@ Rows (one per image, method and pair; `value` is the SSIM):
     degenerate                    each              (value 1: the map is empty)
     cose                          the final one     (an image that cannot be used; NaN with the reason)
 
-so consistency is `avg(value)` over 'cose_same%', and sensitivity `avg(1 - value)` over 'cose_changed%'. The
-final model's maps are stored too, so that another checkpoint costs only its own passes. A unit is one
-checkpoint, a few images and the methods that were requested together.
+Consistency is `avg(value)` over 'cose_same%', sensitivity `avg(1 - value)` over 'cose_changed%'. The final
+model's maps are stored, so that another checkpoint costs only its own passes. A unit is one checkpoint, a few
+images and the methods that were requested together.
 
 Deviations: consistency and sensitivity both pool inputs and models; the paper's eq. 4 leaves models out of
-consistency, which is shown beside. The stored maps have half precision, so an SSIM against a checkpoint may
-be off by 1e-4. `require_correct` uses only images that the final model gets right, as the authors' code
-does. Originals are explained with the study's seed and their variants with the next one, so that the noise of
-a method that draws random numbers counts against it; `same_seed` repeats the numbers (the authors do so for
+consistency, which has a column of its own. The stored maps have half precision, so an SSIM against a
+checkpoint may be off by 1e-4. `require_correct` uses only images that the final model gets right, as the
+authors' code does. Originals are explained with the study's seed and their variants with the next one, so
+that the noise of a random method counts against it; `same_seed` repeats the numbers (the authors do so for
 LIME and not for SmoothGrad).
 """
 
@@ -32,7 +32,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,9 +42,9 @@ from torch import Tensor
 from heatproof.errors import InputError, ModelError, UnknownNameError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Failure, batches
-from heatproof.images.transforms import Drawn, draw
-from heatproof.metrics.checkpoint_pairs import alike, checkpoint_pairs, comparable
+from heatproof.images.transforms import TRANSFORMS, Drawn, draw
 from heatproof.metrics.similarity import REASONS
+from heatproof.metrics.stability import alike, checkpoint_pairs, comparable
 from heatproof.models import Model
 from heatproof.models.load import best_device
 from heatproof.models.queue import Queue
@@ -61,8 +60,8 @@ from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.common import need_one_class, run_config, some
-from heatproof.studies.cose.found import Found, read_pairs
 from heatproof.studies.cose.page import write_page
+from heatproof.studies.cose.results import CoseResults, read_pairs
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit
@@ -84,7 +83,7 @@ class CoseResult:
 
     folder: RunFolder
     page: Path
-    found: Found
+    results: CoseResults
     failed: tuple[Failure, ...]  # images that could not be used
     skipped: Mapping[str, str]  # checkpoints that did not load, and why
 
@@ -93,6 +92,7 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     """Compute what is missing in the folder `out` and write its page."""
     progress = progress or Progress(quiet=True)
     settings = as_the_authors(settings) if settings.paper else settings
+    settings = replace(settings, transforms=settings.transforms or tuple(TRANSFORMS))
     others = [read_pairs(RunFolder.open(path)) for path in settings.beside]
     opened = _open(settings)
     hashes, skipped = _usable(opened)
@@ -106,12 +106,12 @@ def cose_study(settings: CoseSettings, progress: Progress | None = None) -> Cose
     order = [final, *(c for c in hashes if c != final)]  # the others are compared with the final model's maps
     with fixed_threads(settings.threads or torch.get_num_threads()):
         compute_units(folder, [group for c in order for group in worker.groups(c)], order, progress)
-    found = read_pairs(folder, settings.require_correct)
+    results = read_pairs(folder, settings.require_correct)
     failed = tuple(Failure(row["image"], row["reason"]) for row in folder.scores().sql(FAILED))
-    if found.images == 0:
+    if results.images == 0:
         raise InputError(f"no image could be used: {failed[0].id}: {failed[0].reason}")
-    page = write_page(settings, opened, found, others, failed, skipped)
-    return CoseResult(folder, page, found, failed, skipped)
+    page = write_page(settings, opened, results, others, failed, skipped)
+    return CoseResult(folder, page, results, failed, skipped)
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,10 @@ class CoseWorker:
             seen.append(tuple(m for m in config["methods"] if not any(m in group for group in seen)))
         return [group for group in seen if group]
 
+    @property
+    def passes(self) -> dict[str, Any]:
+        return some(self.settings, "layer", "batch_size") | {"progress": self.progress.inputs}
+
     def groups(self, checkpoint: str) -> Iterator[UnitGroup]:
         metrics = ("cose", f"draws={self.settings.draws}", f"final={self.final}")
         count, step = len(self.opened.source), self.settings.unit_images
@@ -150,59 +154,58 @@ class CoseWorker:
             maps: Mapping[str, Maps] = {}
             batch, is_final = loaded.batch, unit.checkpoint == self.final
             if batch.ids:
-                pictures = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
+                images = eight_bit(model.preprocess.restore(batch.images.to(model.device)))
                 seed = self.settings.seed + (not is_final and not self.settings.same_seed)
-                ready = model.preprocess.from_bytes(pictures)
-                maps = explain(model, ready, unit.methods, seed=seed, ids=batch.ids, **self.passes)
+                inputs = model.preprocess.from_bytes(images)
+                maps = explain(model, inputs, unit.methods, seed=seed, ids=batch.ids, **self.passes)
                 if unit.methods == self.method_groups[0]:
                     rows += self.correct_rows(row, batch, maps[unit.methods[0]].explained.tolist())
-                for method, one in maps.items():
-                    empty = zip(batch.ids, one.degenerate.tolist(), strict=True)
+                for method, of in maps.items():
+                    empty = zip(batch.ids, of.degenerate.tolist(), strict=True)
                     rows += [row(name, None, None, method, "degenerate", float(is_)) for name, is_ in empty]
-                pairs = partial(self.input_rows, model, pictures) if is_final else self.model_rows
-                rows += pairs(row, batch, maps)
+                if is_final:
+                    rows += self.input_rows(model, images, row, batch, maps)
+                else:
+                    rows += self.model_rows(row, batch, maps)
             yield unit, rows, maps if is_final else {}
 
     def correct_rows(self, row: Any, batch: Batch, predicted: Sequence[int]) -> Iterator[Score]:
         for image, label, guess in zip(batch.ids, labels_of(batch), predicted, strict=True):
-            no_label = (math.nan, "the images have no labels")
-            yield row(
-                image, label, guess, "", "correct", *(no_label if label is None else (float(label == guess),))
-            )
+            value = math.nan if label is None else float(label == guess)
+            reason = "the images have no labels" if label is None else ""
+            yield row(image, label, guess, "", "correct", value, reason)
 
     def input_rows(
-        self, model: Model, pictures: Tensor, row: Any, batch: Batch, maps: Mapping[str, Maps]
+        self, model: Model, images: Tensor, row: Any, batch: Batch, maps: Mapping[str, Maps]
     ) -> Iterator[Score]:
-        """The final model's maps against those of transformed images."""
+        """Compare the final model's maps with those of transformed images."""
         given, labels = self.settings, labels_of(batch)
         drawn = draw(given.seed, batch.ids, given.draws, given.transforms)
         pairs = input_pairs(
-            model, pictures, maps, drawn, **some(given, "seed", "same_seed", "similarity"), **self.passes
+            model, images, maps, drawn, **some(given, "seed", "same_seed", "similarity"), **self.passes
         )
         classes = pairs.predicted.tolist()
-        for method, one in maps.items():
-            columns = pairs.ssim[method], pairs.why[method], one.explained
-            values, whys, before = (column.tolist() for column in columns)
+        for method, of in maps.items():
+            values, whys, before = (
+                column.tolist() for column in (pairs.ssim[method], pairs.why[method], of.explained)
+            )
             for i, image in enumerate(batch.ids):
                 for v, name in enumerate(drawn.names):
                     what = f"{_kind(classes[i][v] == before[i])}({name},{drawn.magnitudes[i, v]:+.4g})"
-                    cell = method, what, values[i][v], REASONS[whys[i][v]]
-                    yield row(image, labels[i], classes[i][v], *cell)
+                    reason = REASONS[whys[i][v]]
+                    yield row(image, labels[i], classes[i][v], method, what, values[i][v], reason)
 
     def model_rows(self, row: Any, batch: Batch, maps: Mapping[str, Maps]) -> Iterator[Score]:
-        """An earlier checkpoint's maps against the final ones, which are stored."""
-        for method, one in maps.items():
-            final = self.folder.maps().read(self.final, method, batch.ids).to(one.values.device)
-            pairs = checkpoint_pairs(one, final, self.settings.similarity)
-            columns = (column.tolist() for column in (one.explained, pairs.same, pairs.ssim))
+        """Compare an earlier checkpoint's maps with the final model's stored ones."""
+        for method, of in maps.items():
+            final = self.folder.maps().read(self.final, method, batch.ids).to(of.values.device)
+            pairs = checkpoint_pairs(of, final, self.settings.similarity)
+            columns = (column.tolist() for column in (of.explained, pairs.same, pairs.ssim))
             listed = zip(batch.ids, labels_of(batch), *columns, pairs.reasons(), strict=True)
-            for image, label, explained, same, *value_and_reason in listed:
-                what = f"{_kind(same)}(checkpoint,{self.final})"
-                yield row(image, label, explained, method, what, *value_and_reason)
-
-    @property
-    def passes(self) -> dict[str, Any]:
-        return some(self.settings, "layer", "batch_size") | {"progress": self.progress.inputs}
+            for image, label, explained, same, value, reason in listed:
+                yield row(
+                    image, label, explained, method, f"{_kind(same)}(checkpoint,{self.final})", value, reason
+                )
 
 
 def _kind(same: bool) -> str:
@@ -213,35 +216,35 @@ class InputPairs(NamedTuple):
     """Images and their variants, "b v"."""
 
     ssim: Mapping[str, np.ndarray]  # by method; NaN where it is not defined
-    why: Mapping[str, np.ndarray]  # by method: which of `similarity.REASONS`
+    why: Mapping[str, np.ndarray]  # by method: index into `similarity.REASONS`
     predicted: np.ndarray  # class of the variant
 
 
 def input_pairs(
-    model: Model, pictures: Tensor, reference: Mapping[str, Maps], drawn: Drawn, *, seed: int = 0,
+    model: Model, images: Tensor, reference: Mapping[str, Maps], drawn: Drawn, *, seed: int = 0,
     same_seed: bool = False, similarity: str = "local5", layer: str | Sequence[str] | None = None,
     batch_size: int | None = None, progress: Callable[[int], Any] | None = None,
 ) -> InputPairs:  # fmt: skip
-    """Compare the maps of transformed pictures with those of the pictures.
+    """Compare the maps of transformed images with those of the images.
 
-    Input j is variant j // b of picture j % b. Variants are built batch by batch and go through one shared
-    pass for all methods; only SSIMs and predictions stay, so memory does not grow with the variants.
+    Input j is variant j // b of image j % b. Variants are built batch by batch and go through one shared pass
+    for all methods; only SSIMs and predictions stay, so memory does not grow with the variants.
 
     Args:
-        pictures: "b c h w" uint8 on the model's device.
+        images: "b c h w" uint8 on the model's device.
         reference: their maps by method, made with `seed`.
     """
-    count, methods = len(pictures), list(reference)
+    count, methods = len(images), list(reference)
     originals = {method: comparable(maps) for method, maps in reference.items()}
-    table = torch.from_numpy(drawn.magnitudes.T.copy()).to(pictures.device)  # "v b"
-    size = int(pictures.shape[-2]), int(pictures.shape[-1])
+    table = torch.from_numpy(drawn.magnitudes.T.copy()).to(images.device)  # "v b"
+    size = int(images.shape[-2]), int(images.shape[-1])
     results: list[dict[str, tuple[Tensor, ...]]] = []
 
     def work(start: int, stop: int) -> dict[str, tuple[Tensor, ...]]:
-        numbers = torch.arange(start, stop, device=pictures.device)
+        numbers = torch.arange(start, stop, device=images.device)
         which = numbers % count
         magnitudes = table[numbers // count, which]
-        inputs, pieces = pictures[which], []
+        inputs, pieces = images[which], []
         for run in drawn.runs():  # the transforms of this batch, and the rows that each makes
             low, high = max(start, run.first * count), min(stop, run.end * count)
             if low < high:
@@ -284,7 +287,7 @@ def as_the_authors(settings: CoseSettings) -> CoseSettings:
 
 
 def _open(settings: CoseSettings) -> ResolvedStudy:
-    """Everything named in the settings, checked as far as that takes no weights."""
+    """Validate the settings and list the images; no weights are read."""
     read_methods(list(settings.methods))
     draw(settings.seed, [], settings.draws, settings.transforms)
     own_weights = settings.model.partition(":")[0] not in LIBRARIES_WITHOUT_WEIGHTS
@@ -297,10 +300,8 @@ def _open(settings: CoseSettings) -> ResolvedStudy:
         "random_init": settings.random_init and bool(settings.checkpoints or settings.pretrained),
         "options": dict(settings.model_options),
     }
-    images = some(settings, "kind", "limit", "seed") | {
-        "path": str(settings.images),
-        "options": {**settings.image_options, **names},
-    }
+    options = {**settings.image_options, **names}
+    images = some(settings, "kind", "limit", "seed") | {"path": str(settings.images), "options": options}
     study = study_from(run_config(settings, settings.methods, (), model, images))
     opened = ResolvedStudy(study, Path.cwd(), best_device(settings.device))
     opened.source  # noqa: B018  (missing images are reported before weights are read)
@@ -308,7 +309,7 @@ def _open(settings: CoseSettings) -> ResolvedStudy:
 
 
 def _usable(opened: ResolvedStudy) -> tuple[dict[str, str], dict[str, str]]:
-    """The hash of each checkpoint that loads, and what is wrong with the others."""
+    """The hash of each checkpoint that loads, and the errors of the others."""
     hashes, skipped = {}, {}
     for checkpoint in opened.checkpoints:
         try:
@@ -336,7 +337,7 @@ def _manifest(
     files = [c.file.parent for c in opened.checkpoints if c.file]
     recorded = trained_with_transforms(files[-1]) if files else None  # by the training, beside its weights
     attends = any("attention" in type(part).__name__.lower() for part in opened.model(final).module.modules())
-    config = some(settings, "draws", "same_seed", "unit_images", "batch_size", "layer") | {
+    config = some(settings, "draws", "same_seed", "unit_images", "batch_size", "layer", "pretraining") | {
         "protocol": "cose",
         "methods": list(settings.methods),
         "transforms": list(settings.transforms),
@@ -344,7 +345,6 @@ def _manifest(
         "name": opened.model_name,
         "dataset": settings.dataset or Path(settings.images).name,
         "family": "transformer" if attends else "CNN",
-        "pretraining": settings.pretraining,
         "trained_with": settings.trained_with if recorded is None else "yes" if recorded else "no",
         "model": {"spec": settings.model, "checkpoints": list(map(str, settings.checkpoints))},
         "images": {"kind": settings.kind, "path": str(settings.images), "limit": settings.limit},

@@ -1,4 +1,4 @@
-"""What a COSE study is told."""
+"""Settings of a COSE study."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from heatproof.images.transforms import DRAWS, TRANSFORMS
 from heatproof.registry import explainers
 from heatproof.studies.settings import CLASS_HEAD, DEVICE, LAYER, LIMIT, Settings, calls, option, words
 
@@ -25,7 +24,7 @@ def _methods(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class CoseSettings(Settings):
-    """What a COSE study is told."""
+    """Settings of a COSE study."""
 
     model: str = option(help="torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, lite0, ...", short="M")
     images: str | Path = option(help="Where the pictures are.")
@@ -52,9 +51,9 @@ class CoseSettings(Settings):
         choices=tuple(SIMILARITIES),
     )
     transforms: tuple[str, ...] = option(
-        tuple(TRANSFORMS), "Some of the thirteen, comma-separated; all by default.", read=words, shown=""
+        (), "Some of the thirteen, comma-separated; all by default.", read=words, shown=""
     )
-    draws: int = option(DRAWS, "Magnitudes per image and signed transform.", least=1, most=60)
+    draws: int = option(6, "Magnitudes per image and signed transform.", least=1, most=60)
     limit: int | None = option(None, LIMIT, least=1)
     num_classes: int | None = option(None, "Of a network built by name.", least=1)
     class_names: tuple[str, ...] = option(

@@ -2,142 +2,457 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+from operator import itemgetter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
 
 from heatproof.images import Failure
-from heatproof.report.figures import cscore as figures
+from heatproof.metrics.results import PerClass
+from heatproof.report import figures
+from heatproof.report.figures import Line, Panel, line_style
 from heatproof.report.markdown_report import MarkdownReport
+from heatproof.report.tables import Cell, Table, Value, number
 from heatproof.store import RunFolder
-from heatproof.studies.cscore import results
-from heatproof.studies.cscore.results import Move, Network, flag_of
-from heatproof.train.recipe import History
-from heatproof.verdict.alarms import Alarm, find_alarms
-from heatproof.verdict.epochs import early_warning, gradient_jumps
-from heatproof.verdict.trajectory import Trajectory
+from heatproof.studies.common import TableFile, mean_value
+from heatproof.studies.cscore.results import (
+    Move,
+    Network,
+    best_auc,
+    class_gap,
+    compared_classes,
+    difference,
+    labels_of,
+    methods_of,
+    named,
+    recommend,
+    recommendation,
+    score_of,
+    score_value,
+    standing,
+)
+from heatproof.verdict.alarms import Alarm, Thresholds
+from heatproof.verdict.epochs import Norms, early_warning, gradient_jumps, grown_layers, whole_norm
+from heatproof.verdict.follow import holm
+from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_difference
+
+TABLES = TableFile("heatproof.studies.cscore")
+PLACES = ("pointing", "inside", "mask_iou")  # metrics of the table "places"
+AUC = {"color": "#555555", "linestyle": "--", "linewidth": 1.2}
+LIMITS = {"ylim": (0, 1.06)}
+Row = tuple[Cell, ...]
 
 
-def write(
-    book: MarkdownReport,
-    folder: RunFolder,
-    history: History | None,
-    ends: tuple[str, str],
-    swept: Mapping[str, Trajectory],
-    held_out: float | None,
-    failures: Sequence[Failure] = (),
-    places: bool = False,
-) -> None:
-    """One network. held_out: share of the images. failures: images that training could not read."""
-    run = Trajectory.from_run(folder)
-    alarms, last = find_alarms(run), run.checkpoints[-1]
-    sizes = ", ".join(f"{run.class_name(c)} {state.total}" for c, state in sorted(last.classes.items()))
-    share = f" held out ({held_out:.0%} of each class)" if held_out is not None else ""
-    book.text(
-        f"{sum(s.total for s in last.classes.values())} pictures{share}: {sizes}. {len(run)} checkpoints, "
-        f"{len(figures.methods([run]))} methods. A C-Score of 1 means that the maps of all correctly "
-        "classified pictures of a class are the same, 0 that no two of them overlap."
-    )
-    if failures:
-        examples = "; ".join(f"{one.id}: {one.reason}" for one in failures[:3])
-        book.text(f"{len(failures)} pictures could not be read for training ({examples}).")
-    book.heading("What to use")
-    book.text(results.recommend(run, alarms))
-    book.heading("Alarms")
-    if alarms:
-        book.table(results.ALARMS.fill((alarm,) for alarm in alarms))
-    else:
-        book.text("No mechanism of failure was found at any checkpoint.")
-    book.heading("The classifier")
-    book.table(results.classifier_table(run))
-    auc, phase_end = [(int(figures.place(run, c)), c.auc) for c in run], None
-    epochs = history.epochs if history is not None else ()
-    flags = {e.epoch: flag_of(e, run) for e in epochs}
-    flagged = [epoch for epoch, flag in flags.items() if flag]
-    if history is not None:
-        listed = "; ".join(f"epoch {epoch}: {flags[epoch]}" for epoch in flagged)
-        book.text(
-            f"{len(flagged)} of {len(history)} epochs are flagged ({listed})." if flagged else
-            f"None of {len(history)} epochs has an AUC below 0.5, or fewer right answers than guessing."
-        )  # fmt: skip
-        book.table(results.TRAINING.fill((e, flags[e.epoch]) for e in epochs))
-        auc = [(epoch.epoch, epoch.auc) for epoch in epochs]
-        phase_end = figures.place(run, figures.named(run, ends[0]))
-    book.heading("Consistency")
-    logged = any(epoch.gradients for epoch in epochs)
-    norms = [(e.epoch, e.gradients) for e in epochs] if logged else []
-    with figures.trajectories(run, alarms, auc, phase_end, norms) as figure:
-        under = " Below: the norm of each layer's gradients and, thick, of all." if logged else ""
-        caption = f"C-Score over training beside AUC; red numbers are alarms.{under}"
-        book.figure(figure, "trajectories", caption)
-    book.table(results.overall_table(run, ends))
-    book.table(results.classes_table(run))
-    book.table(results.gap_table(run))
-    book.table(results.class_table(run, ends))
-    with figures.ends(run, list(dict.fromkeys(ends))) as figure:
-        book.figure(figure, "ends", f"C-Score by method and class at {ends[0]} and {ends[1]}.")
-    if ends[0] != ends[1]:
-        with figures.net_change(run, ends) as figure:
-            book.figure(figure, "net-change", f"What changed from {ends[0]} to {ends[1]}.")
-    with figures.by_class(run, phase_end) as figure:
-        book.figure(figure, "by-class", "C-Score of each class with its 95 % interval.")
-    if places:
-        book.heading("Consistent and correct?")
-        book.table(results.place_table(folder, run))
-    if history is not None and logged:
-        book.heading("Gradients")
+def write_network(
+    out: Path, network: Network, folder: RunFolder, swept: Mapping[str, Trajectory],
+    held_out: float | None, failures: Sequence[Failure] = (), places: bool = False,
+) -> MarkdownReport:  # fmt: skip
+    """Write the page of one network.
+
+    Args:
+        swept: runs at other layers, by layer.
+        held_out: share of the images that was not trained on.
+        failures: images that training could not read.
+        places: whether the images have boxes or masks.
+    """
+    run, ends, epochs, alarms = network.run, network.ends, network.epochs, network.alarms
+    methods, flagged = methods_of([run]), [epoch for epoch, flag in network.flags.items() if flag]
+    norms = [(e.epoch, e.gradients) for e in epochs] if any(e.gradients for e in epochs) else []
+    tables = [
+        alarm_table(alarms), classifier_table(run), overall_table(network), classes_table(run),
+        gap_table(run), class_table(network),
+    ]  # fmt: skip
+    auc, marks, warnings = [(position(run, c), c.auc) for c in run], list[float](), list[str]()
+    if network.history is not None:
+        tables.append(training_table(network))
+        auc, marks = [(e.epoch, e.auc) for e in epochs], [position(run, network.end_states[0])]
+    if norms:
+        tables.append(gradient_table(network))
         raised = [a.epoch for a in alarms if a.epoch is not None]
         jumps, every = gradient_jumps(epochs), [e.epoch for e in epochs]
         both = ((raised, "an alarm"), (flagged, "a flag"))
-        warnings = (early_warning(every, jumps, at, what).sentence for at, what in both)
-        book.text(f"Do the gradients warn early? {' '.join(warnings)}")
-        book.table(results.gradient_table(history))
+        warnings = [early_warning(every, jumps, at, what).sentence for at, what in both]
+    scores = {f"{c.name}, AUC {c.auc:.3f}": score_grid(run, c) for c in network.end_states}
+    drawn = {
+        "trajectories": trajectory_figure(run, alarms, auc, marks, norms),
+        "ends": figures.heatmaps(scores, methods, "C-Score"),
+        "by-class": class_figure(run, marks),
+    }
+    if ends[0] != ends[1]:
+        (before, columns), (after, _) = scores.values()
+        changes = dict(zip(columns, (after - before).T, strict=True))
+        label = f"change of the C-Score from {ends[0]} to {ends[1]}"
+        drawn["net-change"] = figures.bars(changes, methods, label)
+    if places:
+        tables.append(place_table(folder, run))
     if swept:
-        book.heading("How deep to look")
-        book.table(results.depth_table(swept))
-        with figures.depths(swept) as figure:
-            book.figure(figure, "depth", "C-Score of every CAM from early to late layers.")
+        tables.append(TABLES.fill("depth", depth_rows(swept)))
+        drawn["depth"] = depth_figure(swept)
+    book = MarkdownReport(out)
+    book.write(
+        "studies/cscore/network.md", tables, drawn, network=network, methods=methods, held_out=held_out,
+        classes={run.class_name(c): state.total for c, state in sorted(network.last.classes.items())},
+        failures=failures, recommendation=recommend(run, alarms), flagged=flagged, warnings=warnings,
+        places=places, swept=swept,
+    )  # fmt: skip
+    return book
 
 
-def write_networks(book: MarkdownReport, networks: Sequence[Network], pages: Mapping[str, str]) -> None:
-    """Several networks. pages: where a network's own page is, relative to this one."""
-    names = ", ".join(f"[{n.name}]({pages[n.name]})" if n.name in pages else n.name for n in networks)
-    size = sum(state.total for state in networks[0].last.classes.values())
-    same = len({one.pictures for one in networks}) == 1
-    scored = f"on the same {size} pictures" if same else "on different pictures (take care)"
-    book.text(f"{len(networks)} networks, {scored}: {names}.")
-    book.heading("Which network")
-    book.text(results.recommendation(networks))
-    book.table(results.network_table(networks))
-    book.heading("By method")
-    book.table(results.method_table(networks))
-    with figures.network_changes({one.name: one.changes for one in networks}) as figure:
-        book.figure(figure, "net-change", "What the second phase changed, by network and method.")
-    runs = {one.name: one.run for one in networks}
-    with figures.network_ends(runs, {one.name: one.ends for one in networks}) as figure:
-        book.figure(figure, "ends", "C-Score over all classes at the end of each phase.")
-    with figures.network_trajectories(runs) as figure:
-        book.figure(figure, "trajectories", "C-Score over training: over all classes, then class by class.")
-    book.heading("AUC")
-    if len(networks) > 1:
-        book.table(results.auc_table(networks))
-    if all(one.history for one in networks):
-        book.table(results.epoch_table(networks))
+def write_networks(out: Path, networks: Sequence[Network], pages: Mapping[str, str]) -> MarkdownReport:
+    """Write the page of several networks. pages: where a network's own page is, relative to this one."""
+    methods, names = methods_of(network.run for network in networks), [network.name for network in networks]
+    changes = {n.name: [n.changes.get(m, math.nan) for m in methods] for n in networks}
+    panels = {}
+    for side, title in enumerate(("end of the first phase", "end of the second phase")):
+        states = [network.end_states[side] for network in networks]
+        panels[title] = np.array([[score_value(c, m) for c in states] for m in methods]), names
+    drawn = {
+        "net-change": figures.bars(changes, methods, "change of the C-Score over the second phase"),
+        "ends": figures.heatmaps(panels, methods, "C-Score"),
+        "trajectories": networks_figure({network.name: network.run for network in networks}),
+    }
+    tables = [
+        TABLES.fill("networks", [network_row(network, networks) for network in networks]),
+        method_table(networks), auc_table(networks) if len(networks) > 1 else None,
+        epoch_table(networks) if all(network.history for network in networks) else None,
+    ]  # fmt: skip
+    book = MarkdownReport(out)
+    book.write(
+        "studies/cscore/networks.md", tables, drawn, networks=networks, pages=pages,
+        same=len({network.images for network in networks}) == 1, recommendation=recommendation(networks),
+        size=sum(state.total for state in networks[0].last.classes.values()),
+    )  # fmt: skip
+    return book
 
 
 def write_comparison(
-    book: MarkdownReport,
-    pair: Trajectory,
-    moves: Sequence[Move],
-    fell: Sequence[str],
+    out: Path, weights: str, pair: Trajectory, moves: Sequence[Move], fell: Sequence[str],
     alarms: Sequence[Alarm],
-) -> None:
-    """New weights against a reference. fell: the scores that fell, a sentence each."""
+) -> MarkdownReport:  # fmt: skip
+    """Write the page of new weights against a reference. fell: the scores that fell, a sentence each."""
+    rows = []
+    for c in pair:
+        sizes = (f"{pair.class_name(k)} {s.gold} of {s.total}" for k, s in sorted(c.classes.items()))
+        rows.append((c.name, c.auc, c.accuracy, ", ".join(sizes)))
+    scores = [
+        (
+            move.method, "all" if move.label is None else pair.class_name(move.label), as_value(move.old),
+            as_value(move.new), f"{move.new.value - move.old.value:+.3f}", "fell" if move.fell else "",
+        )
+        for move in moves
+    ]  # fmt: skip
+    tables = TABLES.fill("compared-classifier", rows), TABLES.fill("scores", scores), alarm_table(alarms)
     before, after = pair
-    auc = f"AUC {before.auc:.3f} before, {after.auc:.3f} now."
-    worse = f"{len(fell)} scores fell and {len(alarms)} alarms are raised. {auc} {'; '.join(fell)}"
-    none = f"No score fell by more than its intervals allow, and no alarm is raised. {auc}"
-    book.text(worse if fell or alarms else none)
-    book.table(results.WEIGHTS.fill((pair, checkpoint) for checkpoint in pair))
-    names = ("all" if m.label is None else pair.class_name(m.label) for m in moves)
-    book.table(results.SCORES.fill(zip(moves, names, strict=True)))
-    if alarms:
-        book.table(results.ALARMS.fill((alarm,) for alarm in alarms))
+    book = MarkdownReport(out)
+    book.write(
+        "studies/cscore/comparison.md", tables, weights=weights, before=before, after=after, fell=fell,
+        alarms=alarms,
+    )  # fmt: skip
+    return book
+
+
+def as_value(score: PerClass) -> Value:
+    return Value(score.value, score.interval, score.n)
+
+
+def average(values: Iterable[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan
+
+
+def alarm_table(alarms: Sequence[Alarm]) -> Table | None:
+    if not alarms:
+        return None
+    rows = (
+        (a.checkpoint, f"{a.mechanism} {a.name}", a.where, a.severity, a.sentence, a.auc_tells_at or "never")
+        for a in alarms
+    )
+    return TABLES.fill("alarms", rows, thresholds=Thresholds())
+
+
+def classifier_table(run: Trajectory) -> Table:
+    """Every checkpoint, its AUC compared with the best one image by image."""
+    best, labels = best_auc(run), labels_of([run])
+    rows: list[Row] = []
+    for c in run:
+        apart = auc_difference(c, best)
+        tested = (None, None) if c is best else (apart.value, apart.p)
+        sizes = (f"{c.classes[k].gold} of {c.classes[k].total}" for k in labels)
+        rows.append((c.name, c.auc, *tested, c.accuracy, *sizes))
+    return TABLES.fill("classifier", rows, best=best.name, classes=[run.class_name(c) for c in labels])
+
+
+def training_table(network: Network) -> Table:
+    rows = (
+        (e.epoch, e.phase, e.loss, e.accuracy, e.auc, e.lr, e.seconds, network.flags[e.epoch])
+        for e in network.epochs
+    )
+    return TABLES.fill("training", rows)
+
+
+def _checkpoints(run: Trajectory) -> list[str]:
+    return [checkpoint.name for checkpoint in run]
+
+
+def overall_table(network: Network) -> Table:
+    """The score over all classes, its change over the second phase, and the average over methods."""
+    run, (first, last) = network.run, network.ends
+    rows: list[Row] = [
+        (m, *(score_value(c, m) for c in run), change) for m, change in network.changes.items()
+    ]
+    averages = (average(number(row[j]) for row in rows) for j in range(1, len(run) + 2))
+    return TABLES.fill(
+        "overall", rows, [("average", *averages)], first=first, last=last, checkpoints=_checkpoints(run)
+    )
+
+
+def classes_table(run: Trajectory) -> Table:
+    """The score of each class at every checkpoint."""
+
+    def cell(c: CheckpointState, method: str, label: int) -> Cell:
+        score = score_of(c, method, label)
+        return None if score is None else Value(score_value(c, method, label), score.interval, score.n)
+
+    rows = [
+        (run.class_name(label), m, *(cell(c, m, label) for c in run))
+        for label in labels_of([run]) for m in methods_of([run])
+    ]  # fmt: skip
+    return TABLES.fill("classes", rows, checkpoints=_checkpoints(run))
+
+
+def gap_table(run: Trajectory) -> Table:
+    """How far the best class is above the worst."""
+    rows = [
+        (m, *(class_gap(c.methods[m]) if m in c.methods else math.nan for c in run))
+        for m in methods_of([run])
+    ]
+    return TABLES.fill("gaps", rows, checkpoints=_checkpoints(run))
+
+
+def class_table(network: Network) -> Table:
+    run, rows = network.run, []
+    for method in methods_of([run]):
+        for label in sorted(network.last.classes):
+            old, new = (c.methods[method].classes[label] for c in network.end_states)
+            scores = as_value(old), old.n, as_value(new), new.n, new.value - old.value
+            rows.append((method, run.class_name(label), *scores))
+    return TABLES.fill("by-class", rows, first=network.ends[0], last=network.ends[1])
+
+
+def depth_rows(swept: Mapping[str, Trajectory]) -> Iterator[Row]:
+    for layer, run in swept.items():
+        for checkpoint in run:
+            for method, state in checkpoint.methods.items():
+                known = [(s.value, run.class_name(c)) for c, s in state.classes.items() if s.value == s.value]
+                worst = min(known, key=itemgetter(0), default=(None, ""))
+                score = state.overall
+                yield layer, checkpoint.name, method, as_value(score), *worst, score.degenerate
+
+
+def place_table(folder: RunFolder, run: Trajectory) -> Table:
+    """Consistency beside correctness, on the images of the gold lists of the last checkpoint."""
+    last = run.checkpoints[-1]
+    rows = folder.scores().sql(
+        "select s.method, s.label, s.metric, s.value from scores s join scores p on p.image = s.image and "
+        "p.checkpoint = s.checkpoint and p.model = s.model and p.metric = 'predicted' and p.value = s.label "
+        "where s.checkpoint = ? and s.image <> '' and s.metric in (?, ?, ?) order by s.image",
+        [last.name, *PLACES],
+    )
+    values: dict[tuple[str, int, str], list[float]] = {}
+    for row in rows:
+        values.setdefault((row["method"], row["label"], row["metric"]), []).append(row["value"])
+    body = (
+        (method, run.class_name(label), as_value(score),
+         *(mean_value(values.get((method, label, metric), [])) for metric in PLACES))
+        for method, state in last.methods.items() for label, score in state.classes.items()
+    )  # fmt: skip
+    return TABLES.fill("places", body, checkpoint=last.name)
+
+
+def gradient_table(network: Network) -> Table:
+    """The norm over all layers at every epoch, where it jumps, and which layers grew most."""
+    jumps = gradient_jumps(network.epochs)
+    grew = {
+        now.epoch: grown_layers(before.gradients, now.gradients)
+        for before, now in pairwise(network.epochs) if before.phase == now.phase
+    }  # fmt: skip
+    rows = (
+        (e.epoch, e.phase, whole_norm(e.gradients),
+         max((n.highest for n in e.gradients.values()), default=math.nan),
+         "jump" if e.epoch in jumps else "", ", ".join(grew.get(e.epoch, [])))
+        for e in network.epochs
+    )  # fmt: skip
+    return TABLES.fill("gradients", rows)
+
+
+def network_row(network: Network, networks: Sequence[Network]) -> Row:
+    stand, last = standing(network, networks), network.last
+    gaps = [gap for state in last.methods.values() if not math.isnan(gap := class_gap(state))]
+    return (
+        network.name, stand.answer, stand.why, last.auc, last.accuracy,
+        average(state.overall.value for state in last.methods.values()), average(network.changes.values()),
+        max(gaps, default=math.nan), len(network.alarms),
+        sum(a.severity == "critical" for a in network.alarms),
+        sum(map(bool, network.flags.values())) if network.history else None,
+    )  # fmt: skip
+
+
+def method_table(networks: Sequence[Network]) -> Table:
+    rows: list[Row] = []
+    for network in networks:
+        for method, state in network.last.methods.items():
+            label, lowest = next(iter(compared_classes(state).items()), (0, None))
+            worst = (as_value(lowest), network.run.class_name(label)) if lowest else (None, "")
+            alarms = [a for a in network.alarms if a.method in (method, None)]
+            raised = ", ".join(f"{a.mechanism} at {a.checkpoint}" for a in alarms)
+            change = network.changes.get(method, math.nan)
+            rows.append(
+                (network.name, method, as_value(state.overall), change, *worst, class_gap(state), raised)
+            )
+    return TABLES.fill("methods", rows)
+
+
+def auc_table(networks: Sequence[Network]) -> Table:
+    pairs = [(a, b, difference(a, b)) for a, b in combinations(networks, 2)]
+    corrected = holm({k: apart.p for k, (*_, apart) in enumerate(pairs) if not math.isnan(apart.p)})
+    rows = (
+        (a.name, b.name, a.last.auc, b.last.auc, apart.value, *apart.interval, corrected.get(k),
+         "yes" if apart.paired else "no")
+        for k, (a, b, apart) in enumerate(pairs)
+    )  # fmt: skip
+    return TABLES.fill("auc", rows)
+
+
+def epoch_table(networks: Sequence[Network]) -> Table:
+    """AUC and accuracy of every network at every epoch, with flags."""
+    histories = [(network, {e.epoch: e for e in network.epochs}) for network in networks if network.history]
+    rows = []
+    for epoch in sorted({epoch for _, history in histories for epoch in history}):
+        row: list[Cell] = [epoch, next(h[epoch].phase for _, h in histories if epoch in h)]
+        for network, history in histories:
+            e = history.get(epoch)
+            row += (None, None, "") if e is None else (e.auc, e.accuracy, network.flags[epoch])
+        rows.append(row)
+    return TABLES.fill("epochs", rows, networks=[network.name for network, _ in histories])
+
+
+def position(run: Trajectory, checkpoint: CheckpointState) -> float:
+    """A checkpoint on the axis of a figure: its epoch, or its number if epochs are unknown."""
+    if all(c.epoch is not None for c in run):
+        return float(checkpoint.epoch or 0)
+    return float(run.checkpoints.index(checkpoint) + 1)
+
+
+def score_grid(run: Trajectory, checkpoint: CheckpointState) -> tuple[np.ndarray, list[str]]:
+    """Methods x (all, each class), NaN if there is no score, and the names of the columns."""
+    labels = sorted(checkpoint.classes)
+    methods = methods_of([run])
+    table = np.array([[score_value(checkpoint, m, c) for c in (None, *labels)] for m in methods])
+    return table, ["all", *(run.class_name(label) for label in labels)]
+
+
+def curves(
+    run: Trajectory, methods: Sequence[str], label: int | None = None, bands: bool = False
+) -> list[Line]:
+    """The C-Score of each method over training. bands: with 95 % intervals."""
+    x, lines = [position(run, c) for c in run], []
+    for k, method in enumerate(methods):
+        scores = [score_of(c, method, label) for c in run]
+        low, high = ([math.nan if s is None else s.interval[i] for s in scores] for i in (0, 1))
+        y = [score_value(c, method, label) for c in run]
+        lines.append(Line(x, y, method, line_style(k), (low, high) if bands else None))
+    return lines
+
+
+def x_label(run: Trajectory) -> str:
+    return "epoch" if all(c.epoch is not None for c in run) else "checkpoint"
+
+
+def trajectory_figure(
+    run: Trajectory, alarms: Sequence[Alarm], auc: Sequence[tuple[float, float]],
+    marks: Sequence[float] = (), norms: Sequence[tuple[int, Norms]] = (),
+) -> Any:  # fmt: skip
+    """The C-Score of every method and AUC by epoch, with the numbers of alarms.
+
+    norms: gradient norms by epoch and layer, drawn below.
+    """
+    notes = []
+    for (name, method), mechanism in {(a.checkpoint, a.method): a.mechanism for a in alarms}.items():
+        checkpoint = named(run, name)
+        y = score_value(checkpoint, str(method)) if method in checkpoint.methods else checkpoint.auc
+        if not math.isnan(y):
+            notes.append((position(run, checkpoint), y, str(mechanism)))
+    x, y_auc = zip(*auc, strict=True)
+    lines = [Line(x, y_auc, "AUC", AUC), *curves(run, methods_of([run]))]
+    labels = {"ylabel": "C-Score, all classes", "xlabel": "" if norms else x_label(run)}
+    grid = [[Panel(lines, LIMITS | labels, marks, notes)]]
+    if norms:
+        grid.append([gradient_panel(norms, marks)])
+    ratios = {"sharex": True, "height_ratios": [3, 2][: len(grid)]}
+    return figures.lines(grid, 7.2, 3.8 + 2.2 * bool(norms), "right center", **ratios)
+
+
+def gradient_panel(norms: Sequence[tuple[int, Norms]], marks: Sequence[float]) -> Panel:
+    """Every layer as a thin line, all layers together as a thick one."""
+    layers = list(dict.fromkeys(layer for _, of in norms for layer in of))
+    thin, lines = {"color": "#999999", "linewidth": 0.6, "alpha": 0.6}, []
+    for layer in layers:
+        x, y = zip(*((epoch, of[layer].mean) for epoch, of in norms if layer in of), strict=True)
+        lines.append(Line(x, y, f"each of {len(layers)} layers", thin))
+    thick = {"color": "black", "linewidth": 1.6, "marker": "o", "markersize": 3}
+    lines.append(Line([e for e, _ in norms], [whole_norm(of) for _, of in norms], "all layers", thick))
+    return Panel(lines, {"yscale": "log", "xlabel": "epoch", "ylabel": "gradient norm"}, marks)
+
+
+def depth_figure(swept: Mapping[str, Trajectory]) -> Any:
+    """C-Score of every CAM at every depth, a panel for each checkpoint."""
+    names, methods = (
+        list(dict.fromkeys(c.name for run in swept.values() for c in run)),
+        methods_of(swept.values()),
+    )
+    x, panels = range(len(swept)), []
+    for name in names:
+        states = [named(run, name) for run in swept.values()]
+        lines = [
+            Line(x, [score_value(c, m) for c in states], m, line_style(k)) for k, m in enumerate(methods)
+        ]
+        ticks = {"xticks": x, "xticklabels": list(swept), "title": name}
+        panels.append(Panel(lines, LIMITS | ticks | {"ylabel": "C-Score, all classes"}))
+    return figures.lines([panels], 3.2 * len(names) + 1.6, 3.4, sharey=True)
+
+
+def class_figure(run: Trajectory, marks: Sequence[float]) -> Any:
+    """A panel for each class, every method with its 95 % interval."""
+    labels = labels_of([run])
+    panels = [
+        Panel(
+            curves(run, methods_of([run]), label, bands=True),
+            LIMITS | {"title": run.class_name(label), "xlabel": x_label(run), "ylabel": "C-Score"}, marks,
+        )
+        for label in labels
+    ]  # fmt: skip
+    return figures.lines([panels], 3.4 * len(labels) + 1.4, 3.2, "right center", sharex=True, sharey=True)
+
+
+def networks_figure(runs: Mapping[str, Trajectory]) -> Any:
+    """A column for each network; over all classes, then class by class."""
+    methods, first = methods_of(runs.values()), next(iter(runs.values()))
+    labels = [None, *labels_of(runs.values())]
+
+    def panel(label: int | None, name: str, run: Trajectory) -> Panel:
+        lines, axes = curves(run, methods, label), {"ylim": (0, 1.06)}
+        if label is None:
+            lines.insert(0, Line([position(run, c) for c in run], [c.auc for c in run], "AUC", AUC))
+        title = {"title": name} if label is None else {}
+        below = {"xlabel": x_label(run)} if label == labels[-1] else {}
+        of = "all classes" if label is None else first.class_name(label)
+        return Panel(lines, {**axes, **title, **below, **({"ylabel": of} if run is first else {})})
+
+    grid = [[panel(label, name, run) for name, run in runs.items()] for label in labels]
+    size = 2.8 * len(runs) + 1.4, 2.1 * len(labels) + 0.4
+    return figures.lines(grid, *size, sharey=True, sharex="col")

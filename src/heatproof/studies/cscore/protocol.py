@@ -30,19 +30,26 @@ from heatproof.images.files import picture_reader
 from heatproof.images.source import Sample, file_source
 from heatproof.metrics.gold import FIRST, ListRule
 from heatproof.models import Model, load_model
-from heatproof.models.default_layers import default_layer
-from heatproof.models.layers import known_scales, searched_scales
+from heatproof.models.layers import default_layer, known_scales, searched_scales
 from heatproof.models.load import best_device
-from heatproof.report.markdown_report import MarkdownReport
+from heatproof.models.names import placed_spec
 from heatproof.run.config import study_from
 from heatproof.run.engine import Result
 from heatproof.run.progress import Progress
 from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import find_checkpoints, seeded_builder
 from heatproof.store import RunFolder
-from heatproof.studies import common
+from heatproof.studies.common import (
+    Outcome,
+    named_run,
+    need_one_class,
+    run_config,
+    some,
+    study_file,
+    write_rows,
+)
 from heatproof.studies.cscore import page
-from heatproof.studies.cscore.results import moves, phase_ends, read_network
+from heatproof.studies.cscore.results import Network, moves, phase_ends, read_network
 from heatproof.studies.cscore.settings import CscoreSettings
 from heatproof.train import TrainProgress, read_data, stratified_split, two_phase
 from heatproof.train.recipe import History
@@ -58,29 +65,23 @@ ProgressCallback = Callable[[TrainProgress], object]
 
 
 @dataclass(frozen=True)
-class CscoreOutcome:
+class CscoreOutcome(Outcome):
     """Results of a study of one network."""
 
-    page: Path
-    book: MarkdownReport
     run: Result
 
 
 @dataclass(frozen=True)
-class NetworksOutcome:
+class NetworksOutcome(Outcome):
     """Results of a study of several networks."""
 
-    page: Path
-    book: MarkdownReport
     broken: list[dict[str, str]]  # images that could not be used, of all networks
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Outcome):
     """Results of new weights against a reference."""
 
-    page: Path
-    book: MarkdownReport
     fell: tuple[str, ...]  # one sentence each
     alarms: tuple[Alarm, ...]
 
@@ -95,7 +96,7 @@ def cscore_study(
     """Run or resume the whole protocol; OUT/summary.md is its page."""
     source, root = check(settings)
     untrained = build(settings, len(source.classes))
-    common.need_one_class(untrained, "a C-Score study")
+    need_one_class(untrained, "a C-Score study")
     history: History | None = None
     failures: list[Failure] = []
     weights = [str(Path(file).expanduser().absolute()) for file in settings.checkpoints]
@@ -115,15 +116,13 @@ def cscore_study(
     places = source.boxed or bool(source.parts)
     layer, more = settings.layer or paper_layer(untrained), ("localise",) if places else ()
     config = config_of(settings, images, weights, settings.methods, layer, more)
-    result = common.named_run(settings.out, "run", config, progress)
-    ends = phase_ends(Trajectory.from_run(result.folder), history)
-    swept = sweep_depths(settings, images, ends, progress) if settings.sweep else {}
-    book = MarkdownReport(
-        settings.out, f"C-Score of {settings.model} over training" if history else "C-Score"
-    )
+    result = named_run(settings.out, "run", config, progress)
+    run = Trajectory.from_run(result.folder)
+    network = Network(settings.model, run, phase_ends(run, history), history)
+    swept = sweep_depths(settings, images, network.ends, progress) if settings.sweep else {}
     share = settings.held_out if history else None
-    page.write(book, result.folder, history, ends, swept, share, failures, places)
-    return CscoreOutcome(book.write(), book, result)
+    book = page.write_network(settings.out, network, result.folder, swept, share, failures, places)
+    return CscoreOutcome(book, result)
 
 
 def networks_study(
@@ -142,23 +141,21 @@ def networks_study(
         replace(settings, model=spec, networks=(), beside=(), out=settings.out / folder_name(spec))
         for spec in settings.networks
     ]
-    for one in own:  # invalid settings are refused before the first is trained
-        build(one, len(check(one)[0].classes))
+    for study in own:  # invalid settings are refused before the first is trained
+        build(study, len(check(study)[0].classes))
     broken: list[dict[str, str]] = []
     networks, pages = [], {}
-    for one in own:
-        outcome = cscore_study(one, progress, training(one.model) if training else None)
+    for study in own:
+        outcome = cscore_study(study, progress, training(study.model) if training else None)
         broken += outcome.run.broken
-        networks.append(read_network(one.out, one.model))
-        pages[one.model] = f"{one.out.name}/{outcome.page.name}"
+        networks.append(read_network(study.out, study.model))
+        pages[study.model] = f"{study.out.name}/{outcome.page.name}"
     networks += finished
-    names = [one.name for one in networks]
+    names = [network.name for network in networks]
     for k, name in enumerate(names):
         if names.count(name) > 1:
             networks[k] = replace(networks[k], name=f"{name} ({k + 1})")
-    book = MarkdownReport(settings.out, "C-Score of several networks")
-    page.write_networks(book, networks, pages)
-    return NetworksOutcome(book.write(), book, broken)
+    return NetworksOutcome(page.write_networks(settings.out, networks, pages), broken)
 
 
 def compare(
@@ -189,21 +186,20 @@ def compare(
         raise InputError(
             f"the pictures are not those of {reference}; name their folder with --images, unchanged"
         )
-    run = Trajectory.from_run(common.named_run(out, "run", config, progress).folder)
+    run = Trajectory.from_run(named_run(out, "run", config, progress).folder)
     before, after = replace(known[-1], epoch=None), run.checkpoints[-1]
     after = replace(after, name=f"{after.name} (new)", epoch=None)
     pair = Trajectory((before, after), run.class_names)
     alarms = tuple(a for a in find_alarms(pair) if a.checkpoint == after.name)
     moved = list(moves(before, after))
     fell = tuple(
-        f"{one.method}, {'all classes' if one.label is None else pair.class_name(one.label)}: "
-        f"C-Score {one.old.value:.3f} to {one.new.value:.3f}"
-        for one in moved
-        if one.fell
+        f"{move.method}, {'all classes' if move.label is None else pair.class_name(move.label)}: "
+        f"C-Score {move.old.value:.3f} to {move.new.value:.3f}"
+        for move in moved
+        if move.fell
     )
-    book = MarkdownReport(out, f"{weights.name} beside {before.name} of the reference")
-    page.write_comparison(book, pair, moved, fell, alarms)
-    return Comparison(book.write(), book, fell, alarms)
+    book = page.write_comparison(out, weights.name, pair, moved, fell, alarms)
+    return Comparison(book, fell, alarms)
 
 
 def folder_name(spec: str) -> str:
@@ -225,7 +221,7 @@ def write_list(path: Path, samples: Sequence[Sample], classes: Sequence[str], ro
         rows += [[*own, *box, *(sample.frame or ("", ""))] for box in sample.boxes]
         if not sample.boxes:
             rows.append([*own, *[""] * len(frame)])
-    common.write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
+    write_rows(path, ["path", "label", *(f"mask_{part}" for part in parts), *frame], rows)
 
 
 def check(settings: CscoreSettings) -> tuple[Source, Path]:
@@ -282,7 +278,7 @@ def train(
         model, data, valid, settings.out / "training", settings.seed,
         sorted({e for e in settings.keep if e <= last} | {last}), callback,
         first_depth=settings.first_phase, batch_size=settings.train_batch,
-        class_weights="balanced" if settings.class_weights else None, **common.some(settings, *TRAINING),
+        class_weights="balanced" if settings.class_weights else None, **some(settings, *TRAINING),
     )  # fmt: skip
     return history, failed
 
@@ -313,15 +309,15 @@ def config_of(
 ) -> dict[str, Any]:
     """The configuration of a run over the images that are scored. more: metrics."""
     model = {
-        "spec": common.local_spec(settings.model), "num_classes": len(images["options"]["class_names"]),
+        "spec": placed_spec(settings.model, Path.cwd()), "num_classes": len(images["options"]["class_names"]),
         "checkpoints": list(weights), "layer": layer, "name": settings.model, "head": settings.head,
         "options": dict(settings.options),
     }  # fmt: skip
     rule = ListRule(settings.tau, settings.weights, settings.anchor)  # type: ignore[arg-type]
     if rule.anchor == LAST:
-        plain = study_from(common.run_config(settings, methods, METRICS, model, images))
+        plain = study_from(run_config(settings, methods, METRICS, model, images))
         rule = replace(rule, anchor=find_checkpoints(plain, settings.out)[-1].name)
-    return common.run_config(settings, methods, (*METRICS, rule.text, *more), model, images)
+    return run_config(settings, methods, (*METRICS, rule.text, *more), model, images)
 
 
 def sweep_depths(
@@ -333,7 +329,7 @@ def sweep_depths(
     if not cams:
         return {}
     own = replace(settings, anchor=settings.anchor if settings.anchor in (None, FIRST, LAST) else None)
-    opened = open_study(common.study_file(settings.out))
+    opened = open_study(study_file(settings.out))
     files = [str(c.file) for c in opened.checkpoints if c.name in ends and c.file is not None]
     model = opened.model(ends[-1])
     main = settings.layer or paper_layer(model) or default_layer(model)
@@ -344,6 +340,6 @@ def sweep_depths(
     swept = {}
     for number, layer in enumerate(layers):
         config = config_of(own, images, files, cams, layer)
-        result = common.named_run(settings.out, f"depth-{number}", config, progress)
+        result = named_run(settings.out, f"depth-{number}", config, progress)
         swept[layer] = Trajectory.from_run(result.folder)
     return swept

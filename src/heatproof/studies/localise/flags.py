@@ -1,4 +1,4 @@
-"""Shortcut flags: what the thesis finds by eye in its case studies, found by rule; a flag proves nothing.
+"""Shortcut flags: rules for what the thesis finds by eye in its case studies; a flag proves nothing.
 
 hit but unfaithful        the map's maximum lies in the box, but showing its pixels first does not bring the
                           class back: the map sits on the object for another reason than the model's
@@ -19,9 +19,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from heatproof.metrics.localisation import budget_masks, mask_overlap
-from heatproof.report.tables import Table, TableSpec
 from heatproof.store import RunFolder
-from heatproof.studies.localise.results import Scored, budgets_of
+from heatproof.studies.localise.results import LocaliseResults, budgets_of
 from heatproof.studies.localise.settings import FlagThresholds
 from heatproof.types import Maps
 
@@ -44,7 +43,7 @@ KINDS = tuple(REASONS)
 
 
 class Flag(NamedTuple):
-    """One rule that one image broke; severity is how far, to show the worst first."""
+    """A rule that an image broke; severity is by how much."""
 
     kind: str
     image: str
@@ -53,15 +52,15 @@ class Flag(NamedTuple):
     why: str
 
 
-def find_flags(scored: Scored, folder: RunFolder, limits: FlagThresholds) -> list[Flag]:
+def find_flags(results: LocaliseResults, folder: RunFolder, limits: FlagThresholds) -> list[Flag]:
     """Every flag of a run, from its rows and its maps."""
-    store, methods = folder.maps(), scored.real_methods
-    ids = store.shared([(scored.checkpoint, method) for method in methods]) if len(methods) > 1 else []
+    store, methods = folder.maps(), results.real_methods
+    ids = store.shared([(results.checkpoint, method) for method in methods]) if len(methods) > 1 else []
     overlaps: dict[str, float] = {}
     for start in range(0, len(ids), 64):
-        maps = {m: store.read(scored.checkpoint, m, ids[start : start + 64]) for m in methods}
-        overlaps |= overlap_of_methods(maps, scored.budget)
-    return raise_flags(scored, overlaps, limits)
+        maps = {m: store.read(results.checkpoint, m, ids[start : start + 64]) for m in methods}
+        overlaps |= overlap_of_methods(maps, results.budget)
+    return raise_flags(results, overlaps, limits)
 
 
 def overlap_of_methods(maps: Mapping[str, Maps], budget: float) -> dict[str, float]:
@@ -69,24 +68,26 @@ def overlap_of_methods(maps: Mapping[str, Maps], budget: float) -> dict[str, flo
 
     Constant maps keep no pixel that means anything and are left out; NaN if fewer than two are left.
     """
-    kept = {method: budget_masks(one, budget).flatten(1) for method, one in maps.items()}
+    masks = {method: budget_masks(of, budget).flatten(1) for method, of in maps.items()}
     shares: dict[str, list[float]] = {}
     for a, b in combinations(maps, 2):
         usable = ~(maps[a].degenerate | maps[b].degenerate)
-        common = mask_overlap(kept[a], kept[b])
+        common = mask_overlap(masks[a], masks[b])
         for image, share, use in zip(maps[a].ids, common.tolist(), usable.tolist(), strict=True):
             shares.setdefault(image, []).extend([share] if use else [])
     return {image: sum(of) / len(of) if of else math.nan for image, of in shares.items()}
 
 
-def raise_flags(scored: Scored, overlaps: Mapping[str, float], limits: FlagThresholds) -> list[Flag]:
+def raise_flags(
+    results: LocaliseResults, overlaps: Mapping[str, float], limits: FlagThresholds
+) -> list[Flag]:
     """Every flag of a run, by kind, the worst first. Floors raise none: they do not look at the model."""
-    chance = scored.budget if limits.overlap is None else limits.overlap
+    chance = results.budget if limits.overlap is None else limits.overlap
     flags: list[Flag] = []
-    for image in scored.images:
-        flags += _confident_and_wrong(scored, image, limits)
-        for method in scored.real_methods:
-            flags += _of_method(scored, image, method, limits)
+    for image in results.images:
+        flags += _confident_and_wrong(results, image, limits)
+        for method in results.real_methods:
+            flags += _of_method(results, image, method, limits)
         overlap = overlaps.get(image, math.nan)
         if overlap <= chance:
             why = f"methods share {overlap:.0%} of their pixels"
@@ -94,62 +95,36 @@ def raise_flags(scored: Scored, overlaps: Mapping[str, float], limits: FlagThres
     return sorted(flags, key=lambda f: (KINDS.index(f.kind), -f.severity, f.image, f.method))
 
 
-def _confident_and_wrong(scored: Scored, image: str, limits: FlagThresholds) -> Iterator[Flag]:
-    guess, label = scored.predicted[image], scored.labels[image]
-    chance = scored.chances.get((image, guess), math.nan)
+def _confident_and_wrong(results: LocaliseResults, image: str, limits: FlagThresholds) -> Iterator[Flag]:
+    guess, label = results.predicted[image], results.labels[image]
+    chance = results.chances.get((image, guess), math.nan)
     if guess != label and chance > limits.confident:
-        own = scored.chances.get((image, label), math.nan)
-        why = f"{scored.class_name(guess)} with {chance:.0%}, true class {own:.0%}"
+        own = results.chances.get((image, label), math.nan)
+        why = f"{results.class_name(guess)} with {chance:.0%}, true class {own:.0%}"
         yield Flag(WRONG, image, "", chance, why)
 
 
-def _of_method(scored: Scored, image: str, method: str, limits: FlagThresholds) -> Iterator[Flag]:
-    insertion, inside = (scored.value(method, metric, image) for metric in ("insertion", "inside"))
-    if scored.value(method, "pointing", image) == 1 and insertion < limits.low_insertion:
+def _of_method(results: LocaliseResults, image: str, method: str, limits: FlagThresholds) -> Iterator[Flag]:
+    insertion, inside = (results.value(method, metric, image) for metric in ("insertion", "inside"))
+    if results.value(method, "pointing", image) == 1 and insertion < limits.low_insertion:
         why = f"pointing hit, insertion {insertion:.2f}"
         yield Flag(HIT, image, method, limits.low_insertion - insertion, why)
-    fits = min(1.0, box_share(scored, method, image) / scored.budget)
+    fits = min(1.0, box_share(results, method, image) / results.budget)
     if insertion >= limits.high_insertion and inside < limits.off_object * fits:
         why = f"insertion {insertion:.2f}, {inside:.0%} of the budget in the box where {fits:.0%} would fit"
         yield Flag(OFF, image, method, limits.off_object * fits - inside, why)
-    curve = scored.curve(method, "deletion", image)
+    curve = results.curve(method, "deletion", image)
     rise = max(curve) - curve[0]
     if rise >= limits.rise:
         yield Flag(RISING, image, method, rise, f"deletion rises from {curve[0]:.2f} to {max(curve):.2f}")
 
 
-def box_share(scored: Scored, method: str, image: str) -> float:
+def box_share(results: LocaliseResults, method: str, image: str) -> float:
     """The box's share of the crop, from the reachable mask IoU min(a, K) / max(a, K) at two budgets.
 
     If it rises with K, a lies above the smaller one. Boxes in the crop may cover other shares than in the
     whole image, which is what the filter looked at.
     """
-    budgets = budgets_of(scored.budget)[:2]
-    first, second = (scored.column(method, "reachable", k).get(image, math.nan) for k in budgets)
+    budgets = budgets_of(results.budget)[:2]
+    first, second = (results.column(method, "reachable", k).get(image, math.nan) for k in budgets)
     return budgets[0] / first if second > first else first * budgets[0]
-
-
-def count_table(flags: list[Flag], scored: Scored, limits: FlagThresholds) -> Table:
-    """How many images raise each flag, by method; the rule beside it."""
-    given = {**vars(limits), "overlap": scored.budget if limits.overlap is None else limits.overlap}
-    spec = TableSpec(
-        "flags", "Shortcut flags", ("Flag", "images", "by method", "rule and its reason"),
-        lambda kind, own: (
-            kind, f"{len({flag.image for flag in own})} of {len(scored.images)}",
-            ", ".join(f"{m}: {sum(flag.method == m for flag in own)}"
-                      for m in (scored.real_methods if kind in OF_A_METHOD else ())),
-            REASONS[kind].format(**given)),
-        marked=False,
-    )  # fmt: skip
-    return spec.fill((kind, [flag for flag in flags if flag.kind == kind]) for kind in KINDS)
-
-
-def flag_table(flags: list[Flag], scored: Scored) -> Table:
-    """Every flag with the image that raised it."""
-    return TableSpec(
-        "flagged_images", "Images that raised a flag",
-        ("Flag", "image", "true class", "predicted", "method", "what was seen"),
-        lambda f: (f.kind, f.image, scored.class_name(scored.labels[f.image]),
-                   scored.class_name(scored.predicted[f.image]), f.method, f.why),
-        marked=False,
-    ).fill((flag,) for flag in flags)  # fmt: skip

@@ -16,9 +16,11 @@ eye, image by image.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
@@ -31,29 +33,12 @@ from heatproof.studies.common import write_rows
 BACKWARDS_AT_MOST = 0.1  # of the boxes; beyond it the file's order of coordinates is another one
 BACKWARDS = "runs backwards"
 IMAGENET = "imagenet"
-Span = tuple[int, int]  # first and last class
-SUBTREES: dict[str, tuple[Span, ...]] = {
-    "fish": ((0, 6), (389, 397)),
-    "birds": ((7, 24), (80, 100), (127, 146)),
-    "amphibians and reptiles": ((25, 68),),
-    "mammals": ((101, 106), (147, 299), (330, 388)),
-    "dogs": ((151, 268),),
-    "insects, spiders and other invertebrates": ((69, 79), (107, 126), (300, 329)),
-    "people": ((981, 983),),
-    "plants and fungi": ((984, 998),),
-    "food": ((922, 969),),
-    "landscapes": ((970, 980),),
-    "artefacts": ((398, 921), (999, 999)),
-}
-LIVING = {
-    "living things": ((0, 397), (981, 998)),
-    "not living": ((398, 980), (999, 999)),
-}
+Span = Sequence[int]  # first and last class; two classes
+_DATA = json.loads(files("heatproof.studies.localise").joinpath("imagenet.json").read_text(encoding="utf-8"))
+SUBTREES: dict[str, list[Span]] = _DATA["subtrees"]
+LIVING: dict[str, list[Span]] = _DATA["living"]
+AMBIGUOUS: list[Span] = _DATA["ambiguous"]
 CLASSES = 1000
-AMBIGUOUS = (
-    (435, 876), (461, 524), (482, 848), (620, 681), (638, 639), (657, 744), (664, 782), (836, 837),
-    (987, 998),
-)  # fmt: skip
 
 
 class Aside(NamedTuple):
@@ -154,13 +139,13 @@ def _imagenet(path: Path) -> tuple[Path, list[Entry], dict[int, str]]:
         others = (f.relative_to(root).as_posix() for f in file_sources.walk(root) if is_picture(f))
         entries += [Entry(name, "") for name in sorted(others) if name not in listed]
         return root, entries, named
-    files = file_sources.by_stem(root)
+    by_stem = file_sources.by_stem(root)
     annotations = sorted(file for file in file_sources.walk(path) if file.suffix.lower() == ".xml")
     if not annotations:
         raise InputError(f"{path} has neither boxes.csv nor XML box files; localisation needs boxes")
-    entries = [_xml(file, files, root) for file in annotations]
+    entries = [_xml(file, by_stem, root) for file in annotations]
     boxed = {Path(entry.image).stem for entry in entries}
-    entries += [Entry(f.relative_to(root).as_posix(), "") for stem, f in files.items() if stem not in boxed]
+    entries += [Entry(f.relative_to(root).as_posix(), "") for stem, f in by_stem.items() if stem not in boxed]
     return root, entries, {}
 
 
@@ -188,11 +173,11 @@ def _rows(path: Path, file_column: str, label_column: str) -> tuple[list[Entry],
     return list(entries.values()), named
 
 
-def _xml(file: Path, files: dict[str, Path], root: Path) -> Entry:
-    image = files.get(file.stem, root / f"{file.stem}.JPEG").relative_to(root).as_posix()
+def _xml(file: Path, by_stem: dict[str, Path], root: Path) -> Entry:
+    image = by_stem.get(file.stem, root / f"{file.stem}.JPEG").relative_to(root).as_posix()
     try:
         frame, objects = file_sources.read_xml(file, 0)
-        label = file_sources.label_of(file, objects, files)
+        label = file_sources.label_of(file, objects, by_stem)
     except InputError as error:
         return Entry(image, "", wrong=str(error))
     others = sorted({name for name, _ in objects} - {label})
@@ -231,8 +216,8 @@ def _refuse_other_order(entries: Sequence[Entry]) -> None:
 
 def reasons(aside: Sequence[Aside]) -> list[tuple[str, int, str]]:
     """Each reason with how many images it set aside and the first of them, the commonest first."""
-    first = {one.reason: one.image for one in reversed(aside)}
-    return [(reason, n, first[reason]) for reason, n in Counter(one.reason for one in aside).most_common()]
+    first = {of.reason: of.image for of in reversed(aside)}
+    return [(reason, n, first[reason]) for reason, n in Counter(of.reason for of in aside).most_common()]
 
 
 def class_groups(given: str, classes: Sequence[str]) -> dict[str, set[int]]:
@@ -277,8 +262,8 @@ def excluded(given: str, classes: Sequence[str]) -> tuple[dict[int, str], set[st
         if len(classes) != CLASSES:
             raise InputError(f"the ambiguous labels are ImageNet's; this network has {len(classes)} classes")
         return {
-            one: f"its label is ambiguous: {classes[one]} ({one}) against {classes[other]} ({other})"
-            for pair in AMBIGUOUS for one, other in (pair, pair[::-1])
+            label: f"its label is ambiguous: {classes[label]} ({label}) against {classes[other]} ({other})"
+            for pair in AMBIGUOUS for label, other in (pair, pair[::-1])
         }, set()  # fmt: skip
     path = Path(given)
     try:

@@ -37,17 +37,16 @@ from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
 from heatproof.studies.common import some
 from heatproof.studies.localise.flags import KINDS, OFF, Flag
-from heatproof.studies.localise.results import METRICS, Scored
+from heatproof.studies.localise.results import METRICS, LocaliseResults
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, per_map, upsample
-from heatproof.verdict.album import CROP, bind
-from heatproof.verdict.crops import find_crops
+from heatproof.verdict.album import CROP, bind, find_crops
 
-METHODS_SHOWN = 4  # rows of a panel
+MAX_METHODS = 4  # rows of a panel
 AT_ONCE = 8  # images in memory
 FEWEST = 3  # flagged images of a class whose crops are grouped, and crops of a group that is shown
 MOST = 40  # flagged images of a class whose crops are grouped
-SHOWN = 8  # crops of a group
+MAX_CROPS = 8  # crops of a group
 GREEN, RED, BOX = (0, 158, 60), (213, 40, 30), (0, 220, 70)
 SHADE = 0.5  # weight of green and red over a segment
 DIM = 0.25  # brightness of the image outside a mask
@@ -59,7 +58,7 @@ Picked = tuple[str, str]  # image, why it is shown
 class Studio:
     """Draws panels of a run."""
 
-    scored: Scored
+    results: LocaliseResults
     maps: MapStore
     model: Model
     source: Source
@@ -67,13 +66,13 @@ class Studio:
 
     @property
     def methods(self) -> list[str]:
-        return self.scored.real_methods[:METHODS_SHOWN]
+        return self.results.real_methods[:MAX_METHODS]
 
     def batches(self, images: Sequence[str]) -> list[Batch]:
         """The images, a few at a time; their ids are those of the rows."""
         place = {valid_unicode(sample.id): i for i, sample in enumerate(self.source.samples)}
         rows = [place[image] for image in images]
-        return [one.batch for one in batches(self.source, self.model.preprocess, AT_ONCE, rows)]
+        return [loaded.batch for loaded in batches(self.source, self.model.preprocess, AT_ONCE, rows)]
 
     def cases(self, picked: Sequence[Picked]) -> list[Path]:
         """A case-study panel of each image, a row per method.
@@ -91,10 +90,10 @@ class Studio:
         options = some(self.settings, "steps", "baseline", "seed")
         walked = insertion_deletion(stored, targets, model=self.model, images=inputs, **options)
         rows: dict[str, list[list[Tile]]] = {name: [] for name in ids}
-        top = f"top {self.scored.budget:.0%}"
+        top = f"top {self.results.budget:.0%}"
         for method, maps in stored.items():
             cut, signed = self._segments(method, inputs), upsample(maps.signed, maps.image_size)
-            heat, kept = maps.for_display(), self._budget_masks(maps)
+            heat, masks = maps.for_display(), self._budget_masks(maps)
             first, both = top_segments(signed, cut, 5).cpu(), top_segments(signed, cut, 10, signed=True).cpu()
             for i, (name, image, boxes) in enumerate(entries):
                 deletion, insertion = (
@@ -106,7 +105,7 @@ class Studio:
                     Tile(overlay(image, heat[i]), method),
                     Tile(tinted(image, first[i], dim=True), "top 5 for the class"),
                     Tile(tinted(image, both[i]), "top 10, for and against"),
-                    Tile(with_boxes(tinted(image, kept[i], dim=True), boxes), top, notes[0]),
+                    Tile(with_boxes(tinted(image, masks[i], dim=True), boxes), top, notes[0]),
                     Tile(curves(deletion, insertion, image.size), "deletion, insertion", notes[1]),
                 ])  # fmt: skip
         for name in ids:
@@ -120,31 +119,31 @@ class Studio:
         ]
 
     def _confused(self, batch: Batch, picked: Sequence[Picked]) -> Iterator[Path]:
-        entries, scored, settings = self._entries(batch), self.scored, self.settings
+        entries, results, settings = self._entries(batch), self.results, self.settings
         ids = [name for name, _, _ in entries]
-        classes = [scored.labels[name] for name in ids], [scored.predicted[name] for name in ids]
+        classes = [results.labels[name] for name in ids], [results.predicted[name] for name in ids]
         sides: list[dict[str, tuple[Tensor, Tensor]]] = []
         for targets in classes:
-            if [scored.explained[name] for name in ids] == targets:
+            if [results.explained[name] for name in ids] == targets:
                 maps: Mapping[str, Maps] = {m: self._stored(m, ids) for m in self.methods}
             else:
                 inputs = batch.images.to(self.model.device)
                 maps = explain(self.model, inputs, self.methods, targets, settings.layer, settings.seed)
-            sides.append({m: (one.for_display(), self._budget_masks(one)) for m, one in maps.items()})
+            sides.append({m: (of.for_display(), self._budget_masks(of)) for m, of in maps.items()})
         for i, (name, image, boxes) in enumerate(entries):
-            chances = [scored.chances.get((name, c[i]), math.nan) for c in classes]
+            chances = [results.chances.get((name, c[i]), math.nan) for c in classes]
             true, guess = (
-                f"{scored.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)
+                f"{results.class_name(c[i])}, {p:.0%}" for c, p in zip(classes, chances, strict=True)
             )
             rows = []
             for method in self.methods:
-                (heat, kept), (other_heat, other_kept) = (side[method] for side in sides)
-                apart = tinted(image, kept[i].int() - other_kept[i].int())
+                (heat, mask), (other_heat, other_mask) = (side[method] for side in sides)
+                apart = tinted(image, mask[i].int() - other_mask[i].int())
                 rows.append([
                     Tile(with_boxes(image, boxes), method),
                     Tile(overlay(image, heat[i]), f"true: {true}"),
                     Tile(overlay(image, other_heat[i]), f"predicted: {guess}"),
-                    Tile(apart, f"top {scored.budget:.0%} of one only", "green: true class, red: predicted"),
+                    Tile(apart, f"top {results.budget:.0%} of one only", "green: true class, red: predicted"),
                 ])  # fmt: skip
             reason = dict(picked)[name]
             heading = f"{name}: the true label is {true}; the network says {guess}; {reason}"
@@ -157,7 +156,7 @@ class Studio:
             entries, best = self._entries(batch), {}
             for count, method in methods.items():
                 ids = [name for name, _, _ in entries]
-                read = maps.read(self.scored.checkpoint, method, ids).to(self.model.device)
+                read = maps.read(self.results.checkpoint, method, ids).to(self.model.device)
                 cut = self._segments(method, batch.images.to(self.model.device))
                 best[count] = top_segments(upsample(read.signed, read.image_size), cut, 5).cpu()
             for i, (name, image, boxes) in enumerate(entries):
@@ -167,10 +166,10 @@ class Studio:
 
     def patterns(self, flags: Sequence[Flag]) -> list[str]:
         """What several flagged images of a class share, as Markdown; the largest group first."""
-        scored, texts = self.scored, []
+        results, texts = self.results, []
         off = [flag for flag in flags if flag.kind == OFF]
-        for label in sorted({scored.explained[flag.image] for flag in off}):
-            own = [flag for flag in off if scored.explained[flag.image] == label]
+        for label in sorted({results.explained[flag.image] for flag in off}):
+            own = [flag for flag in off if results.explained[flag.image] == label]
             method = Counter(flag.method for flag in own).most_common(1)[0][0]
             images = sorted({flag.image for flag in own if flag.method == method})
             if len(images) < FEWEST:
@@ -179,13 +178,13 @@ class Studio:
             maps = self._stored(method, [valid_unicode(name) for batch in loaded for name in batch.ids])
             inputs = torch.cat([batch.images for batch in loaded])
             crops = find_crops(self.model, label, inputs, [maps], CROP, self.settings.layer)
-            (pages,) = bind({label: crops}, scored.classes)
+            (pages,) = bind({label: crops}, results.classes)
             group = pages.groups[0] if pages.groups else None
             if group is None or group.n < FEWEST:
                 continue
-            name, crops_shown = scored.class_name(label), group.crops[:SHOWN]
+            name, crops_shown = results.class_name(label), group.crops[:MAX_CROPS]
             tiles = [Tile(Image.fromarray(crop.pixels), f"{i}") for i, crop in enumerate(crops_shown, 1)]
-            drawn = panel(tiles, columns=SHOWN, heading=f"{name}: under the strongest place of {method}")
+            drawn = panel(tiles, columns=MAX_CROPS, heading=f"{name}: under the strongest place of {method}")
             path = self.save(drawn, f"{label}", "shared")
             text = (
                 f"**{name}** ({method}): {group.n} of {len(images)} flagged pictures share what these crops "
@@ -196,11 +195,11 @@ class Studio:
 
     def _budget_masks(self, maps: Maps) -> Tensor:
         """Masks of the pixels that maps keep; a constant map keeps none."""
-        kept = budget_masks(maps, self.scored.budget)
-        return (kept & ~per_map(maps.degenerate, kept)).cpu()
+        masks = budget_masks(maps, self.results.budget)
+        return (masks & ~per_map(maps.degenerate, masks)).cpu()
 
     def _stored(self, method: str, ids: Sequence[str]) -> Maps:
-        return self.maps.read(self.scored.checkpoint, method, ids)
+        return self.maps.read(self.results.checkpoint, method, ids)
 
     def _segments(self, method: str, inputs: Tensor) -> Tensor:
         """LIME's own segments; for other methods those LIME has by default."""
@@ -222,7 +221,7 @@ class Studio:
 
     def _notes(self, method: str, image: str) -> tuple[str, str]:
         """What stands under the mask and under the curves."""
-        at = {metric: self.scored.value(method, metric, image) for metric in METRICS}
+        at = {metric: self.results.value(method, metric, image) for metric in METRICS}
         hit = "hit" if at["pointing"] == 1 else "miss"
         aucs = f"AUC: del {at['deletion']:.2f}, ins {at['insertion']:.2f}"
         return (
@@ -231,9 +230,9 @@ class Studio:
         )
 
     def _heading(self, image: str) -> str:
-        scored, guess = self.scored, self.scored.predicted[image]
-        chance = scored.chances.get((image, guess), math.nan)
-        about = explains(scored.explained[image], scored.labels[image], guess, scored.class_name)
+        results, guess = self.results, self.results.predicted[image]
+        chance = results.chances.get((image, guess), math.nan)
+        about = explains(results.explained[image], results.labels[image], guess, results.class_name)
         return f"{image}: {about}; {chance:.0%} sure"
 
     def save(self, drawn: Image.Image, image: str, kind: str) -> Path:
@@ -244,9 +243,9 @@ class Studio:
         return path
 
 
-def pick_cases(scored: Scored, flags: Sequence[Flag], count: int) -> list[Picked]:
+def pick_cases(results: LocaliseResults, flags: Sequence[Flag], count: int) -> list[Picked]:
     """Up to `count` images: half the worst of each kind of flag in turn, half unflagged, class by class."""
-    usable = dict.fromkeys(image for image in scored.images if _has_maps(scored, image))
+    usable = dict.fromkeys(image for image in results.images if _has_maps(results, image))
     queues = [[f for f in flags if f.kind == kind and f.image in usable] for kind in KINDS]
     chosen: dict[str, str] = {}
     while any(queues) and len(chosen) < (count + 1) // 2:
@@ -260,22 +259,22 @@ def pick_cases(scored: Scored, flags: Sequence[Flag], count: int) -> list[Picked
     seen: Counter[int] = Counter()
     plain = []
     for image in (i for i in usable if i not in flagged):
-        plain.append((seen[scored.labels[image]], image))
-        seen[scored.labels[image]] += 1
+        plain.append((seen[results.labels[image]], image))
+        seen[results.labels[image]] += 1
     rest = {image: "no flag" for _, image in sorted(plain)} | {i: "flagged" for i in usable if i in flagged}
     return list((chosen | {image: why for image, why in rest.items() if image not in chosen}).items())[:count]
 
 
-def pick_confused(scored: Scored, count: int) -> list[Picked]:
+def pick_confused(results: LocaliseResults, count: int) -> list[Picked]:
     """Wrongly classified images, the most confident first."""
-    wrong = [i for i in scored.images if scored.predicted[i] != scored.labels[i] and _has_maps(scored, i)]
-    wrong.sort(key=lambda i: (-scored.chances.get((i, scored.predicted[i]), 0.0), i))
+    wrong = [i for i in results.images if results.predicted[i] != results.labels[i] and _has_maps(results, i)]
+    wrong.sort(key=lambda i: (-results.chances.get((i, results.predicted[i]), 0.0), i))
     return [(image, "true and predicted class explained") for image in wrong[:count]]
 
 
-def _has_maps(scored: Scored, image: str) -> bool:
+def _has_maps(results: LocaliseResults, image: str) -> bool:
     """Whether every method's map was stored: one that is not finite is not."""
-    return not any(math.isnan(scored.value(m, "degenerate", image)) for m in scored.real_methods)
+    return not any(math.isnan(results.value(m, "degenerate", image)) for m in results.real_methods)
 
 
 def with_boxes(image: Image.Image, boxes: Sequence[Sequence[float]]) -> Image.Image:

@@ -1,4 +1,4 @@
-"""What a localisation study is told."""
+"""Settings of a localisation study."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from heatproof.errors import InputError
-from heatproof.explain.baselines import BASELINES
-from heatproof.studies.settings import (
-    CLASS_HEAD,
-    DEVICE,
-    LAYER,
-    LIMIT,
-    THREADS,
-    Settings,
-    calls,
-    option,
-    words,
-)
+from heatproof.studies import settings as shared
+from heatproof.studies.settings import Settings, calls, option, words
 
+BASELINES = ("blur", "black", "mean", "noise")  # explain/baselines.py
 FLOORS = ("random", "edges", "centre")  # always beside the methods
 PREPROCESS: dict[str, dict[str, Any]] = {
     "own": {},
@@ -38,7 +29,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class FlagThresholds(Settings):
-    """When a flag is raised; REASONS in scored.py says why these."""
+    """When a flag is raised; REASONS in flags.py says why these."""
 
     low_insertion: float = option(0.3, "Flag: unfaithful below.")
     high_insertion: float = option(0.6, "Flag: faithful from here.")
@@ -50,7 +41,7 @@ class FlagThresholds(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LocaliseSettings(Settings):
-    """What a localisation study is told."""
+    """Settings of a localisation study."""
 
     model: str = option(help="lite0, torchvision:NAME, timm:NAME, hf:FOLDER, FILE.py:FACTORY, ...", short="M")
     checkpoint: Path | None = option(None, "Weights: safetensors or torch.")
@@ -81,7 +72,7 @@ class LocaliseSettings(Settings):
         None, "Tables for groups of classes: imagenet, or a CSV file with the columns class and group."
     )
     box_share: tuple[float, float] = option((0.1, 0.8), "Least and most of the picture that its box covers.")
-    limit: int | None = option(None, LIMIT, least=1)
+    limit: int | None = option(None, shared.LIMIT, least=1)
     panels: int = option(12, "Case studies to draw, and as many confused pictures.", least=0)
     repeats: int = option(0, "Explain some pictures so often with other seeds: are maps stable?", least=0)
     segment_counts: tuple[int, ...] = option(
@@ -90,11 +81,11 @@ class LocaliseSettings(Settings):
     subset: int = option(12, "Pictures for repeats and segment counts.", least=1)
     steps: int = option(100, "Steps of insertion and deletion.", least=1)
     baseline: str = option("blur", "What deleted pixels become.", choices=BASELINES)
-    layer: str | None = option(None, f"{LAYER} last_conv: as the thesis.", short="l")
-    head: str | None = option(None, CLASS_HEAD)
+    layer: str | None = option(None, f"{shared.LAYER} last_conv: as the thesis.", short="l")
+    head: str | None = option(None, shared.CLASS_HEAD)
     thresholds: FlagThresholds = field(default_factory=FlagThresholds)
     out: Path = option(Path("runs/localise"), "Folder.", short="o")
     batch_size: int = option(16, "Pictures per unit.", least=1)
-    device: str | None = option(None, DEVICE)
-    threads: int | None = option(None, THREADS, least=1)
+    device: str | None = option(None, shared.DEVICE)
+    threads: int | None = option(None, shared.THREADS, least=1)
     seed: int = option(0, "Repeats the run exactly.")

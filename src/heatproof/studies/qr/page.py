@@ -1,7 +1,7 @@
-"""What a QR study says: tables, figures, and answers to the paper's four questions with their numbers.
+"""The page of a QR study: tables, figures, and answers to the paper's four questions with their numbers.
 
-An answer counts methods and regimes whose 95 % intervals lie apart; it never says more than that. Over
-several seeds the intervals are those over seeds, else those over codes.
+An answer counts methods and regimes whose 95 % intervals lie apart. Over several seeds the intervals are
+those over seeds, else those over codes.
 """
 
 from __future__ import annotations
@@ -9,99 +9,60 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from PIL import Image
 
 from heatproof.explain.floors import is_floor
 from heatproof.images.distort import DISTORTIONS, SEVERITIES
 from heatproof.metrics import rank_correlation
-from heatproof.report.figures import qr as figures
+from heatproof.report import figures
+from heatproof.report.figures import COLOURS, GREY, MARKERS, Line, Panel, line_style
 from heatproof.report.markdown_report import MarkdownReport
 from heatproof.report.panels import Tile, sheet
 from heatproof.report.tables import Cell, Table, Value, cell_text, number
 from heatproof.show import overlay
 from heatproof.store import RunFolder
-from heatproof.studies.qr.results import (
-    CONTRADICTIONS,
-    TABLES,
-    Results,
-    apart,
-    flips,
-    mean_curves,
-    ours,
-    over_seeds,
-    tables,
-)
+from heatproof.studies.qr.results import TABLES, Results, apart, flips, mean_curves, ours, over_seeds, tables
 from heatproof.studies.qr.settings import MAIN
 from heatproof.studies.qr.trainings import BASE, depth_name, uses_proxy
 from heatproof.train import DEPTHS, REGIMES
 
 LEAST_POINTS = 0.01  # of accuracy that FT-LeakMin may cost
-EMPTIED = 0.01  # more all-zero maps than this are said
+EMPTIED = 0.01  # more all-zero maps than this are reported
 TUNED = REGIMES[1:]  # FT-Struct and FT-LeakMin
-SHOWN = 3  # codes of the sheet of examples
-METHODS = ("gradcam", "layercam", "eigengradcam")  # in it, where they were asked for
-
+MAX_CODES = 3  # of the sheet of examples
+METHODS = ("gradcam", "layercam", "eigengradcam")  # in it, if they are among the methods
 PARETO = {"table-2": "ms/image", "coverage": "mass score"}
+WIDE = 10  # slowest over fastest, from which on an axis of times is logarithmic
 Tables = Mapping[str, Table]
 
 
-def write(book: MarkdownReport, results: Sequence[Results]) -> None:
-    """Everything, in the order a reader wants it; the first of several seeds is shown in full."""
-    first, every = results[0], [tables(one) for one in results]
-    main: Tables = every[0]
-    if len(results) > 1:
-        main = {name: over_seeds([one[name] for one in every]) for name in every[0]}
-    book.text(introduction(first, len(results)))
-    book.heading("Answers")
+def write_page(out: Path, seeds: Sequence[Results]) -> MarkdownReport:
+    """Write the page; the first of several seeds is shown in full."""
+    first, every = seeds[0], [tables(results) for results in seeds]
+    settings, own = first.settings, every[0]
+    main: Tables = own
+    if len(seeds) > 1:
+        main = {name: over_seeds([of[name] for of in every]) for name in own}
     answers = {
         "RQ1: do structure scores agree with causal tests?": agreement_answer(main),
-        "RQ2: what does the depth of fine-tuning do?": depth_answer(first.settings.shown[0], main),
+        "RQ2: what does the depth of fine-tuning do?": depth_answer(settings.shown[0], main),
         "RQ3: does a light penalty lower leakage without emptying the code?": leakage_answer(main["table-2"]),
         "RQ4: do explanations hold under distortion?": robustness_answer(main),
         "Against the floors.": floor_text(main["table-2"]),
     }
-    for question, answer in answers.items():
-        book.text(f"**{question}** {answer}")
-    book.text(
-        "Published numbers stand below ours for reference. They are not the truth: the paper contradicts "
-        f"itself in places, namely {'; '.join(CONTRADICTIONS)}."
-    )
-    if len(results) > 1:
-        book.heading(f"Over {len(results)} seeds")
-        book.text(seed_text([one["table-2"] for one in every]))
-        for table in main.values():
-            book.table(table)
-    for name, table in every[0].items():
-        if heading := TABLES[name].get("heading"):
-            book.heading(heading + (f" (seed {first.seed})" if len(results) > 1 else ""))
-        book.table(table)
-        if first.settings.figures:
-            draw(book, name, first, every[0])
-
-
-def introduction(results: Results, seeds: int) -> str:
-    given = results.settings
-    if uses_proxy(given):
-        weights = (
-            f"**The backbone has no ImageNet weights.** It first learnt a proxy task on {given.proxy} "
-            "pictures of another seed, among them no code: telling the kinds of negatives apart "
-            f"({results.accuracy(BASE):.1%} right on fresh ones). ZS, FT-Struct and FT-LeakMin all start "
-            "from there, with the same new head."
-        )
-    elif given.pretrained or given.proxy > 0:
-        weights = "The backbone has the weights that its library brings."
-    else:
-        weights = "**The backbone was taken as it was built, without any training before the regimes.**"
-    accuracy = ", ".join(f"{name} {results.accuracy(name):.1%}" for name in REGIMES)
-    return (
-        f"Symbol: {given.symbol}. Network: {given.model}, {given.size} x {given.size} pixels. {given.train} "
-        f"codes and as many hard negatives to train on, {given.test} and as many to test. {weights} "
-        f"Seed {given.seed}{f', {seeds} seeds of everything behind the data' if seeds > 1 else ''}; device: "
-        f"{results.device}. Accuracy on the test pictures: {accuracy}.\n\n"
-        "BL: mass outside the code (less is better). FMR, TMR: mass on finder and timing patterns. DtS: mean "
-        "distance of the mass from them. In brackets: 95 % intervals."
-    )
+    book = MarkdownReport(out)
+    book.write(
+        "studies/qr/page.md", [*main.values(), *own.values()],
+        draw_figures(first, own) if settings.figures else {}, settings=settings, results=first,
+        seeds=len(seeds), answers=answers, order=seed_text([of["table-2"] for of in every]),
+        proxy=first.accuracy(BASE) if uses_proxy(settings) else None,
+        accuracy=[f"{name} {first.accuracy(name):.1%}" for name in REGIMES],
+        headings={name: TABLES.content[name].get("heading") for name in own},
+        examples=examples(first, out) if settings.figures else "",
+    )  # fmt: skip
+    return book
 
 
 def agreement_answer(main: Tables) -> str:
@@ -126,8 +87,8 @@ def agreement_answer(main: Tables) -> str:
         score = ours(main["coverage"], regime, "StructureScore")
         for column in ("insertion", "deletion"):
             area = ours(main["faithfulness"], regime, column)
-            found = rank_correlation([number(score[m]) for m in score], [number(area[m]) for m in score])
-            orders.append(f"{found.rho:+.2f} ({column}, {regime})")
+            rho = rank_correlation([number(score[m]) for m in score], [number(area[m]) for m in score]).rho
+            orders.append(f"{rho:+.2f} ({column}, {regime})")
     return (
         f"{' '.join(parts)} Large codes have large parts and lose more without them, so that even a random "
         f"map may correlate. Across the {len(score)} methods and floors, rho of the mean StructureScore with "
@@ -145,7 +106,7 @@ def depth_answer(method: str, main: Tables) -> str:
         for depth, (table, group) in groups.items()
     }
     depths = tuple(rows)
-    said = [
+    paths = [
         f"{name} {' → '.join(cell_text(rows[depth][name], interval=False) for depth in depths)}"
         for name in ("FMR", "BL", "DtS")
     ]
@@ -157,7 +118,7 @@ def depth_answer(method: str, main: Tables) -> str:
     ]
     only = "" if len(depths) > 2 else " Deeper ones were not asked for."
     return (
-        f"{method}, from {' → '.join(depths)}: {'; '.join(said)}. Against the head alone: "
+        f"{method}, from {' → '.join(depths)}: {'; '.join(paths)}. Against the head alone: "
         f"{'; '.join(moved)}.{only}"
     )
 
@@ -171,7 +132,7 @@ def leakage_answer(table: Table) -> str:
         return [method for method in old if apart(new[method], old[method]) == way]
 
     before, after = (real(table, regime, "BL") for regime in TUNED)
-    said = ", ".join(
+    leaks = ", ".join(
         f"{m} {cell_text(before[m], interval=False)} → {cell_text(after[m], interval=False)}" for m in before
     )
     fallen = {name: moved(name, -1) for name in ("FMR", "TMR")}
@@ -189,7 +150,7 @@ def leakage_answer(table: Table) -> str:
     struct, leakmin = (number(next(iter(real(table, r, "accuracy").values()))) for r in TUNED)
     within = "not more" if struct - leakmin <= LEAST_POINTS + 1e-9 else "more"
     return (
-        f"BL from FT-Struct to FT-LeakMin: {said}. It is lower beyond both intervals for "
+        f"BL from FT-Struct to FT-LeakMin: {leaks}. It is lower beyond both intervals for "
         f"{len(moved('BL', -1))} of {len(before)} methods, higher for {len(moved('BL', 1))}. Mass on the "
         f"parts: {', '.join(masses)} of them. {gone} Accuracy {struct:.1%} → {leakmin:.1%}, {within} than "
         "one point lost."
@@ -213,18 +174,18 @@ def robustness_answer(main: Tables) -> str:
             f"{regime}: mean BL slope {slope:+.3f}, FMR-AURC {finder:.2f}, TMR-AURC {timing:.2f}, up to "
             f"{empty[most]:.0%} empty maps ({most})"
         )
-    said = f"{'; '.join(parts)} (means over methods)."
+    means = f"{'; '.join(parts)} (means over methods)."
     growth = {kind: mean(kinds, REGIMES, kind) for kind in (name.replace("_", " ") for name in DISTORTIONS)}
     order = sorted((kind for kind in growth if not math.isnan(growth[kind])), key=lambda kind: -growth[kind])
     if not order:
-        return f"{said} Under no distortion is BL defined."
+        return f"{means} Under no distortion is BL defined."
     most, least = (f"{kind} ({growth[kind]:+.3f})" for kind in (order[0], order[-1]))
-    return f"{said} Growth of BL from severity 0 to 1: most under {most}, least under {least}."
+    return f"{means} Growth of BL from severity 0 to 1: most under {most}, least under {least}."
 
 
 def floor_text(table: Table) -> str:
     """How many methods do better than maps that know nothing of the network."""
-    said = []
+    counted = []
     for column, better in (("BL", -1), ("FMR", 1), ("TMR", 1), ("DtS", -1)):
         of = {regime: ours(table, regime, column) for regime in REGIMES}
         pairs = [(r, cell) for r in REGIMES for cell in real(table, r, column).values()]
@@ -232,22 +193,25 @@ def floor_text(table: Table) -> str:
             f"{floor} by {sum(apart(cell, of[regime][floor]) == better for regime, cell in pairs)}"
             for floor in filter(is_floor, of[REGIMES[0]])
         ]
-        said.append(f"{column}: {', '.join(counts)} of {len(pairs)}")
-    return f"Beaten beyond both intervals, of pairs of regime and method: {'; '.join(said)}."
+        counted.append(f"{column}: {', '.join(counts)} of {len(pairs)}")
+    return f"Beaten beyond both intervals, of pairs of regime and method: {'; '.join(counted)}."
 
 
-def seed_text(several: Sequence[Table]) -> str:
+def seed_text(seeds: Sequence[Table]) -> str:
     """Whether the order of methods depends on the seed."""
-    turned = {column: flips(several, column) for column in ("BL", "FMR", "TMR", "DtS")}
-    found = [f"{column}: {a} and {b} under {r}" for column, lot in turned.items() for r, a, b in lot]
-    if not found:
+    flipped = [
+        f"{column}: {a} and {b} under {regime}"
+        for column in ("BL", "FMR", "TMR", "DtS")
+        for regime, a, b in flips(seeds, column)
+    ]
+    if not flipped:
         return (
             "No two methods whose intervals over codes lie apart change places from one seed to another, in "
             "BL, FMR, TMR or DtS."
         )
     return (
-        f"{len(found)} pairs of methods change places between seeds although their intervals over codes lie "
-        f"apart, so those orders belong to a training and not to the methods: {'; '.join(found)}."
+        f"{len(flipped)} pairs of methods change places between seeds although their intervals over codes "
+        f"lie apart, so those orders belong to a training and not to the methods: {'; '.join(flipped)}."
     )
 
 
@@ -256,65 +220,124 @@ def real(table: Table, group: str, column: str) -> dict[str, Cell]:
     return {m: cell for m, cell in ours(table, group, column).items() if not is_floor(m)}
 
 
-def draw(book: MarkdownReport, name: str, results: Results, made: Tables) -> None:
-    """The figures that belong to a table."""
+def draw_figures(results: Results, made: Tables) -> dict[str, Any]:
     method = results.settings.shown[0]
-    if name == "coverage":
-        with figures.pareto(pareto_panels(made), set(filter(is_floor, results.settings.listed))) as figure:
-            caption = "structure against speed. The line joins what nothing beats in both; grey: floors."
-            book.figure(figure, "figure-5", f"Figure 5: {caption}")
-        book.text(examples(results, book.folder))
-    if name == "table-3":
-        lines = {regime: mean_curves(results.curves(regime, method, "bl")) for regime in REGIMES}
-        curves = {kind: {r: lines[r][k].tolist() for r in REGIMES} for k, kind in enumerate(DISTORTIONS)}
-        with figures.distortions(SEVERITIES, curves, method) as figure:
-            book.figure(figure, "distortions", "Leakage as distortions grow; masks move with the picture.")
-    if name == "table-5":
-        cells = {
-            column: tuple(
-                [ours(made[name], depth, column, paper)[of] for depth in DEPTHS]
-                for of, paper in ((method, False), (MAIN, True))
-            )
-            for column in ("FMR", "BL")
-        }
-        with figures.depth(DEPTHS, cells, method) as figure:
-            book.figure(figure, "figure-4", "Figure 4: mass on finders and leakage by depth of fine-tuning.")
+    drawn = {"figure-5": pareto_figure(made), "distortions": distortion_figure(results, method)}
+    if "table-5" in made:
+        drawn["figure-4"] = depth_figure(made["table-5"], method)
+    return drawn
 
 
-def pareto_panels(made: Tables) -> dict[str, list[figures.Point]]:
-    """Ours and the published ones: their times are of other machines, so they do not share an axis."""
+class Point(NamedTuple):
+    """A method under a regime: milliseconds per image, StructureScore."""
+
+    method: str
+    regime: str
+    time: float
+    score: float
+
+
+def pareto_figure(made: Tables) -> Any:
+    """Structure against time, ours and published: their times are of other machines.
+
+    The line joins the points that no other is both faster and better than.
+    """
     titles = {False: "measured here", True: str(made["coverage"].rows[-1][0]).replace("paper", "published")}
-    return {
-        title: [
-            figures.Point(m, r, *(number(ours(made[t], r, c, paper)[m]) for t, c in PARETO.items()))
+    panels, colours = [], dict[str, str]()
+    for paper, title in titles.items():
+        points = [
+            Point(m, r, *(number(ours(made[t], r, c, paper)[m]) for t, c in PARETO.items()))
             for r in REGIMES
             for m in ours(made["coverage"], r, "mass score", paper)
         ]
-        for paper, title in titles.items()
-    }
+        for m in dict.fromkeys(point.method for point in points if not is_floor(point.method)):
+            colours.setdefault(m, COLOURS[len(colours) % len(COLOURS)])
+        lines = [
+            Line([p.time], [p.score], style=_mark(colours.get(p.method, GREY), p.regime)) for p in points
+        ]
+        best = frontier([p for p in points if not is_floor(p.method)])
+        joined = {"color": "black", "linewidth": 0.8, "alpha": 0.5}
+        lines.append(Line([p.time for p in best], [p.score for p in best], style=joined))
+        times = [p.time for p in points if not math.isnan(p.time)]
+        scale = "log" if times and max(times) > WIDE * min(times) else "linear"
+        axes = {"title": title, "xlabel": "ms per picture", "xscale": scale}
+        panels.append(Panel(lines, axes | {"ylabel": "FMR + TMR - 3 BL - DtS"}))
+    legend = [Line([], [], m, _mark(colour)) for m, colour in (colours | {"floors": GREY}).items()]
+    legend += [Line([], [], r, _mark("black", r) | {"markerfacecolor": "white"}) for r in REGIMES]
+    panels[0] = Panel([*panels[0].lines, *legend], panels[0].axes)
+    return figures.lines([panels], 3.4 * len(panels) + 1.9, 3.6)
+
+
+def _mark(colour: str, regime: str = REGIMES[0]) -> dict[str, Any]:
+    return {"color": colour, "marker": MARKERS[REGIMES.index(regime)], "linestyle": "", "markersize": 6}
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """Points that no other is both faster and better than, by time.
+
+    >>> [p.method for p in frontier([Point("a", "", 1, 0), Point("b", "", 2, 1), Point("c", "", 3, 0.5)])]
+    ['a', 'b']
+    """
+    best: list[Point] = []
+    defined = [p for p in points if not (math.isnan(p.time) or math.isnan(p.score))]
+    for point in sorted(defined, key=lambda p: (p.time, -p.score)):
+        if not best or point.score > best[-1].score:
+            best.append(point)
+    return best
+
+
+def distortion_figure(results: Results, method: str) -> Any:
+    """BL against severity, a panel for each distortion."""
+    curves = {regime: mean_curves(results.curves(regime, method, "bl")) for regime in REGIMES}
+    panels = []
+    for k, kind in enumerate(DISTORTIONS):
+        lines = [Line(SEVERITIES, of[k], r, line_style(i)) for i, (r, of) in enumerate(curves.items())]
+        axes = {"title": kind.replace("_", " "), "xlabel": "severity", "ylabel": f"BL, {method}"}
+        panels.append(Panel(lines, axes))
+    grid = [panels[:3], panels[3:]]
+    return figures.lines(grid, 7.4, 4.4, "upper center", sharex=True, sharey=True)
+
+
+def depth_figure(table: Table, method: str) -> Any:
+    """Mass on finders and leakage, ours and published, against how much was trained."""
+    x, panels = range(len(DEPTHS)), []
+    for column in ("FMR", "BL"):
+        cells = [ours(table, depth, column)[method] for depth in DEPTHS]
+        intervals = [
+            (cell.interval if isinstance(cell, Value) else None) or (math.nan, math.nan) for cell in cells
+        ]
+        low, high = zip(*intervals, strict=True)
+        published = [number(ours(table, depth, column, paper=True)[MAIN]) for depth in DEPTHS]
+        lines = [
+            Line(x, [*map(number, cells)], method, line_style(0), (low, high)),
+            Line(x, published, "published", line_style(1, linestyle="--")),
+        ]
+        ticks = {"xticks": x, "xticklabels": DEPTHS, "xlabel": "trained"}
+        panels.append(Panel(lines, {"title": column, **ticks}))
+    return figures.lines([panels], 6.6, 3.2, "upper center")
 
 
 def examples(results: Results, out: Path) -> str:
-    """Writes OUT/figures/examples.png, so that the numbers can be looked at; the Markdown that shows it."""
+    """Write OUT/figures/examples.png, maps of the first codes; returns the Markdown that shows it."""
     maps = RunFolder.open(out / "run").maps()
     methods = [m for m in METHODS if m in results.settings.real] or list(results.settings.real[:2])
     rows = []
-    for image in sorted(results.column("zs", methods[0], "bl"))[:SHOWN]:
+    for image in sorted(results.column("zs", methods[0], "bl"))[:MAX_CODES]:
         with Image.open(out / "data" / "test" / image) as file:
             picture = file.convert("RGB")
         row = [Tile(picture, "code")]
         for method in methods:
             for regime in REGIMES:
-                found = maps.read(regime, method, [image])
-                heat = found.upsample((picture.height, picture.width))[0]
+                own = maps.read(regime, method, [image])
+                heat = own.upsample((picture.height, picture.width))[0]
                 leak = results.column(regime, method, "bl")[image]
-                said = results.column(regime, "", "predicted")[image]
-                wrong = "" if said == int(found.explained[0]) else " (says: no code)"
+                answer = results.column(regime, "", "predicted")[image]
+                wrong = "" if answer == int(own.explained[0]) else " (says: no code)"
                 note = f"{regime}, {'empty map' if math.isnan(leak) else f'BL {leak:.2f}'}"
                 row.append(Tile(overlay(picture, heat), f"{method}{wrong}", note))
         rows.append(row)
     path = out / "figures" / "examples.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet(rows, heading="explains: code (true label)", cmap="inferno", side=160).save(path)
-    shown = "The first codes and their maps, which explain the class code (the true label)."
-    return f"![codes and their maps](figures/examples.png)\n\n*{shown}*"
+    caption = "The first codes and their maps, which explain the class code (the true label)."
+    return f"![codes and their maps](figures/examples.png)\n\n*{caption}*"

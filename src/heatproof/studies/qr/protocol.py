@@ -39,12 +39,13 @@ edges) stand beside the methods; times include the model's passes.
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -52,26 +53,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heatproof.errors import InputError
-from heatproof.explain.api import explain
+from heatproof.disk import write_whole
+from heatproof.errors import InputError, StoreError
+from heatproof.explain.api import explain, read_methods
 from heatproof.images import open_source
-from heatproof.images.codes import EDITS, MANIFEST, Edited, QRSet, edit_finders, make_scenes
+from heatproof.images.codes import (
+    EDITS,
+    MANIFEST,
+    Edited,
+    QRSet,
+    edit_finders,
+    make_scenes,
+    versions_that_fit,
+)
 from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
+from heatproof.images.patterns import find_photos
+from heatproof.images.symbols import find_symbol
 from heatproof.metrics import part_occlusion, structure
 from heatproof.metrics.kit import CONSTANT, Cause, PerImage, pixel_maps
 from heatproof.metrics.localisation import budget_masks
 from heatproof.models import Model
+from heatproof.models.load import best_device
 from heatproof.models.queue import all_logits
-from heatproof.report.markdown_report import MarkdownReport
+from heatproof.registry import explainers
 from heatproof.run.engine import UnitGroup, UnitRows, compute_units
 from heatproof.run.process import fixed_threads, usual_threads
 from heatproof.run.progress import Progress
 from heatproof.run.study import load_weights, open_study
-from heatproof.store import Manifest, RunFolder
-from heatproof.studies.common import named_run, run_config, study_file
-from heatproof.studies.qr import page, trainings
+from heatproof.store import Manifest, RunFolder, compare_configs
+from heatproof.studies.common import Outcome, named_run, run_config, study_file
+from heatproof.studies.qr import trainings
+from heatproof.studies.qr.page import write_page
 from heatproof.studies.qr.results import CLEAN, Results, at, read_columns
-from heatproof.studies.qr.settings import QrSettings, check, remember
+from heatproof.studies.qr.settings import MAY_CHANGE, MAY_GROW, QrSettings
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 from heatproof.types import Maps, Score, Unit, constant
 
@@ -88,38 +102,70 @@ WARM_UP, FEWEST, MOST, SECONDS = 2, 3, 15, 1.0
 
 
 @dataclass(frozen=True)
-class QrOutcome:
-    """What a study left behind."""
+class QrOutcome(Outcome):
+    """Results of a study."""
 
-    page: Path
-    book: MarkdownReport
-    results: tuple[Results, ...]
+    results: tuple[Results, ...]  # of each seed
 
 
 def qr_study(
-    settings: QrSettings, progress: Progress | None = None, training: trainings.Told | None = None
+    settings: QrSettings, progress: Progress | None = None, training: trainings.ProgressCallback | None = None
 ) -> QrOutcome:
-    """Run the whole protocol, or go on with it; OUT/summary.md is its page."""
+    """Run or resume the whole protocol; OUT/summary.md is its page."""
     settings, progress = check(settings), progress or Progress(quiet=True)
     trainings.check_network(settings)
     remember(settings)
     with fixed_threads(settings.threads or usual_threads()):
         sets = trainings.make_pictures(settings)
-        results = [one_seed(settings, k, sets, progress, training) for k in range(settings.seeds)]
-        book = MarkdownReport(
-            settings.out, f"Do maps of {settings.model} find the parts of a {settings.symbol} code?"
-        )
-        page.write(book, results)
-    return QrOutcome(book.write(), book, tuple(results))
+        results = [seed_results(settings, k, sets, progress, training) for k in range(settings.seeds)]
+        return QrOutcome(write_page(settings.out, results), tuple(results))
 
 
-def one_seed(
-    settings: QrSettings, number: int, sets: trainings.Sets, progress: Progress, told: trainings.Told | None
-) -> Results:
+def check(settings: QrSettings) -> QrSettings:
+    """Validate the settings before any work starts; fill in what follows from them."""
+    if settings.heavy == ("all",):
+        named = {name.partition("(")[0] for name in settings.every_method}
+        others = (entry.name for entry in explainers if not entry.architecture)  # those for any network
+        settings = replace(settings, heavy=tuple(name for name in others if name not in named))
+    methods = (*settings.methods, *settings.heavy)
+    different = {(r.entry.name, repr(sorted(r.options.items()))) for r in read_methods(methods)}
+    if len(different) < len(methods):
+        raise InputError("a method is named twice among --methods and --heavy; leave one out")
+    versions_that_fit(find_symbol(settings.symbol), None, (settings.size, settings.size))
+    find_photos(settings.photos)
+    counts = {
+        name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal", "edits")
+    }
+    return replace(settings, device=best_device(settings.device), **counts)
+
+
+def remember(settings: QrSettings) -> None:
+    """Write the settings to OUT; raise StoreError if they contradict what was begun there."""
+    path = settings.out / "settings.json"
+    given = {name: value for name, value in asdict(settings).items() if (name, value) != ("head", None)}
+    now = json.loads(json.dumps(given, default=str))  # older folders do not name a head
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read {path} ({error}); restore it, or choose another folder") from error
+        changes = [c for c in compare_configs(before, now, MAY_GROW, MAY_CHANGE) if not c.addition]
+        if changes:
+            sentences = "; ".join(change.sentence for change in changes)
+            raise StoreError(
+                f"{settings.out} was begun otherwise: {sentences}; undo the change or choose another folder"
+            )
+    write_whole({path: json.dumps(now, indent=1) + "\n"})
+
+
+def seed_results(
+    settings: QrSettings, number: int, sets: trainings.Sets, progress: Progress,
+    training: trainings.ProgressCallback | None,
+) -> Results:  # fmt: skip
     """Trainings and measurements of one seed, counted from 0."""
     folder = settings.out / "seeds" / str(number) if number else settings.out
     seed = settings.seed + number
-    trained = trainings.train_all(settings, folder, seed, sets, told)
+    trained = trainings.train_all(settings, folder, seed, sets, training)
     seeded = replace(settings, seed=seed)
     runs = {run[0]: read_columns(engine_run(seeded, folder, *run, progress)) for run in engine_runs(settings)}
     probe = Probe(settings, folder, seed, sets.test, progress)
@@ -233,12 +279,12 @@ class Probe:
     ) -> Iterator[UnitRows]:
         rows: dict[str, list[Score]] = defaultdict(list)
         for level in levels:
-            pictures, masks = codes.pictures, codes.masks
+            images, masks = codes.pictures, codes.masks
             if kind != CLEAN:
                 moved = distort(codes.pictures, kind, level, self.settings.seed, codes.masks)
-                pictures, masks = moved[0], moved[1] or {}
+                images, masks = moved[0], moved[1] or {}
             named = {mass: at(mass, kind, level) for mass in MASSES}
-            for unit, maps in self.explained_units(pictures, units):
+            for unit, maps in self.explained_units(images, units):
                 scores = structure(maps, masks["finder"], masks["timing"], masks["box"])
                 rows[unit.hash] += self.rows(unit, scores, named)
         yield from ((unit, rows[unit.hash], {}) for unit in units)
@@ -338,17 +384,17 @@ class Probe:
             for method in methods
         ]
 
-    def explained_units(self, pictures: np.ndarray, units: Sequence[Unit]) -> Iterator[tuple[Unit, Maps]]:
+    def explained_units(self, images: np.ndarray, units: Sequence[Unit]) -> Iterator[tuple[Unit, Maps]]:
         """The maps of each unit's method, in one call for each regime."""
         for regime in REGIMES:
             mine = {unit.methods[0]: unit for unit in units if unit.checkpoint == regime}
             if mine:
-                maps = self.explained(regime, pictures, tuple(mine))
+                maps = self.explained(regime, images, tuple(mine))
                 yield from ((unit, maps[method]) for method, unit in mine.items())
 
-    def explained(self, regime: str, pictures: np.ndarray, methods: Sequence[str]) -> Mapping[str, Maps]:
+    def explained(self, regime: str, images: np.ndarray, methods: Sequence[str]) -> Mapping[str, Maps]:
         model = self.models[regime]
-        return explain(model, ready(model, pictures), methods, CODE, self.settings.layer, self.seed)
+        return explain(model, ready(model, images), methods, CODE, self.settings.layer, self.seed)
 
     def rows(
         self, unit: Unit, scores: PerImage, named: Mapping[str, str] | None = None,
@@ -365,10 +411,10 @@ class Probe:
         ]
 
 
-def ready(model: Model, pictures: np.ndarray) -> Tensor:
-    """Pictures "n H W 3" uint8 as the network takes them, on its device."""
-    images = torch.from_numpy(np.ascontiguousarray(pictures)).to(model.device).permute(0, 3, 1, 2)
-    return model.preprocess.from_bytes(images)
+def ready(model: Model, images: np.ndarray) -> Tensor:
+    """Images "n H W 3" uint8 as the network takes them, on its device."""
+    pixels = torch.from_numpy(np.ascontiguousarray(images)).to(model.device)
+    return model.preprocess.from_bytes(pixels.permute(0, 3, 1, 2))
 
 
 def masses(maps: Maps, masks: Tensor) -> Tensor:
@@ -380,12 +426,12 @@ def masses(maps: Maps, masks: Tensor) -> Tensor:
 
 
 def scene_scores(maps: Maps, codes: np.ndarray, distractors: np.ndarray) -> PerImage:
-    """What one method's maps say about scenes."""
+    """Scores of one method's maps of scenes."""
     objects, others = torch.from_numpy(codes), torch.from_numpy(distractors)
     on_codes = masses(maps, objects)
     areas = objects.any(1).flatten(1).double().mean(1).tolist()
-    kept = torch.cat([budget_masks(maps.take([i]), area) for i, area in enumerate(areas)])
-    marked = (kept[:, None] & objects.to(kept.device)).sum((-2, -1)) / objects.sum((-2, -1)).to(kept.device)
+    best = torch.cat([budget_masks(maps.take([i]), area) for i, area in enumerate(areas)])
+    marked = (best[:, None] & objects.to(best.device)).sum((-2, -1)) / objects.sum((-2, -1)).to(best.device)
     together = on_codes.sum(1)
     scores = {
         "scene_codes": together,
@@ -416,9 +462,9 @@ def edit_scores(before: Maps, after: Maps, edited: Edited, kind: str) -> PerImag
     )
 
 
-def edit_drops(pictures: np.ndarray, edited: Edited, kind: str, model: Model) -> PerImage:
+def edit_drops(images: np.ndarray, edited: Edited, kind: str, model: Model) -> PerImage:
     """How far the class's logit falls by the edit."""
-    before, after = (all_logits(model, ready(model, of))[:, CODE] for of in (pictures, edited.pictures))
+    before, after = (all_logits(model, ready(model, of))[:, CODE] for of in (images, edited.pictures))
     undone = torch.from_numpy(~edited.done).to(before.device)
     return PerImage({f"edit_drop({kind})": before - after}, [Cause(UNDONE, undone)])
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,12 +34,11 @@ from heatproof.metrics import aurc, bl_slope
 from heatproof.metrics.on_parts import structure_score
 from heatproof.metrics.stats import percentile_interval, resample
 from heatproof.registry import Explainer, explainers, parse_call, split_calls
-from heatproof.report.tables import Cell, Column, Table, Value, number
+from heatproof.report.tables import Cell, Table, Value, number
 from heatproof.store import RunFolder
-from heatproof.studies.common import mean_value, rho_value
+from heatproof.studies.common import TableFile, mean_value, rho_value
 from heatproof.studies.qr.settings import QrSettings
 from heatproof.studies.qr.trainings import Trained, cell_name, depth_name
-from heatproof.studies.tables import declared_fields, study_table
 from heatproof.train import DEPTHS, REGIMES, ablation_grid
 
 TWINS = 2e-3  # of BL: what half precision of the stored maps may change
@@ -60,11 +58,7 @@ TABLE_4: ByRegime = _PUBLISHED["table_4"]
 TABLE_5: dict[str, list[float]] = _PUBLISHED["table_5"]
 # (lambda, alpha): BL, FMR, TMR, accuracy; ResNet-50, no explainer is named
 TABLE_6 = {(lam, alpha): tuple(numbers) for lam, alpha, *numbers in _PUBLISHED["table_6"]}
-_DECLARED: dict[str, Any] = tomllib.loads(
-    files("heatproof.studies.qr").joinpath("tables.toml").read_text(encoding="utf-8")
-)
-TABLES: dict[str, dict[str, Any]] = _DECLARED["tables"]
-CONTRADICTIONS: list[str] = _DECLARED["contradictions"]
+TABLES = TableFile("heatproof.studies.qr")
 
 ByImage = Mapping[str, float]
 Columns = dict[tuple[str, str, str], dict[str, float]]  # checkpoint, method, metric -> image -> value
@@ -83,10 +77,10 @@ def read_columns(folder: RunFolder) -> Columns:
     """By checkpoint, method and metric: the value of each image; '' is the image of rows about none."""
     names = ("checkpoint", "method", "metric", "image", "value")
     rows = folder.scores().columns(f"select {', '.join(names)} from scores order by image")
-    found: Columns = {}
+    columns: Columns = {}
     for *key, image, value in zip(*(rows[name].tolist() for name in names), strict=True):
-        found.setdefault((key[0], key[1], key[2]), {})[image] = value
-    return found
+        columns.setdefault((key[0], key[1], key[2]), {})[image] = value
+    return columns
 
 
 @dataclass(frozen=True)
@@ -118,6 +112,9 @@ class Results:
     def empty_share(self, checkpoint: str, method: str) -> float:
         """Of the maps of all codes."""
         return self.mean(checkpoint, method, "degenerate").value
+
+    def source(self, *_: str) -> str:
+        return OURS
 
     def network_mean(self, checkpoint: str, _: str, metric: str) -> Value:
         """Of a metric that is about no method."""
@@ -247,16 +244,16 @@ def curve_value(curves: np.ndarray, mass: str, seed: int = 0) -> Value:
     weights = np.stack([np.bincount(row, minlength=len(curves)) for row in drawn]).astype(float)
     lines = np.concatenate([mean_curves(curves)[None], mean_curves(curves, weights)])
     name, measure = ("bl_slope", bl_slope) if mass == "bl" else ("aurc", aurc)
-    found = measure(lines, SEVERITIES)[name].double().numpy()
-    return Value(float(found[0]), _interval(found[1:]), len(curves))
+    values = measure(lines, SEVERITIES)[name].double().numpy()
+    return Value(float(values[0]), _interval(values[1:]), len(curves))
 
 
 def within_thirds(columns: np.ndarray) -> float:
     """Mean over thirds by the third column of Spearman's rho of the first two, each weighted by its n."""
     order = np.argsort(columns[:, 2], kind="stable")
-    lots = [columns[lot] for lot in np.array_split(order, 3) if len(lot) >= 3]
-    found = [(_spearman(lot[:, 0], lot[:, 1]), len(lot)) for lot in lots]
-    known = [(rho, n) for rho, n in found if not math.isnan(rho)]
+    thirds = [columns[rows] for rows in np.array_split(order, 3) if len(rows) >= 3]
+    rhos = [(_spearman(third[:, 0], third[:, 1]), len(third)) for third in thirds]
+    known = [(rho, n) for rho, n in rhos if not math.isnan(rho)]
     return sum(rho * n for rho, n in known) / sum(n for _, n in known) if known else math.nan
 
 
@@ -296,30 +293,23 @@ AGGREGATIONS = {
 
 def qr_table(results: Results, name: str) -> Table:
     """A table of tables.toml: our rows, then the published ones."""
-    spec, settings, backbone = TABLES[name], results.settings, backbone_of(results.settings.model)
-    rows = {
-        "listed": lambda: product(REGIMES, settings.listed),
-        "light": lambda: product(REGIMES, settings.light),
-        "depth": lambda: [(depth_name(d), m, d) for m, d in product(settings.shown, DEPTHS)],
-        "ablation": lambda: [
-            (cell_name(settings, *cell), m, *cell) for m, cell in product(settings.shown, ablation_grid())
-        ],
-        "axes": lambda: axis_rows([m for m in settings.listed if not is_floor(m)]),
-    }[spec["rows"]]()
-    columns = spec["columns"]
-    if spec["rows"] in ("listed", "light"):
-        columns = [["regime", "", ".3f", "key", 0], ["method", "", ".3f", "key", 1], *columns]
-    fields = declared_fields(columns, results)
-    if name != "axes":
-        fields.insert(0, (Column("source"), lambda *_: OURS))
+    settings, backbone = results.settings, backbone_of(results.settings.model)
+    listed, cells = [m for m in settings.listed if not is_floor(m)], ablation_grid()
+    rows: dict[str, Iterable[Sequence[Any]]] = {
+        "listed": product(REGIMES, settings.listed),
+        "light": product(REGIMES, settings.light),
+        "depth": [(depth_name(depth), m, depth) for m, depth in product(settings.shown, DEPTHS)],
+        "ablation": [(cell_name(settings, *cell), m, *cell) for m, cell in product(settings.shown, cells)],
+        "axes": axis_rows(listed),
+    }
     words = {
         "backbone": backbone, "device": results.device,
         "distortions": ", ".join(DISTORTIONS).replace("_", " "),
         "twins": "".join(f" The same maps here, up to rounding: {', '.join(of)}." for of in results.twins),
     }  # fmt: skip
-    source, note = (spec.get(key, "").format(**words) for key in ("source", "note"))
-    published = [(source, *row) for row in published_rows(name, backbone)]
-    return study_table(name, spec["title"], rows, fields, note, published, marked=name != "axes")
+    spec = TABLES.content[name]
+    published = [(spec["source"].format(**words), *row) for row in published_rows(name, backbone)]
+    return TABLES.fill(name, rows[spec["rows"]], published, results, **words)
 
 
 def published_rows(name: str, backbone: str) -> list[Any]:
@@ -384,7 +374,7 @@ def tables(results: Results) -> dict[str, Table]:
         "scenes": results.count(*first, "scene_codes"),
         "edits": results.count(*first, f"edit_leaves({EDITS[0]})"),
     }  # fmt: skip
-    return {name: qr_table(results, name) for name in TABLES if there.get(name, True)}
+    return {name: qr_table(results, name) for name in TABLES.content if there.get(name, True)}
 
 
 def backbone_of(model: str) -> str:
@@ -402,12 +392,12 @@ def mass_score(backbone: str, regime: str, method: str) -> float:
     return float(structure_score(finder, timing, leakage, distance))
 
 
-def over_seeds(several: Sequence[Table]) -> Table:
-    """One table of the same form, over the seeds of a study."""
-    first, count = several[0], len(several)
+def over_seeds(seeds: Sequence[Table]) -> Table:
+    """A table of the same form with means over the seeds of a study."""
+    first, count = seeds[0], len(seeds)
     rows = tuple(
         tuple(_over(cells) for cells in zip(*same, strict=True))
-        for same in zip(*(table.rows for table in several), strict=True)
+        for same in zip(*(table.rows for table in seeds), strict=True)
     )
     note = f"Means over {count} seeds with the 95 % interval of Student's t. {first.note}".strip()
     return replace(
@@ -441,14 +431,14 @@ def apart(first: Cell, second: Cell) -> int:
     return (first.interval[0] > second.interval[1]) - (first.interval[1] < second.interval[0])
 
 
-def flips(several: Sequence[Table], column: str) -> list[tuple[str, str, str]]:
+def flips(seeds: Sequence[Table], column: str) -> list[tuple[str, str, str]]:
     """(regime, method, method): pairs that two seeds put in opposite orders, each beyond its intervals."""
-    found: list[tuple[str, str, str]] = []
+    flipped: list[tuple[str, str, str]] = []
     for regime in REGIMES:
-        cells = [ours(table, regime, column) for table in several]
+        cells = [ours(table, regime, column) for table in seeds]
         pairs = ((a, b) for a, b in product(cells[0], repeat=2) if a < b)
-        found += [(regime, a, b) for a, b in pairs if {-1, 1} <= {apart(one[a], one[b]) for one in cells}]
-    return found
+        flipped += [(regime, a, b) for a, b in pairs if {-1, 1} <= {apart(of[a], of[b]) for of in cells}]
+    return flipped
 
 
 def ours(table: Table, group: str, column: str, paper: bool = False) -> dict[str, Cell]:

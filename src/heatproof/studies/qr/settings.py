@@ -1,4 +1,4 @@
-"""What a QR study is told, and what is refused before any work starts.
+"""Settings of a QR study.
 
 The defaults are the small configuration: a network of a few layers at 64 pixels, for minutes on a CPU. FULL
 is the paper's size. The recipes are ours: the paper speaks of short schedules and names no rate, no number of
@@ -7,14 +7,10 @@ epochs and no batch size.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heatproof.disk import write_whole
-from heatproof.errors import InputError, StoreError
-from heatproof.registry import explainers
 from heatproof.studies import settings as shared
 from heatproof.studies.settings import Settings, calls, option
 from heatproof.train.recipe import SCHEDULES
@@ -30,7 +26,7 @@ MAY_GROW = ("methods", "heavy")
 
 @dataclass(frozen=True, kw_only=True)
 class QrSettings(Settings):
-    """Everything that a QR study may be told."""
+    """Settings of a QR study."""
 
     model: str = option("small", "small, lite0, torchvision:NAME, timm:NAME, FILE.py:FACTORY.", short="M")
     pretrained: bool = option(False, "Begin with the library's own weights; else a proxy task.")
@@ -81,7 +77,11 @@ class QrSettings(Settings):
     @property
     def every_method(self) -> tuple[str, ...]:
         """The light ones with the floors, as they are scored on all codes."""
-        return shared.with_floors(self.methods, FLOORS)
+        from heatproof.studies.common import (
+            with_floors,
+        )  # imports torch, which a list of options does not need
+
+        return with_floors(self.methods, FLOORS)
 
     @property
     def real(self) -> tuple[str, ...]:
@@ -115,49 +115,3 @@ FULL: dict[str, Any] = {
     "heavy": HEAVY, "subset": 32, "curves": "all", "scenes": 100, "edits": 100, "robust": 100,
     "causal": 200, "batch_size": 128,
 }  # fmt: skip
-
-
-def check(settings: QrSettings) -> QrSettings:
-    """The settings with what follows from them filled in; what cannot work is refused."""
-    from heatproof.explain.api import read_methods
-    from heatproof.images.codes import versions_that_fit
-    from heatproof.images.patterns import find_photos
-    from heatproof.images.symbols import find_symbol
-    from heatproof.models.load import best_device
-
-    if settings.heavy == ("all",):
-        named = {name.partition("(")[0] for name in settings.every_method}
-        others = (entry.name for entry in explainers if not entry.architecture)  # those for any network
-        settings = replace(settings, heavy=tuple(name for name in others if name not in named))
-    asked = (*settings.methods, *settings.heavy)
-    different = {(r.entry.name, repr(sorted(r.options.items()))) for r in read_methods(asked)}
-    if len(different) < len(asked):
-        raise InputError("a method is named twice among --methods and --heavy; leave one out")
-    symbol = find_symbol(settings.symbol)
-    versions_that_fit(symbol, None, (settings.size, settings.size))
-    find_photos(settings.photos)
-    counts = {
-        name: min(getattr(settings, name), settings.test) for name in ("subset", "robust", "causal", "edits")
-    }
-    return replace(settings, device=best_device(settings.device), **counts)
-
-
-def remember(settings: QrSettings) -> None:
-    """Write the settings to OUT, or refuse those that do not go with what was begun there."""
-    from heatproof.store import compare_configs
-
-    path = settings.out / "settings.json"
-    asked = {name: value for name, value in asdict(settings).items() if (name, value) != ("head", None)}
-    now = json.loads(json.dumps(asked, default=str))  # older folders do not name a head
-    if path.exists():
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read {path} ({error}); restore it, or choose another folder") from error
-        changes = [c for c in compare_configs(before, now, MAY_GROW, MAY_CHANGE) if not c.addition]
-        if changes:
-            said = "; ".join(change.sentence for change in changes)
-            raise StoreError(
-                f"{settings.out} was begun otherwise: {said}; undo the change or choose another folder"
-            )
-    write_whole({path: json.dumps(now, indent=1) + "\n"})

@@ -27,7 +27,8 @@ from heatproof.images.codes import MANIFEST, QRSet, make_codes, write_codes
 from heatproof.images.patterns import negatives_of
 from heatproof.images.symbols import find_symbol
 from heatproof.models import Model, load_model
-from heatproof.studies.common import local_spec, need_one_class
+from heatproof.models.names import placed_spec
+from heatproof.studies.common import need_one_class
 from heatproof.studies.qr.settings import QrSettings
 from heatproof.train import DEPTHS, Data, TrainProgress, ablation_grid, fit, new_head, regime_recipe
 from heatproof.train.loop import weights_file
@@ -48,7 +49,7 @@ def build(num_classes=2):
     return small_net(num_classes, size={size}, width={width}, seed={seed})
 '''
 
-Told = Callable[[str, TrainProgress], object]  # the training's name, and how far it is
+ProgressCallback = Callable[[str, TrainProgress], object]  # the training's name, and how far it is
 
 
 class Trained(NamedTuple):
@@ -102,7 +103,7 @@ def uses_proxy(settings: QrSettings) -> bool:
 def network_spec(settings: QrSettings, folder: Path, seed: int) -> str:
     """How a study file in this folder names the network; the small one gets a file of its own."""
     if settings.model != SMALL:
-        return local_spec(settings.model)
+        return placed_spec(settings.model, Path.cwd())
     text = NETWORK.format(size=settings.size, width=settings.width, seed=seed)
     write_whole({folder / "network.py": text})
     return "network.py:build"
@@ -127,18 +128,18 @@ def recipes(settings: QrSettings) -> dict[str, Recipe]:
         "batch_size": settings.train_batch, "amp": settings.amp, "schedule": settings.schedule,
     }  # fmt: skip
     tuned = shared | {"epochs": settings.epochs, "lr": settings.lr, "layer": settings.layer}
-    found = {
+    made = {
         "zs": regime_recipe("zs", epochs=settings.head_epochs, lr=settings.head_lr, **shared),
         "ft-struct": regime_recipe("ft-struct", **tuned),
         "ft-leakmin": regime_recipe("ft-leakmin", lam=settings.lam, alpha=settings.alpha, **tuned),
     }
     if settings.depth_study:
-        found |= {depth_name(depth): regime_recipe("ft-struct", depth, **tuned) for depth in DEPTHS[2:]}
+        made |= {depth_name(depth): regime_recipe("ft-struct", depth, **tuned) for depth in DEPTHS[2:]}
     if settings.ablation:
         for lam, alpha in ablation_grid():
             name = cell_name(settings, lam, alpha)
-            found.setdefault(name, regime_recipe("ft-leakmin", lam=lam, alpha=alpha, **tuned))
-    return found
+            made.setdefault(name, regime_recipe("ft-leakmin", lam=lam, alpha=alpha, **tuned))
+    return made
 
 
 def depth_name(depth: str) -> str:
@@ -173,19 +174,21 @@ def check_network(settings: QrSettings) -> None:
             trained_parts(model, blank, phase.trainable)
 
 
-def train_all(settings: QrSettings, folder: Path, seed: int, sets: Sets, told: Told | None = None) -> Trained:
+def train_all(
+    settings: QrSettings, folder: Path, seed: int, sets: Sets, training: ProgressCallback | None = None
+) -> Trained:
     """Every training of one seed, from where it was left; accuracies are those on the test pictures."""
-    model, histories = start(settings, folder, seed, told)
+    model, histories = start(settings, folder, seed, training)
     beginning = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
     data, valid = map(as_data, sets)
     for name, recipe in recipes(settings).items():
         model.module.load_state_dict(beginning)
-        histories[name] = learn(model, data, valid, recipe, folder, name, seed, told)
+        histories[name] = learn(model, data, valid, recipe, folder, name, seed, training)
     return Trained(histories, trained_shares(model, data) if settings.depth_study else {})
 
 
 def start(
-    settings: QrSettings, folder: Path, seed: int, told: Told | None = None
+    settings: QrSettings, folder: Path, seed: int, training: ProgressCallback | None = None
 ) -> tuple[Model, dict[str, History]]:
     """The backbone with a fresh head for two classes, and how the proxy task went where there is one."""
     if not uses_proxy(settings):
@@ -197,17 +200,17 @@ def start(
     train, valid = (as_data(made, np.array([kinds[k] for k in made.kinds.tolist()])) for made in drawn)
     phase = Phase(settings.proxy_epochs, settings.proxy_lr, "all", name="proxy")
     recipe = Recipe((phase,), settings.train_batch, amp=settings.amp)
-    history = learn(model, train, valid, recipe, folder, BASE, seed, told)
+    history = learn(model, train, valid, recipe, folder, BASE, seed, training)
     return new_head(model, len(CLASSES), seed=seed), {BASE: history}
 
 
 def learn(
     model: Model, train: Data, valid: Data, recipe: Recipe, folder: Path, name: str, seed: int,
-    told: Told | None,
+    training: ProgressCallback | None,
 ) -> History:  # fmt: skip
     """One training; its last weights are copied to the name that the run's rows will bear."""
     where, target = folder / "training" / name, folder / "weights" / f"{name}.safetensors"
-    listen = None if told is None else partial(told, name)
+    listen = None if training is None else partial(training, name)
     history = fit(model, train, valid, recipe, where, seed, [recipe.epochs], listen)
     source = weights_file(where, recipe.epochs)
     if not target.exists() or target.read_bytes() != source.read_bytes():

@@ -44,18 +44,17 @@ from heatproof.explain.api import explain, is_stored
 from heatproof.explain.baselines import baseline_images
 from heatproof.explain.providers.files import CONTROLS, Stored, control_folder
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.curves import area
-from heatproof.metrics.faithfulness import insertion_deletion, not_above
+from heatproof.metrics.faithfulness import area, insertion_deletion, not_above
 from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, blanked, finite, pixel_maps
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import BatchContext, Change
-from heatproof.models.function import is_function
+from heatproof.models.derived import untrained_copy
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
-from heatproof.models.random_weights import untrained_copy
 from heatproof.models.running import frozen_eval
 from heatproof.models.targets import bind_targets
+from heatproof.models.wrapped import is_function
 from heatproof.registry import explainers, metric, parse_call
 from heatproof.types import Images, Maps, per_map, size_of, spatial_dims, upsample
 
@@ -338,7 +337,7 @@ def _in_a_run(
 ) -> dict[str, PerImage]:
     shown = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer, "then": scene.then}
     maps = {name: replace(one, explained=scene.classes) for name, one in scene.maps.items()}
-    known = scene.kept.setdefault("maps under random weights", {})
+    known = scene.cache("maps under random weights")
     return dict(function(maps, **shown, known=known, **scene.passes, **options))
 
 

@@ -1,4 +1,4 @@
-"""The stored pairs of a COSE study as columns, and the scores that follow: by kind, magnitude, checkpoint."""
+"""Results of a COSE study: its stored pairs as columns, and scores by kind, magnitude and checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import numpy as np
 from heatproof.errors import InputError
 from heatproof.explain.floors import is_floor
 from heatproof.images.transforms import STEPS, TRANSFORMS
-from heatproof.metrics.stability import Cose, Pearson, cose, cose_split, harmonic, ssim_to_final
+from heatproof.metrics.agreement import Correlation
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.stability import cose, cose_split, harmonic, ssim_to_final
 from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.store import RunFolder
 from heatproof.studies.common import mean_value
@@ -31,7 +33,7 @@ QUERY = r"""
 
 
 @dataclass(frozen=True)
-class Found:
+class CoseResults:
     """A finished study: one model on one set of images."""
 
     model: str
@@ -49,32 +51,38 @@ class Found:
     similarity: str = "local5"
 
     @cached_property
-    def scores(self) -> dict[str, Cose]:
+    def scores(self) -> dict[str, PerClass]:
         """COSE of each method over all its pairs."""
         return {m: _score(self.of(m)) for m in self.methods}
 
     @cached_property
-    def ranked(self) -> dict[str, Cose]:
+    def ranked(self) -> dict[str, PerClass]:
         """The methods that have a COSE, floors left out, the best first."""
         known = {m: s for m, s in self.scores.items() if not is_floor(m) and not math.isnan(s.value)}
         return dict(sorted(known.items(), key=lambda item: -item[1].value))
 
     @cached_property
-    def by_equation(self) -> dict[str, Cose]:
+    def by_equation(self) -> dict[str, PerClass]:
         """The same with consistency over inputs alone, as eq. 4 has it."""
         counted = self.pairs[~self.pairs.same | (self.pairs.transform != CHECKPOINT)]
         return {m: _score(counted[counted.method == m]) for m in self.methods}
 
-    def of(self, method: str) -> np.recarray:
-        mine: np.recarray = self.pairs[self.pairs.method == method]
-        return mine
+    @property
+    def earlier(self) -> tuple[str, ...]:
+        """Checkpoints before the final one."""
+        return self.checkpoints[:-1]
 
-    def split(self, method: str, by: str, order: Iterable[str]) -> dict[str, Cose]:
+    def of(self, method: str) -> np.recarray:
+        """The pairs of a method."""
+        pairs: np.recarray = self.pairs[self.pairs.method == method]
+        return pairs
+
+    def split(self, method: str, by: str, order: Iterable[str]) -> dict[str, PerClass]:
         """COSE without intervals of each kind ("kind") or change ("transform"), in this order."""
         pairs = self.of(method)
         return _split(pairs, pairs[by], order)
 
-    def by_magnitude(self, method: str, kind: str | None = None) -> dict[float, Cose]:
+    def by_magnitude(self, method: str, kind: str | None = None) -> dict[float, PerClass]:
         """COSE in bands of magnitude, as a share of the largest, over signed transforms."""
         pairs = self.of(method)
         pairs = pairs[(pairs.step > 0) & ((pairs.kind == kind) if kind else True)]
@@ -99,7 +107,7 @@ class Found:
         names = sorted({*self.of(first).image, *self.of(second).image})
         drawn = [np.arange(len(names)), *resample(len(names), resamples)]
         sums = [self.image_sums(method, names) for method in (first, second)]
-        totals = np.array([[one[:, :, rows].sum(-1) for rows in drawn] for one in sums])  # "2 r 2 2"
+        totals = np.array([[of[:, :, rows].sum(-1) for rows in drawn] for of in sums])  # "2 r 2 2"
         with np.errstate(invalid="ignore"):
             halves = totals[..., 0] / totals[..., 1]
         scores = harmonic(halves[..., 0], halves[..., 1])
@@ -115,27 +123,26 @@ class Found:
         """Mean SSIM of each earlier checkpoint's maps to the final one's."""
         pairs = self.of(method)
         pairs = pairs[pairs.transform == CHECKPOINT]
-        earlier = (c for c in self.checkpoints if c != self.final)
-        return {c: mean_value(pairs.ssim[pairs.checkpoint == c]).value for c in earlier}
+        return {c: mean_value(pairs.ssim[pairs.checkpoint == c]).value for c in self.earlier}
 
-    def correlation(self, method: str) -> Pearson:
+    def correlation(self, method: str) -> Correlation:
         """Of SSIM to the final maps with accuracy, over checkpoints."""
         near = self.to_final(method)
         return ssim_to_final(list(near.values()), [self.accuracy[c] for c in near])
 
 
-def _score(pairs: np.recarray) -> Cose:
+def _score(pairs: np.recarray) -> PerClass:
     sides = pairs[pairs.same], pairs[~pairs.same]
     return cose(*(side.ssim for side in sides), *(side.image for side in sides))
 
 
-def _split(pairs: np.recarray, groups: np.ndarray, order: Iterable[Any]) -> dict[Any, Cose]:
+def _split(pairs: np.recarray, groups: np.ndarray, order: Iterable[Any]) -> dict[Any, PerClass]:
     scores = cose_split(pairs.ssim, pairs.same, list(groups), list(pairs.image), resamples=1)
     return {group: scores[group] for group in order if group in scores}
 
 
-def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
-    """What a COSE study's folder holds. require_correct: only images that the final model gets right."""
+def read_pairs(folder: RunFolder, require_correct: bool = False) -> CoseResults:
+    """Read the folder of a COSE study. require_correct: only images that the final model gets right."""
     config = folder.manifest.config
     if config.get("protocol") != "cose":
         raise InputError(f"{folder.path} is not a COSE study; name a folder that heatproof study cose wrote")
@@ -153,7 +160,7 @@ def read_pairs(folder: RunFolder, require_correct: bool = False) -> Found:
         "where metric = 'degenerate' and checkpoint = ? group by method",
         [final],
     )
-    return Found(
+    return CoseResults(
         config["name"], config["dataset"], config["family"], final, tuple(config["methods"]), order,
         len(answered), pairs,
         accuracy={c: mean_value(r["value"] for r in answers if r["checkpoint"] == c).value for c in order},

@@ -1,0 +1,213 @@
+"""Networks derived from a network: with random weights, or with outputs that depend on one cell of a mosaic.
+
+In the mosaic networks, every cell of an n x n mosaic goes through the network by itself, and the logits are
+those of one cell: nothing outside it has any influence on them. At the layers that CAMs read, the cells'
+activations are joined to a grid of the whole mosaic, which methods read as in other networks, and are cut
+again. Cite: rao2022towards, whose DiFull has a classifier for each cell, of convolutions with a linear head;
+cutting the mosaic in front of the whole network works with every head and is equivalent.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heatproof.errors import ModelError
+from heatproof.models.capture import capture
+from heatproof.models.checkpoints import first_line
+from heatproof.models.heads import Undetermined
+from heatproof.models.layers import first_tensor, layout_of
+from heatproof.models.model import Model
+from heatproof.models.running import frozen_eval, watched
+from heatproof.models.tap import at_layers, replace_first
+
+MOST_BYTES = 2**30  # of random weights that a twin keeps
+
+
+def copy_of(model: Model) -> Model:
+    """A deep copy whose weights are its own."""
+    try:
+        copied = copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"{model.name} cannot be copied ({first_line(error)}), and a copy is needed"
+        ) from error
+    copied.facts.twin, copied.facts.keeps_twin = None, False
+    if model.call is not None and copied.call is model.call:
+        raise ModelError(
+            f"the call of {model.name} is a function that leads to the original weights, not to a copy's; "
+            "make it a method of the module"
+        )
+    return copied
+
+
+def from_the_head(model: Model, images: Tensor) -> list[str]:
+    """Modules with parameters of their own, in the reverse order in which they start to run.
+
+    A module that never runs itself (its parent may use its weights directly) goes with the parent that does.
+    """
+    started = {"": 0}  # also where the network is entered by another way than its own call
+    clock = itertools.count(1)
+
+    def note(name: str, *_: Any) -> None:
+        started[name] = next(clock)
+
+    with watched(model.module, started=note):
+        model.logits(images)
+
+    def turn(name: str) -> int:
+        while name not in started:
+            name = name.rpartition(".")[0]
+        return started[name]
+
+    parts = model.module.named_modules()
+    owners = [name for name, part in parts if next(part.parameters(recurse=False), None) is not None]
+    return sorted(owners, key=turn, reverse=True)
+
+
+def reinitialise(module: nn.Module, names: Sequence[str], seed: int) -> None:
+    """Draw new weights for the named modules of a network on the CPU; the random state is restored."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.random.default_generator.manual_seed(seed)
+        for name in names:
+            part = module.get_submodule(name)
+            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+            if reset is not None:
+                reset()
+                continue
+            for weight in part.parameters(recurse=False):
+                spread = weight.std() if weight.numel() > 1 else weight.new_zeros(())
+                weight.copy_(weight.mean() + spread * torch.randn(weight.shape))
+
+
+class RandomTwin:
+    """A copy of a network that takes on its weights, or random ones, module by module and in place."""
+
+    def __init__(self, model: Model, images: Tensor) -> None:
+        self.own, self.copy = model.module, copy_of(model)  # not the Model, which may keep this twin
+        self.names = from_the_head(self.copy, images[:1])
+        if not self.names:
+            raise ModelError(f"{model.name} has no parameters, so there is nothing to randomise")
+        self.drawn: OrderedDict[int, nn.Module] = OrderedDict()  # networks with random weights, by seed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copied network gets a twin of its own."""
+        return None
+
+    def random(self, seed: int) -> nn.Module:
+        """A network whose every module has random weights; the last few are kept."""
+        if seed not in self.drawn:
+            module = copy.deepcopy(self.own).cpu()
+            reinitialise(module, self.names, seed)
+            self.drawn[seed] = module.to(self.copy.device)
+            size = sum(weight.nbytes for weight in module.parameters())
+            while len(self.drawn) > 1 and len(self.drawn) * size > MOST_BYTES:
+                self.drawn.popitem(last=False)
+        return self.drawn[seed]
+
+    @torch.no_grad()
+    def takes(self, source: nn.Module, names: Sequence[str] | None = None) -> None:
+        """Copy parameters and buffers of the named modules, not of their children; by default of all."""
+        own, theirs = (
+            [
+                tensor
+                for part in map(module.get_submodule, self.names if names is None else names)
+                for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+            ]
+            for module in (self.copy.module, source)
+        )
+        torch._foreach_copy_(own, theirs)
+
+
+def keep_twin(model: Model) -> None:
+    """Declare that the network's weights stay as they are, so that its twin is made and drawn only once."""
+    model.facts.keeps_twin = True
+
+
+def twin_of(model: Model, images: Tensor) -> RandomTwin:
+    """A twin with the network's own weights; the same one each time where the network keeps it."""
+    twin: RandomTwin | None = model.facts.twin
+    if twin is not None:
+        twin.takes(model.module)
+        return twin
+    twin = RandomTwin(model, images)
+    if model.facts.keeps_twin:
+        model.facts.twin = twin
+    return twin
+
+
+def untrained_copy(model: Model, images: Tensor, seed: int) -> Model:
+    """The network as it was before any training: its twin, with random weights in every module."""
+    twin = twin_of(model, images)
+    twin.takes(twin.random(seed))
+    return twin.copy
+
+
+class Disconnected(nn.Module):
+    """Mosaics in, the logits of one of their cells out; `pictures` are the layers that CAMs read."""
+
+    channels_last = False  # in `pictures`; layers.py reads it
+
+    def __init__(self, model: Model, layers: Sequence[str], cells: int, cell: int) -> None:
+        super().__init__()
+        self.network = model.module
+        self.pictures = nn.ModuleList(nn.Identity() for _ in layers)
+        self.model, self.layers, self.cells, self.cell = model, tuple(layers), cells, cell
+
+    def forward(self, mosaics: Tensor) -> Tensor:
+        apart = cut(mosaics, self.cells).contiguous(memory_format=torch.channels_last)
+
+        def pass_whole(name: str, output: Any) -> Any:
+            tensor = first_tensor(output)
+            layout = None if tensor is None else layout_of(tensor, apart, self.network)
+            if tensor is None or layout is None:  # an earlier run of a layer that runs twice
+                return None
+            whole = self.pictures[self.layers.index(name)](join(layout.picture(tensor), self.cells))
+            return replace_first(output, layout.put_back(cut(whole, self.cells), tensor))
+
+        with at_layers(self.network, self.layers, pass_whole):
+            logits = self.model.forward(apart)
+        return logits.view(-1, self.cells**2, logits.shape[1])[:, self.cell]
+
+
+def disconnected(
+    model: Model, pictures: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None, cells: int
+) -> list[Model]:
+    """For each cell a network whose output depends on it alone; needs: those of the shared pass."""
+    with frozen_eval(model.module):
+        wanted = needs & {"activations", "gradients", "scales"}
+        trace = capture(model, pictures[:1].to(model.device), None, wanted, layer)
+    place = {name: f"pictures.{i}" for i, name in enumerate(trace.layers)}
+    height, width = trace.image_size
+    return [
+        Model(
+            Disconnected(model, trace.layers, cells, cell),
+            name=model.name,
+            preprocess=replace(model.preprocess, size=(cells * height, cells * width)),
+            classes=model.classes,
+            layer=place.get(trace.layer or ""),
+            scales=tuple(place[name] for name in trace.scales) or None,
+            accelerate=model.accelerate,
+            head=model.head.of_logits or Undetermined(),
+        )
+        for cell in range(cells**2)
+    ]
+
+
+def cut(mosaics: Tensor, cells: int) -> Tensor:
+    """ "b c (n h) (n w)" -> "(b n n) c h w"."""
+    parts: Tensor = mosaics.unflatten(3, (cells, -1)).unflatten(2, (cells, -1))
+    return parts.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+
+
+def join(parts: Tensor, cells: int) -> Tensor:
+    """ "(b n n) c h w" -> "b c (n h) (n w)"."""
+    rows: Tensor = parts.unflatten(0, (-1, cells, cells)).permute(0, 3, 1, 4, 2, 5)
+    return rows.flatten(4, 5).flatten(2, 3)
