@@ -406,7 +406,7 @@ def structure(
 
 
 def structure_score(finder: Number, timing: Number, background: Number, distance: Number) -> Number:
-    """Sum of four numbers, as eq. 10 has it over coverages and Fig. 5 over masses: leakage counts three times.
+    """Sum of coverages (eq. 10) or of masses (Fig. 5), in which leakage counts three times.
 
     A run computes it from maps: structure_map_score.
 
