@@ -24,8 +24,15 @@ from heatproof.verdict.alarms import (
     find_alarms,
     surely_above,
 )
-from heatproof.verdict.auc import auc_error, auc_falls, difference_error
-from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
+from heatproof.verdict.trajectory import (
+    CheckpointState,
+    ClassState,
+    MethodState,
+    Trajectory,
+    auc_error,
+    auc_falls,
+    difference_error,
+)
 from published_training import TABLES, published
 
 pytestmark = pytest.mark.trains

@@ -6,13 +6,13 @@ import math
 
 from heatproof.metrics.results import PerClass
 from heatproof.verdict.alarms import find_alarms
-from heatproof.verdict.auc import auc_falls
 from heatproof.verdict.trajectory import (
     CheckpointState,
     ClassState,
     FindingState,
     MethodState,
     Trajectory,
+    auc_falls,
 )
 
 NAMES = ("mass", "nodule")
@@ -46,8 +46,8 @@ def test_a_list_that_empties_while_its_own_auc_holds_is_an_alarm() -> None:
 def test_a_finding_whose_own_auc_has_fallen_needs_none_though_the_mean_holds() -> None:
     fallen = state("e2", (0.86, 0.99), (2, 180), (math.nan, 0.5))
     assert auc_falls(Trajectory((GOOD, fallen))) == [False, False]
-    assert auc_falls(Trajectory((GOOD, fallen)), finding=0) == [False, True]
-    assert auc_falls(Trajectory((GOOD, fallen)), finding=1) == [False, False]
+    assert auc_falls(Trajectory((GOOD, fallen)), label=0) == [False, True]
+    assert auc_falls(Trajectory((GOOD, fallen)), label=1) == [False, False]
     assert alarms(GOOD, fallen) == set()
 
 

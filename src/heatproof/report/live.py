@@ -36,7 +36,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError
-from heatproof.report.gallery import front_pictures, image_record, json_number, offered, packed_maps
+from heatproof.report.gallery import front_images, image_record, json_number, offered, packed_maps
 from heatproof.report.page import read_report
 from heatproof.report.pieces import Section
 from heatproof.store import RunFolder
@@ -168,7 +168,7 @@ class Live:
 
         def make() -> dict[str, str]:
             verdict, place = judge(data), Section("pictures", "Pictures", {})
-            return read_report(data, verdict, place, front=front_pictures(data, verdict)).fragments()
+            return read_report(data, verdict, place, front=front_images(data, verdict)).fragments()
 
         assert isinstance(data.folder, Snapshot), "take the data from Live.data()"
         return self._read(data.folder, ("report", data.model, data.checkpoint), make)

@@ -35,8 +35,7 @@ from urllib.parse import parse_qsl, urlsplit
 from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError, visible
 from heatproof.report.gallery import media_type
 from heatproof.report.live import PER_PAGE, Live, as_csv, one_image, one_page, read_wanted
-from heatproof.report.page import asset
-from heatproof.report.pieces import fill
+from heatproof.report.pieces import asset, fill
 from heatproof.verdict.data import RunData
 
 ASSETS = {

@@ -25,7 +25,8 @@ from heatproof.errors import InputError, ModelError
 from heatproof.images.kinds import guess_source
 from heatproof.models.model import Model
 from heatproof.models.wrapped import is_function
-from heatproof.report.page import note_left_out, write_page
+from heatproof.report.page import write_page
+from heatproof.report.sections import note_left_out
 from heatproof.run.config import study_from, toml
 from heatproof.run.engine import Result, run_study
 from heatproof.run.progress import Progress, spell

@@ -12,7 +12,7 @@ from heatproof.errors import InputError
 from heatproof.images import open_source
 from heatproof.images.kinds import Guess, guess_source
 from heatproof.images.source import Source
-from heatproof.verdict.follow import ENOUGH, voter
+from heatproof.verdict.follow import ENOUGH, follow_metric
 
 MODEL = "MODEL"  # to be replaced by the user
 MOST_NAMES = 6  # of classes
@@ -58,7 +58,8 @@ def starter(
 ) -> str:
     """The study as TOML."""
     classes = {label for sample in source.samples for label in sample.stated}
-    metrics = [voter().name, "insertion(steps=20)", "deletion(steps=20)", "method_agreement"]
+    vote = follow_metric().name
+    metrics = [vote, "insertion(steps=20)", "deletion(steps=20)", "method_agreement"]
     metrics += ["cscore", "accuracy", "recall"] if classes else []
     metrics += ["auc"] if len(classes) > 1 else []
     metrics += ["localise"] if source.boxed or source.parts else []
@@ -71,7 +72,7 @@ def starter(
         "",
         "# Names as in `heatproof list methods`; random, edges and centre never look at the network.",
         'methods = ["gradcam", "layercam", "hirescam", "gradient", "random", "edges", "centre"]',
-        f"# As in `heatproof list metrics`; the verdict rests on {voter().name}, the others are information.",
+        f"# As in `heatproof list metrics`; the verdict rests on {vote}, the others are information.",
         f"metrics = {json.dumps(metrics)}",
         "",
         "[model]",

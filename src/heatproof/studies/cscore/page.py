@@ -37,10 +37,9 @@ from heatproof.studies.cscore.results import (
     standing,
 )
 from heatproof.verdict.alarms import Alarm, Thresholds
-from heatproof.verdict.auc import auc_difference
 from heatproof.verdict.epochs import Norms, early_warning, gradient_jumps, grown_layers, whole_norm
 from heatproof.verdict.follow import holm
-from heatproof.verdict.trajectory import CheckpointState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_difference
 
 TABLES = TableFile("heatproof.studies.cscore")
 PLACES = ("pointing", "inside", "mask_iou")  # metrics of the table "places"

@@ -31,9 +31,15 @@ from heatproof.metrics.results import PerClass
 from heatproof.store import RunFolder
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
-from heatproof.verdict.auc import AucDifference, auc_difference, auc_falls
 from heatproof.verdict.epochs import epoch_flag
-from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
+from heatproof.verdict.trajectory import (
+    AucDifference,
+    CheckpointState,
+    MethodState,
+    Trajectory,
+    auc_difference,
+    auc_falls,
+)
 
 RECOMMENDED, CHOICE, REFUSED = "recommended", "with a choice of method", "not recommended"
 
