@@ -15,7 +15,7 @@ image (its mean logits, a column for each class), and the box is any box (one co
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,7 +47,7 @@ def as_place(targets: Any) -> Place | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Dense(Head):
+class Dense(Head, ABC):
     """A head that is bound to regions or boxes of images."""
 
     asks: ClassVar[bool] = True
@@ -188,13 +188,12 @@ class Detection(Dense):
     name: ClassVar[str] = "detection"
     chance: ClassVar[str] = "the score of the box"
     same_if: ClassVar[str] = f"the box is found again: one of its class overlaps it by IoU >= {OVERLAP}"
+    output: ClassVar[str] = (
+        f"boxes; the score of the one that overlaps a reference box by IoU >= {OVERLAP}, else 0"
+    )
 
     boxes: Tensor | None = None  # "i 4"; NaN where the image has none to refer to
     classes: Tensor | None = None  # "i"
-
-    @property
-    def meaning(self) -> str:
-        return f"boxes; the score of the one that overlaps a reference box by IoU >= {OVERLAP}, else 0"
 
     def table(self, output: Any, count: int) -> Tensor:
         return torch.stack([self._row(detections) for detections in _detections(output, count)])
