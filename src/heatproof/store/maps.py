@@ -9,8 +9,8 @@ Half precision keeps 11 bits, so each map is brought to one range first and back
     stored = (map - offset) / scale * 32768,   scale = max |map - offset|,
     offset = the value nearest to zero where all values have one sign, else 0
 
-The signs are kept, the largest value too (to float32 rounding), and a normalised map is within 1e-3 of the
-original, also where a small contrast sits on a large constant. Only maps of finished units are shown.
+The signs are preserved, the largest value too (to float32 rounding), and a normalised map is within 1e-3 of
+the original, also where a small contrast is added to a large constant. Only maps of finished units are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 INDEX = tuple[str, list[str], list[list[str]]]  # types of a checkpoint's name, ids, and ids by method
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
+UNREADABLE = (
+    OSError, EOFError, zlib.error, ValueError, LookupError, AttributeError, TypeError, RecursionError,
+)  # fmt: skip
 SMALLEST = 2.0**-24  # the smallest half-precision number above zero
 
 
@@ -73,7 +76,7 @@ def restored(stored: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
 
 
 def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, Content]:
-    """The files that hold a unit's maps, and how to write each."""
+    """The files of a unit's maps, and a function that writes each."""
     files: dict[Path, Content] = {}
     entries: list[dict[str, Any]] = []
     shared: dict[str, list[Any]] = {}  # ids and explained are mostly the same for all methods of a unit
@@ -130,7 +133,7 @@ class Shard:
     explained: np.ndarray
     path: Path
     scales: Mapping[str, Mapping[str, np.ndarray]]  # "values" and, where it exists, "signed"
-    seal: Seal | None = None
+    seal: Seal
 
     def read(self, rows: Sequence[int]) -> StoredMaps:
         """The maps of these rows; no other row is read."""
@@ -140,9 +143,7 @@ class Shard:
 
     def _values(self, kind: str, rows: Sequence[int]) -> np.ndarray:
         path = self.path if kind == "values" else self.path.with_suffix(".signed.npy")
-        if self.seal is not None:
-            name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
-            check_file(path, self.seal.files.get(name, "it has none"))
+        check_file(path, self.seal.files.get(f"maps/{path.parent.name}/{path.name}", "it has none"))
         try:
             stored = np.load(plain(path), mmap_mode="r", allow_pickle=False)
             if len(stored) != len(self.ids):
@@ -154,9 +155,9 @@ class Shard:
 
 
 class MapStore:
-    """The maps of all finished units. Indexes are read once per store; maps only when asked for."""
+    """The maps of all finished units. Indexes are read once per store; maps when they are needed."""
 
-    def __init__(self, root: Path, units: Callable[[], Mapping[str, Seal | None]]) -> None:
+    def __init__(self, root: Path, units: Callable[[], Mapping[str, Seal]]) -> None:
         self.root, self._units = root, units
         self._known: set[str] = set()
         self._places: dict[tuple[str, str], dict[str, tuple[Shard, int]]] = {}
@@ -172,7 +173,7 @@ class MapStore:
         return tuple(sorted(self._of(checkpoint, method)))
 
     def known(self, checkpoint: str, method: str, ids: Sequence[str]) -> list[bool]:
-        """Which of these images have a map; the disk is only asked again where one seems to have none."""
+        """Which of these images have a map; new indexes are read only if an image seems to have none."""
         key, wanted = (valid_unicode(checkpoint), valid_unicode(method)), [valid_unicode(i) for i in ids]
         if any(i not in self._places.get(key, {}) for i in wanted):
             self._refresh()
@@ -214,21 +215,23 @@ class MapStore:
             yield shard.read(picked).as_tensors()
 
     def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
-        """Where each image's map lies."""
+        """Shard and row of each image's map."""
         places = self._places.get((valid_unicode(checkpoint), valid_unicode(method)))
         if places is None:
-            _explain_absence(list(self._places), checkpoint, method)
+            checkpoints = sorted({name for name, _ in self._places})
+            if valid_unicode(checkpoint) not in checkpoints:
+                raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
+            methods = sorted(m for name, m in self._places if name == valid_unicode(checkpoint))
+            raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
         return places
 
     def _refresh(self) -> None:
-        """Take up the parts that were finished since. A map stored by two units is equal in both."""
+        """Read the indexes of units that were finished since. A map stored by two units is equal in both."""
         for part, seal in self._units().items():
             path = self.root / f"{part}.json.gz"
-            there = path.exists() if seal is None else f"maps/{path.name}" in seal.files
-            if part in self._known or not there:
+            if part in self._known or f"maps/{path.name}" not in seal.files:
                 continue
-            if seal is not None:
-                check_file(path, seal.files[f"maps/{path.name}"])
+            check_file(path, seal.files[f"maps/{path.name}"])
             self._known.add(part)
             for shard in _read_index(self.root, path, part, seal):
                 places = self._places.setdefault((shard.checkpoint, shard.method), {})
@@ -237,35 +240,28 @@ class MapStore:
 
 
 def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> StoredMaps:
-    """Read shard by shard straight into place."""
-    targets: dict[Shard, list[int]] = {}
+    """The maps of these images, read shard by shard."""
+    positions: dict[Shard, list[int]] = {}
     for position, name in enumerate(wanted):
-        targets.setdefault(places[name][0], []).append(position)
-    result: StoredMaps | None = None
-    for shard, positions in targets.items():
-        read = shard.read([places[wanted[position]][1] for position in positions])
-        if result is None:
-            n, signed = len(wanted), read.signed_values
-            result = read._replace(
-                values=np.empty((n, *read.values.shape[1:]), np.float32),
-                explained=np.empty(n, np.int64),
-                ids=tuple(wanted),
-                signed_values=None if signed is None else np.empty((n, *signed.shape[1:]), np.float32),
-            )
-        if _sizes(read) != _sizes(result):
+        positions.setdefault(places[name][0], []).append(position)
+    parts = []
+    for shard, own in positions.items():
+        parts.append(shard.read([places[wanted[position]][1] for position in own]))
+        if _sizes(parts[-1]) != _sizes(parts[0]):
             raise InputError(
-                f"maps of {read.method} at {shard.checkpoint} differ in size "
-                f"({_sizes(result)}; {_sizes(read)}); read them shard by shard"
+                f"maps of {shard.method} at {shard.checkpoint} differ in size "
+                f"({_sizes(parts[0])}; {_sizes(parts[-1])}); read them shard by shard"
             )
-        result.values[positions] = read.values
-        result.explained[positions] = read.explained
-        if result.signed_values is not None and read.signed_values is not None:
-            result.signed_values[positions] = read.signed_values
-    assert result is not None
-    return result
+    order = np.argsort(np.concatenate(list(positions.values())))
+    arrays = {
+        name: np.concatenate([getattr(part, name) for part in parts])[order]
+        for name in ("values", "explained", "signed_values")
+        if getattr(parts[0], name) is not None
+    }
+    return parts[0]._replace(ids=tuple(wanted), **arrays)
 
 
-def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Shard]:
+def _read_index(root: Path, path: Path, part: str, seal: Seal) -> list[Shard]:
     try:
         index = read_index(path)
         shared = {key: index[key] for key in ("ids", "explained")}
@@ -288,29 +284,12 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
             )
             for entry in index["maps"]
         ]
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ) as error:
+    except UNREADABLE as error:
         raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> StoreError:
     return StoreError(f"cannot read {path}: {error}; delete the part of this unit and run again")
-
-
-def _explain_absence(stored: Sequence[tuple[str, str]], checkpoint: str, method: str) -> NoReturn:
-    checkpoints = sorted({of for of, _ in stored})
-    if valid_unicode(checkpoint) not in checkpoints:
-        raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
-    methods = sorted(name for of, name in stored if of == valid_unicode(checkpoint))
-    raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
 
 
 def _check(method: str, maps: Maps) -> None:
