@@ -19,14 +19,17 @@ from heatproof.report import figures
 from heatproof.report.figures import GREY, Line, Panel, line_style
 from heatproof.report.tables import Cell, Table
 from heatproof.studies.common import TableFile, mean_value, rho_value
-from heatproof.studies.localise.flags import KINDS, OF_A_METHOD, REASONS, Flag
 from heatproof.studies.localise.results import (
     FAITHFULNESS,
+    KINDS,
     LOCALISATION,
     METRICS,
+    OF_A_METHOD,
+    REASONS,
     THESIS,
     TITLES,
     ByClass,
+    Flag,
     LocaliseResults,
     budgets_of,
     crossing,
