@@ -36,7 +36,6 @@ from heatproof.studies.cose.settings import PAPER_METHODS, SIMILARITIES, CoseSet
 
 TABLES = TableFile("heatproof.studies.cose")
 MAX_METHODS = 4  # on a sheet of examples
-ENOUGH = 0.75  # accuracy that the paper requires
 # Table 1 of the paper: each model's mean over its five data sets, and the row "Overall"; see PAPER_METHODS.
 PUBLISHED = {
     "ConvNext": (59.28, 63.82, 63.43, 55.68, 61.36, 59.59, 56.52),
@@ -93,6 +92,10 @@ class CoseResults:
         """The same with consistency over inputs alone, as eq. 4 has it."""
         counted = self.pairs[~self.pairs.same | (self.pairs.transform != CHECKPOINT)]
         return {m: _score(counted[counted.method == m]) for m in self.methods}
+
+    @property
+    def final_accuracy(self) -> float:
+        return self.accuracy[self.final]
 
     @property
     def earlier(self) -> tuple[str, ...]:
@@ -217,8 +220,8 @@ def write_page(
     """Write summary.md in the study's folder, with its tables and figures."""
     studies, ranked, order = [results, *others], results.ranked, list(results.ranked)
     tables = [
-        score_table(results), first_table(studies), training_table(studies), group_table(studies),
-        split_table(results), transform_table(results), final_table(results) if results.earlier else None,
+        *score_tables(results), first_table(studies), TABLES.fill("networks", studies), group_table(studies),
+        final_table(results) if results.earlier else None,
     ]  # fmt: skip
     drawn, missing = {}, ""
     try:
@@ -229,29 +232,13 @@ def write_page(
     inputs = (results.pairs.transform != CHECKPOINT) & (results.pairs.method == results.methods[0])
     return MarkdownReport(settings.out).write(
         "studies/cose/page.md", tables, drawn, settings=settings, results=results, failed=failed,
-        skipped=skipped, panels=panels, missing=missing, accuracy=results.accuracy[results.final],
+        skipped=skipped, panels=panels, missing=missing, accuracy=results.final_accuracy,
         versions=int(inputs.sum()) // max(1, results.images), ranked=order,
         lead=results.ahead(order[0], order[1]) if len(order) > 1 else None,
         reasons=dict.fromkeys(score.reason for score in results.scores.values() if score.reason),
         consistent=max(ranked, key=lambda m: ranked[m].consistency, default=""),
         sensitive=max(ranked, key=lambda m: ranked[m].sensitivity, default=""),
     )  # fmt: skip
-
-
-def score_table(results: CoseResults) -> Table:
-    scores = ((m, results.scores[m], results.by_equation[m]) for m in results.methods)
-    rows = [
-        (
-            method, Value(score.consistency, score.consistency_interval),
-            Value(score.sensitivity, score.sensitivity_interval), Value(score.value, score.interval),
-            Value(by_equation.value, by_equation.interval), score.n_same, score.n_changed, score.n_undefined,
-            float(results.degenerate.get(method, math.nan)),
-        )
-        for method, score, by_equation in scores
-    ]  # fmt: skip
-    by = SIMILARITIES[results.similarity]
-    compared = "" if results.similarity == "local5" else f" Maps are compared by {by}."
-    return TABLES.fill("cose", rows, model=results.model, dataset=results.dataset, compared=compared)
 
 
 def first_table(studies: Sequence[CoseResults]) -> Table:
@@ -287,43 +274,33 @@ def group_table(studies: Sequence[CoseResults]) -> Table | None:
             groups.setdefault(group, []).append(study)
     if len(groups) < 2:
         return None
-    rows = [
-        (m, *(mean_value(s.scores[m].value for s in of if m in s.scores) for of in groups.values()))
-        for m in _methods(studies)
+
+    def mean(members: Sequence[CoseResults], method: str) -> Value:
+        return mean_value(study.scores[method].value for study in members if method in study.scores)
+
+    listed = [(group, members, len(members)) for group, members in groups.items()]
+    return TABLES.fill("groups", _methods(studies), groups=listed, mean=mean)
+
+
+def score_tables(results: CoseResults) -> list[Table]:
+    """COSE of each method: over all pairs, by kind of change, and by change."""
+    methods, pairs = list(results.methods), results.pairs
+    by = SIMILARITIES[results.similarity]
+    words = {
+        "model": results.model, "dataset": results.dataset, "scores": results.scores, "value": Value,
+        "by_equation": results.by_equation, "degenerate": results.degenerate, "nan": math.nan,
+        "compared": "" if results.similarity == "local5" else f" Maps are compared by {by}.",
+    }  # fmt: skip
+    kinds = [kind for kind in KINDS if (pairs.kind == kind).any()]
+    split = {m: results.split(m, "kind", KINDS) for m in methods}
+    by_change = {m: results.split(m, "transform", CHANGES) for m in methods}
+    same = {name: pairs.same[pairs.transform == name] for name in CHANGES}
+    stayed = {name: float(of.mean()) for name, of in same.items() if len(of)}
+    return [
+        TABLES.fill("cose", methods, **words),
+        TABLES.fill("splits", methods, kinds=kinds, split=split),
+        TABLES.fill("transforms", stayed, methods=methods, split=by_change, stayed=stayed),
     ]
-    return TABLES.fill("groups", rows, groups=[f"{group}, {len(of)} studies" for group, of in groups.items()])
-
-
-def training_table(studies: Sequence[CoseResults]) -> Table:
-    """Which networks meet the conditions of the paper: trained with the transforms, 75 % accuracy."""
-    rows = []
-    for study in studies:
-        accuracy = study.accuracy[study.final]
-        enough = "not known" if math.isnan(accuracy) else "yes" if accuracy >= ENOUGH else "no"
-        pretraining = study.pretraining or "not said"
-        rows.append((f"{study.dataset}, {study.model}", study.trained_with, accuracy, enough, pretraining))
-    return TABLES.fill("networks", rows)
-
-
-def split_table(results: CoseResults) -> Table:
-    kinds = [k for k in KINDS if (results.pairs.kind == k).any()]
-    split = {method: results.split(method, "kind", KINDS) for method in results.methods}
-    rows = [
-        (method, *(getattr(scores.get(kind), half, None) for kind in kinds for half in HALVES))
-        for method, scores in split.items()
-    ]
-    return TABLES.fill("splits", rows, kinds=kinds)
-
-
-def transform_table(results: CoseResults) -> Table:
-    split = [results.split(m, "transform", CHANGES) for m in results.methods]
-    rows = []
-    for name in CHANGES:
-        stayed = results.pairs.same[results.pairs.transform == name]
-        if len(stayed):
-            scores = (getattr(scores.get(name), "consistency", None) for scores in split)
-            rows.append((name, *scores, float(stayed.mean())))
-    return TABLES.fill("transforms", rows, methods=list(results.methods))
 
 
 def final_table(results: CoseResults) -> Table:
@@ -333,7 +310,7 @@ def final_table(results: CoseResults) -> Table:
         (c, results.accuracy[c], *(of[c] for of in near)) for c in results.earlier
     ]
     rows += [
-        (f"{results.final} (final)", results.accuracy[results.final], *(1.0 for _ in near)),
+        (f"{results.final} (final)", results.final_accuracy, *(1.0 for _ in near)),
         ("r with accuracy", None, *(fit.r for fit in fits)),
         ("p", None, *(fit.p for fit in fits)),
     ]
@@ -369,7 +346,7 @@ def draw_figures(results: CoseResults, studies: Sequence[CoseResults]) -> dict[s
             drawn["datasets"] = figures.bars(means, [*map(figures.short, methods)], "COSE, %")
     if (results.pairs.step > 0).any():
         drawn["magnitudes"] = magnitude_figure(results)
-    if results.earlier and not math.isnan(results.accuracy[results.final]):
+    if results.earlier and not math.isnan(results.final_accuracy):
         drawn["to_final"] = final_figure(results)
     return drawn
 
