@@ -375,7 +375,7 @@ def test_a_killed_study_goes_on(
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
-        computed.extend(task.unit.hash for task in tasks)
+        computed.extend(unit.hash for unit in tasks)
         run(self, tasks, *more)
 
     monkeypatch.setattr(worker.Worker, "run", killed)

@@ -136,6 +136,11 @@ class LocaliseResults:
     def macro(self, method: str, metric: str, budget: float | None = None) -> Value:
         return macro_value(self.by_class(self.column(method, metric, budget)), self.seed)
 
+    def constant_share(self, method: str) -> float:
+        """Share of a method's maps that are constant."""
+        constant = self.column(method, "degenerate")
+        return sum(constant.values()) / max(1, len(constant))
+
     def class_name(self, label: int) -> str:
         return self.classes[label] if label < len(self.classes) else f"class {label}"
 
