@@ -141,8 +141,7 @@ class TableFile:
 
     A column is a name, or a list of name, better ("more", "less" or ""), number format and cell. The cell is
     an expression of Jinja about the `row` and the words given to `fill`; an undefined value is an empty cell.
-    If `cells` is given, it is instead a method of that object, which gets the first two values of the row and
-    the arguments that follow, or "key" for the value of the row at a place. Without cells, rows hold them.
+    Without expressions, the rows hold the cells.
     Words in braces are filled into title, note and names; a column whose word is a list is repeated for each
     of its items, as are the columns of {each = "classes", columns = [...]}. `name` is the name of the files
     if it is not that of the table.
@@ -155,9 +154,8 @@ class TableFile:
         self.content: dict[str, dict[str, Any]] = tomllib.loads(text)
 
     def fill(
-        self, name: str, rows: Iterable[Any], published: Iterable[Sequence[Cell]] = (),
-        cells: object = None, **words: Any,
-    ) -> Table:  # fmt: skip
+        self, name: str, rows: Iterable[Any], published: Iterable[Sequence[Cell]] = (), **words: Any
+    ) -> Table:
         """The table with these rows.
 
         Args:
@@ -168,9 +166,7 @@ class TableFile:
         columns = tuple(column for column, _, _ in declared)
         body: list[tuple[Cell, ...]] = []
         for row in rows:
-            if cells is not None:
-                body.append(tuple(_method_cell(row, cells, *cell) for _, cell, _ in declared))
-            elif declared[0][1]:
+            if declared[0][1]:
                 body.append(tuple(_expression(cell[0])(row=row, **of) for _, cell, of in declared))
             else:
                 body.append(tuple(row))
@@ -210,8 +206,3 @@ class TableFile:
 @cache
 def _expression(text: str) -> Callable[..., Any]:
     return Environment().compile_expression(text)
-
-
-def _method_cell(row: Sequence[Any], cells: object, name: str, *arguments: Any) -> Cell:
-    value: Cell = row[arguments[0]] if name == "key" else getattr(cells, name)(*row[:2], *arguments)
-    return value
