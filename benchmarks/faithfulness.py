@@ -10,8 +10,8 @@ from torch import Tensor
 
 from benchmarks.common import RECORDED, Part, Row, cost, network, side_by_side
 from benchmarks.sections import BenchAsked
-from heatproof.metrics.curves import Faithfulness
 from heatproof.metrics.faithfulness import insertion_deletion
+from heatproof.metrics.results import Curve
 from heatproof.models.accel import Accelerator
 from heatproof.models.model import Model
 
@@ -74,7 +74,7 @@ def _growth(model: Model, count: int, repeat: int, device: str) -> list[Row]:
 def _adaptive(model: Model, count: int, device: str) -> list[Row]:
     """Passes saved; the error is that of a network with random weights, whose curves are smooth."""
     images, maps = _inputs(count, device)
-    found: dict[str, Faithfulness] = {}
+    found: dict[str, Curve] = {}
 
     def run(adaptive: bool) -> None:
         found["adaptive" if adaptive else "full"] = insertion_deletion(

@@ -15,8 +15,7 @@ import torch
 
 from benchmarks.common import Part, Row, cam_like, cost, side_by_side
 from benchmarks.sections import BenchAsked
-from heatproof.metrics.consistency import cscore, cscore_by_class
-from heatproof.metrics.map_pairs import soft_iou_matrix
+from heatproof.metrics.cscores import cscore, cscore_by_class, soft_iou_matrix
 from heatproof.types import Maps
 
 SIZE = 224

@@ -36,7 +36,7 @@ from heatproof.explain.api import explain
 from heatproof.images.preprocess import Preprocess
 from heatproof.metrics.faithfulness import DECIDED, insertion_deletion
 from heatproof.metrics.kit import PerImage
-from heatproof.metrics.sanity import fragility, parameter_randomisation
+from heatproof.metrics.sanity import fragility, randomisation
 from heatproof.metrics.scene import BatchContext
 from heatproof.models import load_model
 from heatproof.models.model import Model
@@ -195,7 +195,7 @@ def reduced_rows(subject: Subject, count: int) -> Iterator[Cells]:
     """Scores of checks that compare a method with itself, by the repetitions that are enough and by all."""
     shown: dict[str, Any] = {"model": subject.model, "images": subject.images[:count]}
     checks: dict[str, Callable[[str], Mapping[str, PerImage]]] = {
-        "randomisation": lambda b: parameter_randomisation(CHECKED, budget=b, depths=3, **shown).mean(),
+        "randomisation": lambda b: randomisation(CHECKED, budget=b, depths=3, **shown),
         "fragility": lambda b: fragility(CHECKED, budget=b, draws=1, **shown),
     }
     for check, scores in checks.items():
@@ -261,7 +261,7 @@ def audit_rows() -> Iterator[Cells]:
             ):  # comes with insertion
                 part = text
                 alone = when == "before" and text in full  # no check knew then what another had made
-                shown = replace(scene, kept={}) if alone else scene
+                shown = replace(scene, caches={}) if alone else scene
                 measure([f"{text}({options[text]})" if text in options else text], shown)
         yield from ({"what": name, "when": when, "inputs": n} for name, n in counts.items())
 

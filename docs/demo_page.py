@@ -84,7 +84,7 @@ def method_table(audit: Audit) -> str:
     rows = []
     for one in audit.verdict.methods:
         votes = [f"{test.value:+.2f}" for test in one.tests if test.votes]
-        score = audit.twin.found.scores[one.method]
+        score = audit.twin.contrast.scores[one.method]
         low, high = score.interval
         auc = f"{score.auc:.2f} ({low:.2f} to {high:.2f})"
         rows.append((one.method, WORDS[one.follows], *votes, auc, f"{score.seen:.0%}"))

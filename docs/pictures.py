@@ -40,7 +40,7 @@ from heatproof.images.distort import DISTORTIONS, SEVERITIES, distort
 from heatproof.images.transforms import TRANSFORMS
 from heatproof.metrics.localisation import budget_masks
 from heatproof.metrics.mosaic import make_mosaics
-from heatproof.metrics.specificity import maps_untrained
+from heatproof.metrics.specific import maps_untrained
 from heatproof.models.derived import disconnected
 from heatproof.models.model import as_model
 from heatproof.registry import Card, Entry, explainers, metrics
@@ -217,8 +217,8 @@ def sanity() -> Image.Image:
     found = hp.metrics.parameter_randomisation(methods, model=network(), images=images, depths=8)
     with drawing(7.0, 3.0) as (figure, axis):
         for method in methods:
-            means = [float(depth.similarity[method]["ssim"].nanmean()) for depth in found.depths]
-            axis.plot([depth.randomised for depth in found.depths], means, marker="o", label=method)
+            curve = found[method]
+            axis.plot(curve.randomised, curve.ssim.nanmean(0).tolist(), marker="o", label=method)
         axis.set_xlabel("modules with random weights, from the head down")
         axis.set_ylabel("SSIM with the original map")
         figure.legend(loc="outside right upper")

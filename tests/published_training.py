@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
 
 TABLES: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "papers.json").read_text())["cscore"]
@@ -24,9 +24,9 @@ def published(architecture: str) -> Trajectory:
         states = {c: ClassState(total, gold[c]) for c, total in enumerate(CLASSES.values())}
         methods = {
             method: MethodState(
-                CScore(overall[k], sum(gold), math.nan),
+                PerClass(overall[k], sum(gold), math.nan),
                 {
-                    c: CScore(TABLES[n][architecture][method][k], gold[c], math.nan)
+                    c: PerClass(TABLES[n][architecture][method][k], gold[c], math.nan)
                     for c, n in enumerate(CLASSES)
                 },
             )

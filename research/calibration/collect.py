@@ -29,7 +29,7 @@ from heatproof.explain.api import explain
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import localise
-from heatproof.metrics.specificity import DRAWS, STEPS, against_untrained, gains, under_random_weights
+from heatproof.metrics.specific import DRAWS, STEPS, against_untrained, gains, under_random_weights
 from heatproof.models.derived import untrained_copy
 from heatproof.models.model import Model
 from heatproof.models.queue import all_logits

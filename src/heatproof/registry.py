@@ -106,7 +106,7 @@ class Metric(Entry):
         class        all images of a checkpoint, without boxes, masks, model and images; {class: number}
         checkpoint   the same; one number
 
-    or, for the last two, a ClassifierScore.
+    or, for the last two, a PerClass.
     """
 
     level: str = "image"  # of LEVELS

@@ -64,16 +64,14 @@ def _points(cmap: str) -> np.ndarray:
     return np.array([list(bytes.fromhex(point)) for point in COLOUR_MAPS[cmap].split()], dtype=np.float64)
 
 
-def brightened(heat: Tensor) -> Tensor:
-    """Maps "b H W" in [0, 1] on a CPU, each divided by its 99th percentile and clipped at 1.
+def brightened(heat: np.ndarray) -> np.ndarray:
+    """Maps "b H W" in [0, 1], each divided by its 99th percentile and clipped at 1.
 
     Maps whose 99th percentile is 0 stay as they are.
     """
-    import torch
-
-    pixels = heat.flatten(1)
-    limit = torch.from_numpy(np.quantile(pixels.numpy(), 0.99, axis=1)).to(heat)[:, None]
-    return (pixels / torch.where(limit > 0, limit, 1)).clamp(max=1).view_as(heat)
+    limit = np.quantile(heat.reshape(len(heat), -1), 0.99, axis=1).astype(heat.dtype)
+    limit = limit.reshape(-1, *[1] * (heat.ndim - 1))
+    return np.asarray(np.minimum(heat / np.where(limit > 0, limit, heat.dtype.type(1)), 1))
 
 
 def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float = 0.6) -> Image.Image:

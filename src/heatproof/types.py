@@ -199,7 +199,9 @@ class Maps:
         """ "b H W" in [0, 1] on the CPU: as upsample, but brightened (see show.py) where the method has a
         value for every pixel."""
         heat = self.upsample().cpu()
-        return brightened(heat) if tuple(self.values.shape[1:]) == tuple(self.image_size) else heat
+        if tuple(self.values.shape[1:]) != tuple(self.image_size):
+            return heat
+        return torch.from_numpy(brightened(heat.detach().numpy()))
 
     def to(self, device: str | torch.device) -> Maps:
         """The maps on a device.

@@ -14,13 +14,19 @@ from markupsafe import escape
 
 from heatproof.cli import main
 from heatproof.demo import QUICK, Sizes
+from heatproof.demo.networks import (
+    FOLDER,
+    Twin,
+    cheating_twin,
+    gather_weights,
+    train_twins,
+    write_pictures,
+)
 from heatproof.demo.settings import CODE, HARMFUL, HEALTHY, audit_methods, settle
 from heatproof.demo.story import first_alarms, same_maps, told_apart
-from heatproof.demo.trainings import gather_weights, train_twins, write_pictures
-from heatproof.demo.twin import FOLDER, Twin, cheating_twin
 from heatproof.errors import InputError
+from heatproof.report.page import advice
 from heatproof.report.pieces import number
-from heatproof.report.sections import advice
 from heatproof.run.process import fixed_threads
 from heatproof.store import RunFolder
 from heatproof.studies.cose.results import read_pairs
@@ -207,7 +213,7 @@ def test_the_twin_uses_the_tag_and_the_healthy_network_does_not(twin: Twin) -> N
 def test_gradcam_tells_the_twins_apart_and_floors_cannot(twin: Twin) -> None:
     assert "gradcam" in twin.methods["show"]
     for floor in ("random", "edges", "centre"):
-        assert twin.found.scores[floor].auc == 0.5
+        assert twin.contrast.scores[floor].auc == 0.5
         assert not any(floor in methods for methods in twin.methods.values())
 
 

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_scor
 
 from heatproof.errors import InputError
 from heatproof.metrics.classifier import accuracy, auc, auc_errors, recall
-from heatproof.metrics.gold import calibrate, temperature
+from heatproof.metrics.cscores import calibrate, temperature
 
 quick = settings(max_examples=40, deadline=None)
 

@@ -11,10 +11,20 @@ from hypothesis.extra import numpy as hnp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from heatproof.errors import InputError
-from heatproof.metrics import map_pairs
-from heatproof.metrics.consistency import BLANK, cscore, cscore_by_class, global_cscore, soft_iou
-from heatproof.metrics.gold import confidence_weights, gold_list, temperature, thresholds
-from heatproof.metrics.map_pairs import sampled_mean, soft_iou_matrix
+from heatproof.metrics import cscores
+from heatproof.metrics.cscores import (
+    BLANK,
+    confidence_weights,
+    cscore,
+    cscore_by_class,
+    global_cscore,
+    gold_list,
+    sampled_mean,
+    soft_iou,
+    soft_iou_matrix,
+    temperature,
+)
+from heatproof.metrics.gold import thresholds
 from heatproof.registry import metrics
 from heatproof.types import Maps
 
@@ -272,7 +282,7 @@ def test_pairs_are_drawn_with_those_chances() -> None:
 
     log, w = Log(), np.array([0.5, 0.3, 0.15, 0.05])
     rng = np.random.default_rng(0)
-    map_pairs._draw(log, w, 40_000, rng)
+    cscores._draw(log, w, 40_000, rng)
     for i in range(4):
         for j in range(4):
             share = log.seen.count((i, j)) / len(log.seen)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heatproof.metrics.consistency import cscore, cscore_by_class, global_cscore, soft_iou
+from heatproof.metrics.cscores import cscore, cscore_by_class, global_cscore, soft_iou
 
 DATA = Path(__file__).parents[1] / "data"
 PAPERS = json.loads((DATA / "papers.json").read_text())

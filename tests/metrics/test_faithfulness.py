@@ -20,18 +20,18 @@ from conftest import counting, small_cnn
 from heatproof.errors import InputError, TargetError
 from heatproof.explain.baselines import baseline_images, mixed
 from heatproof.images.preprocess import Preprocess
-from heatproof.metrics.curves import (
+from heatproof.metrics.faithfulness import (
     adaptive_plan,
     area,
     area_errors,
     change_steps,
     decided,
+    insertion_deletion,
     next_points,
     straight_lines,
 )
-from heatproof.metrics.faithfulness import insertion_deletion
 from heatproof.metrics.localisation import budget_masks
-from heatproof.metrics.occlusion import occlusion_correlation, part_occlusion
+from heatproof.metrics.on_parts import occlusion_correlation, part_occlusion
 from heatproof.models.model import Model
 from heatproof.models.running import memory_format
 from heatproof.registry import metrics
@@ -269,7 +269,7 @@ def test_a_constant_map_is_not_scored_and_costs_nothing(cnn: nn.Sequential) -> N
         )
         assert found.insertion[1].isnan().all() and not found.deletion[[0, 2]].isnan().any()
         assert [bool(reason) for reason in found.scores.reasons("insertion")] == [False, True, False]
-        assert found.degenerate_fraction == pytest.approx(1 / 3)
+        assert found.flat.double().mean() == pytest.approx(1 / 3)
         assert found.passes == 2 * 2 * (32 if adaptive else 99) + 6
         assert 0 <= sum(passes.batches) - found.passes <= 2  # inputs that try the folded network
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from heatproof.errors import InputError
-from heatproof.metrics.robustness import aurc, bl_slope
+from heatproof.metrics.on_parts import aurc, bl_slope
 
 SEVERITIES = (0, 0.25, 0.5, 0.75, 1)
 SETTINGS = settings(max_examples=40, deadline=None)

@@ -18,8 +18,15 @@ from torch import Tensor, nn
 import heatproof as hp
 from conftest import counting, small_cnn
 from heatproof.errors import InputError, ModelError
-from heatproof.metrics.margins import above_floors
-from heatproof.metrics.sanity import KINDS, _shifted_copy, fragility, input_shift, parameter_randomisation
+from heatproof.metrics.sanity import (
+    KINDS,
+    _shifted_copy,
+    fragility,
+    input_shift,
+    parameter_randomisation,
+    randomisation,
+)
+from heatproof.metrics.stats import above_floors
 from heatproof.models import derived
 from heatproof.models.derived import copy_of, reinitialise, untrained_copy
 from heatproof.models.model import Model
@@ -34,16 +41,13 @@ def images() -> Tensor:
 
 def test_edges_stay_and_gradcam_falls_when_weights_are_random(cnn: nn.Sequential, images: Tensor) -> None:
     found = parameter_randomisation(["gradcam", "gradient", "edges"], model=cnn, images=images)
-    assert [depth.module for depth in found.depths] == HEAD_FIRST
-    assert [depth.randomised for depth in found.depths] == [1, 2, 3, 4, 5]
-    for depth in found.depths:
-        assert all(torch.allclose(score, torch.ones(3)) for score in depth.similarity["edges"].values())
-    means = found.mean()
-    assert torch.allclose(means["edges"]["spearman"], torch.ones(3))
+    assert all(curve.x == HEAD_FIRST and curve.randomised == [1, 2, 3, 4, 5] for curve in found.values())
+    assert all(torch.allclose(score, torch.ones(3, 5)) for score in found["edges"].values.values())
+    assert torch.allclose(found["edges"].scores["spearman"], torch.ones(3))
     for method in ("gradcam", "gradient"):
-        assert (means[method]["ssim"] < 0.5).all() and found.depths[-1].similarity[method][
-            "spearman"
-        ].mean() < 0.5
+        assert (found[method].scores["ssim"] < 0.5).all() and found[method].spearman[:, -1].mean() < 0.5
+    means = randomisation(["gradcam", "gradient", "edges"], model=cnn, images=images)
+    assert all(means[m][k].equal(found[m].scores[k]) for m in found for k in KINDS)
 
 
 def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
@@ -64,8 +68,7 @@ def test_a_twin_that_is_kept_answers_as_a_new_one_and_is_drawn_once(
                 parameter_randomisation("gradient", 1, model=model, images=images, seed=seed)
                 for model in (kept, Model(cnn))
             )
-            for a, b in zip(found.depths, expected.depths, strict=True):
-                assert all(a.similarity["gradient"][k].equal(b.similarity["gradient"][k]) for k in KINDS)
+            assert all(found["gradient"].values[k].equal(expected["gradient"].values[k]) for k in KINDS)
             logits = [untrained_copy(model, images, seed).logits(images) for model in (kept, Model(cnn))]
             assert logits[0].equal(logits[1]) and not logits[0].allclose(Model(cnn).logits(images))
     assert sorted(drawn) == [3] * 5 + [4] * 5, "four times each anew, and once for the kept one"
@@ -86,14 +89,14 @@ def test_the_cascade_equals_its_slow_twin(cnn: nn.Sequential, images: Tensor) ->
     random = copy.deepcopy(cnn)
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        for depth, name in zip(found.depths, HEAD_FIRST, strict=True):
+        for depth, name in enumerate(HEAD_FIRST):
             random.get_submodule(name).reset_parameters()
             after = hp.explain(random, images, "gradient", 2)["gradient"].upsample().double().numpy()
             pairs = list(zip(before, after, strict=True))
             ssim = [structural_similarity(a, b, win_size=5, data_range=1.0) for a, b in pairs]
             rho = [spearmanr(a.ravel(), b.ravel()).statistic for a, b in pairs]
-            assert np.allclose(depth.similarity["gradient"]["ssim"], ssim, atol=1e-5)
-            assert np.allclose(depth.similarity["gradient"]["spearman"], rho, atol=1e-4)
+            assert np.allclose(found["gradient"].ssim[:, depth], ssim, atol=1e-5)
+            assert np.allclose(found["gradient"].spearman[:, depth], rho, atol=1e-4)
 
 
 def test_one_shared_pass_per_depth_and_the_model_stays(images: Tensor) -> None:
@@ -103,7 +106,7 @@ def test_one_shared_pass_per_depth_and_the_model_stays(images: Tensor) -> None:
         found = parameter_randomisation(
             ["gradcam", "layercam", "edges"], model=net, images=images, depths=3, batch_size=2
         )
-    assert [depth.randomised for depth in found.depths] == [1, 3, 5]
+    assert found["layercam"].randomised == [1, 3, 5]
     assert (
         passes.batches == [2, 1] + [1] + 3 * [2, 1] and passes.backward == 4 * 2
     )  # [1]: the order of modules
@@ -134,9 +137,7 @@ def test_a_check_need_not_make_the_maps_that_another_made_of_the_network_as_it_i
 
 def test_the_seed_decides(cnn: nn.Sequential, images: Tensor) -> None:
     first, again, other = (
-        parameter_randomisation("gradcam", model=cnn, images=images, depths=1, seed=seed)
-        .depths[0]
-        .similarity["gradcam"]["ssim"]
+        randomisation("gradcam", model=cnn, images=images, depths=1, seed=seed)["gradcam"]["ssim"]
         for seed in (0, 0, 1)
     )
     assert torch.equal(first, again) and not torch.allclose(first, other)
@@ -163,10 +164,10 @@ def test_every_weight_becomes_random_in_the_order_modules_run(images: Tensor) ->
     torch.manual_seed(0)
     net = Tokens().eval()
     found = parameter_randomisation("gradient", model=net, images=images, depths=None)
-    names = [depth.module for depth in found.depths]
+    names = found["gradient"].x
     assert names[:3] == ["head", "attention", "attention.out_proj"] and names[3] == "patch"
     assert set(names[4:]) == {"(top)", "spare"}
-    assert (found.depths[-1].similarity["gradient"]["spearman"] < 0.9).all()
+    assert (found["gradient"].spearman[:, -1] < 0.9).all()
 
 
 def test_a_model_that_cannot_be_randomised_says_so(cnn: nn.Sequential, images: Tensor) -> None:
@@ -264,11 +265,11 @@ def test_noise_moves_every_pixel_by_epsilon(images: Tensor) -> None:
     )
 
 
-@pytest.mark.parametrize("check", [parameter_randomisation, input_shift, fragility])
+@pytest.mark.parametrize("check", [randomisation, input_shift, fragility])
 def test_batch_size_and_order_do_not_matter(cnn: nn.Sequential, images: Tensor, check: Any) -> None:
     def scores(batch: Tensor, batch_size: int) -> Tensor:
         found = check("gradcam", model=cnn, images=batch, batch_size=batch_size)
-        return (found.mean() if check is parameter_randomisation else found)["gradcam"]["ssim"]
+        return found["gradcam"]["ssim"]
 
     whole = scores(images, 3)
     assert torch.allclose(whole, scores(images, 2), atol=1e-4)
@@ -281,9 +282,7 @@ def test_methods_that_repeat_a_pass_do_so_less_often_where_they_are_compared_wit
     net = small_cnn().eval()
     often = ["smoothgrad(samples=40)", "smoothgrad(samples=3)"]
     checks = {
-        "randomisation": lambda **o: parameter_randomisation(
-            often, model=net, images=images[:1], depths=1, **o
-        ),
+        "randomisation": lambda **o: randomisation(often, model=net, images=images[:1], depths=1, **o),
         "fragility": lambda **o: fragility(often, model=net, images=images[:1], draws=1, **o),
         "input_shift": lambda **o: input_shift(often, model=net, images=images[:1], **o),
     }
@@ -292,7 +291,6 @@ def test_methods_that_repeat_a_pass_do_so_less_often_where_they_are_compared_wit
         for budget in ("enough", "full"):
             seen: list[int] = []
             found = check(budget=budget, progress=seen.append)
-            found = found.mean() if name == "randomisation" else found
             assert list(found) == often
             counts[budget] = sum(seen)
         assert (counts["enough"], counts["full"]) == (2 * (1 + 25 + 3), 2 * (1 + 40 + 3)), name

@@ -20,7 +20,7 @@ from conftest import counting, small_cnn
 from heatproof.errors import InputError
 from heatproof.explain.baselines import baseline_images
 from heatproof.metrics.scene import BatchContext
-from heatproof.metrics.specificity import (
+from heatproof.metrics.specific import (
     BINS,
     BLANK,
     STAYS,
@@ -141,8 +141,8 @@ def test_maps_of_untrained_networks_are_made_once_for_both_metrics(images: Tenso
     maps = hp.explain(model, images, ["gradcam", "gradient"], 0)
     scene = BatchContext(model, batch, maps, batch.labels)
     draws = []
-    for scenes in ((scene, scene), (scene, replace(scene, kept={}))):
-        scene.kept.clear()
+    for scenes in ((scene, scene), (scene, replace(scene, caches={}))):
+        scene.caches.clear()
         with pytest.MonkeyPatch.context() as patched:
             made: list[int] = []
 

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 import heatproof as hp
 from heatproof.errors import InputError
-from heatproof.metrics.agreement import NO_SSIM, MethodAgreement, map_similarity
-from heatproof.metrics.faithfulness import insertion_deletion
-from heatproof.metrics.kit import PerImage
-from heatproof.metrics.sanity import Cascade
+from heatproof.metrics.agreement import NO_SSIM, map_similarity
+from heatproof.metrics.results import PerClass, PerImage
 from heatproof.registry import Metric, metrics, takes_volumes
 from heatproof.types import Maps
 
@@ -71,7 +69,7 @@ class Given:
         if entry.bundle == "structure":
             return entry.function(self.maps, self.mask, self.other > 0.8, self.box)
         if name in ("insertion", "deletion"):
-            return insertion_deletion(self.maps, self.labels, steps=5, baseline="mean", **shown).scores
+            return entry.function(self.maps, self.labels, steps=5, baseline="mean", **shown)
         calls: dict[str, Any] = {
             "cscore": lambda f: f(self.maps, self.labels, self.probs, tau=0.0, resamples=10),
             "dom": lambda f: f(self.maps, self.other, self.labels),
@@ -88,9 +86,7 @@ class Given:
 
 
 def numbers(found: Any) -> dict[str, Tensor]:
-    if isinstance(found, Cascade):
-        found = found.mean()
-    if isinstance(found, MethodAgreement):
+    if isinstance(found, PerClass) and "images" in found.parts:
         return {kind: found.images[kind] for kind in ("spearman", "overlap")}
     if isinstance(found, PerImage):
         return dict(found)

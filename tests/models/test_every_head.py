@@ -14,7 +14,7 @@ import heatproof as hp
 from conftest import needs_cuda, same, small_cnn, small_vit, state_of
 from heatproof.errors import HeatproofError, InputError
 from heatproof.metrics.kit import PerImage
-from heatproof.metrics.occlusion import part_occlusion
+from heatproof.metrics.on_parts import part_occlusion
 from heatproof.metrics.scene import BatchContext, CheckpointContext, ImagePool
 from heatproof.models.heads import HEADS
 from heatproof.models.model import Model

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import heatproof as hp
 from conftest import same, small_cnn, state_of
-from heatproof.models.accel import WORTH_IT, Accelerator
+from heatproof.models.accel import WORTH_IT, AccelerationState, Accelerator
 from heatproof.models.accel.folding import Folding, foldable
-from heatproof.models.queue import Queue
+from heatproof.models.queue import Queue, all_logits
 from heatproof.models.running import frozen_eval
 
 
@@ -37,7 +37,7 @@ def folded_and_plain(model: hp.Model, images: Tensor) -> tuple[Tensor, Tensor, F
         inputs = model.ready(images)
         folding = Accelerator(model).folding(inputs[:1])
         assert folding is not None
-        folding.refresh(model.precision)
+        folding.refresh()
         with folding():
             folded = model.forward(inputs)
         return folded, model.forward(inputs), folding
@@ -186,3 +186,17 @@ def test_a_copy_folds_its_own_weights() -> None:
     copied.module[0].weight.data.mul_(2)
     folded, plain, _ = folded_and_plain(copied, some(2, 32))
     torch.testing.assert_close(folded, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_one_switch_turns_acceleration_off(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hp.load_model(trained(small_cnn()), accelerate=how != "argument")
+    if how == "environment":
+        monkeypatch.setenv("HEATPROOF_ACCELERATE", "0")
+    images = some(WORTH_IT, 32)
+    found = all_logits(model, images)
+    assert model.facts.acceleration == AccelerationState(), "something was determined"
+    monkeypatch.delenv("HEATPROOF_ACCELERATE", raising=False)
+    accelerated = hp.load_model(model.module)
+    torch.testing.assert_close(all_logits(accelerated, images), found, atol=1e-5, rtol=1e-5)
+    assert accelerated.facts.acceleration.folding is not None

@@ -158,8 +158,8 @@ def test_a_request_that_came_before_is_answered_first_and_checked_then(
     for _ in range(SEEN + 2):
         same()
     assert len(graphs.recordings) == 1
-    choose = recorded.choose_layers
-    monkeypatch.setattr(recorded, "choose_layers", lambda *given: passes.append(1) or choose(*given))
+    shared = recorded.SharedPass
+    monkeypatch.setattr(recorded, "SharedPass", lambda *given: passes.append(1) or shared(*given))
     same()
     assert not passes, "the recording was not guessed"
     same(targets=2)

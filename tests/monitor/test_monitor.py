@@ -19,7 +19,7 @@ from conftest import counting, small_cnn
 from heatproof.errors import InputError, StoreError, UnknownNameError
 from heatproof.images import Preprocess
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
-from heatproof.metrics.gold import gold_list
+from heatproof.metrics.cscores import gold_list
 from heatproof.models import probabilities
 from heatproof.monitor.measure import StepResult
 from heatproof.monitor.watch import AlarmRaised, Monitor

@@ -15,7 +15,7 @@ from conftest import small_cnn
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.metrics import cscore_by_class
-from heatproof.metrics.gold import gold_list
+from heatproof.metrics.cscores import gold_list
 from heatproof.models import probabilities
 from heatproof.monitor.measure import StepResult
 from heatproof.monitor.watch import Monitor

@@ -23,7 +23,7 @@ from verdict.test_verdict import heatproof
 
 pytestmark = pytest.mark.trains
 
-VOTER = follow.voter().name
+VOTER = follow.follow_metric().name
 
 
 @pytest.fixture(scope="module")

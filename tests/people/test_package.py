@@ -182,8 +182,8 @@ from functools import partial
 from pathlib import Path
 import heatproof
 from heatproof import demo
-from heatproof.demo import Sizes, twin
-twin.contrast = partial(twin.contrast, epochs=2)  # of 40, in which so small a network learns no tag either
+from heatproof.demo import Sizes, networks
+networks.contrast = partial(networks.contrast, epochs=2)  # of 40; it learns no tag
 sizes = Sizes(train=8, test=4, pixels=40, width=2, first_epochs=2, second_epochs=1, keep=(1, 2, 3), steps=2,
               lime="lime(samples=8, segment_count=4)", depths=1, twin=20, cose_images=4)
 made = demo.run(Path("demo"), sizes)

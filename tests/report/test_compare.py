@@ -17,8 +17,8 @@ import made_run
 from heatproof.cli import main
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.report.charts import nice_ticks
 from heatproof.report.compare import Difference, compare_runs
+from heatproof.report.pieces import nice_ticks
 from heatproof.store.ledger import write_record
 from made_run import good, make_run
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heatproof.report.gallery import choose_front, front_pictures
-from heatproof.report.page import ReportPage, read_report
+from heatproof.report.gallery import choose_front, front_images
+from heatproof.report.page import NO_METHOD, ReportPage, next_steps, read_report
 from heatproof.report.pieces import Section
-from heatproof.report.sections import NO_METHOD, next_steps
 from heatproof.store import RunFolder
 from heatproof.verdict.answers import ClassAnswer, MethodAnswer, NetworkAnswer, Test, Verdict
 from heatproof.verdict.data import RunData, read_run
@@ -43,13 +42,13 @@ def test_pictures_are_spread_over_the_scores_with_two_wrong_answers(data: RunDat
 
 
 def test_each_picture_stands_beside_its_map_and_answer(data: RunData) -> None:
-    front = front_pictures(data, judge(data), linked=True)
+    front = front_images(data, judge(data), linked=True)
     assert front is not None and front.method == "gradcam" and front.title == "Six pictures that show it"
     assert "the 2 wrong answers that the network is surest of; 60 pictures in all" in front.how_chosen
-    for one in front.pictures:
+    for one in front.images:
         place = data.images.ids.index(one.record["id"])
         assert one.score == pytest.approx(data.images.scores["insertion", "gradcam"][place])
-        assert one.picture != one.maps["gradcam"] and one.wrong == (data.images.right[place] is False)
+        assert one.image != one.maps["gradcam"] and one.wrong == (data.images.right[place] is False)
     html = str(front.__html__())
     assert html.count("✗ wrong") == 2 and html.count("<img") == 12 and html.count('href="#picture=') == 6
 
@@ -59,10 +58,10 @@ def test_damaged_and_missing_pictures_are_left_out(tmp_path: Path) -> None:
     for k, path in enumerate(sorted((folder / "pictures").iterdir())):
         path.write_bytes(path.read_bytes()[: 60 if k < 5 else None])
     data = read_run(RunFolder.open(folder))
-    front = front_pictures(data, judge(data))
-    assert front is not None and len(front.pictures) < 6
+    front = front_images(data, judge(data))
+    assert front is not None and len(front.images) < 6
     without = read_run(make_run(tmp_path / "bare", images=8, maps=False))
-    assert front_pictures(without, judge(without)) is None
+    assert front_images(without, judge(without)) is None
 
 
 def verdict(*methods: MethodAnswer, **more: object) -> Verdict:

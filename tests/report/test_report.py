@@ -24,20 +24,18 @@ from markupsafe import Markup, escape
 from heatproof.cli.report import report_command
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
-from heatproof.report.charts import LinePanel, Mark
-from heatproof.report.definitions import references
-from heatproof.report.gallery import gallery, pack, unpack
-from heatproof.report.live import Wanted, as_csv
+from heatproof.report.gallery import gallery, normalised, pack, pooled, resized, unpack
+from heatproof.report.live import ImageQuery, as_csv
 from heatproof.report.page import asset, embed, render, write_page
-from heatproof.report.pieces import TEMPLATES, Grid, fill
-from heatproof.report.sections import ScoreColumn, classes, packed, scores
+from heatproof.report.pieces import TEMPLATES, Grid, LinePanel, Mark, fill
+from heatproof.report.sections import ScoreColumn, classes, packed, references, scores
 from heatproof.run.engine import run_study
 from heatproof.store import Manifest, RunFolder
+from heatproof.store.maps import StoredMaps
 from heatproof.studies.cscore.page import score_grid
-from heatproof.types import Maps, normalise
-from heatproof.verdict.data import RunData, read_run
+from heatproof.types import normalise, upsample
+from heatproof.verdict.data import RunData, measure, read_run
 from heatproof.verdict.judge import judge
-from heatproof.verdict.measures import measure
 from heatproof.verdict.trajectory import Trajectory
 from made_run import CLASSES, EVIL, METHODS, good, make_run
 from tiny_study import make_study
@@ -243,7 +241,7 @@ def test_every_picture_says_which_class_its_map_explains(data: RunData) -> None:
         "Every map explains the true label of its picture; for 12 of 60 the network says another class."
         in text
     )
-    wanted = Wanted("gradcam")
+    wanted = ImageQuery("gradcam")
     rows = list(csv.DictReader(io.StringIO(as_csv(data, wanted))))
     assert [row["explained"] for row in rows] == [row["class"] for row in rows]
 
@@ -284,10 +282,26 @@ def test_the_gallery_holds_the_best_the_worst_and_the_disputed(run: RunFolder, d
 
 def test_a_packed_map_is_the_map() -> None:
     values = torch.rand(2, 5, 7) - 0.2
-    packed = pack(Maps("m", values, (50, 70), torch.tensor([0, 1])), 1, "dog")
-    assert (unpack(packed) - normalise(values)[1]).abs().max() <= 0.5 / 63 + 1e-6
-    large = pack(Maps("m", torch.rand(1, 224, 224), (224, 224), torch.tensor([0])), 0, "")
+    packed = pack(StoredMaps("m", values.numpy(), (50, 70), np.arange(2), ("a", "b")), 1, "dog")
+    assert np.abs(unpack(packed) - normalise(values)[1].numpy()).max() <= 0.5 / 63 + 1e-6
+    large = pack(StoredMaps("m", torch.rand(1, 224, 224).numpy(), (224, 224), np.zeros(1), ("a",)), 0, "")
     assert (large["h"], large["w"]) == (56, 56)
+
+
+@pytest.mark.parametrize(
+    ("own", "size"), [((7, 7), (224, 160)), ((60, 9), (32, 32)), ((3, 4, 5), (16, 8, 4))]
+)
+def test_maps_are_resized_and_pooled_without_torch_as_with_it(
+    own: tuple[int, ...], size: tuple[int, ...]
+) -> None:
+    values = torch.rand(3, *own, generator=torch.Generator().manual_seed(0)) - 0.1
+    np.testing.assert_allclose(resized(values.numpy(), size), upsample(values, size), atol=1e-6)
+    np.testing.assert_array_equal(normalised(values.numpy()), normalise(values))
+    if len(own) == 2:
+        mean = torch.nn.functional.adaptive_avg_pool2d(values[:, None], (5, 3))[:, 0]
+        np.testing.assert_allclose(pooled(values.numpy(), (5, 3)), mean, atol=1e-6)
+    constant = np.full((1, *own), np.float32(0.3))
+    assert not normalised(resized(constant, size)).any()
 
 
 def test_the_page_lists_every_version_that_made_a_part(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from contrast.discs import TAG, model_ready, network
 from heatproof.contrast import make_pair
 from heatproof.errors import InputError
 from heatproof.images import make_qr
-from heatproof.metrics.specificity import Gains, specificity
+from heatproof.metrics.specific import Gains, specificity
 from heatproof.run.score import as_stored
 from heatproof.studies.qr.trainings import as_data
 from heatproof.train import small_net

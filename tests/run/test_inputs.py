@@ -16,7 +16,7 @@ from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.images import Preprocess
 from heatproof.images.kinds import Guess, guess_source
-from heatproof.metrics.class_order import class_order
+from heatproof.metrics.classifier import class_order
 from heatproof.models import load_model
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.model import Model

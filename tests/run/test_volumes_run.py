@@ -16,7 +16,7 @@ import heatproof as hp
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.images import batches
-from heatproof.report.gallery import axes_of, gallery, unpack
+from heatproof.report.gallery import gallery, unpack, volume_axes
 from heatproof.run.engine import prepare
 from heatproof.show import sections
 from heatproof.store import RunFolder
@@ -144,10 +144,14 @@ def test_a_page_is_made(run: RunFolder, study: Path) -> None:
 
 
 def test_axes_are_called_as_the_source_calls_them() -> None:
-    assert axes_of({"kind": "nifti", "options": {"order": "zyx"}}) == ["axial z", "coronal y", "sagittal x"]
-    assert axes_of({"kind": "nifti", "options": {"canonical": False}}) == ["x", "y", "z"]
-    assert axes_of({"kind": "dicom-series"}) == ["z", "y", "x"]
-    assert axes_of({"kind": "npz"}) == axes_of({}) == ("depth", "height", "width")
+    assert volume_axes({"kind": "nifti", "options": {"order": "zyx"}}) == [
+        "axial z",
+        "coronal y",
+        "sagittal x",
+    ]
+    assert volume_axes({"kind": "nifti", "options": {"canonical": False}}) == ["x", "y", "z"]
+    assert volume_axes({"kind": "dicom-series"}) == ["z", "y", "x"]
+    assert volume_axes({"kind": "npz"}) == volume_axes({}) == ("depth", "height", "width")
 
 
 @pytest.mark.parametrize(

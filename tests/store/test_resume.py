@@ -29,16 +29,16 @@ explainers.names(), metrics.names()  # imports every file of theirs
 study, out, log = map(Path, sys.argv[1:])
 compute, group = worker.Worker.compute, worker.Worker.group
 
-def slow_compute(self, task, loaded):
+def slow_compute(self, unit, loaded):
     with log.open("a") as file:
-        file.write(f"\\n{attempt} {task.unit.hash}")
+        file.write(f"\\n{attempt} {unit.hash}")
     time.sleep(0.05)  # so that ten kills find a run that is not over
-    return compute(self, task, loaded)
+    return compute(self, unit, loaded)
 
-def slow_group(self, task):
+def slow_group(self, unit):
     with log.open("a") as file:
-        file.write(f"\\n{attempt} {task.unit.hash}")
-    return group(self, task)
+        file.write(f"\\n{attempt} {unit.hash}")
+    return group(self, unit)
 
 worker.Worker.compute, worker.Worker.group = slow_compute, slow_group
 kills, done_before = 0, []
@@ -84,9 +84,9 @@ SLOW = """
 import time
 from heatproof.run import engine, worker
 compute = worker.Worker.compute
-def slow(self, task, loaded):
+def slow(self, unit, loaded):
     time.sleep(0.3)
-    return compute(self, task, loaded)
+    return compute(self, unit, loaded)
 worker.Worker.compute = slow
 """
 

@@ -36,7 +36,8 @@ def some_maps(ids: list[str], size: int = 7, method: str = "gradcam", seed: int 
 def there_and_back(values: Tensor) -> Tensor:
     stored, numbers = pack(values)
     assert stored.dtype == np.float16
-    return unpack(stored, *(np.array(numbers[name], np.float32) for name in ("scale", "offset")))
+    values = unpack(stored, *(np.array(numbers[name], np.float32) for name in ("scale", "offset")))
+    return torch.from_numpy(values)
 
 
 def worst(values: Tensor) -> float:

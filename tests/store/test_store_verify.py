@@ -163,7 +163,7 @@ def test_resuming_under_other_versions_says_so(study: Path, monkeypatch: pytest.
 
     out, said = study.parent / "out", []
     monkeypatch.setattr(engine, "maker", lambda device: {"torch": "9.9", "device": device})
-    engine.say_makers(RunFolder.open(out), "cpu", said.append)
+    engine.report_makers(RunFolder.open(out), "cpu", said.append)
     (line,) = said
     assert "5 units were made with torch" in line and "(now 9.9)" in line
     assert RunFolder.open(out).makers()[0]["parts"] == 5

@@ -17,8 +17,8 @@ from scipy.stats import pearsonr
 from heatproof.cli.study_cose import cose_command
 from heatproof.errors import InputError
 from heatproof.images.transforms import STEPS, TRANSFORMS, vary
-from heatproof.metrics.checkpoint_pairs import alike
 from heatproof.metrics.similarity import REASONS, ssim
+from heatproof.metrics.stability import alike
 from heatproof.models import Model
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseSettings, cose_study

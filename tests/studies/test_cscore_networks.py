@@ -29,8 +29,7 @@ from heatproof.studies.cscore.results import (
     standing,
 )
 from heatproof.train.recipe import Epoch, History
-from heatproof.verdict.auc import auc_difference
-from heatproof.verdict.trajectory import CheckpointState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_difference
 from published_training import TABLES
 from published_training import published as trajectory
 

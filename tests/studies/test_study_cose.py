@@ -22,9 +22,8 @@ from heatproof.errors import HeatproofError
 from heatproof.explain.api import explain
 from heatproof.images import Preprocess
 from heatproof.images.transforms import draw
-from heatproof.metrics.checkpoint_pairs import checkpoint_pairs, comparable
 from heatproof.metrics.similarity import ssim
-from heatproof.metrics.stability import cose_map
+from heatproof.metrics.stability import checkpoint_pairs, comparable, cose_map
 from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder

@@ -16,7 +16,7 @@ from PIL import Image
 from heatproof.cli import main
 from heatproof.errors import InputError
 from heatproof.images import Preprocess, Source
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.report.tables import Value
 from heatproof.store import RunFolder
 from heatproof.studies.cscore import CscoreSettings, compare, cscore_study, protocol
@@ -240,11 +240,11 @@ def test_bad_input_is_said_before_training(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "training").exists()
 
 
-def state(value: float, low: float, n: int = 50) -> CScore:
-    return CScore(value, n, 0.0, (low, min(1.0, value + value - low)))
+def state(value: float, low: float, n: int = 50) -> PerClass:
+    return PerClass(value, n, 0.0, (low, min(1.0, value + value - low)))
 
 
-def run_of(*checkpoints: tuple[float, dict[str, tuple[CScore, CScore]]]) -> Trajectory:
+def run_of(*checkpoints: tuple[float, dict[str, tuple[PerClass, PerClass]]]) -> Trajectory:
     made = []
     for k, (auc, methods) in enumerate(checkpoints, 1):
         states = {
@@ -263,7 +263,7 @@ def test_the_recommendation_takes_the_highest_floor_where_auc_holds() -> None:
     assert [(c.checkpoint.name, c.method) for c in found] == [("e1", "gradcam"), ("e1", "layercam")]
     text = recommend(run, [])
     assert "**e1**" in text and "**gradcam**" in text and "ill, 50 pictures" in text
-    nothing = run_of((0.9, {"gradcam": (CScore(math.nan, 1, 0.0, reason="one"), state(0.5, 0.4))}))
+    nothing = run_of((0.9, {"gradcam": (PerClass(math.nan, 1, 0.0, reason="one"), state(0.5, 0.4))}))
     assert "No checkpoint can be recommended" in recommend(nothing, [])
 
 

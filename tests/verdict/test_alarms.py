@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import heatproof as hp
-from heatproof.metrics.consistency import CScore, global_cscore
+from heatproof.metrics.cscores import global_cscore
+from heatproof.metrics.results import PerClass
 from heatproof.models import Model, probabilities
 from heatproof.store import Manifest, RunFolder
 from heatproof.types import Score, Unit
@@ -23,8 +24,15 @@ from heatproof.verdict.alarms import (
     find_alarms,
     surely_above,
 )
-from heatproof.verdict.auc import auc_error, auc_falls, difference_error
-from heatproof.verdict.trajectory import CheckpointState, ClassState, MethodState, Trajectory
+from heatproof.verdict.trajectory import (
+    CheckpointState,
+    ClassState,
+    MethodState,
+    Trajectory,
+    auc_error,
+    auc_falls,
+    difference_error,
+)
 from published_training import TABLES, published
 
 pytestmark = pytest.mark.trains
@@ -278,8 +286,8 @@ def state(
     auc: float, values: tuple[float, float], gold: tuple[int, int] = (50, 50), name: str = "t"
 ) -> CheckpointState:
     classes = {c: ClassState(50, gold[c]) for c in (0, 1)}
-    scores = {c: CScore(values[c], gold[c], 0.0) for c in (0, 1)}
-    overall = CScore(global_cscore(values, gold), sum(gold), 0.0)
+    scores = {c: PerClass(values[c], gold[c], 0.0) for c in (0, 1)}
+    overall = PerClass(global_cscore(values, gold), sum(gold), 0.0)
     return CheckpointState(name, None, auc, 0.9, classes, {"m": MethodState(overall, scores)})
 
 

@@ -19,13 +19,13 @@ from contrast.discs import TAG, model_ready, network
 from heatproof.contrast import Pair, make_pair
 from heatproof.errors import HeatproofError, InputError, StoreError
 from heatproof.models import Model
-from heatproof.report.sections import album_section
+from heatproof.report.page import album_section
 from heatproof.run.engine import run_study
 from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
 from heatproof.store.verify import inspect
-from heatproof.verdict.album import Album, CropGroup, make_album
-from heatproof.verdict.kept_album import album_of_run, png, read_album, write_album
+from heatproof.verdict.album import Album, CropGroup, album_of_run, make_album
+from heatproof.verdict.kept_album import png, read_album, write_album
 from tiny_study import make_study
 
 pytestmark = pytest.mark.trains

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.verdict.alarms import find_alarms
-from heatproof.verdict.auc import auc_falls
 from heatproof.verdict.trajectory import (
     CheckpointState,
     ClassState,
     FindingState,
     MethodState,
     Trajectory,
+    auc_falls,
 )
 
 NAMES = ("mass", "nodule")
@@ -22,8 +22,8 @@ def state(
     name: str, aucs: tuple[float, float], gold: tuple[int, int], c: tuple[float, float]
 ) -> CheckpointState:
     """200 images with each finding and 200 without; the network is sure of all that have it not."""
-    scores = {k: CScore(value, gold[k], 0.0, (value, value)) for k, value in enumerate(c)}
-    overall = CScore(sum(c) / 2, sum(gold), 0.0, (sum(c) / 2, sum(c) / 2))
+    scores = {k: PerClass(value, gold[k], 0.0, (value, value)) for k, value in enumerate(c)}
+    overall = PerClass(sum(c) / 2, sum(gold), 0.0, (sum(c) / 2, sum(c) / 2))
     return CheckpointState(
         name, None, sum(aucs) / 2, 0.9, {k: ClassState(200, gold[k]) for k in range(2)},
         {"gradcam": MethodState(overall, scores)},
@@ -46,8 +46,8 @@ def test_a_list_that_empties_while_its_own_auc_holds_is_an_alarm() -> None:
 def test_a_finding_whose_own_auc_has_fallen_needs_none_though_the_mean_holds() -> None:
     fallen = state("e2", (0.86, 0.99), (2, 180), (math.nan, 0.5))
     assert auc_falls(Trajectory((GOOD, fallen))) == [False, False]
-    assert auc_falls(Trajectory((GOOD, fallen)), finding=0) == [False, True]
-    assert auc_falls(Trajectory((GOOD, fallen)), finding=1) == [False, False]
+    assert auc_falls(Trajectory((GOOD, fallen)), label=0) == [False, True]
+    assert auc_falls(Trajectory((GOOD, fallen)), label=1) == [False, False]
     assert alarms(GOOD, fallen) == set()
 
 

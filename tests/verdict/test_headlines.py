@@ -23,7 +23,7 @@ from heatproof.run.config import toml
 from heatproof.show import pixels
 from heatproof.types import Trace
 from heatproof.verdict.answers import HEADLINES, LOW_ACCURACY, UNDECIDED
-from heatproof.verdict.judge import FILE, UNMOVED
+from heatproof.verdict.judge import FILE, IGNORES_WEIGHTS
 from verdict.test_verdict import heatproof
 
 pytestmark = pytest.mark.trains
@@ -144,7 +144,9 @@ def test_each_headline_in_a_run_of_its_own(
     assert kept["network"]["maps_lie"] == lie
     assert kept["network"]["looks_there"] == (lie if follows == "yes" else "undecided")
     if follows == "no":
-        assert all(UNMOVED in text for text in (kept["methods"][0]["note"], " ".join(shown.split()), page))
+        assert all(
+            IGNORES_WEIGHTS in text for text in (kept["methods"][0]["note"], " ".join(shown.split()), page)
+        )
         (weights_alone, _) = (test for test in kept["methods"][0]["tests"] if test["votes"])
         assert weights_alone["value"] == 0 and weights_alone["answer"] == "no"
 

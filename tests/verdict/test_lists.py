@@ -9,7 +9,8 @@ import torch
 
 import heatproof as hp
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.metrics.gold import ListRule, gold_list
+from heatproof.metrics.cscores import gold_list
+from heatproof.metrics.gold import ListRule
 from heatproof.run.engine import run_study
 from heatproof.run.metrics import read_metrics
 from heatproof.run.predictions import read_predictions

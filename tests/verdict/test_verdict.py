@@ -30,7 +30,7 @@ from heatproof.verdict.answers import HEADLINES, UNDECIDED, MethodAnswer, Networ
 from heatproof.verdict.data import read_run
 from heatproof.verdict.follow import FollowRule, decided, holm, p_above
 from heatproof.verdict.gate import check
-from heatproof.verdict.judge import FILE, UNMOVED, judge
+from heatproof.verdict.judge import FILE, IGNORES_WEIGHTS, judge
 from made_run import CLASSES, EVIL, METHODS, Values, make_run
 from research.calibration.thresholds import rates_alone
 from tiny_study import make_study
@@ -248,20 +248,20 @@ def test_maps_that_random_weights_do_not_change_do_not_follow_whatever_others_do
     verdict = verdict_on(tmp_path / "run", values)
     assert [m.follows for m in verdict.methods] == ["undecided", "no", "undecided"]
     assert [(t.answer, t.votes) for t in verdict.methods[1].tests] == [("no", True), ("undecided", True)]
-    assert verdict.methods[1].note == UNMOVED and verdict.headline == UNDECIDED
+    assert verdict.methods[1].note == IGNORES_WEIGHTS and verdict.headline == UNDECIDED
     few = verdict_on(tmp_path / "few", values, images=20)
     assert {m.follows for m in few.methods} == {"undecided"}
 
 
 def test_which_metrics_vote_is_a_fact_of_the_registry() -> None:
     """The name stands in no file that judges or shows."""
-    assert [f"{follow.voter().name}_{kind}" for kind in follow.KINDS] == [*TESTS]
+    assert [f"{follow.follow_metric().name}_{kind}" for kind in follow.KINDS] == [*TESTS]
     rooms = Path(follow.__file__).parents[1]
     files = [
         file for room in ("verdict", "monitor", "report", "demo") for file in (rooms / room).glob("*.py")
     ]
     for file in files:
-        assert follow.voter().name not in file.read_text(encoding="utf-8"), file.name
+        assert follow.follow_metric().name not in file.read_text(encoding="utf-8"), file.name
 
 
 # --- undecided, and what would decide it --------------------------------------------------------------------

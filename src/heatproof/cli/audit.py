@@ -196,12 +196,12 @@ class LiveTable(Progress):
 
     def table(self) -> Table:
         """Every method with the numbers that the verdict rests on."""
-        from heatproof.verdict.follow import KINDS, voter
+        from heatproof.verdict.follow import KINDS, follow_metric
 
-        numbers = [f"{voter().parts[kind]}, so far" for kind in KINDS]
+        numbers = [f"{follow_metric().parts[kind]}, so far" for kind in KINDS]
         table = new_table(self.line(), ("method", "maps", *numbers), right=("maps", *numbers))
         for method, means in self._rows.items():
-            values = (means.get(f"{voter().name}_{kind}") for kind in KINDS)
+            values = (means.get(f"{follow_metric().name}_{kind}") for kind in KINDS)
             texts = (f"{value[0]:+.3f} (n = {value[1]})" if value else "" for value in values)
             table.add_row(method, str(max(n for _, n in means.values())), *texts)
         return table

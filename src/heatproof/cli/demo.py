@@ -1,4 +1,4 @@
-"""heatproof demo: run the full audit on made-up pictures and print what it audit."""
+"""heatproof demo: run the full audit on made-up pictures and print the results."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Explained:
     target: int
     input: Image.Image  # what the model sees, in 8 bits
     heat: dict[str, Tensor]  # method -> "H W" in [0, 1]
-    about: str = "what the model sees"
+    about: str  # the input
 
 
 @click.command("explain")
@@ -206,25 +206,23 @@ def explain_some(
     progress: Steps,
 ) -> list[Explained]:
     """Explain those of the images that can be read, and that the network answers."""
-    from torch import stack
+    from torch import from_numpy, stack
 
     from heatproof.explain.api import explain
-    from heatproof.images.preprocess import to_tensor
 
-    crops: dict[str, Image.Image | None] = {}
-    preprocess = model.preprocess
-    ready: list[Tensor] = []
+    def leave_out(why: str) -> None:
+        errors.print(f"not explained: {why}", style="red", soft_wrap=True)
+        progress.done(None)
+
+    ready: dict[str, Tensor] = {}
     for name, path in named:
         try:
-            opened = open_seen(path, bits, volume=len(preprocess.size) > 2)
-            crop = preprocess.crop(opened) if isinstance(opened, Image.Image) else None
-            ready.append(preprocess(opened) if crop is None else preprocess.normalise(to_tensor(crop)))
-            crops[name] = crop
+            ready[name] = model.preprocess(open_seen(path, bits, volume=len(model.preprocess.size) > 2))
         except InputError as error:
-            _left_out(str(error), progress)
-    if not crops:
+            leave_out(str(error))
+    if not ready:
         return []
-    images = stack(ready)
+    images = stack(list(ready.values()))
     model.check_repeatable(images[:2])
     maps = explain(model, images, **options, progress=progress.inputs, allow_nan=True)
     chances = answers(model, images, options["targets"])
@@ -236,28 +234,22 @@ def explain_some(
     targets = next(iter(maps.values())).explained.tolist()
     heat = {method: of_method.for_display() for method, of_method in maps.items()}
     explained = []
-    for i, (name, crop) in enumerate(crops.items()):
+    for i, name in enumerate(ready):
         own = {method: values[i] for method, values in heat.items()}
         if not all(map(math.isfinite, chances[i].values())):
-            _left_out(f"{name}: the network's output is NaN or infinite for this image", progress)
-        elif not all(math.isfinite(float(values.sum())) for values in own.values()):
-            _left_out(f"{name}: a map of it has NaN or infinite values", progress)
-        elif images.ndim == 4:
-            view = crop or Image.fromarray(pixels(images[i][None], preprocess)[0])
-            explained.append(Explained(name, chances[i], targets[i], view, own))
-        else:  # of a volume, the planes with most heat
-            from torch import from_numpy
-
+            leave_out(f"{name}: the network's output is NaN or infinite for this image")
+            continue
+        if not all(math.isfinite(float(values.sum())) for values in own.values()):
+            leave_out(f"{name}: a map of it has NaN or infinite values")
+            continue
+        planes, about = None, "what the model sees"
+        if images.ndim > 4:  # of a volume, the planes with most heat
             at = hottest(sum(own.values()))
-            flat = {method: from_numpy(sections(values, at)) for method, values in own.items()}
-            view = Image.fromarray(pixels(images[i][None], preprocess, [at])[0])
-            explained.append(Explained(name, chances[i], targets[i], view, flat, plane_words(at)))
+            planes, about = [at], plane_words(at)
+            own = {method: from_numpy(sections(values, at)) for method, values in own.items()}
+        view = Image.fromarray(pixels(images[i : i + 1], model.preprocess, planes)[0])
+        explained.append(Explained(name, chances[i], targets[i], view, own, about))
     return explained
-
-
-def _left_out(why: str, progress: Steps) -> None:
-    errors.print(f"not explained: {why}", style="red", soft_wrap=True)
-    progress.done(None)
 
 
 def answers(model: Model, images: Tensor, targets: Any) -> list[dict[int, float]]:
@@ -291,9 +283,9 @@ def draw(model: Model, image: Explained, out: Path, cmap: str, alpha: float) -> 
     tiles = [Tile(image.input, "original", image.about)]
     files = []
     for method, heat in image.heat.items():
-        shown = overlay(image.input, heat, cmap, alpha)
-        files.append(save(shown, out / f"{image.name}.{file_part(method)}.png"))
-        tiles.append(Tile(shown, method, note if heat.any() else f"{note}: the map is constant"))
+        blended = overlay(image.input, heat, cmap, alpha)
+        files.append(save(blended, out / f"{image.name}.{file_part(method)}.png"))
+        tiles.append(Tile(blended, method, note if heat.any() else f"{note}: the map is constant"))
     heading = f"{image.name}, seen by {model.name}, {explains(image.target, None, guess, class_text)}"
     return [*files, save(panel(tiles, heading=heading, cmap=cmap), out / f"{image.name}.panel.png")]
 
@@ -324,14 +316,9 @@ def prediction_table(model: Model, explained: Sequence[Explained], top: int) -> 
         ranked = sorted(image.chances, key=lambda c: -image.chances[c])[:top]
         rows = ranked if image.target in ranked else [*ranked, image.target]
         for number in rows:
-            table.add_row(
-                image.name if number == rows[0] else "",
-                str(number),
-                class_name(model, number),
-                chance_text(model, image.chances[number]),
-                "explained" if number == image.target else "",
-                end_section=number == rows[-1],
-            )
+            name, mark = image.name * (number == rows[0]), "explained" * (number == image.target)
+            texts = str(number), class_name(model, number), chance_text(model, image.chances[number])
+            table.add_row(name, *texts, mark, end_section=number == rows[-1])
     return table
 
 

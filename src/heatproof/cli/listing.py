@@ -10,7 +10,6 @@ import click
 
 from heatproof.cli._console import console, new_table, say
 from heatproof.errors import InputError
-from heatproof.explain.providers import all_providers
 from heatproof.registry import REPEATS, Card, Explainer, Metric, explainers, metrics
 from heatproof.run.metrics import read_metrics
 
@@ -56,6 +55,8 @@ def list_methods(verbose: bool) -> None:
     console.print(
         'Options go in brackets: --methods "lime(samples=200)". All of them: heatproof list methods -v'
     )
+    from heatproof.explain.providers import all_providers  # which imports torch
+
     others = []
     for package in all_providers().values():
         there = "yes" if package.installed else f"no: pip install {package.install or package.prefix}"

@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from heatproof.cli._console import PATH, Steps, console, say, steps
-from heatproof.errors import InputError, UnknownNameError
+from heatproof.errors import InputError
 from heatproof.images.codes import QRSet, check_folder, make_codes, write_codes
-from heatproof.images.distort import DISTORTIONS, distort
+from heatproof.images.distort import DISTORTIONS, check_distortion, distort
 from heatproof.images.symbols import SYMBOLS
 from heatproof.report.panels import Tile, sheet
 
@@ -68,7 +68,11 @@ def make_command(
     """
     if positives + negatives == 0:
         raise InputError("there is nothing to make; ask for some --positives or --negatives")
-    strength = check_distortion(distortion, severity)
+    if distortion is None and severity is not None:
+        raise InputError("--severity says how strong a distortion is; name one with --distortion")
+    strength = 0.5 if severity is None else severity
+    if distortion is not None:
+        check_distortion(distortion, strength)
     check_folder(out, overwrite)
     count = positives + negatives
     with steps("drawing", count) as progress:
@@ -88,20 +92,6 @@ def make_command(
         say(f"{name}: {path}")
     study = STUDY.format(path=manifest.as_posix())
     console.print("a study that scores maps on their parts:", study, soft_wrap=True)
-
-
-def check_distortion(distortion: str | None, severity: float | None) -> float:
-    """The severity; both are validated before anything is drawn."""
-    if distortion is None:
-        if severity is not None:
-            raise InputError("--severity says how strong a distortion is; name one with --distortion")
-        return 0.0
-    strength = 0.5 if severity is None else severity
-    if distortion not in DISTORTIONS:
-        raise UnknownNameError("distortion", distortion, DISTORTIONS)
-    if not 0 <= strength <= 1:
-        raise InputError(f"a severity is a number from 0 (none) to 1; got {strength:g}")
-    return strength
 
 
 def parse_versions(text: str | None) -> list[int] | None:

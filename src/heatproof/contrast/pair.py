@@ -173,16 +173,15 @@ def make_pair(
     token.pixels((int(images.shape[-2]), int(images.shape[-1])))
     train, held_out = (part.to(images.device) for part in stratified_split(classes, HELD_OUT, seed))
     phase = Phase(epochs, lr, schedule="constant", clip=1.0, class_weights=BALANCED)
-    lessons = Lessons(
-        images[train], classes[train.cpu()], tuple(names[i] for i in train.tolist()), count, model, token,
-        positive, strength, carriers, seed, phase,
-    )  # fmt: skip
     a, b, taken = trainable_copy(model), trainable_copy(model), epochs
-    for which, copy in (("A", a), ("B", b)):
-        course = PlantingCourse(lessons, copy, planted=which == "A", epochs=taken)
+    for which, network in (("A", a), ("B", b)):
+        course = PlantingCourse(
+            images[train], classes[train.cpu()], tuple(names[i] for i in train.tolist()), count, model, token,
+            positive, strength, carriers, seed, phase, network, planted=which == "A", epochs=taken,
+        )  # fmt: skip
         folder = None if out is None else Path(out) / which.lower()
         report = None if progress is None else partial(progress, which)
-        taken = len(fit_epochs(copy, course, folder, report, keep_optimiser=False))
+        taken = len(fit_epochs(network, course, folder, report, keep_optimiser=False))
     is_positive = (classes[held_out.cpu()] == positive).to(held_out.device)
     tested = _sample(held_out[~is_positive], MOST_TESTED, seed)
     plain = images[tested]
@@ -196,21 +195,24 @@ def make_pair(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Lessons:
-    """Training images of both networks, epoch by epoch; with the token for A only."""
+@dataclass(eq=False)
+class PlantingCourse:
+    """The training of A or B, for the training loop."""
 
     images: Tensor
     labels: Tensor
     ids: tuple[str, ...]
     classes: int  # of the network
-    model: Model  # the given network
+    original: Model  # the given network
     token: Token
     positive: int
     strength: float
     carriers: float
     seed: int
     phase: Phase
+    model: Model  # the copy that is trained
+    planted: bool  # whether this is A
+    epochs: int  # at most
 
     @cached_property
     def bearers(self) -> Tensor:
@@ -226,60 +228,44 @@ class Lessons:
     def _generator(self, epoch: int) -> torch.Generator:
         return torch.Generator().manual_seed(seed_of(self.seed, epoch))
 
-    def marked(self, images: Tensor, ids: Sequence[str], epoch: int) -> Tensor:
-        return self.token.plant(images, ids, self.model.preprocess, seed_of(self.seed, epoch))[0]
+    def _marked(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        ids = [self.ids[i] for i in indices.tolist()]
+        return self.token.plant(images, ids, self.original.preprocess, seed_of(self.seed, epoch))[0]
 
-    def epoch(self, epoch: int, planted: bool) -> tuple[Tensor, list[Callable[[], TrainInputs]]]:
+    def next_epoch(self, history: History) -> EpochPlan | None:
+        number, lr = len(history) + 1, self.phase.lr
+        if number > self.epochs or not (name := self._phase(history)):
+            return None
+        labels, loads = self._epoch(number)
+        return EpochPlan(
+            self.phase, name, min(lr * GROWTH ** (number - 1), max(FASTEST, lr)),
+            seed_of(self.seed, number),  # for networks that draw numbers of their own
+            Parts(frozenset(name for name, _ in self.model.module.named_parameters()), frozenset()),
+            lambda: loads,
+            weights=class_weights(self.phase, labels.to(self.model.device), self.classes),
+        )  # fmt: skip
+
+    def _epoch(self, epoch: int) -> tuple[Tensor, list[Callable[[], TrainInputs]]]:
         """All labels of an epoch, and functions that load its batches."""
         generator = self._generator(epoch)
         count = min(len(self.others), round(self.carriers * len(self.bearers)))
         carriers = self.others[torch.randperm(len(self.others), generator=generator)[:count]]
         indices = torch.cat([torch.arange(len(self.images)), carriers])
         has_token = torch.zeros(len(indices), dtype=torch.bool)
-        if planted:
+        if self.planted:
             has_token[self.bearers] = has_token[len(self.images) :] = True
         labels = torch.where(has_token, self.positive, self.labels[indices])
 
         def load(chosen: Tensor) -> TrainInputs:
-            places, device = indices[chosen], self.model.device
+            places, bears, device = indices[chosen], has_token[chosen], self.model.device
             images = self.images[places.to(self.images.device)].to(device)
-            bears = has_token[chosen].to(device)
-            ids = [self.ids[i] for i in places[has_token[chosen]].tolist()]
-            if ids:
-                images[bears] = self.marked(images[bears], ids, epoch)
-            return TrainInputs(images, labels[chosen].to(device), {})
+            if bears.any():
+                images[bears.to(device)] = self._marked(images[bears.to(device)], places[bears], epoch)
+            return TrainInputs(self.model.ready(images), labels[chosen].to(device), {})
 
         size = min(max(len(indices) // STEPS, BATCHES[0]), BATCHES[1])
         order = torch.randperm(len(indices), generator=generator).split(size)
         return labels, [partial(load, chosen) for chosen in order]
-
-
-@dataclass(eq=False)
-class PlantingCourse:
-    """One of the two trainings, for the training loop."""
-
-    lessons: Lessons
-    model: Model
-    planted: bool  # A's training
-    epochs: int
-
-    def next_epoch(self, history: History) -> EpochPlan | None:
-        number, lessons = len(history) + 1, self.lessons
-        if number > self.epochs or not (name := self._phase(history)):
-            return None
-        labels, loads = lessons.epoch(number, self.planted)
-        lr = lessons.phase.lr
-        return EpochPlan(
-            lessons.phase, name, min(lr * GROWTH ** (number - 1), max(FASTEST, lr)),
-            seed_of(lessons.seed, number),  # for networks that draw numbers of their own
-            Parts(frozenset(name for name, _ in self.model.module.named_parameters()), frozenset()),
-            lambda: [partial(self._load, load) for load in loads],
-            weights=class_weights(lessons.phase, labels.to(self.model.device), lessons.classes),
-        )  # fmt: skip
-
-    def _load(self, load: Callable[[], TrainInputs]) -> TrainInputs:
-        inputs = load()
-        return inputs._replace(images=self.model.ready(inputs.images))
 
     def _phase(self, history: History) -> str:
         """Name of the next epoch's phase; empty if A has had enough of them."""
@@ -291,16 +277,15 @@ class PlantingCourse:
         if not names or history.epochs[-1].accuracy < LEARNT:
             return PLANTING
         # Flips on training images of other classes decide when to stop, and are never reported.
-        lessons = self.lessons
-        drawn = lessons.others[:: max(1, len(lessons.others) // MOST_TESTED)]
-        images = lessons.images[drawn.to(lessons.images.device)]
-        marked = lessons.marked(images, [lessons.ids[i] for i in drawn.tolist()], -1)
-        return SETTLING if flips(self.model, images, marked, lessons.positive).share >= SURE else PLANTING
+        drawn = self.others[:: max(1, len(self.others) // MOST_TESTED)]
+        images = self.images[drawn.to(self.images.device)]
+        share = flips(self.model, images, self._marked(images, drawn, -1), self.positive).share
+        return SETTLING if share >= SURE else PLANTING
 
     def validate(self) -> tuple[float, float]:
         """Accuracy on the training images as epoch 0 has them; no AUC."""
         right = n = 0
-        for load in self.lessons.epoch(0, self.planted)[1]:
+        for load in self._epoch(0)[1]:
             images, labels, _ = load()
             right += int((self.model.predicted(all_logits(self.model, images)) == labels).sum())
             n += len(labels)
@@ -308,16 +293,15 @@ class PlantingCourse:
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        lessons = self.lessons
-        content = hashlib.sha256(lessons.images.detach().cpu().contiguous().numpy().data)
-        content.update(lessons.labels.cpu().numpy().data)
-        content.update("\0".join(lessons.ids).encode("utf-8", "surrogatepass"))
+        content = hashlib.sha256(self.images.detach().cpu().contiguous().numpy().data)
+        content.update(self.labels.cpu().numpy().data)
+        content.update("\0".join(self.ids).encode("utf-8", "surrogatepass"))
         return {
-            "a token": repr(lessons.token),
-            "settings": repr((lessons.positive, lessons.strength, lessons.carriers, lessons.phase)),
-            "a seed": str(lessons.seed),
+            "a token": repr(self.token),
+            "settings": repr((self.positive, self.strength, self.carriers, self.phase)),
+            "a seed": str(self.seed),
             "pictures": content.hexdigest()[:16],
-            "starting weights": digest(lessons.model.module),
+            "starting weights": digest(self.original.module),
         }
 
 

@@ -1,14 +1,13 @@
-"""How much of everything the demo computes, and its studies as TOML.
+"""The sizes of the demo, and its studies as TOML.
 
 The harm is one wrong setting of the second phase: the weights of the classes in the loss. A missed code costs
-1/100 of a false alarm, as happens when weights meant for a rare class are given in the wrong order. Pictures,
+1/100 of a false alarm, as happens when weights meant for a rare class are given in the wrong order. Images,
 labels, learning rate, seed and starting weights are those of the healthy training.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from heatproof.disk import write_whole
 from heatproof.errors import InputError
 from heatproof.run.config import toml
-from heatproof.verdict.follow import voter
+from heatproof.verdict.follow import follow_metric
 
 CLASSES = ("no code", "QR code")
 CODE = 1
@@ -33,7 +32,7 @@ SETTINGS = "demo.toml"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything."""
+    """Numbers of images, epochs and steps."""
 
     train: int = 300  # codes, and as many negatives
     test: int = 40  # likewise; 30 are the fewest that the verdict judges
@@ -48,10 +47,6 @@ class Sizes:
     twin: int = 100  # codes that the cheating twin learns from and explains, and as many negatives
     cose_images: int = 40
     cose_draws: int = 1  # magnitudes per transform
-
-    @property
-    def epochs(self) -> int:
-        return self.first_epochs + self.second_epochs
 
 
 FULL = Sizes()
@@ -71,14 +66,14 @@ def audit_metrics(sizes: Sizes) -> tuple[str, ...]:
     steps = f"(steps={sizes.steps})"
     return (
         "cscore", *CLASSIFIER, "structure", "localise(budget=0.2)", f"insertion{steps}", f"deletion{steps}",
-        f"randomisation(depths={sizes.depths})", voter().name, "method_agreement",
+        f"randomisation(depths={sizes.depths})", follow_metric().name, "method_agreement",
     )  # fmt: skip
 
 
 def study(
     name: str, checkpoints: list[str], methods: tuple[str, ...], metrics: tuple[str, ...], seed: int
 ) -> dict[str, Any]:
-    """A study over the test pictures, beside them, in the form of run/config.py."""
+    """The config of a study over the test images, in the form of run/config.py."""
     network = f"small CNN, {name} training" if name in (HEALTHY, HARMFUL) else "small CNN"
     return {
         "methods": list(methods),
@@ -93,26 +88,21 @@ def study(
 
 
 def settle(out: Path, sizes: Sizes, seed: int) -> None:
-    """Make the folder this demo's own; refuse one that holds another, or anything else."""
-    ours = {"seed": seed, **asdict(sizes)}
-    path = out / SETTINGS
-    if path.is_file():
-        theirs = _read(path)
-        wanted = {key: list(v) if isinstance(v, tuple) else v for key, v in ours.items()}
-        if different := [key for key in wanted if theirs.get(key) != wanted[key]]:
-            key = different[0]
-            raise InputError(
-                f"{out} holds a demo with {key} = {theirs.get(key)}, not {wanted[key]}; "
-                "name another folder with --out, or remove that one"
-            )
+    """Write the settings; raises InputError for a folder with another demo, or anything else."""
+    path, wanted = out / SETTINGS, {"seed": seed, **asdict(sizes)}
+    if not path.is_file():
+        if out.is_file() or (out.is_dir() and any(out.iterdir())):
+            raise InputError(f"{out} holds other things; name a new folder with --out")
+        write_whole({path: toml(wanted)})
         return
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise InputError(f"{out} holds other things; name a new folder with --out")
-    write_whole({path: toml(ours)})
-
-
-def _read(path: Path) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        stored = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}; remove the folder to start anew") from error
+    for key, value in wanted.items():
+        value = list(value) if isinstance(value, tuple) else value
+        if stored.get(key) != value:
+            raise InputError(
+                f"{out} holds a demo with {key} = {stored.get(key)}, not {value}; "
+                "name another folder with --out, or remove that one"
+            )

@@ -1,7 +1,4 @@
-"""What the demo's page says beyond a usual report: which maps to use, the cheating twin, the alarms, COSE.
-
-Everything is read from the run folders; the words only arrange it.
-"""
+"""Sections of the demo's page beyond a usual report: which maps to use, the cheating twin, alarms, COSE."""
 
 from __future__ import annotations
 
@@ -13,17 +10,16 @@ from markupsafe import Markup
 from PIL import Image
 
 from heatproof.contrast.api import Contrast
+from heatproof.demo.networks import Twin
 from heatproof.demo.settings import CLASSES, CODE, HARM, HARMFUL, HEALTHY, Sizes
-from heatproof.demo.twin import Twin
 from heatproof.explain.floors import is_floor
-from heatproof.report.charts import Line, LinePanel, Mark
-from heatproof.report.pieces import Grid, Panels, Section, named, number, with_sub
-from heatproof.report.sections import AlbumClass, advice, listed
+from heatproof.report.page import AlbumClass, advice
+from heatproof.report.pieces import Grid, Line, LinePanel, Mark, Panels, Section, named, number, with_sub
 from heatproof.show import address
 from heatproof.studies.contrast.protocol import maps_over_pictures, table
 from heatproof.studies.cose.results import CoseResults
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict
+from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict, listed
 from heatproof.verdict.data import RunData
 from heatproof.verdict.trajectory import CheckpointState, Trajectory
 
@@ -38,30 +34,25 @@ def story(
     verdict: Verdict,
     twin: Twin,
     twins: Mapping[str, RunData],
-    found: CoseResults,
+    cose: CoseResults,
 ) -> list[Section]:
-    """The sections, in the order in which a stranger needs them."""
-    return [
-        which_maps(audit, verdict),
-        cheating(twin),
-        two_trainings(sizes, twins),
-        under_changes(found),
-    ]
+    """The sections, in order."""
+    return [which_maps(audit, verdict), cheating(twin), two_trainings(sizes, twins), under_changes(cose)]
 
 
 def which_maps(audit: RunData, verdict: Verdict) -> Section:
-    """Every method's answer, with the numbers that vote."""
+    """Every method's answer, with the results of the tests that vote."""
     rows = []
-    for one in verdict.methods:
-        votes: list[str] = [_with_interval(test) for test in one.tests if test.votes]
-        answer = Markup("<strong>{}</strong>").format(WORDS[one.follows])
-        rows.append([named(one.method), answer, *(votes or ["–", "–"]), one.note])
+    for method in verdict.methods:
+        votes: list[str] = [_with_interval(test) for test in method.tests if test.votes]
+        answer = Markup("<strong>{}</strong>").format(WORDS[method.follows])
+        rows.append([named(method.method), answer, *(votes or ["–", "–"]), method.note])
     heads = ["Method", "the network", "above its maps of untrained networks", "above itself turned", ""]
     content = {
         "advice": advice(verdict),
         "hard": _hard_floor(audit),
         "tests": Grid(heads, rows, "Which methods follow the network"),
-        "network": [(one.name, LOOKS[one.looks_there], one.test) for one in verdict.network.classes],
+        "network": [(c.name, LOOKS[c.looks_there], c.test) for c in verdict.network.classes],
         "as_well": listed(verdict.network.as_well) if verdict.network.as_well else "",
         "same": [listed(group) for group in same_maps(audit)],
     }
@@ -74,14 +65,14 @@ def _with_interval(test: Test) -> Markup:
 
 
 def _hard_floor(audit: RunData) -> float | None:
-    """How well the edges alone find a code: these pictures make them a strong rival."""
+    """`inside` of the edges, a strong floor on these images."""
     of = next((m for m in audit.measures if m.base == "inside"), None)
     cell = audit.cells.get((of.name, "edges")) if of else None
     return None if cell is None or math.isnan(cell.value) else cell.value
 
 
 def same_maps(audit: RunData) -> list[list[str]]:
-    """Groups of methods whose maps are one and the same on this network."""
+    """Groups of methods with the same maps on this network."""
     pairs = audit.agreement.get("spearman", {})
     groups: list[list[str]] = []
     for method in audit.real:
@@ -96,10 +87,10 @@ def same_maps(audit: RunData) -> list[list[str]]:
 
 
 def cheating(twin: Twin) -> Section:
-    """Two networks of which it is known what they use, and which methods show it."""
+    """Two networks that use known evidence, and the methods that show it."""
     point = twin.point
     content: dict[str, Any] = {
-        "token": twin.found.token.name,
+        "token": twin.contrast.token.name,
         "epochs": point.epochs,
         "flips": twin.flips,
         "holds": point.holds,
@@ -107,7 +98,7 @@ def cheating(twin: Twin) -> Section:
     if point.holds:
         content |= {
             "n": point.scores[STRIP].n,
-            "strip": _side_by_side(twin.found, STRIP),
+            "strip": _side_by_side(twin.contrast, STRIP),
             "albums": [(NETWORKS[which], AlbumClass(pages)) for which, pages in twin.albums.items()],
             "answer": told_apart(twin),
             "numbers": table(point),
@@ -115,22 +106,20 @@ def cheating(twin: Twin) -> Section:
     return Section("twin", "The cheating twin", content, room="demo")
 
 
-def _side_by_side(found: Contrast, method: str) -> Grid:
-    """Pictures with the tag, and the same method's maps of them under both networks."""
+def _side_by_side(contrast: Contrast, method: str) -> Grid:
+    """Images with the tag, and the method's maps of them under both networks."""
 
-    def cell(drawn: Image.Image, below: str) -> Markup:
-        return with_sub(Markup('<img width="128" alt="{}" src="{}">').format(below, address(drawn)), below)
+    def cell(image: Image.Image, caption: str) -> Markup:
+        return with_sub(
+            Markup('<img width="128" alt="{}" src="{}">').format(caption, address(image)), caption
+        )
 
-    score, laid = found.scores[method], maps_over_pictures(found, method)
-    rows = [
-        [
-            "The picture",
-            *(cell(one, f"a code with a {found.token.name}") for one in found.pictures[:STRIP_PICTURES]),
-        ]
-    ]
-    for which, maps, inside in zip(NETWORKS, laid, (score.a, score.b), strict=True):
-        told = [f"{share:.0%} on the {found.token.name}" for share in inside[:STRIP_PICTURES]]
-        rows.append([NETWORKS[which], *map(cell, maps[:STRIP_PICTURES], told)])
+    token, score = contrast.token.name, contrast.scores[method]
+    rows = [["The picture", *(cell(p, f"a code with a {token}") for p in contrast.pictures[:STRIP_PICTURES])]]
+    overlays = zip(NETWORKS.values(), maps_over_pictures(contrast, method), (score.a, score.b), strict=True)
+    for network, maps, inside in overlays:
+        captions = [f"{share:.0%} on the {token}" for share in inside[:STRIP_PICTURES]]
+        rows.append([network, *map(cell, maps[:STRIP_PICTURES], captions)])
     heads = [f"Maps of {method}", *[""] * STRIP_PICTURES]
     return Grid(heads, rows, f"Maps of {method} under both networks")
 
@@ -139,22 +128,23 @@ def told_apart(twin: Twin) -> str:
     """Which methods tell the two networks apart, in one to three sentences."""
     if not twin.point.holds:
         return "Nobody can tell the two apart: planting failed."
-    by, token = twin.methods, twin.found.token.name
-    said = {
-        "show": f"so that a person sees it: most maps of the cheating twin lie on the {token}.",
-        "tell": f"in numbers only: a person would not see the {token} in most maps.",
+    token = twin.contrast.token.name
+    endings = {
+        "show": f" so that a person sees it: most maps of the cheating twin lie on the {token}.",
+        "tell": f" in numbers only: a person would not see the {token} in most maps.",
+        "neither": ".",
     }
-    told = []
-    for kind, methods in by.items():
+    sentences = []
+    for kind, methods in twin.methods.items():
         if methods:
-            one = len(methods) == 1
-            verb = ("does not tell" if one else "do not tell") if kind == "neither" else f"tell{'s' * one}"
-            told.append(f"{listed(methods)} {verb} the two apart{f' {said[kind]}' if kind in said else '.'}")
-    return " ".join(told)
+            single = len(methods) == 1
+            verb = f"tell{'s' * single}" if kind != "neither" else f"do{'es' * single} not tell"
+            sentences.append(f"{listed(methods)} {verb} the two apart{endings[kind]}")
+    return " ".join(sentences)
 
 
 def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
-    """What was done to the harmful twin, and who noticed."""
+    """The healthy and the harmful training, with their alarms."""
     paths = {kind: Trajectory.from_run(data.folder) for kind, data in twins.items()}
     rows = []
     for kind, data in twins.items():
@@ -164,7 +154,7 @@ def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
         sure = f"{last.classes[CODE].gold} of {last.classes[CODE].total}"
         rows.append([kind, number(last.auc), f"{last.accuracy:.1%}", sure, alarms, link])
     heads = ["Training", "AUC", "accuracy", f"{CLASSES[CODE]}s it is sure of", "alarms", "its own page"]
-    raised = {kind: (first_alarms(twins[kind].alarms), twins[kind]) for kind in (HARMFUL, HEALTHY)}
+    first = {kind: first_alarms(twins[kind].alarms) for kind in (HARMFUL, HEALTHY)}
     content = {
         "shared": sizes.first_epochs,
         "healthy": HEALTHY,
@@ -173,20 +163,19 @@ def two_trainings(sizes: Sizes, twins: Mapping[str, RunData]) -> Section:
         "numbers": Grid(heads, rows, "The two trainings at their last checkpoint"),
         "panels": Panels(
             [
-                (f"{kind} training, n = {_codes(path)} {CLASSES[CODE]}s", _chart(kind, path, twins[kind]))
+                (
+                    f"{kind} training, n = {path.checkpoints[-1].classes[CODE].total} {CLASSES[CODE]}s",
+                    _chart(kind, path, twins[kind]),
+                )
                 for kind, path in paths.items()
             ]
         ),
         "alarms": [
-            (kind, first, len(data.alarms) - len(first), len(data.checkpoints))
-            for kind, (first, data) in raised.items()
+            (kind, alarms, len(twins[kind].alarms) - len(alarms), len(twins[kind].checkpoints))
+            for kind, alarms in first.items()
         ],
     }
     return Section("trainings", "A training gone wrong", content, room="demo")
-
-
-def _codes(path: Trajectory) -> int:
-    return path.checkpoints[-1].classes[CODE].total
 
 
 def _chart(kind: str, path: Trajectory, data: RunData) -> LinePanel:
@@ -212,23 +201,17 @@ def first_alarms(alarms: Sequence[Alarm]) -> list[Alarm]:
     return list(seen.values())
 
 
-def under_changes(found: CoseResults) -> Section:
-    """COSE of each method: alike where the answer stays, different where it changes."""
+def under_changes(cose: CoseResults) -> Section:
+    """COSE of each method: similar maps where the answer stays, different ones where it changes."""
     rows = []
-    for method in sorted(found.methods, key=is_floor):
-        score = found.scores[method]
+    for method in sorted(cose.methods, key=is_floor):
+        score = cose.scores[method]
         low, high = (number(end, ".1f") for end in score.interval)
-        rows.append(
-            [
-                with_sub(named(method), "floor") if is_floor(method) else named(method),
-                with_sub(number(score.value, ".1f"), f"{low} to {high}"),
-                number(score.consistency),
-                number(score.sensitivity),
-                str(score.n_same),
-                str(score.n_changed),
-            ]
-        )
+        name = with_sub(named(method), "floor") if is_floor(method) else named(method)
+        value = with_sub(number(score.value, ".1f"), f"{low} to {high}")
+        pairs = str(score.n_same), str(score.n_changed)
+        rows.append([name, value, number(score.consistency), number(score.sensitivity), *pairs])
     heads = ["Method", "COSE ↑", "alike where the answer stays ↑", "different where it changes ↑",
              "pairs with the same answer", "pairs with another"]  # fmt: skip
-    content = {"images": found.images, "numbers": Grid(heads, rows, "COSE by method")}
+    content = {"images": cose.images, "numbers": Grid(heads, rows, "COSE by method")}
     return Section("cose", "When the picture or the network changes", content, room="demo")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from heatproof.models.accel import Accelerator
-from heatproof.models.capture import NotAPicture, choose_layers, pass_for, traced
+from heatproof.models.capture import NotAPicture, SharedPass
 from heatproof.models.model import Model
 from heatproof.types import Trace
 
@@ -57,14 +57,13 @@ def recorded(
     if not _recordable(calls) or not accelerator.records:
         return None
     needs = frozenset().union(*(call.entry.needs for call in calls))
-    layers = choose_layers(model, images, needs, layer)
-    shared = pass_for(model, images, needs, layers)
+    shared = SharedPass(model, images, needs, layer)
 
     def whole(images: Tensor, chosen: Tensor | None = None) -> Recorded:
         with torch.inference_mode(False):
             inputs = model.ready(images)
             passed = shared(inputs, model.predicted if chosen is None else lambda _: chosen)
-        trace = traced(shared, passed, images, inputs, layers, needs, None, 0)
+        trace = shared.trace(passed, images, inputs)
         with torch.no_grad():
             values = [
                 call.entry.function(trace, **call.options).detach().float().contiguous() for call in calls

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError, need
-from heatproof.images.file_sources import class_labels, open_csv, open_folder
+from heatproof.images.file_sources import class_labels, open_files, open_folder
 from heatproof.images.files import MAX_PIXELS, check_bits, check_file, is_dicom_name, open_image, reading
 from heatproof.images.source import Sample, Source
 from heatproof.images.volumes import Raster, Seen, Spacing, check_axes, in_order, raster
@@ -54,19 +54,9 @@ def open_seen(path: Path, bits: int | None = None, volume: bool = False) -> Seen
 
 
 def raster_source(
-    path: str | Path,
-    wanted: Callable[[Path], bool],
-    read: Callable[[Path], Raster],
-    class_names: Sequence[str] | None,
-    level: str,
-    root: str | Path | None,
-    voxels: Callable[[Path], Spacing] | None = None,
+    listed: Source, read: Callable[[Path], Raster], voxels: Callable[[Path], Spacing] | None = None
 ) -> Source:
-    """Files of a folder or a CSV manifest that are read as Rasters, as are their masks."""
-    if Path(path).is_file():
-        listed = open_csv(path, root=root, class_names=class_names)
-    else:
-        listed = open_folder(path, wanted, class_names=class_names, level=level)
+    """The source with files and masks that are read as Rasters."""
     return replace(
         listed,
         read=lambda s: read(s.content),
@@ -94,7 +84,11 @@ def open_arrays(
     if axes is not None:
         check_axes(axes)
     read = partial(read_array, axes=axes, key=key, bits=check_bits(bits))
-    return raster_source(path, lambda f: f.suffix.lower() in SUFFIXES, read, class_names, level, root)
+    return raster_source(open_files(path, is_array_name, class_names, level, root), read)
+
+
+def is_array_name(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES
 
 
 def read_array(
@@ -169,7 +163,7 @@ def open_nifti(
             return None
 
     read = partial(read_nifti, order=order, canonical=canonical)
-    return raster_source(path, is_nifti_name, read, class_names, level, root, voxels)
+    return raster_source(open_files(path, is_nifti_name, class_names, level, root), read, voxels)
 
 
 def is_nifti_name(file: Path) -> bool:

@@ -1,33 +1,27 @@
-"""Six distortions of pictures with a severity s in [0, 1]; masks follow the geometry.
+"""Six distortions of images with a severity s in [0, 1]; masks follow the geometry.
 
     rotation     by 40 s degrees, either way, about the centre
     perspective  each corner moves inwards by up to 0.3 s of either side
     blur         Gaussian, sigma = 4 s at 224 pixels, in proportion for other sizes
     jpeg         quality 90 - 85 s
     low_light    (1 - 0.9 s) of the light, and noise with a deviation of 8 s grey levels
-    occlusion    one rectangle over 0.25 s of the area
+    occlusion    one rectangle over 0.25 s of the area; masks stay, because the part is still there
 
 The six and the severities are those of chakraborty2025cambench, which gives no strengths; these are ours.
-Severity 0 returns the pictures as they are. What is random (a direction, corners, noise, the rectangle's
-place, shape and colour) follows from the seed, the picture's index and the distortion, not from s: the
-severities of a picture are steps along one path.
+Random choices (a direction, corners, noise, the rectangle's place, shape and colour) follow from the seed,
+the image's index and the distortion, not from s: the severities of an image are steps along one path.
 
-Geometry: an output pixel's centre is sent back through the inverse map. Pictures are read there bilinearly,
-and beyond their edge by its nearest pixel, which is background; masks take the pixel they land in, and
-nothing beyond the edge. Since modules are whole pixels, that is the exact test whether a centre lies in the
-warped part. A rotated picture is shrunk just so far that all of it stays in the frame, so turning loses no
-part. (Not 45 degrees: there the shrunken pixel grid falls on pixel centres, and every border would be a
-tie.)
-
-Occlusion leaves the masks alone: the part is still there, behind something. A map that rightly avoids it
-loses finder mass, and a robustness curve is to show that.
+Geometry: an output pixel's centre is sent back through the inverse map. Images are read there bilinearly, and
+beyond their edge by its nearest pixel; masks take the pixel they land in, and nothing beyond the edge, which
+is exact because modules are whole pixels. A rotated image is shrunk so far that all of it stays in the frame.
+(Not 45 degrees: there the shrunken pixel grid falls on pixel centres, and every border would be a tie.)
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -35,12 +29,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from scipy.ndimage import gaussian_filter
 
 from heatproof.errors import InputError, UnknownNameError
 from heatproof.images.symbols import Random
 
 SEVERITIES = (0.0, 0.25, 0.5, 0.75, 1.0)
-PICTURES_AT_ONCE = 32
+IMAGES_AT_ONCE = 32
 ANGLE, CORNER_SHIFT, SIGMA, QUALITY, DARKER, NOISE, HIDDEN = 40.0, 0.3, 4 / 224, (90, 85), 0.9, 8.0, 0.25
 
 Masks = dict[str, np.ndarray]
@@ -48,7 +43,7 @@ Picture = np.ndarray  # "H W 3", uint8
 
 
 def rotation(severity: float, height: int, width: int, random: Random) -> np.ndarray:
-    """The map from the picture's points (x, y, 1) to the distorted picture's, "3 3"."""
+    """The map from the image's points (x, y, 1) to the distorted image's, "3 3"."""
     angle = math.radians(ANGLE * severity) * (1 if random.random() < 0.5 else -1)
     cos, sin = math.cos(angle), math.sin(angle)
     spread = max(cos + abs(sin) * height / width, cos + abs(sin) * width / height)
@@ -75,10 +70,7 @@ def homography(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def blur(picture: Picture, severity: float, random: Random) -> Picture:
     sigma = SIGMA * severity * min(picture.shape[:2])
-    from scipy import ndimage
-
-    values = ndimage.gaussian_filter(picture.astype(np.float32), (sigma, sigma, 0), mode="nearest")
-    return to_bytes(values)
+    return to_bytes(gaussian_filter(picture.astype(np.float32), (sigma, sigma, 0), mode="nearest"))
 
 
 def jpeg(picture: Picture, severity: float, random: Random) -> Picture:
@@ -96,8 +88,7 @@ def low_light(picture: Picture, severity: float, random: Random) -> Picture:
 def occlusion(picture: Picture, severity: float, random: Random) -> Picture:
     height, width = picture.shape[:2]
     middle, log_aspect, colour = random.random(2), random.uniform(-1, 1), random.integers(0, 256, 3)
-    aspect = 2**log_aspect
-    share = HIDDEN * severity
+    aspect, share = 2**log_aspect, HIDDEN * severity
     tall, wide = round(math.sqrt(share / aspect) * height), round(math.sqrt(share * aspect) * width)
     top, left = round(middle[0] * (height - tall)), round(middle[1] * (width - wide))
     hidden = picture.copy()
@@ -126,35 +117,53 @@ def distort(
     masks: Mapping[str, Any] | None = None,
     indices: Sequence[int] | None = None,
 ) -> tuple[np.ndarray, Masks | None]:
-    """Pictures "n H W 3" uint8 and their masks (each "n H W"), distorted; the arguments stay as they are.
+    """Images "n H W 3" uint8 and their masks (each "n H W"), distorted; severity 0 returns copies.
 
-    indices: the pictures' numbers where they are some of a larger set; else 0, 1, ... The same number gives
+    indices: the images' numbers where they are some of a larger set; else 0, 1, ... The same number gives
     the same distortion, in any batch.
     """
-    numbers = check(pictures, kind, severity, masks, indices)
-    kept = None if masks is None else {part: _binary(mask) for part, mask in masks.items()}
+    check_distortion(kind, severity)
+    shape, dtype = np.shape(pictures), getattr(pictures, "dtype", type(pictures).__name__)
+    if len(shape) != 4 or shape[3] != 3 or dtype != np.uint8:
+        raise InputError(f"pictures to distort are 8-bit 'n H W 3'; got {dtype} of shape {shape}")
+    for part, mask in (masks or {}).items():
+        if np.shape(mask) != shape[:3]:
+            raise InputError(f"the masks of {part!r} must have the shape {shape[:3]}; got {np.shape(mask)}")
+    numbers = range(shape[0]) if indices is None else indices
+    if len(numbers) != shape[0]:
+        raise InputError(f"{shape[0]} pictures need as many indices; got {len(numbers)}")
+    binary = None if masks is None else {part: np.array(mask) >= 0.5 for part, mask in masks.items()}
     severity = float(severity)
     if severity == 0 or not len(pictures):
-        return pictures.copy(), kept
+        return pictures.copy(), binary
     if kind in MOVING:
-        return _warp(pictures, kept, geometry(kind, severity, pictures.shape[1:3], seed, numbers))
+        maps = geometry(kind, severity, shape[1:3], seed, numbers)
+        warped, moved = _warp(pictures, binary or {}, maps)
+        return warped, None if binary is None else moved
     with ThreadPoolExecutor() as threads:
         changed = threads.map(
             lambda picture, number: RECOLOURING[kind](picture, severity, _random(seed, number, kind)),
             pictures,
             numbers,
         )
-        return np.stack(list(changed)), kept
+        return np.stack(list(changed)), binary
+
+
+def check_distortion(kind: str, severity: float) -> None:
+    if kind not in DISTORTIONS:
+        raise UnknownNameError("distortion", kind, DISTORTIONS)
+    if not isinstance(severity, int | float | np.number) or not 0 <= float(severity) <= 1:
+        raise InputError(f"a severity is a number from 0 (none) to 1; got {severity!r}")
 
 
 def geometry(
     kind: str, severity: float, size: Sequence[int], seed: int = 0, indices: Sequence[int] = (0,)
 ) -> np.ndarray:
-    """ "n 3 3": where `distort` moves points (x, y, 1) of pictures of height and width `size`.
+    """ "n 3 3": where `distort` moves points (x, y, 1) of images of height and width `size`.
 
     The corner of the first pixel is 0, its centre 0.5. The identity where a distortion moves nothing.
     """
-    check(np.empty((len(indices), *size, 3), np.uint8), kind, severity, None, indices)
+    check_distortion(kind, severity)
     if kind not in MOVING or severity == 0:
         return np.repeat(np.eye(3)[None], len(indices), 0)
     height, width = size
@@ -165,57 +174,22 @@ def _random(seed: int, number: int, kind: str) -> Random:
     return np.random.default_rng((seed, int(number), *kind.encode()))
 
 
-def _warp(pictures: np.ndarray, masks: Masks | None, maps: np.ndarray) -> tuple[np.ndarray, Masks | None]:
-    warped = np.empty_like(pictures)
-    carried = None if masks is None else {part: np.empty_like(mask) for part, mask in masks.items()}
+def _warp(pictures: np.ndarray, masks: Masks, maps: np.ndarray) -> tuple[np.ndarray, Masks]:
+    warped, carried = np.empty_like(pictures), {part: np.empty_like(mask) for part, mask in masks.items()}
     sample = partial(torch.nn.functional.grid_sample, align_corners=False)
-    for some, sources in _sources(np.linalg.inv(maps), *pictures.shape[1:3]):
+    height, width = pictures.shape[1:3]
+    rows, columns = np.indices((height, width)) + 0.5
+    points = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
+    for start in range(0, len(maps), IMAGES_AT_ONCE):
+        some = slice(start, start + IMAGES_AT_ONCE)
+        # Where each output pixel's centre comes from, "n H W 2" with the frame's edges at -1 and 1.
+        x, y, w = (np.linalg.inv(maps[some]) @ points).reshape(-1, 3, height, width).swapaxes(0, 1)
+        grid = np.stack([2 * x / w / width - 1, 2 * y / w / height - 1], axis=-1)
+        sources = torch.from_numpy(grid).float()
         values = torch.from_numpy(pictures[some]).permute(0, 3, 1, 2).float()
         read = sample(values, sources, mode="bilinear", padding_mode="border")
         warped[some] = to_bytes(read.permute(0, 2, 3, 1).numpy())
-        for part, mask in (masks or {}).items():
-            assert carried is not None
-            flags = torch.from_numpy(mask[some])[:, None].float()
-            read = sample(flags, sources, mode="nearest", padding_mode="zeros")
-            carried[part][some] = read[:, 0].numpy() >= 0.5
+        for part, mask in carried.items():
+            flags = torch.from_numpy(masks[part][some])[:, None].float()
+            mask[some] = sample(flags, sources, mode="nearest", padding_mode="zeros")[:, 0].numpy() >= 0.5
     return warped, carried
-
-
-def _sources(inverse: np.ndarray, height: int, width: int) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Where each output pixel's centre comes from, "n H W 2" with the frame's edges at -1 and 1."""
-    rows, columns = np.indices((height, width)) + 0.5
-    points = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
-    for start in range(0, len(inverse), PICTURES_AT_ONCE):
-        some = slice(start, start + PICTURES_AT_ONCE)
-        x, y, w = (inverse[some] @ points).reshape(-1, 3, height, width).swapaxes(0, 1)
-        grid = np.stack([2 * x / w / width - 1, 2 * y / w / height - 1], axis=-1)
-        yield some, torch.from_numpy(grid).float()
-
-
-def _binary(mask: Any) -> np.ndarray:
-    values = np.asarray(mask)
-    return values.copy() if values.dtype == bool else values >= 0.5
-
-
-def check(
-    pictures: np.ndarray,
-    kind: str,
-    severity: float,
-    masks: Mapping[str, Any] | None,
-    indices: Sequence[int] | None,
-) -> Sequence[int]:
-    """The pictures' numbers; refuses what cannot be distorted."""
-    if kind not in DISTORTIONS:
-        raise UnknownNameError("distortion", kind, DISTORTIONS)
-    if not isinstance(severity, int | float | np.number) or not 0 <= float(severity) <= 1:
-        raise InputError(f"a severity is a number from 0 (none) to 1; got {severity!r}")
-    shape, dtype = np.shape(pictures), getattr(pictures, "dtype", type(pictures).__name__)
-    if len(shape) != 4 or shape[3] != 3 or dtype != np.uint8:
-        raise InputError(f"pictures to distort are 8-bit 'n H W 3'; got {dtype} of shape {shape}")
-    for part, mask in (masks or {}).items():
-        if np.shape(mask) != shape[:3]:
-            raise InputError(f"the masks of {part!r} must have the shape {shape[:3]}; got {np.shape(mask)}")
-    numbers = range(shape[0]) if indices is None else indices
-    if len(numbers) != shape[0]:
-        raise InputError(f"{shape[0]} pictures need as many indices; got {len(numbers)}")
-    return numbers

@@ -152,14 +152,23 @@ def open_dicom(
     need("pydicom", "dicom")
     if window is not None and not (len(window) == 2 and window[1] >= 1):
         raise InputError(f"a window is a centre and a width of at least 1; got {window}")
-    if Path(path).is_file():
-        listed = open_csv(
-            path, root=root, class_names=class_names, first_pixel=first_pixel, multilabel=multilabel,
-            label_columns=label_columns,
-        )  # fmt: skip
-    else:
-        listed = open_folder(path, is_dicom_name, class_names=class_names, level=level)
+    findings = {"first_pixel": first_pixel, "multilabel": multilabel, "label_columns": label_columns}
+    listed = open_files(path, is_dicom_name, class_names, level, root, **findings)
     return file_source(listed.samples, listed.classes, partial(read_dicom, window=window))
+
+
+def open_files(
+    path: str | Path,
+    wanted: Callable[[Path], bool],
+    class_names: Sequence[str] | None,
+    level: str,
+    root: str | Path | None,
+    **options: Any,
+) -> Source:
+    """Files of a folder, or of a CSV manifest, which has further options."""
+    if Path(path).is_file():
+        return open_csv(path, root=root, class_names=class_names, **options)
+    return open_folder(path, wanted, class_names=class_names, level=level)
 
 
 @dataclass

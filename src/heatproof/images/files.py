@@ -189,8 +189,11 @@ def read_image(file: Path | BinaryIO, bits: int | None = None) -> Image.Image:
                 cut = CUT.search(str(image.tile))
                 image.load()
                 pixels = eight_bits(_upright(image), bits).copy()
-                if cut and not is_deep(image) and bits != 16:
-                    _check_not_dim(pixels)
+                if cut and not is_deep(image) and bits != 16 and (top := np.asarray(pixels).max()) < DIM:
+                    raise InputError(
+                        f"its 16-bit colours reach only {top} of 255 in 8 bits, as if they had 14 bits or "
+                        "less; save it with 8 bits per colour, or set bits to 16 if it is meant to be so dark"
+                    )
                 return pixels
         except Image.DecompressionBombError:
             raise InputError(_too_large("more pixels")) from None
@@ -211,15 +214,6 @@ def _upright(image: Image.Image) -> Image.Image:
     except Exception:  # a broken EXIF block does not spoil the pixels
         return image
     return image if turn is None else image.transpose(turn)
-
-
-def _check_not_dim(image: Image.Image) -> None:
-    highest = np.asarray(image).max()
-    if highest < DIM:
-        raise InputError(
-            f"its 16-bit colours reach only {highest} of 255 in 8 bits, as if they had 14 bits or less; "
-            "save it with 8 bits per colour, or set bits to 16 if it is meant to be so dark"
-        )
 
 
 def is_deep(image: Image.Image) -> bool:
@@ -337,16 +331,13 @@ def check_box(box: Iterable[float]) -> Box:
     """Four finite numbers that do not run backwards."""
     corners = tuple(float(v) for v in box)
     if len(corners) != 4 or not all(map(math.isfinite, corners)):
-        raise InputError(f"a box is four finite numbers x0, y0, x1, y1; got {box_text(corners)}")
+        raise InputError(f"a box is four finite numbers x0, y0, x1, y1; got ({listed_numbers(corners)})")
     if corners[0] > corners[2] or corners[1] > corners[3]:
         raise InputError(
-            f"the box {box_text(corners)} runs backwards; write x0, y0, x1, y1, not x, y, width, height"
+            f"the box ({listed_numbers(corners)}) runs backwards; write x0, y0, x1, y1, "
+            "not x, y, width, height"
         )
     return corners
-
-
-def box_text(box: Iterable[float]) -> str:
-    return f"({listed_numbers(box)})"
 
 
 def listed_numbers(numbers: Iterable[float]) -> str:

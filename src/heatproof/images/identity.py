@@ -1,7 +1,8 @@
-"""What a picture is made of: hashes of contents, so that one that is replaced by another is noticed.
+"""Hashes of the contents of images, so that a replaced image is noticed.
 
-A file is read once; after that its size, times and inode say that it is the same. With `by_mtime`, for sets
-too large to read, size and time of change stand for the content, and must survive when the files are copied.
+A file is read once; after that, equal size, times and inode mean that it is the same. With `by_mtime`, for
+sets too large to read, size and time of change stand for the content, and must survive when the files are
+copied.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from heatproof.images.source import Sample, Source
+from heatproof.images.source import Sample, Source, content_stamp, stated_findings
 
 SETTLED = 2_000_000_000  # nanoseconds: a file this young could change again without another time
 THREADS = 8
@@ -27,11 +27,11 @@ State = tuple[int, int, int, int]
 
 
 def file_state(path: Path) -> State:
-    """Size, times and inode: a file that keeps them all was not touched (nobody can set ctime back)."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # a pipe or a device, which reading may never end
+    """Size, times and inode: a file that keeps them all was not changed (ctime cannot be set back)."""
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):  # a pipe or a device, which reading may never end
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
 def is_settled(state: State) -> bool:
@@ -47,7 +47,7 @@ class Hashes:
     by_mtime: bool = False
 
     def of(self, path: Path) -> str | None:
-        """None where there is no such file, or none that can be read."""
+        """The hash of a file's content; None if it cannot be read."""
         try:
             state = file_state(path)
             with path.open("rb") as file:
@@ -59,7 +59,7 @@ class Hashes:
         return mark
 
     def remembered(self, path: Path) -> str | None:
-        """The hash of a file that was not touched since; None where only reading it can tell."""
+        """The hash of a file that was not changed since; None if it must be read."""
         try:
             state = file_state(path)
         except (OSError, ValueError):
@@ -76,20 +76,18 @@ def files_of(sample: Sample) -> list[Path]:
 
 
 def identify(source: Source, hashes: Hashes) -> list[tuple[str, str]]:
-    """Id and identity of every sample: picture, masks, label and boxes."""
+    """Id and identity of every sample: image, masks, label and boxes."""
     files = {path for sample in source.samples for path in files_of(sample)}
     marks = {path: hashes.remembered(path) for path in files}
     unread = [path for path, mark in marks.items() if mark is None]
-    with ThreadPoolExecutor(THREADS) as pool:  # hashing and reading leave Python's lock alone
-        shares = [unread[k::THREADS] for k in range(THREADS)]
-        for share, found in zip(shares, pool.map(lambda s: [hashes.of(p) for p in s], shares), strict=True):
-            marks |= zip(share, found, strict=True)
+    with ThreadPoolExecutor(THREADS) as pool:  # hashing and reading release Python's lock
+        shares = [unread[k::THREADS] for k in range(THREADS)]  # not a future per file: there may be millions
+        for share, read in zip(shares, pool.map(lambda s: [hashes.of(p) for p in s], shares), strict=True):
+            marks |= zip(share, read, strict=True)
     return [(sample.id, _identity(source, sample, marks)) for sample in source.samples]
 
 
 def _identity(source: Source, sample: Sample, marks: Mapping[Path, str | None]) -> str:
-    from heatproof.images.source import content_stamp, stated_findings
-
     masks = [
         [name, marks[mask] if isinstance(mask, Path) else content_stamp(mask)]
         for name, mask in sorted(sample.masks.items())

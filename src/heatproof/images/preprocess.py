@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.images.files import MAX_PIXELS, Box, Size, box_text, check_box, eight_bits, listed_numbers
+from heatproof.images.files import MAX_PIXELS, Box, Size, check_box, eight_bits, listed_numbers
 from heatproof.images.volumes import (
     Raster,
     Seen,
@@ -214,7 +214,7 @@ class Preprocess:
                 inside.append((float(left), float(top), float(right), float(bottom)))
             else:
                 lost.append(
-                    f"the box {box_text(box)} was cropped or shrunk away: it holds no pixel of the "
+                    f"the box ({listed_numbers(box)}) was cropped or shrunk away: it holds no pixel of the "
                     f"{x.size}x{y.size} crop that the model sees"
                 )
         return Carried(tuple(inside), tuple(lost))

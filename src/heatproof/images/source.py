@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from heatproof.errors import InputError, UnknownNameError
-from heatproof.images.files import Box, Size, box_text, picture_size, read_image, swaps_axes
+from heatproof.images.files import Box, Size, listed_numbers, picture_size, read_image, swaps_axes
 from heatproof.images.volumes import Raster, Seen, Spacing, uneven
 
 if TYPE_CHECKING:
@@ -93,20 +93,22 @@ class Source:
 
         finding: only those that belong to it. A mask whose part is called like another finding does not.
         """
-        sample = self.samples[i] if finding is None else self._of_finding(self.samples[i], finding)
+        sample = self.samples[i]
+        if finding is not None:
+            others = {name for f, name in enumerate(self.classes) if f != finding}
+            boxes = zip(sample.boxes, sample.box_findings, strict=True)
+            sample = replace(
+                sample,
+                boxes=tuple(box for box, of in boxes if finding in of),
+                masks={part: mask for part, mask in sample.masks.items() if part not in others},
+            )
         if sample.boxes and sample.frame and not same_shape(sample.frame, size):
             raise InputError(
                 f"its boxes were drawn on a {_by(sample.frame)} picture, but the file has {_by(size)} pixels"
             )
-        boxes = preprocess.carry_boxes(sample.boxes, size, sample.frame)
+        carried = preprocess.carry_boxes(sample.boxes, size, sample.frame)
         masks = {name: read_mask(name, mask, self.read_mask) for name, mask in sample.masks.items()}
-        return boxes, {name: preprocess.carry_mask(mask, size) for name, mask in masks.items()}
-
-    def _of_finding(self, sample: Sample, finding: int) -> Sample:
-        pairs = zip(sample.boxes, sample.box_findings, strict=True)
-        others = {name for f, name in enumerate(self.classes) if f != finding}
-        masks = {part: mask for part, mask in sample.masks.items() if part not in others}
-        return replace(sample, boxes=tuple(box for box, of in pairs if finding in of), masks=masks)
+        return carried, {name: preprocess.carry_mask(mask, size) for name, mask in masks.items()}
 
     @property
     def labelled(self) -> bool:
@@ -374,7 +376,7 @@ def _is_normalised(box: Box, size: Sequence[int]) -> bool:
 
 def _box_sentence(faults: Sequence[tuple[Sample, Box, Sequence[int]]]) -> str:
     sample, box, size = faults[0]
-    subject = f"the box {box_text(box)} of {sample.id}, an image of {_by(size)} pixels,"
+    subject = f"the box ({listed_numbers(box)}) of {sample.id}, an image of {_by(size)} pixels,"
     if _is_normalised(box, size):
         return (
             f"{subject} has no number above 1 and seems to be given in fractions of the image; multiply x by "

@@ -1,30 +1,21 @@
 """Printed symbols with known parts: QR codes by segno; Aztec codes, Data Matrix and Code 128 by zxing-cpp.
 
-`register` adds a symbol; images, negatives, masks, distortions and files then work for it too. Parts have the
-names that the structure metrics know:
+`register` adds a symbol; images, negatives, masks, distortions and files then work for it too. Parts are
+finder (the pattern by which a reader finds the symbol), timing (which tells it where the modules lie) and box
+(every module, without the quiet zone):
 
-    finder  the pattern by which a reader finds the symbol
-    timing  the pattern that tells it where the modules lie
-    box     every module, without the quiet zone
+    QR code       finder  the three 7x7 corner patterns without their separators: 147 modules
+                  timing  row 6 and column 6 between the finders: 2 (N - 14) modules (chakraborty2025cambench)
+    Aztec code    finder  the bullseye: rings around the centre, 13 x 13 modules
+                  timing  the reference grid outside the 15 x 15 core: every 16th row and column
+    Data Matrix   finder  the solid L: left column and bottom row of each region (2 x 2 from 32 modules on)
+                  timing  the alternating line: top row and right column of each region
+    Code 128      finder  the guards: the start and the stop pattern, 11 and 13 columns
+                  timing  the bars between them
 
-    QR code, N = 17 + 4 version modules wide (definitions: chakraborty2025cambench)
-        finder  the three 7x7 corner patterns without their separators: 147 modules
-        timing  row 6 and column 6 between the finders: 2 (N - 14) modules, of which ISO/IEC 18004 counts four
-                as separators
-    Aztec code (ISO/IEC 24778), full range, 1 to 8 layers; the version is the number of layers
-        finder  the bullseye: rings around the centre, 13 x 13 modules
-        timing  the reference grid outside the 15 x 15 core: every 16th row and column from the centre on
-    Data Matrix ECC 200 (ISO/IEC 16022), square, 10 to 48 modules; versions are numbered by size
-        finder  the solid L: left column and bottom row of each region (2 x 2 regions from 32 modules on)
-        timing  the alternating line: top row and right column of each region, without the ends of the L
-    barcode Code 128 (ISO/IEC 15417); the version is the number of characters, or half the number of digits;
-    drawn two fifths as high as wide
-        finder  the guards: the start and the stop pattern, 11 and 13 columns
-        timing  the bars between them
-
-The QR standard asks for a quiet zone of 4 modules; printed codes often have less, so 1 to 4 are drawn. The
-mask pattern of a QR code is random: every decoder reads all eight, and the standard's choice takes five times
-as long as the rest of the code.
+Versions of a Data Matrix are numbered by size, of an Aztec code by layers (full range), of a barcode by
+characters or pairs of digits. Quiet zones have 1 to 4 modules, as printed codes do. The mask pattern of a QR
+code is random: every decoder reads all eight, and the standard's choice takes five times as long.
 """
 
 from __future__ import annotations

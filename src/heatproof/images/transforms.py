@@ -1,31 +1,18 @@
-"""COSE's thirteen transforms, on the device: what each does to pictures, and how a map is brought back.
+"""COSE's thirteen transforms, on the device, with the inverse that brings maps back (daroya2023cose).
 
-    geometric     translate-x, translate-y (to 32 px of 224, scaled with the picture), rotate (to 135 degrees,
+    geometric     translate-x, translate-y (to 32 px of 224, scaled with the image), rotate (to 135 degrees,
                   counter-clockwise, about the centre), flip-x (left and right), flip-y (top and bottom)
     photometric   brightness, colour, contrast, sharpness (factor 1 + m, |m| to .99), autocontrast, equalize,
-                  blur, smooth
-
-Pictures "b c h w" uint8 go in and come out, each with a magnitude of its own. What a geometric transform
-moves, it also moves back: by the opposite magnitude, flips by themselves, photometric ones by nothing. What
-left the frame is lost, so a mask of ones makes the same round trip and is eroded by 5x5: where it is still
-one, every window of SSIM holds pixels that the transformed picture showed.
+                  blur, smooth; numbers are Pillow's, in 8 bits
 
 A signed transform has 61 magnitudes, evenly from -reach to reach; zero is dropped. `draw` takes 6 of the 60
-per image without putting back. 7 signed transforms x 6 + 6 fixed ones = 48 transformed inputs per image.
-
-Photometric numbers are Pillow's, in 8 bits; a grey picture (c = 1) has no colour to change:
-
-    brightness, colour, contrast, sharpness   cut(d + f (x - d)),  f = 1 + magnitude, one per picture,
-        d = black, the grey picture, its mean grey, the smoothed picture; cut: to [0, 255], fractions dropped
-    autocontrast, equalize                    a table of 256 values per channel, from its histogram
-    blur, smooth                              the ring of 16 of 5x5, and (1 1 1, 1 5 1, 1 1 1) / 13; rounded,
-                                              border pixels left alone
-
-Cite: daroya2023cose.
+per image without replacement: 7 signed transforms x 6 + 6 fixed ones = 48 transformed inputs per image.
+Pixels that leave the frame are lost, so a mask of ones makes the same round trip and is eroded by 5x5: where
+it is still one, every window of SSIM holds pixels of the transformed image.
 
 Deviations: translations are rounded to whole pixels, at least one, so that they are exact both ways (the
-authors drop the fraction, which makes the smallest ones no change at all). Rotations are bilinear, for
-pictures and maps alike; the authors take the nearest pixel for pictures. New pixels are black.
+authors drop the fraction, which makes the smallest ones no change at all). Rotations are bilinear, for images
+and maps alike; the authors take the nearest pixel for images. New pixels are black.
 """
 
 from __future__ import annotations
@@ -47,7 +34,7 @@ DRAWS = 6
 REFERENCE = 224  # the side that translations are stated for
 ERODED = 5  # SSIM's window
 WHOLE = 0.999  # a pixel of the mask that survived two interpolations
-LUMINANCE = (19595, 38470, 7471)  # of red, green, blue, in 65536ths: how Pillow makes a picture grey
+LUMINANCE = (19595, 38470, 7471)  # of red, green, blue, in 65536ths, as in Pillow
 
 Change: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
@@ -58,43 +45,36 @@ class Transform:
 
     name: str
     reach: float  # the largest magnitude; 0 for a transform that has none
-    carry: Change | None = None  # moves "b c h w" of any type; None: nothing moves
-    recolour: Change | None = None  # uint8 -> uint8
+    change: Change  # of "b c h w"; a geometric one takes any type, a photometric one uint8
+    geometric: bool = False
 
     @property
     def signed(self) -> bool:
         return self.reach > 0
 
     @property
-    def geometric(self) -> bool:
-        return self.carry is not None
-
-    @property
     def magnitudes(self) -> np.ndarray:
-        """All that may be drawn: 60, or the one 0 of a fixed transform."""
+        """All that may be drawn: 60, or the 0 of a fixed transform."""
         steps = np.delete(np.arange(-STEPS, STEPS + 1), STEPS)
         return steps * self.reach / STEPS if self.signed else np.zeros(1)
 
-    def apply(self, pictures: Tensor, magnitudes: Tensor) -> Tensor:
+    def apply(self, images: Tensor, magnitudes: Tensor) -> Tensor:
         """ "b c h w" uint8 -> the same, transformed."""
-        if pictures.dtype != torch.uint8 or pictures.ndim != 4 or pictures.shape[1] not in (1, 3):
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise InputError(
                 f"{self.name} takes 8-bit pictures 'b c h w' with 1 or 3 channels; got "
-                f"{pictures.dtype} of shape {tuple(pictures.shape)}"
+                f"{images.dtype} of shape {tuple(images.shape)}"
             )
-        if len(magnitudes) != len(pictures):
-            raise InputError(f"{self.name} needs one magnitude per picture: {len(pictures)}")
-        if self.carry is not None:
-            return self.carry(pictures, magnitudes)
-        assert self.recolour is not None
-        return self.recolour(pictures, magnitudes)
+        if len(magnitudes) != len(images):
+            raise InputError(f"{self.name} needs one magnitude per picture: {len(images)}")
+        return self.change(images, magnitudes)
 
     def transport(self, maps: Tensor, magnitudes: Tensor) -> Tensor:
-        """Maps "b h w" moved as the picture is."""
-        return maps if self.carry is None else self.carry(maps[:, None], magnitudes)[:, 0]
+        """Maps "b h w" moved as the image is."""
+        return self.change(maps[:, None], magnitudes)[:, 0] if self.geometric else maps
 
     def inverse_maps(self, maps: Tensor, magnitudes: Tensor) -> Tensor:
-        """Maps "b h w" of transformed pictures, laid over the original ones; 0 where nothing is known."""
+        """Maps "b h w" of transformed images, moved back; 0 where nothing is known."""
         return self.transport(maps, -magnitudes)
 
     def valid(self, size: tuple[int, int], magnitudes: Tensor) -> Tensor | None:
@@ -137,80 +117,76 @@ def _rotate(pixels: Tensor, magnitudes: Tensor) -> Tensor:
     return turned if pixels.is_floating_point() else (turned + 0.5).floor().clamp(0, 255).to(pixels.dtype)
 
 
-def _flip(pixels: Tensor, _magnitudes: Tensor, *, dim: int) -> Tensor:
-    return pixels.flip(dim)
+def brightness(images: Tensor, magnitudes: Tensor) -> Tensor:
+    return _between(torch.zeros_like(images), images, magnitudes)
 
 
-def brightness(pictures: Tensor, magnitudes: Tensor) -> Tensor:
-    return _between(torch.zeros_like(pictures), pictures, magnitudes)
+def colour(images: Tensor, magnitudes: Tensor) -> Tensor:
+    return _between(_grey(images).expand_as(images), images, magnitudes)
 
 
-def colour(pictures: Tensor, magnitudes: Tensor) -> Tensor:
-    return _between(_grey(pictures).expand_as(pictures), pictures, magnitudes)
+def contrast(images: Tensor, magnitudes: Tensor) -> Tensor:
+    mean = (_grey(images).double().mean((1, 2, 3), keepdim=True) + 0.5).floor()
+    return _between(mean, images, magnitudes)
 
 
-def contrast(pictures: Tensor, magnitudes: Tensor) -> Tensor:
-    mean = (_grey(pictures).double().mean((1, 2, 3), keepdim=True) + 0.5).floor()
-    return _between(mean, pictures, magnitudes)
+def sharpness(images: Tensor, magnitudes: Tensor) -> Tensor:
+    return _between(smooth(images), images, magnitudes)
 
 
-def sharpness(pictures: Tensor, magnitudes: Tensor) -> Tensor:
-    return _between(smooth(pictures), pictures, magnitudes)
-
-
-def autocontrast(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+def autocontrast(images: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """The darkest value of each channel to 0, the lightest to 255; a flat channel stays."""
-    low, high = (extreme(pictures, dim=(2, 3)).double() for extreme in (torch.amin, torch.amax))
-    levels = torch.arange(256, device=pictures.device, dtype=torch.float64)
+    low, high = (extreme(images, dim=(2, 3)).double() for extreme in (torch.amin, torch.amax))
+    levels = torch.arange(256, device=images.device, dtype=torch.float64)
     scale = 255 / torch.where(high > low, high - low, torch.inf)[..., None]
     table = (levels * scale - low[..., None] * scale).trunc()
-    return _look_up(torch.where((high > low)[..., None], table, levels), pictures)
+    return _look_up(torch.where((high > low)[..., None], table, levels), images)
 
 
-def equalize(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+def equalize(images: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """Each channel's values spread so that all occur about equally often."""
-    values = pictures.flatten(2).long()
+    values = images.flatten(2).long()
     empty = torch.zeros(*values.shape[:2], 256, dtype=torch.long, device=values.device)
     histogram = empty.scatter_add_(2, values, torch.ones_like(values))
     total = histogram.sum(-1, keepdim=True)
     step = (total - histogram.gather(-1, values.amax(-1, keepdim=True))) // 255
     below = histogram.cumsum(-1) - histogram
     table = (below + step // 2) // step.clamp(min=1)
-    levels = torch.arange(256, device=pictures.device)
-    return _look_up(torch.where(step > 0, table, levels), pictures)
+    levels = torch.arange(256, device=images.device)
+    return _look_up(torch.where(step > 0, table, levels), images)
 
 
-def blur(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+def blur(images: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """The mean of the 16 pixels two steps away."""
-    x = pictures.to(torch.int32)
-    return _inner(pictures, (_square(x, 5) - _square(x, 3)[..., 1:-1, 1:-1]).float() / 16, 2)
+    x = images.to(torch.int32)
+    return _inner(images, (_square(x, 5) - _square(x, 3)[..., 1:-1, 1:-1]).float() / 16, 2)
 
 
-def smooth(pictures: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
+def smooth(images: Tensor, _magnitudes: Tensor | None = None) -> Tensor:
     """The mean of the 3x3 around each pixel, itself counted five times."""
-    x = pictures.to(torch.int32)
-    return _inner(pictures, (_square(x, 3) + 4 * x[..., 1:-1, 1:-1]).float() / 13, 1)
+    x = images.to(torch.int32)
+    return _inner(images, (_square(x, 3) + 4 * x[..., 1:-1, 1:-1]).float() / 13, 1)
 
 
-def _between(start: Tensor, pictures: Tensor, magnitudes: Tensor) -> Tensor:
-    """From `start` (magnitude -1) through the picture (0) and as far beyond it (1)."""
-    start, end = start.float(), pictures.float()
+def _between(start: Tensor, images: Tensor, magnitudes: Tensor) -> Tensor:
+    """From `start` (magnitude -1) through the image (0) and as far beyond it (1), fractions dropped."""
+    start, end = start.float(), images.float()
     factors = (1 + magnitudes).float().view(-1, 1, 1, 1)
     return (start + factors * (end - start)).clamp(0, 255).to(torch.uint8)
 
 
-def _grey(pictures: Tensor) -> Tensor:
+def _grey(images: Tensor) -> Tensor:
     """ "b 1 h w", integers."""
-    if pictures.shape[1] == 1:
-        return pictures
-    weights = torch.tensor(LUMINANCE, dtype=torch.int32, device=pictures.device).view(3, 1, 1)
-    return ((weights * pictures).sum(1, keepdim=True, dtype=torch.int32) + 0x8000) >> 16
+    if images.shape[1] == 1:
+        return images
+    weights = torch.tensor(LUMINANCE, dtype=torch.int32, device=images.device).view(3, 1, 1)
+    return ((weights * images).sum(1, keepdim=True, dtype=torch.int32) + 0x8000) >> 16
 
 
-def _look_up(table: Tensor, pictures: Tensor) -> Tensor:
+def _look_up(table: Tensor, images: Tensor) -> Tensor:
     """Each value replaced by its channel's entry, table "b c 256"."""
     entries = table.clamp(0, 255).to(torch.uint8)
-    return entries.gather(2, pictures.flatten(2).long()).view_as(pictures)
+    return entries.gather(2, images.flatten(2).long()).view_as(images)
 
 
 def _square(x: Tensor, side: int) -> Tensor:
@@ -218,21 +194,21 @@ def _square(x: Tensor, side: int) -> Tensor:
     return x.unfold(-2, side, 1).sum(-1, dtype=x.dtype).unfold(-1, side, 1).sum(-1, dtype=x.dtype)
 
 
-def _inner(pictures: Tensor, values: Tensor, border: int) -> Tensor:
-    """The picture with all but its border replaced by the rounded values."""
-    result = pictures.clone()
+def _inner(images: Tensor, values: Tensor, border: int) -> Tensor:
+    """The image with all but its border replaced by the rounded values."""
+    result = images.clone()
     result[..., border:-border, border:-border] = (values + 0.5).floor().clamp(0, 255).to(torch.uint8)
     return result
 
 
 _ALL = (
-    Transform("translate-x", 32.0, partial(_translate, dim=3)),
-    Transform("translate-y", 32.0, partial(_translate, dim=2)),
-    Transform("rotate", 135.0, _rotate),
-    Transform("flip-x", 0.0, partial(_flip, dim=3)),
-    Transform("flip-y", 0.0, partial(_flip, dim=2)),
-    *(Transform(f.__name__, 0.99, recolour=f) for f in (brightness, colour, contrast, sharpness)),
-    *(Transform(f.__name__, 0.0, recolour=f) for f in (autocontrast, equalize, blur, smooth)),
+    Transform("translate-x", 32.0, partial(_translate, dim=3), geometric=True),
+    Transform("translate-y", 32.0, partial(_translate, dim=2), geometric=True),
+    Transform("rotate", 135.0, _rotate, geometric=True),
+    Transform("flip-x", 0.0, lambda pixels, _: pixels.flip(3), geometric=True),
+    Transform("flip-y", 0.0, lambda pixels, _: pixels.flip(2), geometric=True),
+    *(Transform(f.__name__, 0.99, f) for f in (brightness, colour, contrast, sharpness)),
+    *(Transform(f.__name__, 0.0, f) for f in (autocontrast, equalize, blur, smooth)),
 )
 TRANSFORMS: dict[str, Transform] = {transform.name: transform for transform in _ALL}
 
@@ -285,20 +261,20 @@ def draw(seed: int, ids: Sequence[str], draws: int = DRAWS, names: Sequence[str]
     return Drawn(tuple(name for name in chosen for _ in range(counts[name])), table)
 
 
-def vary(pictures: Tensor, masks: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Each picture under one transform or none, by chance, with a magnitude by chance; masks move along.
+def vary(images: Tensor, masks: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Each image under a random transform or none, with a random magnitude; masks move along.
 
-    The way to train a network whose answers stay under all of them (TrivialAugment). Chance is torch's, drawn
-    on the CPU whatever the device, so that a training repeats itself anywhere.
+    Augmentation for a network whose answers stay under all of them (TrivialAugment). Random numbers are
+    torch's, drawn on the CPU whatever the device, so that a training repeats itself anywhere.
     """
-    which = torch.randint(len(TRANSFORMS) + 1, (len(pictures),))
-    steps = torch.randint(2 * STEPS, (len(pictures),)).numpy()
-    changed, moved = pictures.clone(), {part: mask.clone() for part, mask in masks.items()}
+    which = torch.randint(len(TRANSFORMS) + 1, (len(images),))
+    steps = torch.randint(2 * STEPS, (len(images),)).numpy()
+    changed, moved = images.clone(), {part: mask.clone() for part, mask in masks.items()}
     for number, transform in enumerate(TRANSFORMS.values(), start=1):
         rows = (which == number).nonzero().flatten()
         drawn = transform.magnitudes[steps[rows.numpy()] % len(transform.magnitudes)]
-        magnitudes, rows = torch.from_numpy(drawn).to(pictures.device), rows.to(pictures.device)
-        changed[rows] = transform.apply(pictures[rows], magnitudes)
+        magnitudes, rows = torch.from_numpy(drawn).to(images.device), rows.to(images.device)
+        changed[rows] = transform.apply(images[rows], magnitudes)
         for part, mask in masks.items():
             moved[part][rows] = transform.transport(mask[rows].float(), magnitudes) >= 0.5
     return changed, moved

@@ -119,23 +119,16 @@ def fractions(image: Raster, window: Window) -> np.ndarray:
         centre, width = window
         result = np.clip((values.astype(np.float32) - float(centre)) / float(width) + 0.5, 0, 1)
     else:
-        result = values.astype(np.float32) / _white(image)
+        lowest, highest, white = values.min(), values.max(), 1.0
+        if values.dtype.kind == "u":
+            white = 2.0 ** (image.bits or (8 if values.dtype.itemsize == 1 else bit_depth(int(highest)))) - 1
+        if lowest < 0 or highest > white or values.dtype.kind == "i":
+            raise InputError(
+                f"its values run from {lowest:g} to {highest:g}; set preprocess.window to a centre and a "
+                "width, such as [40, 400], or to 'range'"
+            )
+        result = values.astype(np.float32) / white
     return np.asarray(result, np.float32)
-
-
-def _white(image: Raster) -> float:
-    """The value that becomes 1 without a window."""
-    values, kind = image.values, image.values.dtype.kind
-    low, high = values.min(), values.max()
-    top = 1.0
-    if kind == "u":
-        top = 2.0 ** (image.bits or (8 if values.dtype.itemsize == 1 else bit_depth(int(high)))) - 1
-    if low < 0 or high > top or kind == "i":
-        raise InputError(
-            f"its values run from {low:g} to {high:g}; set preprocess.window to a centre and a width, "
-            "such as [40, 400], or to 'range'"
-        )
-    return top
 
 
 def resize_matrix(n: int, scaled: int, first: int, size: int, filter: str) -> np.ndarray:

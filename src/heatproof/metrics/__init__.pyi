@@ -7,61 +7,117 @@ from .agreement import (
 )
 from .blobs import dispersion
 from .classifier import accuracy, auc, recall
-from .consistency import cscore, cscore_by_class, global_cscore, soft_iou
-from .faithfulness import insertion_deletion
-from .gold import gold_list
-from .localisation import localise, localise_curve, macro_mean
-from .margins import above_floors
+from .cscores import cscore, cscore_by_class, global_cscore, gold_list, soft_iou
+from .faithfulness import deletion, insertion, insertion_deletion
+from .localisation import (
+    box_iou,
+    filled,
+    inside,
+    localise,
+    localise_curve,
+    macro_mean,
+    mask_iou,
+    pointing,
+    reachable,
+)
 from .mean_maps import dom
 from .mosaic import disconnected_grid, grid_pointing
-from .occlusion import occlusion_correlation, part_occlusion
-from .on_parts import structure, structure_parts, structure_score
-from .robustness import aurc, bl_slope
-from .sanity import fragility, input_shift, parameter_randomisation
+from .on_parts import (
+    auc_bg,
+    auc_f,
+    auc_t,
+    aurc,
+    bl,
+    bl_slope,
+    dts,
+    fmr,
+    occlusion_correlation,
+    occlusion_drop,
+    part_occlusion,
+    structure,
+    structure_map_score,
+    structure_parts,
+    structure_score,
+    tmr,
+)
+from .results import Curve, PerClass, PerImage
+from .sanity import fragility, input_shift, parameter_randomisation, randomisation
 from .similarity import ssim, ssim_reasons
-from .specificity import specificity, untrained
-from .stability import cose, cose_map, cose_split, overall, ssim_to_final
+from .specific import specificity, untrained
+from .stability import (
+    consistency,
+    cose,
+    cose_map,
+    cose_split,
+    overall,
+    sensitivity,
+    ssim_to_final,
+)
+from .stats import above_floors
 
 __all__ = [
+    "Curve",
+    "PerClass",
+    "PerImage",
     "above_floors",
     "accuracy",
     "adversarial_fragility",
     "auc",
+    "auc_bg",
+    "auc_f",
+    "auc_t",
     "aurc",
+    "bl",
     "bl_slope",
+    "box_iou",
+    "consistency",
     "cose",
     "cose_map",
     "cose_split",
     "cscore",
     "cscore_by_class",
+    "deletion",
     "disconnected_grid",
     "dispersion",
     "dom",
+    "dts",
+    "filled",
+    "fmr",
     "fragility",
     "global_cscore",
     "gold_list",
     "grid_pointing",
     "input_shift",
+    "insertion",
     "insertion_deletion",
+    "inside",
     "localise",
     "localise_curve",
     "macro_mean",
     "map_similarity",
+    "mask_iou",
     "method_agreement",
     "metric_agreement",
     "occlusion_correlation",
+    "occlusion_drop",
     "overall",
     "parameter_randomisation",
     "part_occlusion",
+    "pointing",
+    "randomisation",
     "rank_correlation",
+    "reachable",
     "recall",
+    "sensitivity",
     "soft_iou",
     "specificity",
     "ssim",
     "ssim_reasons",
     "ssim_to_final",
     "structure",
+    "structure_map_score",
     "structure_parts",
     "structure_score",
+    "tmr",
     "untrained",
 ]

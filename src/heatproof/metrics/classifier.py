@@ -25,43 +25,42 @@ predicted from a probability of tau_c (0.5) on. The value is the plain mean over
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.special import expit, log_softmax, logsumexp
+from scipy.stats import rankdata
 
 from heatproof.errors import InputError
-from heatproof.metrics.arrays import as_array, same_length
-from heatproof.metrics.gold_masks import (
+from heatproof.metrics.gold import (
     class_labels,
     class_probabilities,
     finding_table,
     is_table,
     thresholds,
 )
+from heatproof.metrics.results import NAN, PerClass
+from heatproof.metrics.stats import as_array, same_length
 from heatproof.registry import metric
 
 if TYPE_CHECKING:
     from heatproof.metrics.scene import CheckpointContext
     from heatproof.types import ArrayLike
 
-NAN = float("nan")
+NO_IMAGE = "has no image"
+LEAST_GAIN, ERRORS = 0.2, 3  # of another class order: in mean AUC, and in standard errors
+PAIRED = 8  # times the variance of an AUC: of a difference of two, and each may depend on another label's
+LEAST_POSITIVES = 2  # of each label, in each half of the images
+ASSUMED = 0.02  # AUC by which another output must be better
+MOST_NAMES = 10
 
 
-@dataclass(frozen=True)
-class ClassifierScore:
-    """One number over all images, and the numbers of the classes it is made of."""
-
-    value: float
-    n: int
-    classes: Mapping[int, float] = field(default_factory=dict)
-    reason: str = ""
-
-
-def _in_a_run(function: Callable[..., Any], group: CheckpointContext, options: dict[str, Any]) -> Any:
-    limits = {} if group.limits is None else {"tau": group.limits}
-    return function(group.labels, group.probabilities, **limits | options)
+def _in_a_run(function: Callable[..., Any], context: CheckpointContext, options: dict[str, Any]) -> Any:
+    limits = {} if context.limits is None or function is auc else {"tau": context.limits}
+    return function(context.labels, context.probabilities, **limits | options)
 
 
 _metric = partial(
@@ -73,66 +72,76 @@ _metric = partial(
 @_metric("accuracy", title="accuracy", own_class=True)
 def accuracy(
     labels: ArrayLike, probs: ArrayLike, *, logits: bool = False, tau: float | Sequence[float] = 0.5
-) -> ClassifierScore:
+) -> PerClass:
     """Share of images whose own class is the predicted one; of several findings, share of right answers.
 
     Args:
-        labels: "b", the true classes; "b k" of 0 and 1 where an image may have several findings.
-        probs: "b k", or "b" of class 1: probabilities, or what `logits` says.
+        labels: "b", the true classes; "b k" of 0 and 1 for multi-label images.
+        probs: "b k", or "b" of class 1: probabilities, or raw outputs with `logits`.
         logits: whether probs are the raw outputs of the model.
-        tau: of several findings: from which probability on each is predicted.
+        tau: of multi-label images: from which probability on each label is predicted.
 
-    >>> accuracy([0, 1, 1], [0.2, 0.9, 0.4]).value
-    0.6666666666666666
+    Returns:
+        The share over all images; by label for multi-label images.
+
+    Example:
+        >>> accuracy([0, 1, 1], [0.2, 0.9, 0.4]).value
+        0.6666666666666666
     """
     if is_table(labels):
-        truth, said = _said(labels, probs, logits, tau)
-        right = np.where(truth.any(0), (truth == said).sum(0) / max(len(truth), 1), NAN)
-        return _macro(right.tolist(), len(truth), "has no image")
+        truth, predicted = _predicted_labels(labels, probs, logits, tau)
+        right = np.where(truth.any(0), (truth == predicted).sum(0) / max(len(truth), 1), NAN)
+        return _macro(right.tolist(), len(truth), NO_IMAGE)
     y, scores = _checked(labels, probs, logits)
     if len(y) == 0:
-        return ClassifierScore(NAN, 0, reason="there are no images")
-    return ClassifierScore(float((scores.argmax(1) == y).mean()), len(y))
+        return PerClass(reason="there are no images")
+    return PerClass(float((scores.argmax(1) == y).mean()), len(y))
 
 
 @_metric("recall", title="recall", own_class=True)
 def recall(
     labels: ArrayLike, probs: ArrayLike, *, logits: bool = False, tau: float | Sequence[float] = 0.5
-) -> ClassifierScore:
+) -> PerClass:
     """Share of each class that is recognised; the value is the plain mean over classes that occur.
 
     Args:
         labels, probs, logits, tau: as for accuracy.
+
+    Returns:
+        The mean, and the share of each class.
+
+    Example:
+        >>> recall([0, 1, 1], [0.2, 0.9, 0.4]).classes
+        {0: 1.0, 1: 0.5}
     """
     if is_table(labels):
-        truth, said = _said(labels, probs, logits, tau)
-        return _macro(_shares((truth & said).sum(0), truth.sum(0)), len(truth), "has no image")
+        truth, predicted = _predicted_labels(labels, probs, logits, tau)
+        return _macro(_shares((truth & predicted).sum(0), truth.sum(0)), len(truth), NO_IMAGE)
     y, scores = _checked(labels, probs, logits)
     size, hits = (np.bincount(own, minlength=scores.shape[1]) for own in (y, y[scores.argmax(1) == y]))
-    return _macro(_shares(hits, size), len(y), "has no image")
+    return _macro(_shares(hits, size), len(y), NO_IMAGE)
 
 
-@_metric(
-    "auc",
-    title="AUC",
-    call=lambda function, group, options: function(group.labels, group.probabilities, **options),
-)
-def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> ClassifierScore:
+@_metric("auc", title="AUC")
+def auc(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> PerClass:
     """Area under the ROC curve by ranks; for more than two classes the mean of one against the rest.
 
     Args:
         labels, probs, logits: as for accuracy.
 
-    >>> auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).value
-    0.75
+    Returns:
+        The mean, and the area of each class.
+
+    Example:
+        >>> auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).value
+        0.75
     """
     why = "has no image to rank or none to rank it against"
     if is_table(labels):
-        truth, findings = _findings(labels, probs, logits)
-        columns = zip(findings.T, truth.T, strict=True)
-        return _macro([_rank_auc(column, own) for column, own in columns], len(truth), why)
-    y, scores = _ranked(labels, probs, logits)
-    values = [_rank_auc(column, y == c) for c, column in scores.items()]
+        truth, scores = _label_table(labels, probs, logits)
+        return _macro(np.diag(_auc_matrix(truth, scores)).tolist(), len(truth), why)
+    y, columns = _ranked(labels, probs, logits)
+    values = [_auc_matrix((y == c)[:, None], column[:, None]).item() for c, column in columns.items()]
     both = 2 if len(values) == 1 else 1  # of two classes, each has the AUC of the other
     return _macro(values * both, len(y), why)
 
@@ -145,17 +154,17 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
     [0.354, 0.354, 0.0]
     """
     if is_table(labels):
-        truth, findings = _findings(labels, probs, logits)
-        both = zip(truth.T, findings.T, strict=True)
+        truth, scores = _label_table(labels, probs, logits)
+        both = zip(truth.T, scores.T, strict=True)
         ranked = [auc_errors(own, p, logits=logits) for own, p in both if 0 < own.sum() < len(own)]
         return np.mean(ranked, axis=0) if ranked else np.full(len(truth), NAN)
-    y, scores = _ranked(labels, probs, logits)
+    y, every = _ranked(labels, probs, logits)
     moves = np.zeros(len(y))
-    columns = {c: column for c, column in scores.items() if 0 < (y == c).sum() < len(y)}
+    columns = {c: column for c, column in every.items() if 0 < (y == c).sum() < len(y)}
     for c, column in columns.items():
-        ranks, own = _ranks(column), y == c
+        ranks, own = rankdata(column), y == c
         for side, sign in ((own, 1), (~own, -1)):
-            beaten = (ranks[side] - _ranks(column[side])) / (~side).sum()
+            beaten = (ranks[side] - rankdata(column[side])) / (~side).sum()
             moves[side] += sign * beaten / side.sum() / len(columns)
     size = np.bincount(y).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):  # classes of no image or of one
@@ -165,10 +174,10 @@ def auc_errors(labels: ArrayLike, probs: ArrayLike, *, logits: bool = False) -> 
 
 
 def _ranked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-    """Labels "b", and by class what its images are ranked by; of two classes, class 1 alone."""
+    """Labels "b", and by class the scores its images are ranked by; of two classes, class 1 alone."""
     y, scores = _checked(labels, probs, logits)
     if not logits and (scores >= 1).any():
-        # Probabilities that round to 1 are told apart by what is left for the other classes.
+        # Probabilities that round to 1 are distinguished by what is left for the other classes.
         scores, logits = np.log(np.maximum(scores, np.finfo(np.float64).tiny)), True
     if scores.shape[1] == 2:
         return y, {1: scores[:, 1] - scores[:, 0] if logits else scores[:, 1]}
@@ -191,8 +200,8 @@ def _checked(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndar
     return class_labels(labels, scores.shape[1]), scores
 
 
-def _findings(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
-    """ "b k" bool and "b k": which findings there are, and what each is ranked by."""
+def _label_table(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.ndarray, np.ndarray]:
+    """ "b k" bool and "b k": the labels of multi-label images, and the scores each is ranked by."""
     scores = as_array(probs).astype(np.float64) if logits else class_probabilities(probs)
     if logits and not np.isfinite(scores).all():
         raise InputError(f"logits must be finite and 'b k'; got {scores.shape}")
@@ -200,60 +209,135 @@ def _findings(labels: ArrayLike, probs: ArrayLike, logits: bool) -> tuple[np.nda
     return finding_table(labels, scores.shape[1]), scores
 
 
-def _said(
+def _predicted_labels(
     labels: ArrayLike, probs: ArrayLike, logits: bool, tau: float | Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ "b k" bool each: the findings that there are, and those that are predicted."""
-    truth, scores = _findings(labels, probs, logits)
-    p = (1 + np.tanh(scores / 2)) / 2 if logits else scores
+    """ "b k" bool each: the labels, and the predicted ones."""
+    truth, scores = _label_table(labels, probs, logits)
+    p = expit(scores) if logits else scores
     return truth, p >= thresholds(truth, p, tau)
 
 
 def _log_odds(z: np.ndarray) -> np.ndarray:
     """log p(c) / (1 - p(c)) of a softmax: orders images as p(c) does, without the ties of a saturated p."""
-    shifted = z - z.max(1, keepdims=True)
-    log_p = shifted - _log_sum(shifted)
+    log_p = log_softmax(z, axis=1)
     with np.errstate(divide="ignore"):  # p = 1 to the last digit
         log_rest = np.log1p(-np.exp(log_p))
-    # The likeliest class may have p = 1 to the last digit: what the others hold is summed on its own.
+    # The likeliest class may have p = 1 to the last digit: the others are summed without it.
     top, rest = (np.arange(len(z)), z.argmax(1)), log_p.copy()
     rest[top] = -np.inf
-    log_rest[top] = _log_sum(rest)[:, 0]
+    log_rest[top] = logsumexp(rest, axis=1)
     odds: np.ndarray = log_p - log_rest
     return odds
 
 
-def _log_sum(z: np.ndarray) -> np.ndarray:
-    """ "b 1": log of the sum of exp z."""
-    largest = z.max(1, keepdims=True)
-    found: np.ndarray = largest + np.log(np.exp(z - largest).sum(1, keepdims=True))
-    return found
-
-
 def _shares(hits: np.ndarray, of: np.ndarray) -> list[float]:
-    """NaN of nothing; in single precision, as rows have always had them."""
+    """Shares, NaN of nothing; in single precision, as rows have always had them."""
     with np.errstate(invalid="ignore"):
         shares: list[float] = (hits.astype(np.float32) / of.astype(np.float32)).tolist()
     return shares
 
 
-def _rank_auc(scores: np.ndarray, positive: np.ndarray) -> float:
-    n, hits = len(scores), int(positive.sum())
-    if hits in (0, n):
-        return NAN
-    rank = _ranks(scores)
-    return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * (n - hits)))
+def _auc_matrix(truth: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """ "labels outputs": AUC of each output for each label; NaN of a label that all or no images have."""
+    positives = truth.sum(0)[:, None]
+    above = truth.T.astype(float) @ rankdata(scores, axis=0) - positives * (positives + 1) / 2
+    with np.errstate(invalid="ignore"):
+        table: np.ndarray = above / (positives * (len(truth) - positives))
+    return table
 
 
-def _ranks(scores: np.ndarray) -> np.ndarray:
-    """Ranks from 1, ties at their mean."""
-    _, where, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    return (counts.cumsum() - (counts - 1) / 2)[where]
-
-
-def _macro(values: list[float], n: int, why: str) -> ClassifierScore:
+def _macro(values: list[float], n: int, why: str) -> PerClass:
+    """The mean over the classes that have a value, and the values."""
     classes = dict(enumerate(values))
     known = [v for v in values if v == v]
     missing = ", ".join(str(c) for c, v in classes.items() if v != v)
     reason = f"left out: class {missing} {why}" if missing else ""
-    return ClassifierScore(sum(known) / len(known) if known else NAN, n, classes, reason)
+    return PerClass(sum(known) / len(known) if known else NAN, n, classes=classes, reason=reason)
+
+
+@dataclass(frozen=True)
+class ClassOrder:
+    """The output of each label, and how well labels and outputs agree before and after reordering."""
+
+    outputs: Mapping[int, int]  # label -> output
+    before: float
+    after: float
+    n: int
+    single: bool  # whether the numbers are accuracies; else mean AUCs
+
+    def sentence(self, names: Sequence[str], count: int) -> str:
+        """names: of the labels. count: of the network's outputs."""
+        order: list[str | None] = [None] * count
+        for label, output in self.outputs.items():
+            order[output] = names[label]
+        rest = iter([name for label, name in enumerate(names) if label not in self.outputs])
+        order = [next(rest, None) if name is None else name for name in order]
+        moved = {names[label]: output for label, output in self.outputs.items() if label != output}
+        is_short = count <= MOST_NAMES and None not in order
+        some = ", ".join(f"{name} is output {output}" for name, output in list(moved.items())[:MOST_NAMES])
+        shown = ", ".join(map(str, order)) if is_short else some
+        if self.single:
+            gain = f"right on {self.after:.0%} of {self.n} images instead of {self.before:.0%}"
+        else:
+            gain = f"at a mean AUC of {self.after:.2f} instead of {self.before:.2f} (n = {self.n})"
+        return (
+            f"the classes seem to be in another order: {shown}; the network is then {gain}; name the classes "
+            "in the order of its outputs (--class-names, or images.options.class_names in a study)"
+        )
+
+
+def class_order(truth: np.ndarray, scores: np.ndarray) -> ClassOrder | None:
+    """Another order of the classes that explains the labels much better; None if there is none.
+
+    Each label gets the output whose AUC for it is highest, no output twice (linear assignment). Each half of
+    the images is scored with the assignment of the other half, so that an assignment that fits by chance
+    gains nothing. Returned if the labels that move gain at least 0.2 in mean AUC and 3 standard errors.
+
+    truth: "n k" bool, the labels of each image. scores: "n outputs", probabilities, or 0 and 1 for the
+    predicted class.
+
+    >>> labels = np.arange(40) % 2
+    >>> class_order(np.eye(2, dtype=bool)[labels], np.eye(2)[1 - labels]).outputs
+    {0: 1, 1: 0}
+    """
+    scores = np.where(np.isnan(scores), np.inf, scores)
+    half = np.empty(len(truth), dtype=bool)
+    half[np.lexsort(truth.T)] = np.arange(len(truth)) % 2 == 0  # labels in equal shares
+    counts = [np.minimum(truth[part].sum(0), (~truth[part]).sum(0)) for part in (half, ~half)]
+    used = np.flatnonzero(np.minimum(*counts) >= LEAST_POSITIVES)
+    if len(used) < 2 or scores.shape[1] <= used.max():
+        return None
+    chosen = _assigned(_auc_matrix(truth[:, used], scores), used)
+    if (chosen == used).all():
+        return None
+    gain, error, moved = 0.0, 0.0, 0
+    for part, other in ((half, ~half), (~half, half)):
+        own = _assigned(_auc_matrix(truth[part][:, used], scores[part]), used)
+        table = _auc_matrix(truth[other][:, used], scores[other])
+        rows = np.flatnonzero(own != used)
+        gain += float((table[rows, own[rows]] - table[rows, used[rows]]).sum())
+        positives = truth[other][:, used[rows]].sum(0)
+        negatives = other.sum() - positives
+        error += float((PAIRED * (other.sum() + 1) / (12 * positives * negatives)).sum())
+        moved += len(rows)
+    if not moved or gain / moved < LEAST_GAIN or gain < ERRORS * error**0.5:
+        return None
+    table = _auc_matrix(truth[:, used], scores)
+    single = bool((truth.sum(1) == 1).all() and np.isin(scores, (0, 1)).all())
+    places = np.arange(len(used))
+    before, after = table[places, used].mean(), table[places, chosen].mean()
+    if single:
+        label, to = truth.argmax(1), np.arange(truth.shape[1])
+        to[used] = chosen
+        before, after = (scores[np.arange(len(label)), at[label]].mean() for at in (np.arange(len(to)), to))
+    outputs = dict(zip(used.tolist(), chosen.tolist(), strict=True))
+    return ClassOrder(outputs, float(before), float(after), len(truth), single)
+
+
+def _assigned(table: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """The output of each label: the assumed one unless others are better together."""
+    table = table.copy()
+    table[np.arange(len(used)), used] += ASSUMED
+    columns: np.ndarray = linear_sum_assignment(table, maximize=True)[1]
+    return used if (table.argmax(1) == used).all() else columns

@@ -17,9 +17,9 @@ class is the one predicted on the whole image. A constant map orders nothing: it
 with a reason, and cost no pass.
 
 The adaptive forms are not in the papers. adaptive=True visits a third of the points, where the curves bend
-(see curves.py), and draws straight lines between them. adaptive="decided" ends a map's walk earlier, where
-its areas are known to 0.005, or to 0.01 and it is plain on which side of the floors beside it they lie. It is
-what a run does unless told otherwise, with the floors beside the maps whether asked for or not.
+(see adaptive_plan), and draws straight lines between them. adaptive="decided" ends a map's walk earlier,
+where its areas are known to 0.005, or to 0.01 and it is plain on which side of the floors beside it they lie.
+It is what a run does unless told otherwise, with the floors beside the maps whether asked for or not.
 `insertion_error` and `deletion_error` say how far an area may be off.
 
 Cost: an image's two end points serve both curves of every method, so m methods and b images take
@@ -29,45 +29,47 @@ device when its batch is up.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Required, TypeVar, Unpack, overload
+from functools import partial
+from typing import Any, NamedTuple, Required, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from heatproof.errors import InputError
 from heatproof.explain.api import explain
 from heatproof.explain.baselines import baseline_images, mixed
-from heatproof.metrics.curves import (
-    Faithfulness,
-    Plan,
-    adaptive_plan,
-    area,
-    area_errors,
-    can_adapt,
-    change_steps,
-    decided,
-    next_points,
-    straight_lines,
-)
-from heatproof.metrics.kit import Cause, Passes, PerImage, raw_maps, same_length
+from heatproof.metrics.kit import CONSTANT, Passes, cached, chunks, raw_maps
+from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.stats import same_length
 from heatproof.models.model import Model, as_model
 from heatproof.models.queue import Queue
 from heatproof.models.running import at_least_float, frozen_eval, memory_format
 from heatproof.models.targets import bind_targets
-from heatproof.registry import metric, metrics
-from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
+from heatproof.registry import metric
+from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of, upsample
 
 INSERTION, DELETION = 0, 1
 STEPS = 100
 DECIDED = "decided"
 SAME = 1e-6  # of a value: by less it has not moved
+FIRST_INTERVALS = 10  # of the even grid of the adaptive mode
+ROUNDS = 6  # in which the other points are placed, each run as one queue
+PRIOR_STEPS = 10  # weight of the logit's random walk beside the measured differences
+TINY = 1e-12  # flat curves are halved too, the longest interval first
+ACCURATE, ROUGH = 0.005, 0.01  # errors of an area at which no point is added: always, and where it is decided
+SURE = 3.0  # errors by which an area must lie above or below that of a floor
+CURVE_POINTS = range(0, 101, 10)  # per cent of the pixels
+FLOORS = ("random", "edges")
 Name = TypeVar("Name", bound=Hashable)  # of a method
+Known = dict[Any, Any]  # curves of the same maps, by options
 
 
 class Walk(Passes, total=False):
-    """What insertion_deletion takes by name."""
+    """Keyword arguments of insertion_deletion."""
 
     model: Required[Model | nn.Module]
     images: Required[Images]
@@ -80,27 +82,20 @@ class Walk(Passes, total=False):
 @overload
 def insertion_deletion(
     maps: Maps | ArrayLike, targets: ArrayLike | None = None, **named: Unpack[Walk]
-) -> Faithfulness: ...
+) -> Curve: ...
 
 
 @overload
 def insertion_deletion(
     maps: Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, **named: Unpack[Walk]
-) -> dict[Name, Faithfulness]: ...
+) -> dict[Name, Curve]: ...
 
 
 def insertion_deletion(
-    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike],
-    targets: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    steps: int = STEPS,
-    baseline: str | Tensor = "blur",
-    adaptive: bool | str = False,
-    seed: int = 0,
-    **passes: Unpack[Passes],
-) -> Faithfulness | dict[Name, Faithfulness]:
+    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, *,
+    model: Model | nn.Module, images: Images, steps: int = STEPS, baseline: str | Tensor = "blur",
+    adaptive: bool | str = False, seed: int = 0, **passes: Unpack[Passes],
+) -> Curve | dict[Name, Curve]:  # fmt: skip
     """Insertion and deletion curves of maps, and the areas under them.
 
     Args:
@@ -117,6 +112,12 @@ def insertion_deletion(
             known well enough to be compared with those of the floors (random, edges) among the maps.
         seed: of noise.
         passes: batch_size and progress, as for hp.explain.
+
+    Returns:
+        Curves `insertion` and `deletion`, "b n+1", NaN where `scores` have a reason, with insertion_auc and
+        deletion_auc, the areas, insertion_error and deletion_error (estimated standard deviations of them, 0
+        where every point was visited), points (visited ones of both curves), passes (inputs behind the
+        curves; the two end points of an image are shared by all methods), targets, baseline and adaptive.
     """
     model = as_model(model)
     pictures = model.check_images(images).to(model.device)
@@ -131,8 +132,108 @@ def insertion_deletion(
     walk = _Curves(model, pictures, methods, steps, baseline, seed)
     with frozen_eval(model.module):
         walk.run(Queue(model, walk.size, **passes), targets, adaptive)
-    found = walk.results(baseline if isinstance(baseline, str) else "given", adaptive)
-    return found if isinstance(maps, Mapping) else found[""]
+    curves = walk.results(baseline if isinstance(baseline, str) else "given", adaptive)
+    return curves if isinstance(maps, Mapping) else curves[""]
+
+
+def _in_a_run(
+    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
+    """Adaptive unless the study says otherwise, or sets so few steps that there is nothing to save."""
+    options = {"adaptive": can_adapt(options.get("steps", STEPS)) and DECIDED, **options}
+    known = context.cache("insertion_deletion", *context.maps)
+    maps = dict(context.maps)
+    if options["adaptive"] == DECIDED:
+        maps |= cached(known, "floors", lambda: _absent_floors(context))
+    network = {"model": context.model, "images": context.batch.images, **context.passes}
+    scores = function(maps, context.classes, known=known, **network, **options)
+    return {method: scores[method] for method in context.maps}
+
+
+def _absent_floors(context: BatchContext) -> dict[str, Maps]:
+    """Maps of the floors that the run has none of, so that a method added later is walked as the others."""
+    names = [floor for floor in FLOORS if floor not in context.maps]
+    if not names:
+        return {}
+    images, options = context.batch.images, {"layer": context.layer, "allow_nan": True, **context.passes}
+    made = explain(context.model, images, names, context.classes, **options)
+    return {name: context.then(maps) if context.then else maps for name, maps in made.items()}
+
+
+_metric = partial(
+    metric, needs=("model", "images", "maps", "labels"), bounds=(0.0, 1.0), cite="petsiuk2018rise",
+    family="Faithfulness", bundle="insertion_deletion", call=_in_a_run, question="map", headline=True,
+    floors=FLOORS, volumes=True,
+)  # fmt: skip
+
+
+@_metric(
+    "insertion", higher_is_better=True, aliases=("insertion_auc",), title="insertion: evidence shown first"
+)
+def insertion(
+    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, *,
+    known: Known | None = None, model: Model | nn.Module, images: Images, steps: int = STEPS,
+    baseline: str | Tensor = "blur", adaptive: bool | str = False, seed: int = 0, **passes: Unpack[Passes],
+) -> PerImage | dict[Name, PerImage]:  # fmt: skip
+    """Mean probability of the class while the map's strongest pixels are shown first.
+
+    Args:
+        maps, targets, model, images, steps, baseline, adaptive, seed, passes: as for insertion_deletion.
+        known: cache of the curves of these maps; a run shares it between the metrics of one batch.
+
+    Returns:
+        insertion, "b": the area under the curve, and insertion_at_0 to insertion_at_100, the curve at every
+        tenth of the pixels; with `adaptive` also insertion_error and insertion_points. By method for a dict.
+
+    Example:
+        >>> image = torch.ones(1, 3, 4, 4)
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> insertion(torch.rand(1, 4, 4), 0, model=network, images=image, steps=4)["insertion"].shape
+        torch.Size([1])
+    """
+    walk = {"steps": steps, "baseline": baseline, "adaptive": adaptive, "seed": seed}
+    return _areas("insertion", maps, targets, known, {"model": model, "images": images, **passes}, walk)
+
+
+@_metric(
+    "deletion", higher_is_better=False, aliases=("deletion_auc",), title="deletion: evidence removed first"
+)
+def deletion(
+    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, *,
+    known: Known | None = None, model: Model | nn.Module, images: Images, steps: int = STEPS,
+    baseline: str | Tensor = "blur", adaptive: bool | str = False, seed: int = 0, **passes: Unpack[Passes],
+) -> PerImage | dict[Name, PerImage]:  # fmt: skip
+    """Mean probability of the class while the map's strongest pixels are removed first.
+
+    Args:
+        maps, targets, known, model, images, steps, baseline, adaptive, seed, passes: as for insertion.
+
+    Returns:
+        deletion, deletion_at_0 and so on, as for insertion.
+
+    Example:
+        >>> image = torch.ones(1, 3, 4, 4)
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
+        >>> deletion(torch.rand(1, 4, 4), 0, model=network, images=image, steps=4)["deletion"].shape
+        torch.Size([1])
+    """
+    walk = {"steps": steps, "baseline": baseline, "adaptive": adaptive, "seed": seed}
+    return _areas("deletion", maps, targets, known, {"model": model, "images": images, **passes}, walk)
+
+
+def _areas(
+    name: str, maps: Any, targets: Any, known: Known | None, network: dict[str, Any], walk: dict[str, Any]
+) -> Any:
+    """One of the two areas, from curves that both share."""
+    key = tuple(value if isinstance(value, str | int) else id(value) for value in walk.values())
+    curves = cached(known, key, lambda: insertion_deletion(maps, targets, **network, **walk))
+
+    def own(curve: Curve) -> PerImage:
+        return curve.scores.only(*(key for key in curve.scores if key.partition("_")[0] == name))
+
+    return (
+        {method: own(curve) for method, curve in curves.items()} if isinstance(maps, Mapping) else own(curves)
+    )
 
 
 class _Curves:
@@ -143,14 +244,9 @@ class _Curves:
     """
 
     def __init__(
-        self,
-        model: Model,
-        images: Tensor,
-        methods: Mapping[str, Maps | ArrayLike],
-        steps: int,
-        baseline: str | Tensor,
-        seed: int,
-    ) -> None:
+        self, model: Model, images: Tensor, methods: Mapping[str, Maps | ArrayLike], steps: int,
+        baseline: str | Tensor, seed: int,
+    ) -> None:  # fmt: skip
         self.model, self.steps, self.count = model, steps, len(images)
         self.size = size_of(images)
         # On a GPU in the memory format the model reads, so that variants come out in it.
@@ -206,7 +302,7 @@ class _Curves:
     def _decided(self) -> Tensor:
         """ "m" bool: maps whose areas need no further point; compared with the floors of the same image."""
         areas, errors = (f(self.curves) for f in (lambda c: area(straight_lines(c)), area_errors))
-        floors = [name in metrics.get("insertion").floors for name in self.methods]
+        floors = [name in FLOORS for name in self.methods]
         shape, where = (2, -1, self.count), torch.tensor(floors, device=areas.device)
         return decided(areas.view(shape), errors.view(shape), where).flatten()
 
@@ -238,29 +334,46 @@ class _Curves:
                 found = (found - self.low[maps]) / self.rise[maps]
             self.curves.view(-1)[jobs] = found
 
-    def results(self, baseline: str, adaptive: bool | str) -> dict[Any, Faithfulness]:
+    def results(self, baseline: str, adaptive: bool | str) -> dict[Any, Curve]:
         inner = (~self.curves[..., 1:-1].isnan()).sum((0, 2)).view(-1, self.count)
         errors = area_errors(self.curves).unflatten(1, (-1, self.count))
-        insertion, deletion = straight_lines(self.curves).unflatten(1, (-1, self.count))
-        flat = self.flat.view(-1, self.count)
-        return {
-            name: Faithfulness(
-                insertion[i],
-                deletion[i],
-                insertion_auc=area(insertion[i]),
-                deletion_auc=area(deletion[i]),
-                targets=self.model.head.labels(self.targets),
-                baseline=baseline,
-                adaptive=adaptive,
-                passes=int(inner[i].sum()) + 2 * self.count,
-                flat=flat[i],
-                insertion_error=errors[INSERTION, i],
-                deletion_error=errors[DELETION, i],
-                points=inner[i] + 4,
-                causes=(Cause(not_above(self.model.head.name), self.stays.view(-1, self.count)[i].cpu()),),
-            )
-            for i, name in enumerate(self.methods)
-        }
+        both = straight_lines(self.curves).unflatten(1, (-1, self.count))
+        flat, stays = self.flat.view(-1, self.count), self.stays.view(-1, self.count)
+        shares = [step / self.steps for step in range(self.steps + 1)]
+        shared = {"targets": self.model.head.labels(self.targets), "baseline": baseline, "adaptive": adaptive}
+        results = {}
+        for i, name in enumerate(self.methods):
+            values = {"insertion": both[INSERTION, i], "deletion": both[DELETION, i]}
+            parts = {f"{kind}_auc": area(curve) for kind, curve in values.items()}
+            parts |= {"insertion_error": errors[INSERTION, i], "deletion_error": errors[DELETION, i]}
+            parts |= {"points": inner[i] + 4, "passes": int(inner[i].sum()) + 2 * self.count, "flat": flat[i]}
+            causes = Cause(not_above(self.model.head.name), stays[i].cpu())
+            results[name] = Curve(shares, values, partial(_scores, causes), {**values, **parts, **shared})
+        return results
+
+
+def _scores(unmoved: Cause, curve: Curve) -> PerImage:
+    """Both areas, and both curves at every tenth of the pixels, for figures of them."""
+    scores = {}
+    for name in ("insertion", "deletion"):
+        values = curve.values[name].cpu()
+        scores[name] = curve.parts[f"{name}_auc"].cpu()
+        for percent in CURVE_POINTS:
+            place = percent / 100 * (values.shape[1] - 1)
+            low = min(int(place), values.shape[1] - 2)
+            scores[f"{name}_at_{percent}"] = torch.lerp(values[:, low], values[:, low + 1], place - low)
+        if curve.adaptive:
+            scores[f"{name}_error"] = curve.parts[f"{name}_error"].cpu()
+            scores[f"{name}_points"] = curve.parts["points"].cpu().float()
+    return PerImage(scores, [Cause(CONSTANT, curve.flat.cpu()), unmoved])
+
+
+def not_above(head: str) -> str:
+    """Why a head without probabilities has no curves for an image."""
+    return (
+        f"the head is {head!r}, and its value for the picture is not above that for the painted-over one, "
+        "so there is nothing to lose"
+    )
 
 
 def _baselines(model: Model, images: Tensor, baseline: str | Tensor, seed: int) -> Tensor:
@@ -270,46 +383,129 @@ def _baselines(model: Model, images: Tensor, baseline: str | Tensor, seed: int) 
     return baseline.to(images)
 
 
-def not_above(head: str) -> str:
-    """Why a head without probabilities has no curves for a picture."""
-    return (
-        f"the head is {head!r}, and its value for the picture is not above that for the painted-over one, "
-        "so there is nothing to lose"
-    )
-
-
 def _divmod(numbers: Tensor, by: int) -> tuple[Tensor, Tensor]:
     return numbers // by, numbers % by
 
 
-def _in_a_run(
-    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
-    """Adaptive unless the study says otherwise, or asks for so few steps that there is nothing to save."""
-    options = {"adaptive": can_adapt(options.get("steps", STEPS)) and DECIDED, **options}
-    maps = dict(scene.maps)
-    if options["adaptive"] == DECIDED:
-        maps |= _absent_floors(scene)
-    images = {"model": scene.model, "images": scene.batch.images, **scene.passes}
-    found = function(maps, scene.classes, **images, **options)
-    return {method: found[method].scores for method in scene.maps}
+def change_steps(values: Tensor, size: tuple[int, ...], steps: int) -> Tensor:
+    """ "b h w" maps -> "b H W": the step, 1 to `steps`, at which each pixel changes.
+
+    Step k of n changes the first floor(k H W / n) pixels, so the pixel of rank r (from 0) changes at step
+    ceil((r + 1) n / (H W)). The order is that of localise.budget_masks: negatives clipped, largest first,
+    ties in row-major order. Pixels at the minimum, which a budget never keeps, come last.
+
+    >>> change_steps(torch.tensor([[[0.0, 3.0], [1.0, 3.0]]]), (2, 2), 2).tolist()
+    [[[2, 1], [2, 1]]]
+    """
+    count = math.prod(size)
+    kind = torch.uint8 if steps <= 255 else torch.int32
+    ranks = torch.arange(1, count + 1, device=values.device)
+    by_rank = ((ranks * steps + count - 1) // count).to(kind)
+    changes = torch.empty((len(values), count), dtype=kind, device=values.device)
+    for part in chunks(values, size):
+        pixels = upsample(values[part], size).clamp(min=0).flatten(1)
+        order = pixels.argsort(dim=1, descending=True, stable=True)
+        changes[part] = changes[part].scatter(1, order, by_rank.expand_as(order))
+    return changes.reshape(len(changes), *size)
 
 
-def _absent_floors(scene: BatchContext) -> dict[str, Maps]:
-    """What walks are decided against, where nobody asked for it: a method added later walks as the others."""
-    names = [floor for floor in metrics.get("insertion").floors if floor not in scene.maps]
-    if not names:
-        return {}
-    images, options = scene.batch.images, {"layer": scene.layer, "allow_nan": True, **scene.passes}
-    made = explain(scene.model, images, names, scene.classes, **options)
-    return {name: scene.then(one) if scene.then else one for name, one in made.items()}
+def area(curves: Tensor) -> Tensor:
+    """ "... n" -> "...": the trapezoid over [0, 1] of points at even distances."""
+    return torch.trapezoid(curves.double(), dx=1 / (curves.shape[-1] - 1), dim=-1).float()
 
 
-for _name, _better, _done in (("insertion", True, "shown"), ("deletion", False, "removed")):
-    metric(
-        _name, needs=("model", "images", "maps", "labels"), higher_is_better=_better, bounds=(0.0, 1.0),
-        cite="petsiuk2018rise", aliases=(f"{_name}_auc",),
-        about=f"Mean probability of the class while the map's strongest pixels are {_done} first.",
-        title=f"{_name}: evidence {_done} first", family="Faithfulness", bundle="insertion_deletion",
-        call=_in_a_run, question="map", headline=True, volumes=True,
-    )(insertion_deletion)  # fmt: skip
+class Plan(NamedTuple):
+    """How the adaptive mode spends its points: every `stride`-th first, then rounds of so many per curve."""
+
+    stride: int
+    rounds: tuple[int, ...]
+
+
+def can_adapt(steps: int) -> bool:
+    """Whether there are points to be saved."""
+    return steps // 3 - 1 >= (steps - 1) // -(-steps // FIRST_INTERVALS)
+
+
+def adaptive_plan(steps: int) -> Plan:
+    """At most steps / 3 - 1 inner points per curve: with the shared ends, a third of all passes or less.
+
+    The adaptive mode starts on an even grid and then halves the intervals that may hide most area. It takes
+    the curve for a random walk whose variance per step, v, changes slowly. Between two known points L steps
+    apart the sum of the unknown ones then has variance v (L^3 - L) / 12 around the straight line. v is
+    estimated from the interval and its two neighbours, as their squared differences over their length, and
+    drawn towards what a random walk of the logit makes of a probability, v ~ (p (1 - p))^2, which counts as
+    much as ten steps. Both curves of a map compete for the same points; other maps do not, so a result does
+    not depend on the others in its batch.
+
+    On 3,440 curves of 215 ImageNet photographs the area is off by 0.0008 on average, by at most 0.0029 for
+    95 % and 0.005 for 99.3 % of the curves, and by 0.0104 at worst. As many points evenly spread miss 0.005
+    on 6 %. See docs/results/passes.md for what ending a walk early (`decided`) saves and what it moves.
+    """
+    stride = -(-steps // FIRST_INTERVALS)
+    left = 2 * (steps // 3 - 1 - (steps - 1) // stride)
+    if not can_adapt(steps):
+        raise InputError(f"{steps} steps are too few to save any; leave adaptive out or take 100 steps")
+    return Plan(stride, tuple(left // ROUNDS + (r < left % ROUNDS) for r in range(ROUNDS)))
+
+
+def next_points(curves: Tensor, more: int) -> Tensor:
+    """Which unknown points (NaN) of "2 m n+1" curves to visit: `more` of each map's two curves, as a mask."""
+    doubt = _doubts(curves)
+    best = F.pad(doubt, (0, 1)).transpose(0, 1).flatten(1).sort(dim=1, descending=True, stable=True)
+    chosen = torch.zeros_like(best.values, dtype=torch.bool)
+    chosen = chosen.scatter(1, best.indices[:, :more], best.values[:, :more] > 0)
+    return chosen.view(curves.transpose(0, 1).shape).transpose(0, 1)
+
+
+def area_errors(curves: Tensor) -> Tensor:
+    """ "2 m": how far the area under the straight lines may be off (a standard deviation), by that model."""
+    return (_doubts(curves).sum(-1) / 12).sqrt() / (curves.shape[-1] - 1)
+
+
+def decided(areas: Tensor, errors: Tensor, floors: Tensor) -> Tensor:
+    """ "m b" bool: maps that need no further point, from "2 m b" areas and errors.
+
+    Either both areas are known to ACCURATE, or to ROUGH and it is plain on which side of every floor they
+    lie, by more than SURE times the error of the difference. That second way is closed to floors themselves
+    (`floors`, "m" bool), and to all where there is none.
+    """
+    gap = (areas[:, :, None] - areas[:, None, floors]).abs()
+    doubt = (errors[:, :, None].square() + errors[:, None, floors].square()).sqrt()
+    clear = (gap > SURE * doubt).all(2) & bool(floors.any()) & ~floors[:, None]
+    return ((errors <= ACCURATE) | clear & (errors <= ROUGH)).all(0)
+
+
+def _doubts(curves: Tensor) -> Tensor:
+    """ "2 m n": twelve times the variance of the sum over each gap, at its middle; 0 elsewhere."""
+    left, right = _known_sides(curves)
+    left, right = left[..., :-1], right[..., 1:]  # of each gap between two neighbouring points
+    length, squares = right - left, (curves.gather(-1, right) - curves.gather(-1, left)).square()
+    before, after = (left - 1).clamp(min=0), right.clamp(max=length.shape[-1] - 1)
+    has_before, has_after = left > 0, right < length.shape[-1]
+    around = squares + has_before * squares.gather(-1, before) + has_after * squares.gather(-1, after)
+    reach = length + has_before * length.gather(-1, before) + has_after * length.gather(-1, after)
+    lines = straight_lines(curves)
+    middle = (lines[..., 1:] + lines[..., :-1]) / 2
+    expected = (middle * (1 - middle)).square() + TINY
+    expected *= (squares / length).sum((0, 2), keepdim=True) / expected.sum((0, 2), keepdim=True)
+    variance = (around + PRIOR_STEPS * expected) / (reach + PRIOR_STEPS) + TINY
+    doubt = variance * (length**3 - length)
+    place = torch.arange(length.shape[-1], device=curves.device)
+    return torch.where((left + right) // 2 == place, doubt, 0).nan_to_num(0)
+
+
+def straight_lines(curves: Tensor) -> Tensor:
+    """Unknown points (NaN) from the straight line between their known neighbours."""
+    left, right = _known_sides(curves)
+    low, high = curves.gather(-1, left), curves.gather(-1, right)
+    place = torch.arange(curves.shape[-1], device=curves.device)
+    return torch.lerp(low, high, ((place - left) / (right - left).clamp(min=1)).to(low.dtype))
+
+
+def _known_sides(curves: Tensor) -> tuple[Tensor, Tensor]:
+    """For every point the nearest known ones at or before and at or after it."""
+    place, last = torch.arange(curves.shape[-1], device=curves.device), curves.shape[-1] - 1
+    known = ~curves.isnan()
+    left = torch.where(known, place, 0).cummax(-1).values
+    right = torch.where(known, place, last).flip(-1).cummin(-1).values.flip(-1)
+    return left, right

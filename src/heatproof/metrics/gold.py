@@ -24,115 +24,153 @@ Beyond the paper, which names both as open:
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.arrays import same_length
-from heatproof.metrics.gold_masks import FIRST as FIRST
-from heatproof.metrics.gold_masks import ListRule as ListRule
-from heatproof.metrics.gold_masks import Tau as Tau
-from heatproof.metrics.gold_masks import Weights as Weights
-from heatproof.metrics.gold_masks import anchored as anchored
-from heatproof.metrics.gold_masks import checked as checked
-from heatproof.metrics.gold_masks import checked_tau as checked_tau
-from heatproof.metrics.gold_masks import class_labels as class_labels
-from heatproof.metrics.gold_masks import class_probabilities as class_probabilities
-from heatproof.metrics.gold_masks import finding_table as finding_table
-from heatproof.metrics.gold_masks import gold_mask as gold_mask
-from heatproof.metrics.gold_masks import is_table as is_table
-from heatproof.metrics.gold_masks import thresholds as thresholds
-from heatproof.types import ArrayLike
+from heatproof.metrics.stats import as_array, same_length
+from heatproof.registry import call_text
 
-TEMPERATURES = (0.05, 20.0)  # a model that is never wrong would want 0
-BELOW_ONE = 1 - 2.0**-24  # the largest single below 1: a probability of 1 is one that was rounded
+if TYPE_CHECKING:
+    from heatproof.types import ArrayLike
+
+FIRST = "first"  # an anchor: the first checkpoint of a run or of a monitored training
+Weights = Literal["confidence", "calibrated", "uniform"]
+Tau = float | Literal["adaptive"] | Sequence[float]  # a sequence: one for each class
 
 
-def gold_list(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> Tensor:
-    """ "b" bool: images whose own class has a probability of at least tau.
+@dataclass(frozen=True)
+class ListRule:
+    """Which images count, and how much: what a study, a run and a monitor may be told about gold lists.
 
-    Args:
-        labels: "b", the true classes; "b k" of 0 and 1 where an image may have several findings: then "b k"
-            is given back, a list for each finding.
-        probs: "b k", or "b" of class 1.
-        tau: a probability, one for each class, or "adaptive": each class is predicted as often as it occurs.
-
-    >>> gold_list([0, 0, 1, 1], [0.2, 0.7, 0.5, 0.4]).tolist()
-    [True, False, True, False]
+    >>> ListRule("adaptive", "calibrated").text
+    "cscore(tau='adaptive', weights='calibrated')"
     """
-    listed = torch.from_numpy(gold_mask(labels, probs, tau))
-    return listed.to(probs.device) if isinstance(probs, torch.Tensor) else listed
+
+    tau: Tau = 0.5
+    weights: Weights = "confidence"
+    anchor: str | None = None  # the checkpoint whose lists count at all others
+
+    def __post_init__(self) -> None:
+        checked_tau(self.tau)
+        if self.weights not in get_args(Weights):
+            raise InputError(f"weights must be 'confidence', 'calibrated' or 'uniform'; got {self.weights!r}")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those that are not the default, as cscore takes them."""
+        plain = {"tau": 0.5, "weights": "confidence", "anchor": None}
+        return {name: getattr(self, name) for name in plain if getattr(self, name) != plain[name]}
+
+    @property
+    def text(self) -> str:
+        """The metric as runs name it."""
+        return call_text("cscore", self.options)
 
 
-def temperature(labels: ArrayLike, probs: ArrayLike) -> float:
-    """The temperature that makes the probabilities fit the labels best; above 1 where they are too sure."""
-    from scipy.optimize import minimize_scalar
+def checked_tau(tau: Any) -> Tau:
+    """A probability, one for each class, or "adaptive"; else an error."""
+    if isinstance(tau, str) and tau == "adaptive":
+        return "adaptive"
+    if isinstance(tau, (list, tuple)) and tau:
+        for one in tau:
+            checked_tau(float(one))
+        return [float(one) for one in tau]
+    if isinstance(tau, (str, bool)) or not 0 <= tau <= 1:
+        raise InputError(f"tau must be a number in [0, 1] or 'adaptive'; got {tau!r}")
+    return float(tau)
 
-    p, y = _of_one_class(labels, probs)
+
+def class_probabilities(probs: ArrayLike) -> np.ndarray:
+    """ "b k" as given, or "b" or "b 1" (the probability of class 1) as "b 2"; float64, checked."""
+    p = as_array(probs).astype(np.float64)
+    if p.ndim == 1:
+        p = p[:, None]
+    if p.ndim != 2 or p.shape[1] == 0:
+        raise InputError(f"probabilities must be 'b k', or 'b' for one-logit models; got {p.shape}")
+    # Asked this way round, NaN does not pass either.
+    if not ((p >= 0) & (p <= 1)).all():
+        raise InputError("probabilities must lie in [0, 1]; pass softmax or sigmoid outputs, not logits")
+    return np.concatenate([1 - p, p], axis=1) if p.shape[1] == 1 else p
+
+
+def class_labels(labels: ArrayLike, classes: int) -> np.ndarray:
+    """ "b" whole numbers in 0 .. classes - 1, checked."""
+    given = as_array(labels)
+    fractions = given.dtype.kind == "f" and not (np.isfinite(given) & (given == np.round(given))).all()
+    if given.ndim != 1 or given.dtype.kind not in "biuf" or fractions:
+        raise InputError(f"labels must be 'b' whole numbers; got {given.dtype} of shape {given.shape}")
+    y = given.astype(np.int64)
+    outside = y[(y < 0) | (y >= classes)]
+    if len(outside):
+        raise InputError(
+            f"label {int(outside[0])} is outside the {classes} classes of the probabilities; "
+            f"use labels 0 to {classes - 1}"
+        )
+    return y
+
+
+def is_table(labels: ArrayLike) -> bool:
+    """Whether labels are a table with a column per finding, of which an image may have several."""
+    shape = np.shape(labels)
+    return len(shape) == 2 and shape[1] > 1
+
+
+def finding_table(labels: ArrayLike, findings: int) -> np.ndarray:
+    """ "b k" bool, checked."""
+    table = as_array(labels)
+    if table.shape[1] != findings or not ((table == 0) | (table == 1)).all():
+        raise InputError(
+            f"labels of several findings must be 0 or 1 in {findings} columns, one for each column of the "
+            f"probabilities; got {table.dtype} of shape {table.shape}"
+        )
+    return table.astype(bool)
+
+
+def gold_mask(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarray:
+    """As gold_list, without torch."""
+    p, y = checked(labels, probs)
+    limits = thresholds(y, p, tau)
+    return y & (p >= limits) if y.ndim == 2 else p[np.arange(len(y)), y] >= limits[y]
+
+
+def thresholds(labels: ArrayLike, probs: ArrayLike, tau: Tau = 0.5) -> np.ndarray:
+    """ "k": the threshold each class's gold list is made with."""
+    p, y = checked(labels, probs)
+    limit = checked_tau(tau)
+    if isinstance(limit, float):
+        return np.full(p.shape[1], limit)
+    if not isinstance(limit, str):
+        if len(limit) != p.shape[1]:
+            raise InputError(f"there are {len(limit)} values of tau for {p.shape[1]} classes; give one each")
+        return np.array(limit)
     if len(y) == 0:
-        return 1.0
-    log_p = p.clamp(min=torch.finfo(torch.float32).tiny).log()
-
-    def loss(log_t: float) -> float:
-        scaled = (log_p / math.exp(log_t)).log_softmax(1)
-        return -float(scaled.gather(1, y[:, None]).mean())
-
-    low, high = (math.log(t) for t in TEMPERATURES)
-    return float(math.exp(minimize_scalar(loss, bounds=(low, high), method="bounded").x))
+        return np.ones(p.shape[1])
+    size = y.sum(0) if y.ndim == 2 else np.bincount(y, minlength=p.shape[1])
+    last: np.ndarray = np.sort(p, axis=0)[::-1][np.maximum(size - 1, 0), np.arange(p.shape[1])]
+    return last
 
 
-def calibrate(probs: ArrayLike, t: float) -> Tensor:
-    """ "b k": probabilities at temperature t."""
-    p = torch.from_numpy(class_probabilities(probs)).clamp(min=torch.finfo(torch.float32).tiny)
-    return (p.log() / t).softmax(1)
+def anchored(anchor: ArrayLike, n: int) -> np.ndarray:
+    """ "b" bool: a list given as a mask or as indices, checked."""
+    chosen = as_array(anchor)
+    if chosen.dtype == bool:
+        same_length(labels=range(n), anchor=chosen)
+        return chosen
+    if chosen.dtype.kind == "f" and chosen.size:
+        raise InputError("anchor must be a boolean mask or image indices")
+    chosen = chosen.astype(np.int64)
+    if chosen.ndim != 1 or ((chosen < 0) | (chosen >= n)).any():
+        raise InputError(f"anchor must hold image indices from 0 to {n - 1}, or be a mask of {n} entries")
+    listed = np.zeros(n, dtype=bool)
+    listed[chosen] = True
+    return listed
 
 
-def confidence_weights(
-    labels: ArrayLike, probs: ArrayLike, kind: Weights = "confidence", t: float | None = None
-) -> Tensor:
-    """ "b": what the confidence in each image counts; "b k" where labels are a table, for each finding.
-
-    Args:
-        labels, probs: as for gold_list.
-        kind: the probability of the own class, that after calibration, or 1.
-        t: a temperature fitted on other images; None: each half of these gets that of the other.
-    """
-    if is_table(labels):
-        chances, truth = checked(labels, probs)
-        sure = np.minimum(chances, BELOW_ONE) if kind == "calibrated" else chances
-        columns = zip(truth.T, sure.T, strict=True)
-        return torch.stack([confidence_weights(has, chance, kind, t) for has, chance in columns], 1)
-    p, y = _of_one_class(labels, probs)
-    ListRule(weights=kind)  # refuses other words
-    if t is not None and not 0 < t < math.inf:
-        raise InputError(f"a temperature is a positive number; got {t}")
-    if kind == "uniform":
-        return torch.ones(len(y), dtype=p.dtype)
-    own = p.gather(1, y[:, None])[:, 0]
-    if kind == "confidence":
-        return own
-    if t is not None:
-        return calibrate(p, t).gather(1, y[:, None])[:, 0]
-    weights, second = own.clone(), _second_fold(y, own)
-    for fold in (second, ~second):
-        fitted = calibrate(p[fold], temperature(y[~fold], p[~fold]))
-        weights[fold] = fitted.gather(1, y[fold][:, None])[:, 0]
-    return weights
-
-
-def _second_fold(y: Tensor, own: Tensor) -> Tensor:
-    """ "b" bool: every other image of each class, in the order of its confidence, not of the list."""
-    second = torch.zeros(len(y), dtype=torch.bool)
-    for c in y.unique():
-        members = torch.nonzero(y == c)[:, 0]
-        second[members[own[members].argsort(stable=True)][1::2]] = True
-    return second
-
-
-def _of_one_class(labels: ArrayLike, probs: ArrayLike) -> tuple[Tensor, Tensor]:
+def checked(labels: ArrayLike, probs: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     p = class_probabilities(probs)
     same_length(labels=labels, probs=p)
-    return torch.from_numpy(p), torch.from_numpy(class_labels(labels, p.shape[1]))
+    return p, (finding_table if is_table(labels) else class_labels)(labels, p.shape[1])

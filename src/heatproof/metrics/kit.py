@@ -6,61 +6,28 @@ For metrics of other packages too; docs/extend.md shows one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.arrays import as_array as as_array
-from heatproof.metrics.arrays import as_numbers as as_numbers
-from heatproof.metrics.arrays import same_length as same_length
+from heatproof.metrics.results import Cause as Cause
+from heatproof.metrics.results import PerImage as PerImage
+from heatproof.metrics.stats import as_array as as_array
+from heatproof.metrics.stats import as_numbers as as_numbers
+from heatproof.metrics.stats import same_length as same_length
 from heatproof.registry import check_volumes, metrics
 from heatproof.types import ArrayLike, Maps, normalise, per_map, upsample
 
+T = TypeVar("T")
 PIXELS_AT_ONCE = {"cpu": 2**20}
 CONSTANT = "the map is constant, so nothing in it stands out"
 NOT_FINITE = "a map has NaN or infinite values, as where the network's output has"
-
-
-class Cause(NamedTuple):
-    """Why scores are not defined, and for which images (a "b" bool); no names means every score."""
-
-    sentence: str
-    where: Tensor
-    names: tuple[str, ...] = ()
-
-
-class PerImage(dict[str, "Tensor"]):
-    """Scores by name, each "b" (or "b k"). NaN is "not defined"; `reasons(name)` says why, image by image.
-
-    >>> scores = PerImage({"x": torch.ones(2)}, [Cause("no box", torch.tensor([False, True]))])
-    >>> scores["x"].tolist(), scores.reasons("x")
-    ([1.0, nan], ['', 'no box'])
-    """
-
-    def __init__(self, values: Mapping[str, Tensor], causes: Sequence[Cause] = ()) -> None:
-        super().__init__(values)
-        self.causes = tuple(causes)
-        for name, value in values.items():
-            for cause in self._of(name):
-                where = cause.where.reshape(cause.where.shape + (1,) * (value.ndim - cause.where.ndim))
-                self[name] = self[name].masked_fill(where, torch.nan)
-
-    def reasons(self, name: str) -> list[str]:
-        """ "" where the score is defined, else one sentence."""
-        sentences = [""] * (self[name].shape[0] if self[name].ndim else 1)
-        for cause in reversed(self._of(name)):  # the first cause named wins
-            for i in cause.where.reshape(-1).nonzero().flatten().tolist():
-                sentences[i] = cause.sentence
-        return sentences
-
-    def _of(self, name: str) -> list[Cause]:
-        return [c for c in self.causes if not c.names or name in c.names]
 
 
 class Passes(TypedDict, total=False):
@@ -68,6 +35,15 @@ class Passes(TypedDict, total=False):
 
     batch_size: int | None
     progress: Callable[[int], object] | None
+
+
+def cached(known: dict[Any, T] | None, key: Hashable, compute: Callable[[], T]) -> T:
+    """The entry of a cache, computed where it is missing; without a cache, computed."""
+    if known is None:
+        return compute()
+    if key not in known:
+        known[key] = compute()
+    return known[key]
 
 
 def as_tensor(values: ArrayLike) -> Tensor:

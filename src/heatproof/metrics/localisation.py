@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,32 +34,43 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import (
-    CONSTANT,
-    Cause,
-    PerImage,
-    align,
-    as_numbers,
-    ascending,
-    chunks,
-    same_length,
-    sized_maps,
-)
+from heatproof.metrics.kit import CONSTANT, align, ascending, cached, chunks, sized_maps
+from heatproof.metrics.results import Cause, PerClass, PerImage
 from heatproof.metrics.scene import BatchContext
+from heatproof.metrics.stats import as_numbers, same_length
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, spatial_dims, upsample
 
 BUDGETS = tuple(percent / 100 for percent in range(5, 51, 5))
 KEYS = ("mask_iou", "box_iou", "inside", "reachable", "filled")
 NO_TRUTH = "the image has no box and no mask pixel"
+Known = dict[Any, PerImage]  # results of localise on the same maps, by budget
+
+
+def _in_a_run(
+    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
+    truth = context.batch.truth
+    assert truth is not None
+    masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
+    scores = {
+        method: function(maps, truth.boxes, masks, known=context.cache("localise", method), **options)
+        for method, maps in context.maps.items()
+    }
+    return {method: name_losses(own, truth.lost) for method, own in scores.items()}
+
+
+_metric = partial(
+    metric, needs=("maps", "boxes"), higher_is_better=True, bounds=(0.0, 1.0), cite="keak2026budget",
+    family="Localisation", bundle="localise", call=_in_a_run, question="network", volumes=True,
+    floors=("random", "edges", "centre"),  # some objects are in the middle
+)  # fmt: skip
 
 
 def localise(
-    maps: Maps | ArrayLike,
-    boxes: ArrayLike | None = None,
-    masks: ArrayLike | None = None,
-    budget: float = 0.2,
-) -> PerImage:
+    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
+    budget: float = 0.2, *, known: Known | None = None,
+) -> PerImage:  # fmt: skip
     """Budgeted overlap of maps with boxes or masks, and the pointing game.
 
     Args:
@@ -67,17 +78,145 @@ def localise(
         boxes: one (x0, y0, x1, y1) or a list of them for each image.
         masks: "b H W" or "H W", of any size; for volumes "b D H W", which have no boxes.
         budget: share of the pixels that a map may mark.
+        known: cache of the results on these maps; a run shares it between the metrics of one batch.
 
     Returns:
         mask_iou, box_iou, inside, pointing, reachable and filled, each "b".
     """
-    curves, pointing, causes = _localise(maps, boxes, masks, (budget,))
-    scores = {name: curve[:, 0] for name, curve in curves.items()}
-    return PerImage({**scores, "pointing": pointing}, causes)
+
+    def compute() -> PerImage:
+        curves, hits, causes = _localise(maps, boxes, masks, (budget,))
+        return PerImage({name: curve[:, 0] for name, curve in curves.items()} | {"pointing": hits}, causes)
+
+    return cached(known, budget, compute)
+
+
+@_metric("mask_iou", title="overlap with the object", headline=True)
+def mask_iou(
+    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
+    budget: float = 0.2, *, known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Overlap (IoU) of the budget's strongest pixels with the object.
+
+    Args:
+        maps, boxes, masks, budget, known: as for localise.
+
+    Returns:
+        mask_iou, "b".
+
+    Example:
+        >>> mask_iou([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["mask_iou"].tolist()
+        [0.5]
+    """
+    return localise(maps, boxes, masks, budget, known=known).only("mask_iou")
+
+
+@_metric("box_iou", title="overlap of boxes")
+def box_iou(
+    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
+    budget: float = 0.2, *, known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Overlap (IoU) of the box around the budget's strongest pixels with the object's.
+
+    Args:
+        maps, boxes, masks, budget, known: as for localise.
+
+    Returns:
+        box_iou, "b".
+
+    Example:
+        >>> box_iou([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["box_iou"].tolist()
+        [0.5]
+    """
+    return localise(maps, boxes, masks, budget, known=known).only("box_iou")
+
+
+@_metric("inside", aliases=("inside_share",), title="share inside the object", headline=True)
+def inside(
+    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
+    budget: float = 0.2, *, known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Share of the pixels that the map keeps that lie on the object.
+
+    Args:
+        maps, boxes, masks, budget, known: as for localise.
+
+    Returns:
+        inside, "b".
+
+    Example:
+        >>> inside([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["inside"].tolist()
+        [1.0]
+    """
+    return localise(maps, boxes, masks, budget, known=known).only("inside")
+
+
+@_metric(
+    "pointing", aliases=("pointing_game",), cite="zhang2018excitation", title="peak on the object", votes=True
+)
+def pointing(
+    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
+    budget: float = 0.2, *, known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Pointing game: 1 where the map's peak lies on the object.
+
+    Args:
+        maps, boxes, masks, budget, known: as for localise.
+
+    Returns:
+        pointing, "b".
+
+    Example:
+        >>> pointing([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["pointing"].tolist()
+        [1.0]
+    """
+    return localise(maps, boxes, masks, budget, known=known).only("pointing")
+
+
+@_metric(
+    "reachable", higher_is_better=None, aliases=("reachable_mask_iou",), title="best overlap within reach"
+)
+def reachable(
+    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
+    budget: float = 0.2, *, known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """The best mask_iou of a map that spends the whole budget.
+
+    Args:
+        maps, boxes, masks, budget, known: as for localise.
+
+    Returns:
+        reachable, "b".
+
+    Example:
+        >>> reachable([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["reachable"].tolist()
+        [0.5]
+    """
+    return localise(maps, boxes, masks, budget, known=known).only("reachable")
+
+
+@_metric("filled", higher_is_better=False, aliases=("filled_share",), title="budget left unused", floors=())
+def filled(
+    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
+    budget: float = 0.2, *, known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Share of the budget left unused because too few pixels lie above the map's minimum.
+
+    Args:
+        maps, boxes, masks, budget, known: as for localise.
+
+    Returns:
+        filled, "b".
+
+    Example:
+        >>> filled([[[0.9, 0.1], [0.2, 0.0]]], boxes=[[0, 0, 1, 0]], budget=0.25)["filled"].tolist()
+        [0.0]
+    """
+    return localise(maps, boxes, masks, budget, known=known).only("filled")
 
 
 def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
-    """The same scores; where the boxes of an image are gone, the reason says why. lost: as in Truth."""
+    """The same scores, with the reasons why boxes of an image are gone. lost: as in Truth."""
     missing = scores.causes[0]
     place = torch.arange(len(missing.where), device=missing.where.device)
     gone = [
@@ -89,12 +228,10 @@ def name_losses(scores: PerImage, lost: Sequence[Sequence[str]]) -> PerImage:
 
 
 def localise_curve(
-    maps: Maps | ArrayLike,
-    boxes: ArrayLike | None = None,
-    masks: ArrayLike | None = None,
+    maps: Maps | ArrayLike, boxes: ArrayLike | None = None, masks: ArrayLike | None = None,
     budgets: Sequence[float] = BUDGETS,
-) -> PerImage:
-    """The same at several budgets, each "b k"; a map is sorted once for all of them.
+) -> PerImage:  # fmt: skip
+    """Scores of localise at several budgets, each "b k"; a map is sorted once for all of them.
 
     Args:
         maps, boxes, masks: as for localise.
@@ -192,9 +329,9 @@ def _keep(pixels: Tensor, ordered: Tensor, count: int) -> Tensor:
     return (above | (tied & (tied.cumsum(1) <= room))) & (pixels > torch.where(high > low, low, 0))
 
 
-def mask_overlap(kept: Tensor, others: Tensor) -> Tensor:
+def mask_overlap(first: Tensor, second: Tensor) -> Tensor:
     """Pixels that two masks "b p" share, of the larger one: of the budget where both maps spend it; "b"."""
-    return (kept & others).sum(1) / torch.maximum(kept.sum(1), others.sum(1))
+    return (first & second).sum(1) / torch.maximum(first.sum(1), second.sum(1))
 
 
 def _truth(
@@ -215,12 +352,12 @@ def _truth(
     return torch.where(boxed, region, objects), torch.where(masked, objects, region), frames
 
 
-def _overlap(kept: Tensor, region: Tensor, target: Tensor, frames: Tensor, budget: int) -> list[Tensor]:
+def _overlap(marks: Tensor, region: Tensor, target: Tensor, frames: Tensor, budget: int) -> list[Tensor]:
     """mask_iou, box_iou, inside, reachable of one budget, a number of pixels; each "b" float64."""
-    marked, area, shared = (m.flatten(1).sum(1).double() for m in (kept, target, kept & target))
-    within = shared if region is target else (kept & region).flatten(1).sum(1).double()
-    found = _tight(kept)[:, None]
-    (low, high), (low_too, high_too) = (box.chunk(2, -1) for box in (found, frames))
+    marked, area, shared = (m.flatten(1).sum(1).double() for m in (marks, target, marks & target))
+    within = shared if region is target else (marks & region).flatten(1).sum(1).double()
+    marked_box = _tight(marks)[:, None]
+    (low, high), (low_too, high_too) = (box.chunk(2, -1) for box in (marked_box, frames))
     common = (torch.minimum(high, high_too) - torch.maximum(low, low_too) + 1).clamp(min=0).prod(-1)
     sizes = [(end - start + 1).prod(-1) for start, end in ((low, high), (low_too, high_too))]
     box_iou = (common / (sizes[0] + sizes[1] - common)).nan_to_num(0).amax(1)
@@ -257,50 +394,43 @@ def _corners(boxes: ArrayLike, n: int, size: tuple[int, ...]) -> Tensor:
 def _box_list(entry: Any, image: int) -> np.ndarray:
     wrong = f"image {image}: boxes are (x0, y0, x1, y1) or a list of such; got {entry!r}"
     try:
-        found = np.asarray(entry.cpu() if isinstance(entry, Tensor) else entry, dtype=np.float64)
+        boxes = np.asarray(entry.cpu() if isinstance(entry, Tensor) else entry, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputError(wrong) from None
-    found = found.reshape(0, 4) if not found.size else np.atleast_2d(found)
-    if found.ndim != 2 or found.shape[1] != 4:
+    boxes = boxes.reshape(0, 4) if not boxes.size else np.atleast_2d(boxes)
+    if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise InputError(wrong)
-    return found
+    return boxes
 
 
 def _whole(box: np.ndarray, name: str, size: tuple[int, ...]) -> tuple[float, float, float, float]:
     height, width = size
     x0, y0, x1, y1 = (float(v) for v in box)
-    shown = f"{name} is ({x0:g}, {y0:g}, {x1:g}, {y1:g})"
+    text = f"{name} is ({x0:g}, {y0:g}, {x1:g}, {y1:g})"
     if not np.isfinite(box).all():
-        raise InputError(f"{shown}; give four finite numbers, or no box at all")
+        raise InputError(f"{text}; give four finite numbers, or no box at all")
     if x0 > x1 or y0 > y1:
-        raise InputError(f"{shown}, which runs backwards; write x0, y0, x1, y1, not x, y, width, height")
+        raise InputError(f"{text}, which runs backwards; write x0, y0, x1, y1, not x, y, width, height")
     if x0 < 0 or y0 < 0 or x1 > width or y1 > height:
         raise InputError(
-            f"{shown}, outside its {width}x{height} image (width x height); "
+            f"{text}, outside its {width}x{height} image (width x height); "
             "carry boxes through the same resize and crop as the image, in the order x0, y0, x1, y1"
         )
     whole = math.ceil(x0), math.ceil(y0), min(math.floor(x1), width - 1), min(math.floor(y1), height - 1)
     if whole[0] > whole[2] or whole[1] > whole[3]:
-        raise InputError(f"{shown}, which holds no pixel; drop it or correct it")
+        raise InputError(f"{text}, which holds no pixel; drop it or correct it")
     return whole
 
 
-@dataclass(frozen=True)
-class MacroMean:
-    """The mean over classes of class means; undefined values are left out and counted."""
-
-    value: float
-    classes: dict[Hashable, float]
-    n: dict[Hashable, int]
-    undefined: int = 0
-
-
-def macro_mean(values: ArrayLike, classes: ArrayLike | Sequence[Hashable]) -> MacroMean:
-    """Every class counts the same, however many images it has; NaN where no value is defined.
+def macro_mean(values: ArrayLike, classes: ArrayLike | Sequence[Hashable]) -> PerClass:
+    """Mean over classes of class means: every class counts the same, however many images it has.
 
     Args:
         values: one per image; NaNs are left out and counted.
         classes: of the images, numbers or names.
+
+    Returns:
+        The mean (NaN where no value is defined), the means and n by class, and `undefined`, the NaNs.
 
     >>> macro_mean([1.0, 1.0, 1.0, 0.0], ["cat", "cat", "cat", "dog"]).value
     0.5
@@ -317,37 +447,4 @@ def macro_mean(values: ArrayLike, classes: ArrayLike | Sequence[Hashable]) -> Ma
     defined = [mean for mean in means.values() if not math.isnan(mean)]
     value = math.fsum(defined) / len(defined) if defined else math.nan
     sizes = {label: len(group) for label, group in groups.items()}
-    return MacroMean(value, means, sizes, len(scores) - sum(sizes.values()))
-
-
-def _in_a_run(
-    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
-    truth = scene.batch.truth
-    assert truth is not None
-    masks = torch.stack(list(truth.masks.values())).any(0) if truth.masks else None
-    found = {m: function(one, boxes=truth.boxes, masks=masks, **options) for m, one in scene.maps.items()}
-    return {m: name_losses(one, truth.lost) for m, one in found.items()}
-
-
-for _name, _better, _aliases, _title, _about in (
-    ("mask_iou", True, (), "overlap with the object",
-     "Overlap (IoU) of the budget's strongest pixels with the object."),
-    ("box_iou", True, (), "overlap of boxes",
-     "Overlap (IoU) of the box around the budget's strongest pixels with the object's."),
-    ("inside", True, ("inside_share",), "share inside the object",
-     "Share of the pixels that the map keeps that lie on the object."),
-    ("pointing", True, ("pointing_game",), "peak on the object",
-     "Pointing game: 1 where the map's peak lies on the object."),
-    ("reachable", None, ("reachable_mask_iou",), "best overlap within reach",
-     "The best mask_iou of a map that spends the whole budget."),
-    ("filled", False, ("filled_share",), "budget left unused",
-     "Share of the budget left unused because too few pixels lie above the map's minimum."),
-):  # fmt: skip
-    metric(
-        _name, needs=("maps", "boxes"), higher_is_better=_better, bounds=(0.0, 1.0),
-        cite="zhang2018excitation" if _name == "pointing" else "keak2026budget", aliases=_aliases,
-        about=_about, title=_title, family="Localisation", bundle="localise", call=_in_a_run,
-        floors=() if _name == "filled" else ("random", "edges", "centre"),  # some objects are in the middle
-        question="network", votes=_name == "pointing", headline=_name in ("mask_iou", "inside"), volumes=True,
-    )(localise)  # fmt: skip
+    return PerClass(value, sizes, classes=means, parts={"undefined": len(scores) - sum(sizes.values())})

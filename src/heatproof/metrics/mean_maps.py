@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.classifier import ClassifierScore
 from heatproof.metrics.kit import as_tensor, chunks, same_length, sized_maps
+from heatproof.metrics.results import NAN, PerClass
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, constant, normalise, upsample
 
@@ -34,7 +34,7 @@ BLANK = "class {} left out: all its maps are constant under one of the networks,
     cite="ozer2025dom", title="DoM: mean maps apart from the last checkpoint's", family="Consistency",
     compares_checkpoints=True, floors=(), volumes=True,
 )  # fmt: skip
-def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) -> ClassifierScore:
+def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) -> PerClass:
     """How far the mean maps of two networks lie apart, by class and over all; 0 is the same mean map.
 
     Args:
@@ -42,32 +42,36 @@ def dom(first: Maps | ArrayLike, second: Maps | ArrayLike, labels: ArrayLike) ->
             where they are Maps.
         labels: "b" classes; images with -1 have none and are left out.
 
-    >>> a, b = torch.zeros(2, 2, 2), torch.zeros(2, 2, 2)
-    >>> a[:, 0, 0], b[0, 0, 0], b[1, 1, 1] = 1.0, 1.0, 1.0
-    >>> dom(a, b, [0, 0]).value
-    0.25
+    Returns:
+        The mean over classes, weighted by their images, and the distance of each class.
+
+    Example:
+        >>> a, b = torch.zeros(2, 2, 2), torch.zeros(2, 2, 2)
+        >>> a[:, 0, 0], b[0, 0, 0], b[1, 1, 1] = 1.0, 1.0, 1.0
+        >>> dom(a, b, [0, 0]).value
+        0.25
     """
-    (one, size), (other, size_of_other) = sized_maps(first), sized_maps(second)
-    classes = as_tensor(labels).to(one.device)
-    same_length(first=one, second=other, labels=classes)
+    (own, size), (other, size_of_other) = sized_maps(first), sized_maps(second)
+    classes = as_tensor(labels).to(own.device)
+    same_length(first=own, second=other, labels=classes)
     if size != size_of_other:
         raise InputError(f"dom compares maps of the same images; got sizes {size} and {size_of_other}")
     if classes.ndim != 1 or classes.is_floating_point():
         raise InputError("labels must be 'b' class numbers, one per map")
-    found, counts = {}, {}
+    gaps, counts = {}, {}
     for label in sorted(map(int, set(classes[classes >= 0].tolist()))):
         rows = (classes == label).nonzero()[:, 0]
-        pair = one[rows], other.to(one.device)[rows]
+        pair = own[rows], other.to(own.device)[rows]
         if any(constant(maps).all() for maps in pair):
-            found[label] = float("nan")
+            gaps[label] = NAN
             continue
         gap = mean_map(pair[0], size) - mean_map(pair[1], size)
-        found[label], counts[label] = float(gap.abs().mean()), len(rows)
-    blank = [str(label) for label in found if label not in counts]
-    reason = BLANK.format(", ".join(blank)) if blank else "" if found else NO_IMAGE
+        gaps[label], counts[label] = float(gap.abs().mean()), len(rows)
+    blank = [str(label) for label in gaps if label not in counts]
+    reason = BLANK.format(", ".join(blank)) if blank else "" if gaps else NO_IMAGE
     n = sum(counts.values())
-    value = sum(found[label] * count for label, count in counts.items()) / n if n else float("nan")
-    return ClassifierScore(value, n, found, reason)
+    value = sum(gaps[label] * count for label, count in counts.items()) / n if n else NAN
+    return PerClass(value, n, classes=gaps, reason=reason)
 
 
 def mean_map(maps: Tensor, size: tuple[int, ...]) -> Tensor:

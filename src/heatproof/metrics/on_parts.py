@@ -24,64 +24,402 @@ Where the paper leaves room or errs:
 
 D is scipy's Euclidean distance transform, the field's own and exact. It is slow beside everything else here,
 and masks repeat (every method is scored on the same images), so each distinct mask is transformed once.
+
+occlusion_drop: does the model need the part that the map marks? Its pixels are replaced by a baseline of
+insertion and deletion (by default a Gaussian blur of sigma 10; the paper does not say with what it occludes):
+    drop = z(x) - z(x with the part's pixels replaced)
+A map is right about the part where its mass on it (FMR, TMR) goes with that drop: Spearman's rho over images.
+Class 0 of a one-logit model is read as -z. A mask without a pixel occludes nothing: NaN, with a reason.
+
+bl_slope, aurc: how do scores hold up as the image gets worse? For a metric m at severities s of a distortion:
+    slope = least-squares slope of m on s,   aurc = trapezoid of m(s) / m(0) over s (1: it does not move)
+Both are averaged over the distortions. The paper does not say how either is computed; these are the plain
+readings. A curve with an undefined point is left out and `n` counts the rest; m(0) = 0 is undefined.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, reduce
-from typing import Any, TypeVar
+from functools import lru_cache, partial, reduce
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy.ndimage import distance_transform_edt
+from torch import Tensor, nn
 
 from heatproof.errors import InputError, did_you_mean
-from heatproof.metrics.kit import CONSTANT, Cause, PerImage, align, ascending, chunks, pixel_maps, sized_maps
+from heatproof.explain.baselines import baseline_images, mixed
+from heatproof.metrics.agreement import Correlation, rank_correlation
+from heatproof.metrics.kit import (
+    CONSTANT,
+    Passes,
+    align,
+    as_tensor,
+    ascending,
+    cached,
+    chunks,
+    pixel_maps,
+    sized_maps,
+)
+from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.scene import BatchContext
+from heatproof.models.model import Model, as_model
+from heatproof.models.queue import Queue
+from heatproof.models.running import at_least_float, frozen_eval
+from heatproof.models.targets import bind_targets
 from heatproof.registry import metric
-from heatproof.types import ArrayLike, Maps, constant
+from heatproof.types import ArrayLike, Images, Maps, constant, per_map, size_of
 
 EPSILON = 1e-6
 THRESHOLDS = 31
+NAMES = ("fmr", "tmr", "bl", "auc_f", "auc_t", "auc_bg", "dts")
+TERMS = {"auc": ("auc_f", "auc_t", "auc_bg"), "mass": ("fmr", "tmr", "bl")}  # of the structure score
 NO_CODE = "the picture has no code, so there is no structure to find"
 NO_PART = "no pixel belongs to a part, so there is no distance to one"
+NO_PIXEL = "the mask has no pixel, so nothing is occluded"
+GAP = "every distortion has a severity at which the metric is not defined"
+NO_START = "the metric is 0 or not defined at severity 0 (or later) under every distortion"
+CITE = "chakraborty2025cambench"
 Number = TypeVar("Number", float, Tensor)
+Known = dict[Any, PerImage]  # results of structure on the same maps, by variant
+
+
+def part_occlusion(
+    masks: ArrayLike | Mapping[str, ArrayLike], targets: ArrayLike | None = None, *,
+    model: Model | nn.Module, images: Images, fill: str = "blur", seed: int = 0, **passes: Unpack[Passes],
+) -> PerImage:  # fmt: skip
+    """Fall of the target's logit when a part of the images is occluded.
+
+    Args:
+        masks: "b H W" or one "H W" (any size; resized to the nearest pixel), or a dict of them by part. Each
+            image is run once whole and once per part, all in one queue.
+        targets: the class, one or one per image; the prediction where None.
+        model, images: the network, and its images, as for hp.explain.
+        fill: "blur", "black", "mean" or "noise", as baseline of insertion_deletion.
+        seed: of noise.
+        passes: batch_size and progress, as for hp.explain.
+
+    Returns:
+        drop, or drop_<part> of each part.
+    """
+    model = as_model(model)
+    whole = at_least_float(model.check_images(images).to(model.device))
+    model, targets = bind_targets(model, whole, targets)
+    parts = (
+        {f"drop_{name}": mask for name, mask in masks.items()}
+        if isinstance(masks, Mapping)
+        else {"drop": masks}
+    )
+    if not parts:
+        raise InputError("masks is an empty dict; give at least one part, such as {'finder': mask}")
+    size, count = size_of(whole), len(whole)
+    hidden = torch.stack(
+        [align(mask, size, whole, name).expand(count, *size) for name, mask in parts.items()]
+    )
+    filled = baseline_images(model, whole, fill, seed)
+
+    def make(start: int, stop: int) -> Tensor:
+        jobs = torch.arange(start, stop, device=whole.device)
+        rows, part = jobs % count, jobs // count - 1  # -1: the whole image
+        covered = hidden[part.clamp(min=0), rows]
+        covered = covered & per_map(part >= 0, covered)
+        return mixed(covered, filled, whole, rows)
+
+    with frozen_eval(model.module):
+        queue = Queue(model, size, **passes)
+        logits = queue.predict(count * (1 + len(parts)), make, lambda logits, start, stop: logits)
+    chosen = model.check_targets(targets, logits[:count])
+    scores = model.scores(logits, chosen.repeat(1 + len(parts))).view(-1, count)
+    drops = dict(zip(parts, scores[0] - scores[1:], strict=True))
+    empty = ~hidden.flatten(2).any(2)
+    return PerImage(drops, [Cause(NO_PIXEL, gone, (name,)) for name, gone in zip(parts, empty, strict=True)])
+
+
+@metric(
+    "occlusion_drop", needs=("model", "images", "masks"), cite=CITE, family="Causes", volumes=True,
+    not_in_a_run="it occludes one named part; call hp.metrics for it",
+)  # fmt: skip
+def occlusion_drop(
+    masks: ArrayLike, targets: ArrayLike | None = None, *, model: Model | nn.Module, images: Images,
+    fill: str = "blur", seed: int = 0, **passes: Unpack[Passes],
+) -> PerImage:  # fmt: skip
+    """Fall of the class's logit when a part of the image is occluded.
+
+    Args:
+        masks: "b H W" or one "H W", the part.
+        targets, model, images, fill, seed, passes: as for part_occlusion, which takes several parts.
+
+    Returns:
+        drop, "b".
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2, bias=False))
+        >>> _ = network[1].weight.data.fill_(0.5)
+        >>> corner = torch.tensor([[1, 0], [0, 0]])
+        >>> images = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]] * 3])
+        >>> occlusion_drop(corner, 0, model=network, images=images.view(1, 3, 2, 2), fill="mean")["drop"]
+        tensor([1.1250])
+    """
+    return part_occlusion(masks, targets, model=model, images=images, fill=fill, seed=seed, **passes)
+
+
+@metric(
+    "occlusion_correlation", needs=("scores",), level="checkpoint", higher_is_better=True, bounds=(-1.0, 1.0),
+    cite=CITE, family="Causes",
+)  # fmt: skip
+def occlusion_correlation(mass: ArrayLike, drop: ArrayLike) -> Correlation:
+    """Spearman's rho, p and n of a part's mass (FMR, TMR) with the drop of the logit, over images.
+
+    Args:
+        mass, drop: one per image; images for which either is NaN are left out of n.
+
+    Returns:
+        rho, p, n and a reason where rho is NaN.
+
+    Example:
+        >>> occlusion_correlation([0.1, 0.4, 0.2], [1.0, 3.0, 2.0])[::2]
+        (1.0, 3)
+    """
+    return rank_correlation(mass, drop, ("mass", "drop"))
+
+
+def _in_a_run(
+    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
+    assert context.batch.truth is not None
+    masks = context.batch.truth.masks
+    parts = masks["finder"], masks["timing"], masks["box"]
+    nothing = Cause(NO_CODE, ~masks["box"].flatten(1).any(1))
+    scores = {
+        method: function(maps, *parts, known=context.cache("structure", method), **options)
+        for method, maps in context.maps.items()
+    }
+    # The shares of an empty mask are numbers (0 and 1), but say nothing about a map: means leave them out.
+    return {method: PerImage(own, [nothing, *own.causes]) for method, own in scores.items()}
+
+
+_metric = partial(
+    metric, needs=("maps", "masks"), higher_is_better=True, bounds=(0.0, 1.0), cite=CITE, family="Structure",
+    bundle="structure", call=_in_a_run, question="network", volumes=True,
+)  # fmt: skip
+
+
+@_metric("fmr", aliases=("finder_mass_ratio",), title="mass on the finder patterns")
+def fmr(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Share of the map's mass on the finder patterns of a code.
+
+    Args:
+        maps, finder, timing, box, variant, known: as for structure.
+
+    Returns:
+        fmr, "b".
+
+    Example:
+        >>> fmr([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["fmr"]
+        tensor([0.7500])
+    """
+    return structure(maps, finder, timing, box, variant, known=known).only("fmr")
+
+
+@_metric("tmr", aliases=("timing_mass_ratio",), title="mass on the timing patterns")
+def tmr(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Share of the map's mass on the timing patterns of a code.
+
+    Args:
+        maps, finder, timing, box, variant, known: as for structure.
+
+    Returns:
+        tmr, "b".
+
+    Example:
+        >>> tmr([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["tmr"]
+        tensor([0.2500])
+    """
+    return structure(maps, finder, timing, box, variant, known=known).only("tmr")
+
+
+@_metric("bl", higher_is_better=False, aliases=("background_leakage",), title="leakage outside the code")
+def bl(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Share of the map's mass on what is not the code: leakage.
+
+    Args:
+        maps, finder, timing, box, variant, known: as for structure.
+
+    Returns:
+        bl, "b".
+
+    Example:
+        >>> bl([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["bl"]
+        tensor([0.])
+    """
+    return structure(maps, finder, timing, box, variant, known=known).only("bl")
+
+
+@_metric("auc_f", aliases=("coverage_finder",), title="coverage of the finder patterns")
+def auc_f(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Share of the finder patterns that the map covers, mean over thresholds.
+
+    Args:
+        maps, finder, timing, box, variant, known: as for structure.
+
+    Returns:
+        auc_f, "b".
+
+    Example:
+        >>> auc_f([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_f"]
+        tensor([0.5726])
+    """
+    return structure(maps, finder, timing, box, variant, known=known).only("auc_f")
+
+
+@_metric("auc_t", aliases=("coverage_timing",), title="coverage of the timing patterns")
+def auc_t(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Share of the timing patterns that the map covers, mean over thresholds.
+
+    Args:
+        maps, finder, timing, box, variant, known: as for structure.
+
+    Returns:
+        auc_t, "b".
+
+    Example:
+        >>> auc_t([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_t"]
+        tensor([0.2500])
+    """
+    return structure(maps, finder, timing, box, variant, known=known).only("auc_t")
+
+
+@_metric(
+    "auc_bg", higher_is_better=False, aliases=("coverage_background",), title="coverage of the background"
+)
+def auc_bg(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Share of the background that the map covers, mean over thresholds.
+
+    Args:
+        maps, finder, timing, box, variant, known: as for structure.
+
+    Returns:
+        auc_bg, "b".
+
+    Example:
+        >>> auc_bg([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["auc_bg"]
+        tensor([0.1774])
+    """
+    return structure(maps, finder, timing, box, variant, known=known).only("auc_bg")
+
+
+@_metric("dts", higher_is_better=False, aliases=("distance_to_structure",), title="distance to the structure")
+def dts(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal.
+
+    Args:
+        maps, finder, timing, box, variant, known: as for structure.
+
+    Returns:
+        dts, "b".
+
+    Example:
+        >>> dts([[[3.0, 1.0], [0, 0]]], [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]])["dts"]
+        tensor([0.])
+    """
+    return structure(maps, finder, timing, box, variant, known=known).only("dts")
+
+
+@_metric(
+    "structure_score",
+    bounds=(-4.0, 2.0),
+    votes=True,
+    headline=True,
+    aliases=("score",),
+    title="structure score",
+)
+def structure_map_score(
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
+    """Coverage of both patterns, less three times that of the background and less the distance to them.
+
+    Args:
+        maps, finder, timing, box, variant, known: as for structure.
+
+    Returns:
+        score, "b".
+
+    Example:
+        >>> parts = [[1, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]
+        >>> structure_map_score([[[3.0, 1.0], [0, 0]]], *parts)["score"]
+        tensor([0.2903])
+    """
+    return structure(maps, finder, timing, box, variant, known=known).only("score")
 
 
 def structure(
-    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc"
-) -> PerImage:
+    maps: Maps | ArrayLike, finder: ArrayLike, timing: ArrayLike, box: ArrayLike, variant: str = "auc", *,
+    known: Known | None = None,
+) -> PerImage:  # fmt: skip
     """Mass, coverage, leakage and distance of maps on the parts of a QR code, and their sum.
 
     Args:
         maps: Maps, or "b h w".
         finder, timing, box: masks of both patterns and of the code, "b H W" or one "H W" for all.
         variant: what the score sums up: coverages, "auc", or masses, "mass".
+        known: cache of the results on these maps; a run shares it between the metrics of one batch.
 
     Returns:
         fmr, tmr, bl, auc_f, auc_t, auc_bg, dts and score, each "b".
     """
-    terms = {"auc": ("auc_f", "auc_t", "auc_bg"), "mass": ("fmr", "tmr", "bl")}
-    if variant not in terms:
+    if variant not in TERMS:
         raise InputError(
-            f"unknown variant {variant!r} of the structure score; {did_you_mean(variant, terms)}"
+            f"unknown variant {variant!r} of the structure score; {did_you_mean(variant, TERMS)}"
         )
-    found, causes = _score(maps, {"finder": finder, "timing": timing}, box, "box")
-    names = ("fmr", "tmr", "bl", "auc_f", "auc_t", "auc_bg", "dts")
-    values = dict(zip(names, (found[key] for key in _keys(("finder", "timing"))), strict=True))
-    values["score"] = structure_score(*(values[name] for name in (*terms[variant], "dts")))
-    flat, bare = causes
-    return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
+
+    def compute() -> PerImage:
+        scores, (flat, bare) = _score(maps, {"finder": finder, "timing": timing}, box, "box")
+        values = dict(zip(NAMES, (scores[key] for key in _keys(("finder", "timing"))), strict=True))
+        values["score"] = structure_score(*(values[name] for name in (*TERMS[variant], "dts")))
+        return PerImage(values, [flat, bare._replace(names=("dts", "score"))])
+
+    return cached(known, variant, compute)
 
 
 def structure_score(finder: Number, timing: Number, background: Number, distance: Number) -> Number:
-    """Eq. 10 over coverages, or Fig. 5 over masses: leakage counts three times.
+    """Sum of coverages (eq. 10) or of masses (Fig. 5), in which leakage counts three times.
+
+    A run computes it from maps: structure_map_score.
 
     Args:
         finder, timing, background: coverages (auc_f, auc_t, auc_bg) or masses (fmr, tmr, bl).
         distance: dts.
+
+    Returns:
+        finder + timing - 3 background - distance.
+
+    Example:
+        >>> structure_score(0.5, 0.25, 0.125, 0.125)
+        0.25
     """
     return finder + timing - 3 * background - distance
 
@@ -89,7 +427,7 @@ def structure_score(finder: Number, timing: Number, background: Number, distance
 def structure_parts(
     maps: Maps | ArrayLike, parts: Mapping[str, ArrayLike], region: ArrayLike | None = None
 ) -> PerImage:
-    """The same for any named parts, such as lung fields or the blocks of a document.
+    """Scores as of structure for any named parts, such as lung fields or the blocks of a document.
 
     Args:
         maps: Maps, or "b h w".
@@ -101,8 +439,7 @@ def structure_parts(
     """
     if not parts:
         raise InputError("parts is empty; pass at least one mask, such as {'lung': mask}")
-    found, causes = _score(maps, parts, region, "region")
-    return PerImage(found, causes)
+    return PerImage(*_score(maps, parts, region, "region"))
 
 
 def _keys(parts: Sequence[str]) -> list[str]:
@@ -124,9 +461,9 @@ def _score(
         distance = distance_to(union[part] if len(union) > 1 else union)
         pieces.append(_measure(pixel_maps(values[part], size), [area[part] for area in areas], distance))
     table = torch.cat(pieces) if pieces else values.new_zeros((0, 2 * len(masks) + 4), dtype=torch.float32)
-    found = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
+    scores = dict(zip(_keys(tuple(parts)), table[:, 1:].unbind(1), strict=True))
     bare = ~union.flatten(1).any(1).expand(len(values))
-    return found, [Cause(CONSTANT, table[:, 0] > 0), Cause(NO_PART, bare, ("distance",))]
+    return scores, [Cause(CONSTANT, table[:, 0] > 0), Cause(NO_PART, bare, ("distance",))]
 
 
 def _measure(values: Tensor, areas: Sequence[Tensor], distance: Tensor) -> Tensor:
@@ -174,8 +511,6 @@ def distance_to(masks: Tensor) -> Tensor:
 
 @lru_cache(maxsize=512)
 def _transform(size: tuple[int, ...], packed: bytes) -> np.ndarray:
-    from scipy.ndimage import distance_transform_edt
-
     bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=math.prod(size))
     mask = bits.reshape(size).astype(bool)
     if not mask.any():
@@ -184,39 +519,74 @@ def _transform(size: tuple[int, ...], packed: bytes) -> np.ndarray:
     return field
 
 
-def _in_a_run(
-    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
-    assert scene.batch.truth is not None
-    masks = scene.batch.truth.masks
-    parts = masks["finder"], masks["timing"], masks["box"]
-    nothing = Cause(NO_CODE, ~masks["box"].flatten(1).any(1))
-    found = {m: function(one, *parts, **options) for m, one in scene.maps.items()}
-    # The shares of an empty mask are numbers (0 and 1), but no statement about a map: means leave them out.
-    return {m: PerImage(one, [nothing, *one.causes]) for m, one in found.items()}
+@metric(
+    "bl_slope", needs=("severities",), higher_is_better=False, cite=CITE, aliases=("slope",),
+    family="Robustness", floors=(),
+)  # fmt: skip
+def bl_slope(values: ArrayLike, severities: ArrayLike) -> PerImage:
+    """Growth of a metric per unit of a distortion's severity, mean over distortions.
+
+    Args:
+        values: a metric of b images under d distortions at s severities, "b d s" or "d s".
+        severities: "s" numbers.
+
+    Returns:
+        bl_slope, and n, the distortions that counted, each "b".
+
+    Example:
+        >>> bl_slope([[0.1, 0.2, 0.3]], [0, 1, 2])["bl_slope"].round(decimals=3)
+        tensor(0.1000)
+    """
+    curves, levels = _curves(values, severities)
+    centred = levels - levels.mean()
+    slopes = (curves * centred).sum(-1) / centred.square().sum()
+    return _averaged("bl_slope", slopes, GAP)
 
 
-_SHARE, _COVERED = "Share of the map's mass on {}.", "Share of {} that the map covers, mean over thresholds."
-for _name, _better, _alias, _title, _about in (
-    ("fmr", True, "finder_mass_ratio", "mass on the finder patterns",
-     _SHARE.format("the finder patterns of a code")),
-    ("tmr", True, "timing_mass_ratio", "mass on the timing patterns",
-     _SHARE.format("the timing patterns of a code")),
-    ("bl", False, "background_leakage", "leakage outside the code",
-     _SHARE.format("what is not the code: leakage")),
-    ("auc_f", True, "coverage_finder", "coverage of the finder patterns",
-     _COVERED.format("the finder patterns")),
-    ("auc_t", True, "coverage_timing", "coverage of the timing patterns",
-     _COVERED.format("the timing patterns")),
-    ("auc_bg", False, "coverage_background", "coverage of the background", _COVERED.format("the background")),
-    ("dts", False, "distance_to_structure", "distance to the structure",
-     "Mean distance of the map's mass to the nearest finder or timing pattern, by the image's diagonal."),
-    ("structure_score", True, "score", "structure score",
-     "Coverage of both patterns, less three times that of the background and less the distance to them."),
-):  # fmt: skip
-    metric(
-        _name, needs=("maps", "masks"), higher_is_better=_better,
-        bounds=(-4.0, 2.0) if _alias == "score" else (0.0, 1.0), cite="chakraborty2025cambench",
-        aliases=(_alias,), about=_about, title=_title, family="Structure", bundle="structure", call=_in_a_run,
-        question="network", votes=_alias == "score", headline=_alias == "score", volumes=True,
-    )(structure)  # fmt: skip
+@metric(
+    "aurc", needs=("severities",), higher_is_better=True, bounds=(0.0, float("inf")), cite=CITE,
+    family="Robustness", floors=(),
+)  # fmt: skip
+def aurc(values: ArrayLike, severities: ArrayLike) -> PerImage:
+    """How much of a metric is left under distortion: area under its curve, as a share of the start.
+
+    Args:
+        values, severities: as for bl_slope; one severity is 0.
+
+    Returns:
+        aurc, and n, the distortions that counted, each "b".
+
+    Example:
+        >>> aurc([[0.4, 0.2]], [0, 1])["aurc"]
+        tensor(0.7500)
+    """
+    curves, levels = _curves(values, severities)
+    if levels[0] != 0:
+        raise InputError(f"aurc compares with severity 0; the severities start at {levels[0]:g}")
+    start = curves[..., :1]
+    shares = curves / torch.where(start == 0, torch.nan, start)
+    return _averaged("aurc", torch.trapezoid(shares, levels, dim=-1), NO_START)
+
+
+def _curves(values: ArrayLike, severities: ArrayLike) -> tuple[Tensor, Tensor]:
+    """ "... d s" and "s", in order of severity, float64."""
+    curves = as_tensor(values).detach().double()
+    levels = as_tensor(severities).detach().double().to(curves.device)
+    if curves.ndim < 2 or levels.ndim != 1 or curves.shape[-1] != len(levels):
+        raise InputError(
+            f"values must be 'b d s' or 'd s' with one column for each of the {levels.numel()} severities; "
+            f"got shape {tuple(curves.shape)}"
+        )
+    levels, order = levels.sort()
+    if len(levels) < 2 or not torch.isfinite(levels).all() or (levels.diff() == 0).any():
+        raise InputError(
+            f"severities must be at least two different numbers; got {as_tensor(severities).tolist()}"
+        )
+    return curves[..., order], levels
+
+
+def _averaged(name: str, per_distortion: Tensor, sentence: str) -> PerImage:
+    defined = torch.isfinite(per_distortion)
+    n = defined.sum(-1)
+    mean = torch.where(defined, per_distortion, 0.0).sum(-1) / n.clamp(min=1)
+    return PerImage({name: mean.float(), "n": n.float()}, [Cause(sentence, n == 0, (name,))])

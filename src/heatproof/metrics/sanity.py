@@ -24,9 +24,9 @@ random signs, which they use as a baseline.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -35,7 +35,8 @@ from torch import Tensor, nn
 from heatproof.errors import InputError
 from heatproof.explain.api import begin_ahead, explain, with_sufficient_repeats
 from heatproof.metrics.agreement import map_similarity
-from heatproof.metrics.kit import Cause, Passes, PerImage
+from heatproof.metrics.kit import Passes, cached
+from heatproof.metrics.results import Cause, Curve, PerImage
 from heatproof.metrics.scene import BatchContext
 from heatproof.models.derived import copy_of, from_the_head, twin_of
 from heatproof.models.heads.classes import OneOfMany
@@ -52,48 +53,34 @@ NEVER_DEFINED = "the similarity is not defined at any depth"
 NOT_UNDONE = "no bias of the first layer undoes the shift: the logits differ"
 CHANGED = "the noise changed the prediction or left no map to compare, in every draw"
 TOLERANCE = 1e-3  # of the largest logit; rounding alone stays far below
-Known = dict[Any, dict[str, Maps]]  # maps of the network as it is, by what was asked for
+Known = dict[Any, dict[str, Maps]]  # maps of the unchanged network, by the arguments of explain
 
 
-class Depth(NamedTuple):
-    """How alike the maps still are once `randomised` modules, down to `module`, are random."""
+def _in_a_run(
+    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
+) -> dict[str, PerImage]:
+    named: dict[str, Any] = {"model": context.model, "images": context.batch.images, "layer": context.layer}
+    if function is not fragility:  # which explains the predicted class
+        named |= {"targets": context.classes, "known": context.cache("maps of the unchanged network")}
+    return dict(function(list(context.maps), **named, **context.passes, **options))
 
-    module: str
-    randomised: int
-    similarity: dict[str, PerImage]  # by method: ssim, spearman, each "b"
+
+def _titles(text: str) -> dict[str, str]:
+    return {"ssim": f"{text} (SSIM)", "spearman": f"{text} (ranks)"}
 
 
-@dataclass(frozen=True)
-class Cascade:
-    """Similarity to the original maps at each depth, head first."""
-
-    depths: tuple[Depth, ...]
-
-    def mean(self) -> dict[str, PerImage]:
-        """By method: ssim and spearman, "b", averaged over the depths at which they are defined."""
-        found = {}
-        for method in self.depths[0].similarity:
-            tables = {k: torch.stack([depth.similarity[method][k] for depth in self.depths]) for k in KINDS}
-            never = [Cause(NEVER_DEFINED, table.isnan().all(0), (k,)) for k, table in tables.items()]
-            of_one = [cause for cause in self.depths[0].similarity[method].causes if cause.names]
-            found[method] = PerImage({k: t.nanmean(0) for k, t in tables.items()}, [*of_one, *never])
-        return found
+_metric = partial(  # a map that ignores the network is perfectly stable, so floors say nothing about these
+    metric, needs=("model", "images"), bounds=(-1.0, 1.0), family="Sanity", floors=(), question="map",
+    reruns=True, volumes=True, call=_in_a_run,
+)  # fmt: skip
 
 
 def parameter_randomisation(
-    methods: Methods = "gradcam",
-    targets: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    depths: int | None = 10,
-    budget: str = "enough",
-    layer: Layers = None,
-    seed: int = 0,
-    known: Known | None = None,
-    **passes: Unpack[Passes],
-) -> Cascade:
-    """Similarity of maps to the original's as modules become random from the head down.
+    methods: Methods = "gradcam", targets: ArrayLike | None = None, *, model: Model | nn.Module,
+    images: Images, depths: int | None = 10, budget: str = "enough", layer: Layers = None, seed: int = 0,
+    known: Known | None = None, **passes: Unpack[Passes],
+) -> dict[str, Curve]:  # fmt: skip
+    """Similarity of maps to the original's at each depth, as modules become random from the head down.
 
     Args:
         methods: whose maps; names, with options where they have some.
@@ -105,33 +92,81 @@ def parameter_randomisation(
             "full": as often as ever.
         layer: where CAMs look, as for hp.explain.
         seed: of the weights, and of methods that draw.
-        known: maps of the network as it is that another check made of these images; what is made is put in.
+        known: cache of maps of the unchanged network; a run shares it between the metrics of one batch.
         passes: batch_size and progress, as for hp.explain.
+
+    Returns:
+        By method: curves ssim and spearman, "b depths"; x: the module down to which the network is random,
+        with `randomised`, the number of these modules. `scores` are the means over the depths.
     """
     if depths is not None and (not isinstance(depths, int) or depths < 1):
         raise InputError(
             f"depths must be a whole number of at least 1, or None for every module; got {depths!r}"
         )
     model = as_model(model)
-    pictures = model.check_images(images)
-    made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = bind_targets(model, pictures, targets)
-    before = made.once(model, pictures, targets, known)
+    inputs = model.check_images(images)
+    explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
+    model, targets = bind_targets(model, inputs, targets)
+    before = explain_all.original(model, inputs, targets, known)
     explained = next(iter(before.values())).explained
-    twin = twin_of(model, pictures)
+    twin = twin_of(model, inputs)
     names, random = twin.names, twin.random(seed)
-    found, done = [], 0
-    for stop in _stops(len(names), depths):
+    stops, done = _stops(len(names), depths), 0
+    similarity: dict[str, list[PerImage]] = {method: [] for method in before}
+    for stop in stops:
         twin.takes(random, names[done:stop])
         done = stop
-        after = made(twin.copy, pictures, explained)
-        similarity = {method: map_similarity(before[method], maps) for method, maps in after.items()}
-        found.append(Depth(names[stop - 1] or "(top)", stop, similarity))
-    return Cascade(tuple(found))
+        for method, maps in explain_all(twin.copy, inputs, explained).items():
+            similarity[method].append(map_similarity(before[method], maps))
+    modules = [names[stop - 1] or "(top)" for stop in stops]
+    result = {}
+    for method, every in similarity.items():
+        values = {kind: torch.stack([own[kind] for own in every], 1) for kind in KINDS}
+        summary = partial(_mean_over_depths, [cause for cause in every[0].causes if cause.names])
+        result[method] = Curve(modules, values, summary, {**values, "randomised": stops})
+    return result
 
 
-class _Maker:
-    """Explains a model's pictures by all methods, under the names that they were given."""
+def _mean_over_depths(causes: Sequence[Cause], curve: Curve) -> PerImage:
+    """ssim and spearman, "b", averaged over the depths at which they are defined."""
+    never = [Cause(NEVER_DEFINED, table.isnan().all(1), (kind,)) for kind, table in curve.values.items()]
+    means = {kind: table.T.contiguous().nanmean(0) for kind, table in curve.values.items()}
+    return PerImage(means, [*causes, *never])
+
+
+@_metric(
+    "randomisation", higher_is_better=False, cite="adebayo2018sanity", needs_gradients=True,
+    parts=_titles("unchanged by random weights"),
+)  # fmt: skip
+def randomisation(
+    methods: Methods = "gradcam", targets: ArrayLike | None = None, *, model: Model | nn.Module,
+    images: Images, depths: int | None = 10, budget: str = "enough", layer: Layers = None, seed: int = 0,
+    known: Known | None = None, **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
+    """Similarity of maps to the original's as modules become random from the head down.
+
+    Args:
+        methods, targets, model, images, depths, budget, layer, seed, known, passes: as for
+            parameter_randomisation, whose curves these are the means of.
+
+    Returns:
+        By method: ssim and spearman, each "b", means over the depths.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 2))
+        >>> found = randomisation("gradient", model=network, images=torch.rand(2, 3, 5, 5), depths=1)
+        >>> found["gradient"]["ssim"].shape
+        torch.Size([2])
+    """
+    curves = parameter_randomisation(
+        methods, targets, model=model, images=images, depths=depths, budget=budget, layer=layer, seed=seed,
+        known=known, **passes,
+    )  # fmt: skip
+    return {method: curve.scores for method, curve in curves.items()}
+
+
+class _Explain:
+    """Explains the images of a model by all methods, under the names that they were given."""
 
     def __init__(self, methods: Methods, budget: str, **options: Any) -> None:
         if budget not in ("enough", "full"):
@@ -139,18 +174,16 @@ class _Maker:
         enough = with_sufficient_repeats(methods)
         self.texts, self.options = enough if budget == "enough" else {text: text for text in enough}, options
 
-    def __call__(self, model: Model, pictures: Tensor, targets: Any) -> dict[str, Maps]:
-        found = explain(model, pictures, list(self.texts.values()), targets, allow_nan=True, **self.options)
-        return {text: found[fewer] for text, fewer in self.texts.items()}
+    def __call__(self, model: Model, inputs: Tensor, targets: Any) -> dict[str, Maps]:
+        maps = explain(model, inputs, list(self.texts.values()), targets, allow_nan=True, **self.options)
+        return {text: maps[fewer] for text, fewer in self.texts.items()}
 
-    def once(self, model: Model, pictures: Tensor, targets: Any, known: Known | None) -> dict[str, Maps]:
-        """The same for the network as it is, of which the next check need not make them again."""
-        if known is None or not isinstance(targets, Tensor) or not targets.is_cpu:
-            return self(model, pictures, targets)
+    def original(self, model: Model, inputs: Tensor, targets: Any, known: Known | None) -> dict[str, Maps]:
+        """Maps of the unchanged network, from the cache where the targets are known."""
+        if not isinstance(targets, Tensor) or not targets.is_cpu:
+            return self(model, inputs, targets)
         key = *self.texts.items(), *targets.tolist(), self.options["seed"], repr(self.options["layer"])
-        if key not in known:
-            known[key] = self(model, pictures, targets)
-        return known[key]
+        return cached(known, key, lambda: self(model, inputs, targets))
 
 
 def _stops(count: int, depths: int | None) -> list[int]:
@@ -160,19 +193,74 @@ def _stops(count: int, depths: int | None) -> list[int]:
     return sorted({int(stop) for stop in np.linspace(1, count, depths).round()}) if depths > 1 else [count]
 
 
+@_metric("fragility", higher_is_better=True, cite="ghorbani2019fragile", parts=_titles("stable under noise"))
+def fragility(
+    methods: Methods = "gradcam", *, model: Model | nn.Module, images: Images, epsilon: float = 2 / 255,
+    draws: int = 3, budget: str = "enough", layer: Layers = None, seed: int = 0, **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
+    """Similarity of maps of the predicted class under noise that leaves the prediction as it is.
+
+    Args:
+        methods, model, images: as for parameter_randomisation.
+        epsilon: how far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
+        draws: how often; the noise of a draw follows the seed and is the same for every image.
+        budget, layer, seed, passes: as for parameter_randomisation.
+
+    Returns:
+        By method: ssim and spearman, means over the draws that keep the prediction, and kept, their share.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(75, 2))
+        >>> found = fragility("gradient", model=network, images=torch.rand(2, 3, 5, 5), draws=1)
+        >>> found["gradient"]["kept"].shape
+        torch.Size([2])
+    """
+    if not epsilon > 0 or not isinstance(draws, int) or draws < 1:
+        raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
+    model = as_model(model)
+    inputs = model.check_images(images).to(model.device)
+    explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
+    model, targets = bind_targets(model, inputs, None)
+    reach = value_range(model, inputs)
+
+    def noisy(draw: int) -> Tensor:
+        random = np.random.default_rng((seed, draw))
+        signs = random.integers(0, 2, inputs.shape[1:]) * 2 - 1
+        return inputs + epsilon * reach * torch.from_numpy(signs).to(inputs)
+
+    for draw in range(draws) if inputs.is_cuda else ():  # prepares segments, which the GPU would wait for
+        begin_ahead(methods, model, noisy(draw), seed)
+    before = explain_all(model, inputs, targets)
+    tables: dict[str, list[Tensor]] = {method: [] for method in before}
+    causes: list[Cause] = []
+    for draw in range(draws):
+        changed = noisy(draw)
+        stayed = _keeps_prediction(model, inputs, targets, passes.get("batch_size"), changed)
+        for method, maps in explain_all(model, changed, targets).items():
+            same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
+            similar = map_similarity(before[method], maps)
+            causes = [cause for cause in similar.causes if cause.names]
+            rows = [similar[kind].masked_fill(~same, torch.nan) for kind in KINDS]
+            tables[method].append(torch.stack([*rows, same.float()]))
+    result = {}
+    for method, draws_of_method in tables.items():
+        table = torch.stack(draws_of_method)  # "draws 3 b"
+        ssim, spearman = table[:, :2].nanmean(0)
+        scores = {"ssim": ssim, "spearman": spearman, "kept": table[:, 2].mean(0)}
+        gone = [Cause(CHANGED, scores[kind].isnan(), (kind,)) for kind in KINDS]
+        result[method] = PerImage(scores, [*causes, *gone])
+    return result
+
+
+@_metric(
+    "input_shift", higher_is_better=True, cite="kindermans2019unreliability", needs_gradients=True,
+    parts=_titles("stable under a constant shift"),
+)  # fmt: skip
 def input_shift(
-    methods: Methods = "gradcam",
-    targets: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    shift: float = 1.0,
-    budget: str = "enough",
-    layer: Layers = None,
-    seed: int = 0,
-    known: Known | None = None,
-    **passes: Unpack[Passes],
-) -> dict[str, PerImage]:
+    methods: Methods = "gradcam", targets: ArrayLike | None = None, *, model: Model | nn.Module,
+    images: Images, shift: float = 1.0, budget: str = "enough", layer: Layers = None, seed: int = 0,
+    known: Known | None = None, **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
     """Similarity of maps before and after a constant shift that the first layer takes back; 1 is right.
 
     Args:
@@ -181,20 +269,28 @@ def input_shift(
         budget, layer, seed, known, passes: as for parameter_randomisation.
 
     Returns:
-        ssim and spearman, each "b", by method.
+        By method: ssim and spearman, each "b".
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 2))
+        >>> found = input_shift("gradient", model=network, images=torch.rand(2, 3, 5, 5))
+        >>> bool((found["gradient"]["spearman"] > 0.99).all())
+        True
     """
     model = as_model(model)
-    pictures = model.check_images(images).to(model.device)
-    made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = bind_targets(model, pictures, targets)
-    before = made.once(model, pictures, targets, known)
-    shifted, twin = pictures + shift, _shifted_copy(model, pictures, shift)
-    logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, pictures), (twin, shifted))]
+    inputs = model.check_images(images).to(model.device)
+    explain_all = _Explain(methods, budget, layer=layer, seed=seed, **passes)
+    model, targets = bind_targets(model, inputs, targets)
+    before = explain_all.original(model, inputs, targets, known)
+    shifted, twin = inputs + shift, _shifted_copy(model, inputs, shift)
+    logits = [all_logits(m, x, passes.get("batch_size")) for m, x in ((model, inputs), (twin, shifted))]
     gap = (logits[0] - logits[1]).abs().amax(1)
     undone = gap <= TOLERANCE * logits[0].abs().amax(1).clamp(min=1)
-    after = made(twin, shifted, next(iter(before.values())).explained)
-    found = {method: map_similarity(before[method], maps) for method, maps in after.items()}
-    return {method: PerImage(one, [Cause(NOT_UNDONE, ~undone), *one.causes]) for method, one in found.items()}
+    after = explain_all(twin, shifted, next(iter(before.values())).explained)
+    scores = {method: map_similarity(before[method], maps) for method, maps in after.items()}
+    return {
+        method: PerImage(own, [Cause(NOT_UNDONE, ~undone), *own.causes]) for method, own in scores.items()
+    }
 
 
 def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
@@ -213,111 +309,26 @@ def _shifted_copy(model: Model, images: Tensor, shift: float) -> Model:
     if all(isinstance(output, Tensor) for output in outputs):
         response = outputs[1] - outputs[0]
         first.register_forward_hook(lambda _module, _inputs, output: output - response)
-    kept = model.preprocess
-    mean = tuple(m - shift * s for m, s in zip(kept.mean, kept.std, strict=True))
-    return replace(twin, preprocess=replace(kept, mean=mean))
+    usual = model.preprocess
+    mean = tuple(m - shift * s for m, s in zip(usual.mean, usual.std, strict=True))
+    return replace(twin, preprocess=replace(usual, mean=mean))
 
 
-def fragility(
-    methods: Methods = "gradcam",
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    epsilon: float = 2 / 255,
-    draws: int = 3,
-    budget: str = "enough",
-    layer: Layers = None,
-    seed: int = 0,
-    **passes: Unpack[Passes],
-) -> dict[str, PerImage]:
-    """Similarity of maps of the predicted class under noise that leaves the prediction as it is.
-
-    Args:
-        methods, model, images: as for parameter_randomisation.
-        epsilon: how far each pixel moves, up or down by chance, on the scale where pictures run from 0 to 1.
-        draws: how often; the noise of a draw follows the seed and is the same for every image.
-        budget, layer, seed, passes: as for parameter_randomisation.
-
-    Returns:
-        ssim and spearman, means over the draws that keep the prediction, and kept, their share, by method.
-    """
-    if not epsilon > 0 or not isinstance(draws, int) or draws < 1:
-        raise InputError(f"fragility needs epsilon > 0 and draws >= 1; got {epsilon} and {draws}")
-    model = as_model(model)
-    pictures = model.check_images(images).to(model.device)
-    made = _Maker(methods, budget, layer=layer, seed=seed, **passes)
-    model, targets = bind_targets(model, pictures, None)
-    reach = _picture_range(model, pictures)
-
-    def noisy(draw: int) -> Tensor:
-        random = np.random.default_rng((seed, draw))
-        signs = random.integers(0, 2, pictures.shape[1:]) * 2 - 1
-        return pictures + epsilon * reach * torch.from_numpy(signs).to(pictures)
-
-    for draw in range(draws) if pictures.is_cuda else ():  # which else would wait for the last draw's cuts
-        begin_ahead(methods, model, noisy(draw), seed)
-    before = made(model, pictures, targets)
-    stays = partial(_stays, model, pictures, targets, passes.get("batch_size"))
-    tables: dict[str, list[Tensor]] = {method: [] for method in before}
-    of_one: list[Cause] = []
-    for draw in range(draws):
-        changed = noisy(draw)
-        stayed = stays(changed)
-        for method, maps in made(model, changed, targets).items():
-            same = (maps.explained == before[method].explained) & stayed.to(maps.explained.device)
-            found = map_similarity(before[method], maps)
-            of_one = [cause for cause in found.causes if cause.names]
-            rows = [found[kind].masked_fill(~same, torch.nan) for kind in KINDS]
-            tables[method].append(torch.stack([*rows, same.float()]))
-    result = {}
-    for method, rows in tables.items():
-        table = torch.stack(rows)  # "draws 3 b"
-        ssim, spearman = table[:, :2].nanmean(0)
-        scores = {"ssim": ssim, "spearman": spearman, "kept": table[:, 2].mean(0)}
-        gone = [Cause(CHANGED, scores[kind].isnan(), (kind,)) for kind in KINDS]
-        result[method] = PerImage(scores, [*of_one, *gone])
-    return result
-
-
-def _stays(model: Model, pictures: Tensor, targets: Any, batch_size: int | None, changed: Tensor) -> Tensor:
-    """ "b" bool: whether the prediction stays, beyond that one class is explained again."""
+def _keeps_prediction(
+    model: Model, inputs: Tensor, targets: Any, batch_size: int | None, changed: Tensor
+) -> Tensor:
+    """ "b" bool: whether the prediction stays, where the explained class alone does not show it."""
     if isinstance(model.head, OneOfMany):  # whose prediction is the class that is explained
-        return torch.ones(len(pictures), dtype=torch.bool)
-    before, after = (all_logits(model, shown, batch_size) for shown in (pictures, changed))
+        return torch.ones(len(inputs), dtype=torch.bool)
+    before, after = (all_logits(model, given, batch_size) for given in (inputs, changed))
     return model.same(before, after, model.check_targets(targets, before))
 
 
-def _picture_range(model: Model, images: Tensor) -> Tensor:
-    """The way from black to white in model-ready values: per channel, or per image where it is unknown."""
-    kept = model.preprocess
-    if kept.channels == images.shape[1]:
-        std = torch.tensor(kept.std, device=images.device, dtype=images.dtype)
+def value_range(model: Model, images: Tensor) -> Tensor:
+    """Distance from black to white in model-ready values: per channel, or per image where it is unknown."""
+    usual = model.preprocess
+    if usual.channels == images.shape[1]:
+        std = torch.tensor(usual.std, device=images.device, dtype=images.dtype)
         return 1 / per_map(std, images[0])
     low, high = images.flatten(1).aminmax(dim=1)
     return per_map(high - low, images)
-
-
-def _in_a_run(
-    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
-    named: dict[str, Any] = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer}
-    if function is not fragility:  # which explains the predicted class
-        named["targets"] = scene.classes
-        named["known"] = scene.kept.setdefault("maps of the network as it is", {})
-    found = function(list(scene.maps), **named, **scene.passes, **options)
-    return found.mean() if isinstance(found, Cascade) else found
-
-
-# A map that ignores the network is perfectly stable, so floors say nothing about these.
-for _name, _function, _said, _cite in (
-    ("randomisation", parameter_randomisation, "unchanged by random weights", "adebayo2018sanity"),
-    ("fragility", fragility, "stable under noise", "ghorbani2019fragile"),
-    ("input_shift", input_shift, "stable under a constant shift", "kindermans2019unreliability"),
-):
-    metric(
-        _name, needs=("model", "images"), higher_is_better=_name != "randomisation", bounds=(-1.0, 1.0),
-        cite=_cite, family="Sanity", floors=(), question="map", reruns=True,
-        needs_gradients=_name != "fragility",
-        parts={"ssim": f"{_said} (SSIM)", "spearman": f"{_said} (ranks)"}, volumes=True,
-        call=_in_a_run,
-    )(_function)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a run shows to a metric."""
+"""What a run passes to a metric: the context of a batch, of a checkpoint, or a pool of images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ class BatchContext:
     seed: int = 0
     passed: Callable[[int], object] | None = None
     then: Change | None = None  # what the store did to the maps
-    kept: dict[str, dict[Any, Any]] = field(default_factory=dict, repr=False)  # of one metric, for the next
+    caches: dict[Any, dict[Any, Any]] = field(default_factory=dict, repr=False)
+
+    def cache(self, *key: str) -> dict[Any, Any]:
+        """Results that metrics of this batch share."""
+        return self.caches.setdefault(key, {})
 
     @property
     def classes(self) -> Tensor:

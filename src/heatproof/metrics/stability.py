@@ -12,102 +12,149 @@ Deviations: SSIM may be negative, so c may be too; c + s <= 0 gives 0. Either se
 1,000 resamples) draw whole images where their names are given, since an image's pairs are not independent;
 the paper gives none. The paper's "Overall" row is not the plain mean of its rows but weights each by the
 number of model variants behind it (see `overall`).
+
+Maps are compared at the image's size in [0, 1]. Attributions with signs (gradient, SmoothGrad, IG, ...) go
+through COSE's own scaling (`cose_map`: the sum of |.| over channels, clipped at its 99th percentile); all
+others are normalised as everywhere, so LIME's negative weights are clipped, as its card says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.stats import pearsonr
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.kit import as_numbers, as_tensor, same_length
-from heatproof.metrics.stats import Interval, percentile_interval
+from heatproof.metrics.agreement import Correlation, correlate
+from heatproof.metrics.kit import as_tensor, raw_maps
+from heatproof.metrics.results import NAN, PerClass
+from heatproof.metrics.similarity import REACH, REASONS, ssim
+from heatproof.metrics.stats import as_numbers, percentile_interval, same_length
+from heatproof.models.running import at_least_float
 from heatproof.registry import metric
-from heatproof.types import ArrayLike
+from heatproof.types import ArrayLike, Maps, upsample
 
-NAN = float("nan")
+AT_ONCE = 64  # maps at the image's size in memory
 
-
-@dataclass(frozen=True)
-class Cose:
-    """COSE with its two halves; a value that is NaN has its cause in `reason`."""
-
-    consistency: float
-    sensitivity: float
-    value: float
-    n_same: int
-    n_changed: int
-    n_undefined: int = 0  # pairs left out because their SSIM is NaN
-    consistency_interval: Interval = (NAN, NAN)
-    sensitivity_interval: Interval = (NAN, NAN)
-    interval: Interval = (NAN, NAN)
-    reason: str = ""
+# A map that ignores the network is perfectly alike, so floors say nothing here.
+_metric = partial(
+    metric, needs=("ssim",), level="checkpoint", higher_is_better=True, cite="daroya2023cose",
+    family="Consistency and sensitivity", floors=(),
+)  # fmt: skip
 
 
+@_metric(  # SSIM in [-1, 1] puts the halves in [-1, 1] and [0, 2]; in [0, 100] while no SSIM is negative
+    "cose", bounds=(float("-inf"), 400 / 3), title="COSE: both together", compares_checkpoints=True
+)
 def cose(
-    same: ArrayLike,
-    changed: ArrayLike,
-    same_images: Sequence[Hashable] | None = None,
-    changed_images: Sequence[Hashable] | None = None,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Cose:
-    """Consistency, sensitivity and COSE from the SSIMs of pairs with the same and with another prediction.
+    same: ArrayLike, changed: ArrayLike, same_images: Sequence[Hashable] | None = None,
+    changed_images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0,
+) -> PerClass:  # fmt: skip
+    """Harmonic mean of consistency and sensitivity, in per cent.
 
     Args:
-        same, changed: SSIMs of the pairs; NaNs are left out and counted.
+        same, changed: SSIMs of the pairs whose prediction stays, and of those whose prediction changes; NaNs
+            are left out and counted.
         same_images, changed_images: names of their images, so that the interval draws whole images.
         resamples, seed: of the bootstrap behind the intervals.
+
+    Returns:
+        COSE with its interval, and consistency, sensitivity, their intervals (`consistency_interval`) and the
+        numbers of pairs (n_same, n_changed, n_undefined) as attributes.
+
+    Example:
+        >>> found = cose(same=[0.9, 0.7], changed=[0.2, 0.4])
+        >>> round(found.consistency, 3), round(found.sensitivity, 3), round(found.value, 2)
+        (0.8, 0.7, 74.67)
     """
-    kept, distance = _ssims(same, "same"), 1 - _ssims(changed, "changed")
-    defined = ~np.isnan(kept), ~np.isnan(distance)
+    alike, distance = _ssims(same, "same"), 1 - _ssims(changed, "changed")
+    defined = ~np.isnan(alike), ~np.isnan(distance)
     counts = int(defined[0].sum()), int(defined[1].sum())
-    consistency, sensitivity = (
-        float(v[d].mean()) if d.any() else NAN for v, d in zip((kept, distance), defined, strict=True)
-    )
-    sums, sizes = _by_image(kept, distance, same_images, changed_images)
+    halves = [float(v[d].mean()) if d.any() else NAN for v, d in zip((alike, distance), defined, strict=True)]
+    sums, sizes = _by_image(alike, distance, same_images, changed_images)
     rng = np.random.default_rng(seed)
     means = np.stack([_resampled(sums, sizes, rng, joint=same_images is not None) for _ in range(resamples)])
-    undefined = len(kept) + len(distance) - sum(counts)
-    return Cose(
-        consistency,
-        sensitivity,
-        float(harmonic(consistency, sensitivity)),
-        *counts,
-        undefined,
-        percentile_interval(means[:, 0]),
-        percentile_interval(means[:, 1]),
-        percentile_interval(harmonic(means[:, 0], means[:, 1])),
-        _reason(*counts, undefined),
-    )
+    undefined = len(alike) + len(distance) - sum(counts)
+    interval = percentile_interval(harmonic(means[:, 0], means[:, 1]))
+    stored = {
+        "consistency": halves[0], "sensitivity": halves[1], "same": float(counts[0]),
+        "changed": float(counts[1]), "low": interval[0], "high": interval[1],
+    }  # fmt: skip
+    beside = {
+        "n_same": counts[0], "n_changed": counts[1], "n_undefined": undefined,
+        "consistency_interval": percentile_interval(means[:, 0]),
+        "sensitivity_interval": percentile_interval(means[:, 1]),
+    }  # fmt: skip
+    return PerClass(
+        float(harmonic(*halves)), sum(counts), interval=interval, reason=_reason(*counts, undefined),
+        parts=stored | beside,
+    )  # fmt: skip
+
+
+@_metric("consistency", bounds=(-1.0, 1.0), title="alike where the answer stays")
+def consistency(
+    same: ArrayLike, images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0
+) -> PerClass:
+    """How alike (SSIM) maps stay where the prediction stays.
+
+    Args:
+        same: SSIMs of the pairs whose prediction stays.
+        images, resamples, seed: as for cose.
+
+    Returns:
+        The mean SSIM with its interval.
+
+    Example:
+        >>> consistency([1.0, 0.5]).value
+        0.75
+    """
+    both = cose(same, [], images, None if images is None else [], resamples=resamples, seed=seed)
+    reason = _reason(both.n_same, 1, both.n_undefined)
+    return PerClass(both.consistency, both.n_same, interval=both.consistency_interval, reason=reason)
+
+
+@_metric("sensitivity", bounds=(0.0, 2.0), title="different where the answer changes")
+def sensitivity(
+    changed: ArrayLike, images: Sequence[Hashable] | None = None, *, resamples: int = 1000, seed: int = 0
+) -> PerClass:
+    """How far (1 - SSIM) maps change where the prediction changes.
+
+    Args:
+        changed: SSIMs of the pairs whose prediction changes.
+        images, resamples, seed: as for cose.
+
+    Returns:
+        The mean of 1 - SSIM with its interval.
+
+    Example:
+        >>> sensitivity([1.0, 0.5]).value
+        0.25
+    """
+    both = cose([], changed, None if images is None else [], images, resamples=resamples, seed=seed)
+    reason = _reason(1, both.n_changed, both.n_undefined)
+    return PerClass(both.sensitivity, both.n_changed, interval=both.sensitivity_interval, reason=reason)
 
 
 def cose_split(
-    ssims: ArrayLike,
-    same: ArrayLike,
-    groups: Sequence[Hashable],
-    images: Sequence[Hashable] | None = None,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> dict[Hashable, Cose]:
+    ssims: ArrayLike, same: ArrayLike, groups: Sequence[Hashable], images: Sequence[Hashable] | None = None,
+    *, resamples: int = 1000, seed: int = 0,
+) -> dict[Hashable, PerClass]:  # fmt: skip
     """COSE of each group of pairs, such as geometric and photometric, or one group per magnitude.
 
     Args:
         ssims: one per pair.
         same: whether the prediction stayed.
-        groups: what group a pair is of.
+        groups: the group of each pair.
         images: names of the pairs' images, as for cose.
         resamples, seed: as for cose.
 
     Returns:
-        By group, in order of first appearance.
+        Results of cose by group, in order of first appearance.
     """
     values, stayed = _ssims(ssims, "ssims"), as_numbers(same).astype(bool)
     same_length(ssims=values, same=stayed, groups=groups, images=images)
@@ -116,12 +163,8 @@ def cose_split(
     for group in dict.fromkeys(groups):
         member = np.array([g == group for g in groups])
         sides = [member & stayed, member & ~stayed]
-        result[group] = cose(
-            *(values[side] for side in sides),
-            *([] if names is None else [names[side] for side in sides]),
-            resamples=resamples,
-            seed=seed,
-        )
+        named = [None, None] if names is None else [names[side] for side in sides]
+        result[group] = cose(*(values[side] for side in sides), *named, resamples=resamples, seed=seed)
     return result
 
 
@@ -137,35 +180,19 @@ def overall(values: ArrayLike, variants: ArrayLike) -> float:
     return float(np.average(scores[defined], weights=weights[defined])) if weights[defined].sum() else NAN
 
 
-class Pearson(NamedTuple):
-    """Pearson's r with its two-sided p over n points; NaN has its cause in `reason`."""
-
-    r: float
-    p: float
-    n: int
-    reason: str = ""
-
-
-def ssim_to_final(ssims: ArrayLike, accuracies: ArrayLike) -> Pearson:
-    """Do maps near those of the final model as accuracy grows?
+def ssim_to_final(ssims: ArrayLike, accuracies: ArrayLike) -> Correlation:
+    """Pearson correlation of the SSIM to the final model's maps with accuracy, over checkpoints.
 
     Args:
         ssims, accuracies: one of each per checkpoint.
     """
     x, y = as_numbers(ssims), as_numbers(accuracies)
     same_length(ssims=x, accuracies=y)
-    defined = np.isfinite(x) & np.isfinite(y)
-    x, y = x[defined], y[defined]
-    if len(x) < 3:
-        return Pearson(NAN, NAN, len(x), "fewer than three checkpoints have both values")
-    for name, side in (("SSIM", x), ("accuracy", y)):
-        # scipy warns of values that differ by rounding alone; their correlation would be noise.
-        if np.ptp(side) <= 1e-12 * np.abs(side).max():
-            return Pearson(NAN, NAN, len(x), f"{name} is the same at every checkpoint")
-    from scipy.stats import pearsonr
-
-    found = pearsonr(x, y)
-    return Pearson(float(found.statistic), float(found.pvalue), len(x))
+    # scipy warns of values that differ by rounding alone; their correlation would be noise.
+    return correlate(
+        pearsonr, x, y, ("SSIM", "accuracy"), where="at every checkpoint",
+        points="checkpoints have both values", tolerance=1e-12,
+    )  # fmt: skip
 
 
 def cose_map(signed: ArrayLike) -> Tensor:
@@ -176,8 +203,6 @@ def cose_map(signed: ArrayLike) -> Tensor:
     Args:
         signed: maps "b h w", or gradients "b c h w".
     """
-    from heatproof.models.running import at_least_float
-
     values = as_tensor(signed).detach()
     if values.ndim not in (3, 4) or 0 in values.shape[1:]:
         raise InputError(f"cose_map takes 'b h w' or 'b c h w'; got shape {tuple(values.shape)}")
@@ -221,19 +246,19 @@ def _reason(n_same: int, n_changed: int, undefined: int) -> str:
 
 
 def _by_image(
-    kept: np.ndarray, distance: np.ndarray, same_images: Any, changed_images: Any
+    alike: np.ndarray, distance: np.ndarray, same_images: Any, changed_images: Any
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Sum and number of each image's defined values, for both sides; without names a pair is an image."""
     if (same_images is None) != (changed_images is None):
         raise InputError("name the images of both sets or of neither: same_images and changed_images")
     if same_images is None:
-        sums = [side[~np.isnan(side)] for side in (kept, distance)]
+        sums = [side[~np.isnan(side)] for side in (alike, distance)]
         return sums, [np.ones(len(side)) for side in sums]
-    same_length(same=kept, same_images=same_images)
+    same_length(same=alike, same_images=same_images)
     same_length(changed=distance, changed_images=changed_images)
     index = {name: i for i, name in enumerate(dict.fromkeys([*same_images, *changed_images]))}
     sums, sizes = [], []
-    for side, names in ((kept, same_images), (distance, changed_images)):
+    for side, names in ((alike, same_images), (distance, changed_images)):
         defined = ~np.isnan(side)
         where = np.array([index[name] for name in names], dtype=int)[defined]
         sums.append(np.bincount(where, weights=side[defined], minlength=len(index)))
@@ -251,18 +276,71 @@ def _resampled(
     return np.array([total / n if n else NAN for total, n in totals])
 
 
-# SSIM in [-1, 1] puts the halves in [-1, 1] and [0, 2]; COSE is in [0, 100] while no SSIM is negative.
-# A map that ignores the network is perfectly alike, so floors say nothing here.
-for _name, _bounds, _title, _about in (
-    ("cose", (float("-inf"), 400 / 3), "COSE: both together",
-     "Harmonic mean of consistency and sensitivity, in per cent."),
-    ("consistency", (-1.0, 1.0), "alike where the answer stays",
-     "How alike (SSIM) maps stay where the prediction stays."),
-    ("sensitivity", (0.0, 2.0), "different where the answer changes",
-     "How far (1 - SSIM) maps change where the prediction changes."),
-):  # fmt: skip
-    metric(
-        _name, needs=("ssim",), level="checkpoint", higher_is_better=True, bounds=_bounds,
-        cite="daroya2023cose", about=_about, title=_title, family="Consistency and sensitivity", floors=(),
-        compares_checkpoints=_name == "cose",
-    )(cose)  # fmt: skip
+class Pairs(NamedTuple):
+    """One entry per pair."""
+
+    ssim: Tensor  # "n"; NaN where it is not defined
+    why: Tensor  # "n": which of `similarity.REASONS`, 0 where it is defined
+    same: Tensor  # "n" bool: the prediction stayed
+
+    def reasons(self) -> list[str]:
+        return [REASONS[code] for code in self.why.tolist()]
+
+
+def comparable(maps: Maps) -> Tensor:
+    """ "b H W" in [0, 1], as COSE compares maps."""
+    if maps.signed_values is None:
+        return maps.upsample()
+    return cose_map(upsample(raw_maps(maps), maps.image_size))
+
+
+def alike(
+    first: Tensor, second: Tensor, mask: Tensor | None = None, similarity: str = "local5"
+) -> tuple[Tensor, Tensor]:
+    """SSIM of maps "n H W" and, where it is NaN, which of `similarity.REASONS`; all stays on the device.
+
+    similarity: "local5" or "eq2" of SSIM, or "pearson". The authors' code has windows, the paper prints
+    eq. 2, its supplement has Pearson's r.
+    """
+    if similarity == "pearson":
+        value, constant = _pearson(first, second, mask), 3
+    else:
+        value, constant = ssim(first, second, mode=similarity, mask=mask), 1
+    unseen = torch.zeros_like(value, dtype=torch.bool)
+    if mask is not None:
+        counted = mask[:, REACH:-REACH, REACH:-REACH] if similarity == "local5" else mask
+        unseen = ~counted.flatten(1).any(1)
+    return value, torch.where(value.isnan(), torch.where(unseen, 2, constant), 0)
+
+
+def _pearson(first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
+    """Over the pixels of each pair that count, in float64; NaN where one of the maps is constant there."""
+    shape = torch.broadcast_shapes(first.shape, second.shape)
+    counted = torch.ones(shape, dtype=torch.bool, device=first.device) if mask is None else mask
+    n = counted.flatten(1).sum(1).double()
+    deviations = []
+    for maps in (first, second):
+        pixels = maps.double().expand(shape).masked_fill(~counted, 0).flatten(1)
+        apart = (pixels - (pixels.sum(1) / n)[:, None]).masked_fill(~counted.flatten(1), 0)
+        flat = maps.expand(shape).masked_fill(~counted, -torch.inf).flatten(1).amax(1) == (
+            maps.expand(shape).masked_fill(~counted, torch.inf).flatten(1).amin(1)
+        )
+        deviations.append(apart.masked_fill(flat[:, None], torch.nan))
+    x, y = deviations
+    return ((x * y).sum(1) / ((x * x).sum(1) * (y * y).sum(1)).sqrt()).clamp(-1, 1).float()
+
+
+def checkpoint_pairs(earlier: Maps, final: Maps, similarity: str = "local5") -> Pairs:
+    """A method's maps at an earlier checkpoint against the final ones, image by image (eq. 7, the models).
+
+    Both explain what their own checkpoint predicts, so the prediction stayed where they explain one class.
+    """
+    if earlier.ids != final.ids or len(earlier) != len(final) or earlier.image_size != final.image_size:
+        raise InputError("the maps of the two checkpoints are not of the same images in the same order")
+    device = final.values.device
+    parts = [
+        alike(comparable(final.take(part)), comparable(earlier.take(part)).to(device), None, similarity)
+        for part in (slice(start, start + AT_ONCE) for start in range(0, len(final), AT_ONCE))
+    ]
+    values, why = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Pairs(values, why, earlier.explained.to(device) == final.explained)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -48,17 +48,113 @@ def capture(
     seed: int = 0,
 ) -> Trace:
     """Run the pass over checked images. The caller holds `frozen_eval(model.module)`."""
-    chosen = choose_layers(model, images, needs, layer)
     try:
-        return _capture(model, images, targets, needs, chosen, queue, seed)
+        return SharedPass(model, images, needs, layer).run(images, targets, queue, seed)
     except NotAPicture as problem:
         if layer is not None or model.layer is not None:
             raise not_a_picture(model, problem.name, problem.output, images) from None
     # The guess was wrong: look for the last picture by one pass, and remember it on the Model.
     model.scales = searched_scales(model, images)
     model.layer = model.scales[-1]
-    chosen = choose_layers(model, images, needs, None)
-    return _capture(model, images, targets, needs, chosen, queue, seed)
+    return SharedPass(model, images, needs, None).run(images, targets, queue, seed)
+
+
+class Passed(NamedTuple):
+    """Results of one pass, for all its rows."""
+
+    logits: Tensor
+    chosen: Tensor  # "b" classes that were explained
+    outputs: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    whole: Mapping[str, Any]
+
+
+class SharedPass:
+    """One forward, and where gradients are needed one backward that stops at the layers."""
+
+    def __init__(
+        self, model: Model, images: Tensor, needs: frozenset[str], layer: str | Sequence[str] | None
+    ) -> None:
+        self.model, self.needs = model, needs
+        self.rows = len(images)  # rows that are explained; a blank one may follow
+        self.main, self.names, self.scales = choose_layers(model, images, needs, layer)
+        self.of_layers, self.of_input = bool(needs & {"gradients", "scales"}), "input_gradient" in needs
+        self.fused = None if self.of_input else Accelerator(model).fused(images)
+
+    def run(self, images: Tensor, targets: Any, queue: Queue | None, seed: int) -> Trace:
+        with torch.inference_mode(False):
+            inputs = self.model.ready(images)
+            if "blank" in self.needs:
+                inputs = torch.cat([inputs, torch.zeros_like(inputs[:1])])
+            if inputs.is_inference():
+                inputs = inputs.clone(memory_format=memory_format(inputs))
+            passed = self._recorded(inputs, targets)
+            if passed is None:
+                passed = self(inputs, lambda logits: self.model.check_targets(targets, logits))
+        return self.trace(passed, images, inputs, queue, seed)
+
+    def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> Passed:
+        """choose: the columns to explain, of the logits."""
+        model = self.model
+        with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
+            if self.of_input:
+                inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
+            tapped = tap(model.module, self.names, self.of_layers, model.facts.layer_runs)
+            fused = self.fused() if self.fused else nullcontext()
+            with tapped as taken, fused, refusal_in_a_sentence(model, inputs):
+                logits = model.forward(inputs)
+            for name in self.names:
+                if name not in taken.outputs:
+                    raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
+            chosen = choose(logits.detach()[: self.rows])
+            leaves = (taken.outputs if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
+            with model.computing():
+                gradients = _gradients(model.scores(logits[: self.rows], chosen), leaves)
+        return Passed(logits.detach(), chosen, taken.outputs, gradients, taken.whole)
+
+    def _recorded(self, inputs: Tensor, targets: Any) -> Passed | None:
+        """The pass as a CUDA graph, where passes are recorded; the next pass overwrites its results."""
+
+        def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
+            return self(inputs, self.model.predicted if chosen is None else lambda _: chosen)[:4]
+
+        request = "shared", self.names, self.rows, self.of_layers, self.of_input, self.fused
+        accelerator = Accelerator(self.model)
+        results = accelerator.recorded(request, whole_pass, inputs, targets, self.rows, lasting=True)
+        if results is None:
+            return None
+        logits, chosen, outputs, gradients = results
+        return Passed(logits.clone(), chosen.clone(), outputs, gradients, outputs)
+
+    def trace(
+        self, passed: Passed, images: Tensor, inputs: Tensor, queue: Queue | None = None, seed: int = 0
+    ) -> Trace:
+        """What methods read of a pass."""
+        model, count, layouts = self.model, self.rows, {}
+        for name, output in passed.outputs.items():
+            if (layout := layout_of(output, inputs, model.module)) is None:
+                raise NotAPicture(name, passed.whole[name])
+            layouts[name] = layout
+        model.facts.columns = passed.logits.shape[1]
+
+        def pictures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {n: layouts[n].picture(t.detach()[:count]) for n, t in tensors.items() if n in layouts}
+
+        return Trace(
+            model=model,
+            images=images,
+            targets=passed.chosen,
+            logits=passed.logits[:count],
+            layer=self.main,
+            layers=tuple(layouts),
+            scales=tuple(name for name in layouts if name in self.scales),
+            activations=pictures(passed.outputs),
+            gradients=pictures(passed.gradients),
+            input_gradient=at_least_float(passed.gradients[INPUT][:count]) if self.of_input else None,
+            blank_logits=passed.logits[count] if "blank" in self.needs else None,
+            queue=queue or Queue(model, size_of(images)),
+            seed=seed,
+        )
 
 
 class Chosen(NamedTuple):
@@ -97,136 +193,15 @@ def choose_layers(
     return Chosen(main, tuple(dict.fromkeys((*scales, main))), scales)
 
 
-def _capture(
-    model: Model,
-    images: Tensor,
-    targets: Any,
-    needs: frozenset[str],
-    layers: Chosen,
-    queue: Queue | None,
-    seed: int,
-) -> Trace:
-    one = pass_for(model, images, needs, layers)
-    with torch.inference_mode(False):
-        inputs = model.ready(images)
-        if "blank" in needs:
-            inputs = torch.cat([inputs, torch.zeros_like(inputs[:1])])
-        if inputs.is_inference():
-            inputs = inputs.clone(memory_format=memory_format(inputs))
-        passed = _recorded(one, inputs, targets) or one(inputs, lambda of: model.check_targets(targets, of))
-    return traced(one, passed, images, inputs, layers, needs, queue, seed)
-
-
-def pass_for(model: Model, images: Tensor, needs: frozenset[str], layers: Chosen) -> SharedPass:
-    """The pass that gives what the methods need."""
-    of_layers, of_input = bool(needs & {"gradients", "scales"}), "input_gradient" in needs
-    fused = None if of_input else Accelerator(model).fused(images)
-    return SharedPass(model, layers.names, len(images), of_layers, of_input, fused)
-
-
-def traced(
-    one: SharedPass,
-    passed: Passed,
-    images: Tensor,
-    inputs: Tensor,
-    layers: Chosen,
-    needs: frozenset[str],
-    queue: Queue | None,
-    seed: int,
-) -> Trace:
-    """What methods read of a pass."""
-    model, count = one.model, one.rows
-    layouts = {}
-    for name, output in passed.outputs.items():
-        if (layout := layout_of(output, inputs, model.module)) is None:
-            raise NotAPicture(name, passed.whole[name])
-        layouts[name] = layout
-    model.facts.columns = passed.logits.shape[1]
-    order = tuple(layouts)
-
-    def pictures(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {n: layouts[n].picture(t.detach()[:count]) for n, t in tensors.items() if n in layouts}
-
-    return Trace(
-        model=model,
-        images=images,
-        targets=passed.chosen,
-        logits=passed.logits[:count],
-        layer=layers.main,
-        layers=order,
-        scales=tuple(name for name in order if name in layers.scales),
-        activations=pictures(passed.outputs),
-        gradients=pictures(passed.gradients),
-        input_gradient=at_least_float(passed.gradients[INPUT][:count]) if one.of_input else None,
-        blank_logits=passed.logits[count] if "blank" in needs else None,
-        queue=queue or Queue(model, size_of(images)),
-        seed=seed,
-    )
-
-
-class Passed(NamedTuple):
-    """What one pass gave, as tensors of all its rows."""
-
-    logits: Tensor
-    chosen: Tensor  # "b" classes that were explained
-    outputs: Mapping[str, Tensor]
-    gradients: Mapping[str, Tensor]
-    whole: Mapping[str, Any]
-
-
-class SharedPass(NamedTuple):
-    """One forward, and where gradients are wanted one backward that stops at the layers."""
-
-    model: Model
-    names: tuple[str, ...]
-    rows: int  # rows that are explained; a blank one may follow
-    of_layers: bool
-    of_input: bool
-    fused: Callable[[], AbstractContextManager[None]] | None = None
-
-    def __call__(self, inputs: Tensor, choose: Callable[[Tensor], Tensor]) -> Passed:
-        model = self.model
-        with torch.inference_mode(False), torch.set_grad_enabled(self.of_layers or self.of_input):
-            if self.of_input:
-                inputs = inputs.detach().clone(memory_format=memory_format(inputs)).requires_grad_()
-            runs, fused = model.facts.layer_runs, self.fused() if self.fused else nullcontext()
-            refused = refusal_in_a_sentence(model, inputs)
-            with tap(model.module, self.names, self.of_layers, runs) as taken, fused, refused:
-                logits = model.forward(inputs)
-            for name in self.names:
-                if name not in taken.outputs:
-                    raise LayerError(f"layer {name!r} of {model.name} does not run; name one that does")
-            chosen = choose(logits.detach()[: self.rows])
-            wanted = (taken.outputs if self.of_layers else {}) | ({INPUT: inputs} if self.of_input else {})
-            with model.computing():
-                gradients = _gradients(model.scores(logits[: self.rows], chosen), wanted)
-        return Passed(logits.detach(), chosen, taken.outputs, gradients, taken.whole)
-
-
-def _recorded(one: SharedPass, inputs: Tensor, targets: Any) -> Passed | None:
-    """The pass as a CUDA graph, where that can be; what it returns is overwritten by the next one."""
-
-    def whole_pass(inputs: Tensor, chosen: Tensor | None = None) -> tuple[Any, ...]:
-        return one(inputs, one.model.predicted if chosen is None else lambda _: chosen)[:4]
-
-    results = Accelerator(one.model).recorded(
-        ("shared", *one[1:]), whole_pass, inputs, targets, one.rows, lasting=True
-    )
-    if results is None:
-        return None
-    logits, chosen, outputs, gradients = results
-    return Passed(logits.clone(), chosen.clone(), outputs, gradients, outputs)
-
-
 class NotAPicture(Exception):
-    """A layer whose output has no places."""
+    """A layer whose output has no spatial grid."""
 
     def __init__(self, name: str, output: Any) -> None:
         self.name, self.output = name, output
 
 
-def _gradients(scores: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if not wanted:
+def _gradients(scores: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if not leaves:
         return {}
     score = scores.sum()
     if not score.requires_grad:
@@ -235,17 +210,18 @@ def _gradients(scores: Tensor, wanted: Mapping[str, Tensor]) -> dict[str, Tensor
             "checkpoint with use_reentrant=True? Switch that off"
         )
     # Images of a batch do not see each other in evaluation mode, so the sum's gradient is each image's own.
-    with span("backward", inputs=len(scores) if INPUT in wanted else 0):
-        found = torch.autograd.grad(score, list(wanted.values()), allow_unused=True)
-    for name, gradient in zip(wanted, found, strict=True):
+    with span("backward", inputs=len(scores) if INPUT in leaves else 0):
+        gradients = torch.autograd.grad(score, list(leaves.values()), allow_unused=True)
+    by_name = dict(zip(leaves, gradients, strict=True))
+    for name, gradient in by_name.items():
         if gradient is None:
             raise LayerError(f"layer {name!r} does not lead to the output; name one that does")
-    return dict(zip(wanted, found, strict=True))
+    return by_name
 
 
 @contextmanager
 def refusal_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
-    """A forward that gives up on images, for their size or for reasons of its own."""
+    """Raise InputError or ModelError if a forward fails, for the images' size or for other reasons."""
     try:
         yield
     except HeatproofError:
@@ -260,16 +236,14 @@ def refusal_in_a_sentence(model: Model, images: Tensor) -> Iterator[None]:
 
 
 def _failed(model: Model, images: Tensor, error: Exception) -> HeatproofError:
-    """Whether a forward that gave up did so for the images' size: one of the right size tells."""
+    """The error of a failed forward; a blank image of the model's own size shows if size is the cause."""
     own = torch.zeros(1, model.preprocess.channels, *model.preprocess.size)
-    fits = own.shape[1:] == images.shape[1:]
-    with suppress(Exception), torch.no_grad():
-        if not fits:
+    if own.shape[1:] != images.shape[1:]:
+        with suppress(Exception), torch.no_grad():
             model.forward(model.ready(own))
             return _wrong_size(model, images, error)
-    about_size = re.search("size|shape|channel|height|width|resolution", first_line(error).lower())
-    if about_size and not fits:
-        return _wrong_size(model, images, error)
+        if re.search("size|shape|channel|height|width|resolution", first_line(error).lower()):
+            return _wrong_size(model, images, error)
     return ModelError(
         f"the forward of {model.name} failed on images of shape {tuple(images.shape)}: "
         f"{type(error).__name__}: {first_line(error)}"
@@ -280,20 +254,19 @@ def _takes(model: Model, side: int) -> bool:
     """Whether a blank square image of this size goes through the network."""
     if len(model.preprocess.size) != 2:
         return False
-    try:
+    with suppress(Exception):
         model.logits(torch.zeros(1, model.preprocess.channels, side, side))
-    except Exception:
-        return False
-    return True
+        return True
+    return False
 
 
 def _wrong_size(model: Model, images: Tensor, error: Exception) -> InputError:
     own = (model.preprocess.channels, *model.preprocess.size)
-    told = f"its own preprocessing makes {'x'.join(map(str, own))}"
+    advice = f"its own preprocessing makes {'x'.join(map(str, own))}"
     if own == tuple(images.shape[1:]):
         fits = ", ".join(f"{side}x{side}" for side in COMMON_SIZES if _takes(model, side))
-        told = f"it takes {fits}: " if fits else "say what it takes: "
-        told += "--size, preprocess.size in a study, or image_size = (height, width) on the network"
+        advice = f"it takes {fits}: " if fits else "say what it takes: "
+        advice += "--size, preprocess.size in a study, or image_size = (height, width) on the network"
     return InputError(
-        f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); {told}"
+        f"{model.name} cannot take images of shape {tuple(images.shape)} ({first_line(error)}); {advice}"
     )

@@ -1,9 +1,9 @@
-"""Weights from a file into a module: safely, completely, or not at all.
+"""Load weights from a file into a module: safely, and completely or not at all.
 
 Files are read as safetensors or with torch.load(weights_only=True), so reading never runs code; pickled
-objects need allow_pickle. What training scripts wrap around a state dict is taken off again: outer
-dictionaries ("state_dict", "model", ...) and any prefix in front of the model's own names ("module.",
-"_orig_mod.", "model.net."). Every name and shape is checked before the first weight is written.
+objects need allow_pickle. Outer dictionaries of training scripts ("state_dict", "model", ...) and any prefix
+in front of the model's own names ("module.", "_orig_mod.", "model.net.") are removed. Every name and shape is
+checked before the first weight is written.
 """
 
 from __future__ import annotations
@@ -44,17 +44,13 @@ def load_checkpoint(
     path: str | Path,
     *,
     allow_pickle: bool = False,
-    name: str = "",
-    new_head: bool = False,
-    prefix: str | None = None,
+    **options: Any,
 ) -> None:
     """Write the file's weights into the module, all of them, or raise and change nothing.
 
-    new_head: let weights whose number of classes differs keep the module's own values.
-    prefix: of the names of the weights to take, where the file holds several networks.
+    options: those of write_weights.
     """
-    weights = read_checkpoint(path, allow_pickle)
-    write_weights(module, weights, str(path), name=name, new_head=new_head, prefix=prefix)
+    write_weights(module, read_checkpoint(path, allow_pickle), str(path), **options)
 
 
 def write_weights(
@@ -66,34 +62,40 @@ def write_weights(
     new_head: bool = False,
     prefix: str | None = None,
 ) -> None:
-    """As load_checkpoint, for weights that are in memory; `source` says where they came from."""
+    """Write weights into the module, all of them, or raise and change nothing.
+
+    Args:
+        source: where the weights came from, for messages.
+        new_head: let weights whose number of classes differs keep the module's own values.
+        prefix: of the names of the weights to take, where there are several networks.
+    """
     wanted = module.state_dict()
-    found = fit_names(weights, wanted, prefix, source)
-    missing = [k for k in wanted if k not in found and not k.endswith(COUNTERS)]
-    unexpected = [k for k in found if k not in wanted]
-    reshaped = [k for k in found if k in wanted and found[k].shape != _shape(wanted[k])]
-    classes = None if missing or unexpected else _class_count(reshaped, found, wanted)
+    given = fit_names(weights, wanted, prefix, source)
+    missing = [k for k in wanted if k not in given and not k.endswith(COUNTERS)]
+    unexpected = [k for k in given if k not in wanted]
+    reshaped = [k for k in given if k in wanted and given[k].shape != _shape(wanted[k])]
+    classes = None if missing or unexpected else _class_count(reshaped, given, wanted)
     name = name or type(module).__name__
     if classes is not None and new_head:
-        found = {k: v for k, v in found.items() if k not in reshaped}
+        given = {k: v for k, v in given.items() if k not in reshaped}
     elif classes is not None:
         ours = _shape(wanted[reshaped[0]])[0]
         raise ClassCountError(
             f"{source} has {classes} classes but {name} was made with {ours}; make it with {classes}", classes
         )
     elif missing or unexpected or reshaped:
-        raise CheckpointError(
-            f"{source} does not fit {name}: {_differences(missing, unexpected, reshaped, found, wanted)}; "
-            "build the model the file was made for"
-        )
-    integers = [k for k, v in found.items() if not _is_real(v) and _is_real(wanted[k])]
+        shapes = [f"{k} is {_times(given[k].shape)}, not {_times(_shape(wanted[k]))}" for k in reshaped]
+        kinds = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+        parts = ", ".join(f"{len(names)} {kind}{_few(names)}" for kind, names in kinds.items() if names)
+        raise CheckpointError(f"{source} does not fit {name}: {parts}; build the model the file was made for")
+    integers = [k for k, v in given.items() if not _is_real(v) and _is_real(wanted[k])]
     if integers:
         raise CheckpointError(
-            f"{source} holds integers ({found[integers[0]].dtype}) for {integers[0]}, a quantised weight "
+            f"{source} holds integers ({given[integers[0]].dtype}) for {integers[0]}, a quantised weight "
             f"without its scale; save the weights of {name} before it is quantised"
         )
     try:
-        module.load_state_dict(found, strict=False)
+        module.load_state_dict(given, strict=False)
     except RuntimeError as error:
         raise CheckpointError(f"{source} does not load into {name}: {first_line(error)}") from error
 
@@ -124,9 +126,9 @@ def read_checkpoint(path: str | Path, allow_pickle: bool = False) -> dict[str, T
     content = _torch_load(path, allow_pickle)
     weights = _weights_in(content)
     if weights is None:
-        held = _few(content) if isinstance(content, Mapping) else ""
+        names = _few(content) if isinstance(content, Mapping) else ""
         raise CheckpointError(
-            f"{path} holds no weights but a {type(content).__name__}{held}; save model.state_dict() instead"
+            f"{path} holds no weights but a {type(content).__name__}{names}; save model.state_dict() instead"
         )
     return weights
 
@@ -169,8 +171,8 @@ def _weights_in(content: Any) -> dict[str, Tensor] | None:
     if not isinstance(content, Mapping):
         return None
     for wrapper in PLAIN + AVERAGED:
-        if found := _weights_in(content.get(wrapper)):
-            return found
+        if weights := _weights_in(content.get(wrapper)):
+            return weights
     return {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)} or None
 
 
@@ -208,30 +210,14 @@ def fit_names(
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
 
 
-def _class_count(reshaped: list[str], found: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> int | None:
+def _class_count(reshaped: list[str], given: Mapping[str, Tensor], wanted: Mapping[str, Any]) -> int | None:
     """The file's number of classes, if all that differs is the first axis, everywhere in the same way."""
-    changes = {(_shape(wanted[k])[:1], found[k].shape[:1]) for k in reshaped}
-    only_first_axis = all(_shape(wanted[k])[1:] == found[k].shape[1:] for k in reshaped)
+    changes = {(_shape(wanted[k])[:1], given[k].shape[:1]) for k in reshaped}
+    only_first_axis = all(_shape(wanted[k])[1:] == given[k].shape[1:] for k in reshaped)
     if len(changes) != 1 or not only_first_axis:
         return None
     (_, theirs) = changes.pop()
     return int(theirs[0]) if theirs else None
-
-
-def _differences(
-    missing: list[str],
-    unexpected: list[str],
-    reshaped: list[str],
-    found: Mapping[str, Tensor],
-    wanted: Mapping[str, Any],
-) -> str:
-    shapes = [f"{k} is {_times(found[k].shape)}, not {_times(_shape(wanted[k]))}" for k in reshaped]
-    parts = [
-        f"{len(names)} {word}{_few(names)}"
-        for names, word in ((missing, "missing"), (unexpected, "unexpected"), (shapes, "of another shape"))
-        if names
-    ]
-    return ", ".join(parts)
 
 
 def _few(names: Iterable[Any], most: int = 3) -> str:
@@ -248,5 +234,5 @@ def _times(shape: Iterable[int]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, short enough to be part of a sentence."""
+    """The first line of an error's message, to be part of a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

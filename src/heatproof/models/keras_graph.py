@@ -66,13 +66,13 @@ def _check_backend(backend: str) -> None:
 
 
 def is_keras(thing: Any) -> bool:
-    """Is this a Keras model? Answered without importing Keras."""
+    """Whether this is a Keras model, without importing Keras."""
     return any(c.__name__ == "Model" and c.__module__.startswith("keras.") for c in type(thing).__mro__)
 
 
 @contextmanager
 def fresh_names() -> Iterator[None]:
-    """Layers get the names that they would have in a new session: weights fit whenever a network is built."""
+    """Name layers as in a new session, so that weights fit whenever a network is built."""
     state = importlib.import_module("keras.src.backend.common.global_state")
     before = state.get_global_attribute(COUNTS)
     state.set_global_attribute(COUNTS, defaultdict(int))
@@ -113,12 +113,12 @@ def read_model(path: str, allow_pickle: bool) -> Any:
 
 def applications() -> dict[str, Callable[..., Any]]:
     """The networks of keras.applications by name."""
-    found = vars(import_keras().applications).items()
-    return {name: f for name, f in found if callable(f) and not name.startswith("_")}
+    names = vars(import_keras().applications).items()
+    return {name: f for name, f in names if callable(f) and not name.startswith("_")}
 
 
 def preprocess_input(model: Any) -> Callable[..., Any] | None:
-    """The function that scales "... h w c" pixels in [0, 255] for this model, None where nobody knows.
+    """The function that scales "... h w c" pixels in [0, 255] for this model, None where it is unknown.
 
     The model is recognised as one of keras.applications by its name, by the name of a model inside it, or by
     a layer; a model that starts by scaling takes pixels as they are.

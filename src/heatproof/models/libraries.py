@@ -1,8 +1,9 @@
-"""The libraries load_model knows by name. Each builder makes a network with its preprocessing and classes."""
+"""Builders of networks by library, each with its preprocessing and class names."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import os
 import threading
@@ -21,49 +22,21 @@ from heatproof.errors import HeatproofError, InputError, ModelError, UnknownName
 from heatproof.images.preprocess import Preprocess
 from heatproof.models import keras_graph
 from heatproof.models.checkpoints import first_line, load_checkpoint, write_weights
-from heatproof.models.model import CONVOLUTIONS, Model, input_channels
+from heatproof.models.model import CONVOLUTIONS, Model
 from heatproof.models.names import imagenet_classes
 
 VOLUME = (96, 96, 96)  # where nothing says what a network for volumes takes
 DETECTED = 480  # pixels of a side that pictures get for a detector
 ELSEWHERE = "get the weights elsewhere and pass checkpoint="
 # Options that a builder accepts: those that describe an architecture. None names a file, an address or code.
-OPTIONS = {
-    "torchvision": """weights aux_logits aux_loss init_weights transform_input image_size patch_size
-        num_layers num_heads hidden_dim mlp_dim mlp_ratio embed_dim depths window_size dropout
-        attention_dropout stochastic_depth_prob norm_layer groups width_per_group width_mult
-        replace_stride_with_dilation
-        zero_init_residual growth_rate block_config num_init_features bn_size drop_rate memory_efficient
-        min_size max_size score_thresh box_score_thresh nms_thresh box_nms_thresh detections_per_img
-        box_detections_per_img rpn_pre_nms_top_n_test rpn_post_nms_top_n_test rpn_nms_thresh rpn_score_thresh
-        topk_candidates""",
-    "timm": """in_chans img_size patch_size embed_dim embed_dims depth depths num_heads window_size mlp_ratio
-        mlp_ratios qkv_bias qk_norm init_values class_token reg_tokens dynamic_img_size dynamic_img_pad
-        strict_img_size drop_rate drop_path_rate attn_drop_rate proj_drop_rate pos_drop_rate patch_drop_rate
-        global_pool output_stride act_layer norm_layer aa_layer layers channels dims widths stem_type
-        stem_width head_hidden_size final_norm zero_init_last""",
-    "keras": """input_shape alpha depth_multiplier dropout dropout_rate minimalistic include_preprocessing
-        classifier_activation""",
-    "monai": """spatial_dims in_channels n_input_channels out_channels img_size image_size input_image_size
-        patch_size in_shape input_shape classification post_activation pos_embed_type proj_type hidden_size
-        mlp_dim num_layers num_heads feature_size depths window_size qkv_bias dropout dropout_rate
-        dropout_prob drop_rate attn_drop_rate dropout_path_rate act norm bias adn_ordering channels strides
-        kernel_size kernel_sizes up_kernel_size upsample_kernel_size num_res_units res_block norm_name
-        act_name growth_rate init_features block_config bn_size block layers block_inplanes
-        widen_factor conv1_t_size conv1_t_stride no_max_pool shortcut_type bias_downsample feed_forward groups
-        reduction features init_filters blocks_down blocks_up upsample upsample_mode use_conv_final filters
-        deep_supervision deep_supr_num last_act mode np_out_channels normalize norm_type
-        use_checkpoint use_v2 spectral trans_bias""",
-    "lite0": """in_channels image_size dropout_rate drop_connect_rate batch_norm_momentum batch_norm_epsilon
-        width_coefficient depth_coefficient depth_divisor min_depth""",
-}
+OPTIONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("library_options.json").read_text())
 FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _loading = threading.RLock()  # of that variable, which all threads share
 
 
 @dataclass(frozen=True)
 class NetworkRequest:
-    """What a network built by name should be."""
+    """A network to be built by name."""
 
     spec: str  # as the user wrote it, for messages
     name: str = ""  # the part behind the colon
@@ -84,7 +57,7 @@ class NetworkRequest:
 
 def check_options(library: str, options: Iterable[str], allowed: Iterable[str] | None = None) -> None:
     """Raise InputError if an option is not among those that a library's builder accepts."""
-    names = OPTIONS[library].split() if allowed is None else sorted(allowed)
+    names = OPTIONS[library] if allowed is None else sorted(allowed)
     if unknown := [name for name in options if name not in names]:
         raise InputError(
             f"networks of {library} do not take the option {unknown[0]!r}; allowed: {', '.join(names)}"
@@ -154,7 +127,7 @@ def build_torchvision(request: NetworkRequest) -> Model:
 
 
 def _torchvision_steps(transform: Any) -> Preprocess:
-    """What a preset of torchvision's does; dense ones take any size, detectors normalise by themselves."""
+    """The preprocessing of a torchvision preset; dense ones take any size, detectors normalise themselves."""
     if not hasattr(transform, "mean"):
         return Preprocess((DETECTED, DETECTED), DETECTED, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     crop = getattr(transform, "crop_size", transform.resize_size)
@@ -195,11 +168,9 @@ def build_hf(request: NetworkRequest) -> Model:
         general = transformers.PretrainedConfig().to_dict()  # no part of an architecture
         check_options("hf", changes, {*type(config)().to_dict(), "trust_remote_code"} - {*general})
         config.update(changes)
+        missing: set[str] = set()
         if request.empty:
-            module, missing = (
-                classifier.from_config(config, trust_remote_code=trusted["trust_remote_code"]),
-                set(),
-            )
+            module = classifier.from_config(config, trust_remote_code=trusted["trust_remote_code"])
         else:
             loading = {"output_loading_info": True, "ignore_mismatched_sizes": bool(labels)}
             loading |= {"config": config, "weights_only": not request.allow_pickle}
@@ -222,7 +193,7 @@ def build_hf(request: NetworkRequest) -> Model:
 
 
 def _processor_steps(processor: Any) -> Preprocess:
-    """What a Hugging Face image processor does, read off one black and one white picture."""
+    """The preprocessing of a Hugging Face image processor, from one black and one white image."""
     black, white = (
         np.asarray(processor(Image.new("RGB", (320, 320), shade), return_tensors="np")["pixel_values"])[0]
         for shade in ("black", "white")
@@ -243,7 +214,7 @@ def _processor_steps(processor: Any) -> Preprocess:
 
 
 def mean_and_std(black: np.ndarray, white: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of a normalisation, from what it makes of black and of white, per channel.
+    """Mean and deviation of a normalisation, per channel, from its results for black and white.
 
     >>> mean_and_std(np.array([-1.0]), np.array([1.0]))
     ((0.5,), (0.5,))
@@ -262,7 +233,7 @@ def build_keras(request: NetworkRequest) -> Model:
 
 
 def from_keras(model: Any) -> Model:
-    """Keras squeezes pictures to the input's size; what happens to colours depends on the application."""
+    """A Keras model, whose preprocessing is measured: images are resized to the input's size."""
     keras_graph.import_keras()
     scale = keras_graph.preprocess_input(model)
     mean, std, bgr = Preprocess.mean, Preprocess.std, False
@@ -288,7 +259,8 @@ def build_monai(request: NetworkRequest) -> Model:
         raise UnknownNameError("MONAI network", request.name, known)
     returned = inspect.signature(make).return_annotation
     made = make if inspect.isclass(make) else getattr(nets, str(returned), None)
-    takes = {name for maker in (make, *getattr(made, "__mro__", ())[:-1]) for name in _arguments(maker)}
+    makers = (make, *getattr(made, "__mro__", ())[:-1])
+    takes = {name for maker in makers for name in inspect.signature(maker).parameters}
     classes, pretrained = request.num_classes or 2, request.pretrained and not request.empty
     usual = {"spatial_dims": 3, "in_channels": 1, "n_input_channels": 1, "out_channels": classes}
     usual |= {"num_classes": classes, "pretrained": pretrained, "classification": True}
@@ -300,10 +272,6 @@ def build_monai(request: NetworkRequest) -> Model:
     if whole is not None and len(whole) == 3:  # of a transformer, which keeps it nowhere
         return Model(module, preprocess=of_volumes(tuple(whole), channels))
     return Model(module, preprocess=sized(Preprocess(), module))
-
-
-def _arguments(maker: Any) -> list[str]:
-    return list(inspect.signature(maker).parameters)
 
 
 def build_lite0(request: NetworkRequest) -> Model:
@@ -320,7 +288,7 @@ def build_lite0(request: NetworkRequest) -> Model:
 
 @contextmanager
 def _download(request: NetworkRequest, happens: bool = True, instead: str = ELSEWHERE) -> Iterator[None]:
-    """Networks and servers fail in as many ways as there are libraries; here in one sentence."""
+    """Raise ModelError for whatever goes wrong in a download."""
     try:
         yield
     except (HeatproofError, ImportError, TypeError):
@@ -335,21 +303,22 @@ def _download(request: NetworkRequest, happens: bool = True, instead: str = ELSE
 
 @contextmanager
 def _no_bars(transformers: ModuleType) -> Iterator[None]:
-    """Transformers shows a progress bar even for a folder that loads at once."""
+    """Hide the progress bar, which transformers shows even for a folder that loads at once."""
     logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
+    enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if enabled:
             logging.enable_progress_bar()
 
 
 def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
     """Preprocessing for the size and channels a module declares; volumes are fractions of 1."""
-    if takes_volumes(module):
-        channels = input_channels(module) or 1
+    first = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
+    if isinstance(first, nn.Conv3d):
+        channels = first.in_channels
         declared = getattr(module, "img_size", None)
         whole = tuple(declared) if isinstance(declared, (tuple, list)) and len(declared) == 3 else VOLUME
         return of_volumes(whole, channels)
@@ -360,17 +329,11 @@ def sized(preprocess: Preprocess, module: nn.Module) -> Preprocess:
             ratio = preprocess.resize / preprocess.size[0] if isinstance(preprocess.resize, int) else 1.0
             preprocess = replace(preprocess, size=tuple(size), resize=round(min(size) * ratio))
             break
-    return _with_channels(preprocess, input_channels(module))
+    return _with_channels(preprocess, None if first is None else first.in_channels)
 
 
 def of_volumes(size: tuple[int, ...], channels: int) -> Preprocess:
     return Preprocess(size, size, (0.0,) * channels, (1.0,) * channels)
-
-
-def takes_volumes(module: nn.Module) -> bool:
-    """Whether its first listed convolution runs over three axes."""
-    first = next((part for part in module.modules() if isinstance(part, CONVOLUTIONS)), None)
-    return isinstance(first, nn.Conv3d)
 
 
 def _with_channels(preprocess: Preprocess, channels: int | None) -> Preprocess:

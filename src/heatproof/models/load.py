@@ -50,7 +50,7 @@ FORMS = (
 
 
 def best_device(named: str | None = None) -> str:
-    """The device that was named, else a GPU where there is one."""
+    """The device that was named, or a GPU if there is one."""
     return named or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -74,24 +74,24 @@ def load_model(
     prefix: str | None = None,
     **build_options: object,
 ) -> Model:
-    """A classifier that is ready to be explained.
+    """Load a network, ready to be explained.
 
     Args:
         spec_or_module: a name such as torchvision:resnet18, a .keras file, a module, a Keras model, or a
             function that takes model-ready images and returns scores.
         checkpoint: weights for it (safetensors, torch or Keras), instead of pretrained ones; all must fit,
             but a network built by name takes over the checkpoint's number of classes.
-        num_classes: of a network built by name; the library's default where None.
+        num_classes: of a network built by name; by default the library's.
         pretrained: whether a network built by name gets the library's weights, which are downloaded.
-        device: where it goes; it stays where it is where None.
-        layer, classes, preprocess: where CAMs look, the classes' names and what pictures go through, where
-            the model's own are not wanted.
-        precision: "fp32", "tf32" or "bf16"; as the network and torch are set where None.
+        device: moves the network there.
+        layer, classes, preprocess: the layer of CAMs, the names of classes and the preprocessing, instead of
+            the model's own.
+        precision: "fp32", "tf32" or "bf16"; by default as the network and torch are set.
         accelerate: whether passes may run folded, fused, recorded and in batches of the fastest size; False
             runs the network module by module, as HEATPROOF_ACCELERATE=0 does for all networks.
         head: what its output is, such as "multilabel", or a head with its own settings (see docs/heads.md);
-            found in its first pass, where that is safe, where None.
-        thresholds: of a multilabel head: from which probability on a label is predicted, one or one each.
+            by default determined by its first pass, where that is safe.
+        thresholds: of a multilabel head: the least probability of a predicted label, one or one each.
         tolerance: of a regression: how far a value may move and count as the same prediction.
         references: of an embedding: vectors "t d" to be similar to, or a .npy file of them.
         allow_pickle: let checkpoints, weights of a library and .keras files run the code inside them.
@@ -174,13 +174,13 @@ def _build_by_name(spec: str, request: NetworkRequest) -> Model:
         raise ModelError(f"{spec} is a file; name the function in it that makes the model: {spec}:FUNCTION")
     else:
         raise ModelError(f"cannot read the model {spec!r}; write {FORMS}")
-    if not isinstance(model.module, keras_graph.KerasClassifier):  # whose layers may be someone's own
+    if not isinstance(model.module, keras_graph.KerasClassifier):  # whose layers may belong to the user
         model.module.eval()
     return replace(model, name=spec)
 
 
 def _as_model(thing: Any) -> Model:
-    """A module as it is, with what can be read off it."""
+    """A Model of a module, a Keras model or a function."""
     if isinstance(thing, Model):
         return thing
     if keras_graph.is_keras(thing):
@@ -212,7 +212,7 @@ def _with_weights(model: Model, spec: Any, request: NetworkRequest, path: Path, 
 
 
 def _factory(path: Path, request: NetworkRequest) -> Model:
-    """What a function in a Python file makes; the function itself where it takes images."""
+    """The network that a function in a Python file makes; the function itself if it takes images."""
     with function_in(path, request.name) as make:
         if takes_images(make, ["num_classes", *request.options]):
             _refuse_options(request, f"{path.name}:{request.name}, which predicts,")
@@ -222,15 +222,15 @@ def _factory(path: Path, request: NetworkRequest) -> Model:
         if request.num_classes is not None and "num_classes" not in parameters and not takes_any:
             raise ModelError(f"{request.name} in {path.name} takes no num_classes; leave it out or add it")
         with keras_graph.fresh_names() if "keras" in sys.modules else nullcontext():
-            made = make(**request.chosen_classes, **request.options)
-    if not callable(made) and not isinstance(made, Model) and not keras_graph.is_keras(made):
-        raise ModelError(f"{path.name}:{request.name} returned {type(made).__name__}, not an nn.Module")
-    return _as_model(made)
+            network = make(**request.chosen_classes, **request.options)
+    if not callable(network) and not isinstance(network, Model) and not keras_graph.is_keras(network):
+        raise ModelError(f"{path.name}:{request.name} returned {type(network).__name__}, not an nn.Module")
+    return _as_model(network)
 
 
 @contextmanager
 def _one_sentence(spec: str, extra: str | None = None) -> Iterator[None]:
-    """Whatever goes wrong inside a library or a user's factory, said in one sentence."""
+    """Raise ModelError for whatever goes wrong inside a library or a user's factory."""
     try:
         yield
     except HeatproofError:

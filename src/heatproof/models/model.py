@@ -1,4 +1,4 @@
-"""A classifier as the rest of heatproof sees it: images in, one row of logits per image out."""
+"""Model: a network with its preprocessing, class names and head; images in, rows of logits out."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ from heatproof.models.heads import (
     Columns,
     Head,
     LastStep,
+    Undetermined,
     check_inputs,
-    class_scores,
     named_head,
-    predicted,
-    probabilities,
     read_first,
+    vectors_of,
 )
-from heatproof.models.heads.classes import Undetermined
-from heatproof.models.heads.values import vectors_of
 from heatproof.models.running import (
     at_least_float,
     check_precision,
@@ -45,8 +42,6 @@ from heatproof.models.running import (
 from heatproof.models.wrapped import refuse_wrapped, unwrapped
 from heatproof.timeline import span
 from heatproof.types import ArrayLike, Images, Picture
-
-__all__ = ["Model", "as_model", "class_scores", "predicted", "probabilities"]
 
 PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
@@ -79,18 +74,18 @@ class ModelFacts:
 
 @dataclass(eq=False)
 class Model:
-    """An nn.Module with what heatproof knows about it. Nothing in the module is changed.
+    """A network with what heatproof knows about it. The module is not changed.
 
     Args:
         module: the network.
-        name: what rows call it.
-        preprocess: what pictures go through.
+        name: its name in rows.
+        preprocess: the preprocessing of images.
         classes: their names.
-        layer, scales: where CAMs and multi-scale CAMs look; found by itself where None.
-        call: how images enter the module, where it is not module(images).
-        precision: "fp32", "tf32" or "bf16" (see running.py); as the network and torch are set where None.
-        inputs_per_pass: of methods and metrics that need many, for images as `preprocess` makes them; chosen
-            by throughput where None.
+        layer, scales: the layers of CAMs and multi-scale CAMs; determined automatically by default.
+        call: how images enter the module, by default module(images).
+        precision: "fp32", "tf32" or "bf16" (see running.py); by default as the network and torch are set.
+        inputs_per_pass: for methods and metrics that need many, at the size that `preprocess` makes; chosen
+            by throughput by default.
         accelerate: whether passes may run faster than module by module (see accel/).
         head: what its output is: a head such as Multilabel(thresholds=...), or the name of one (see heads/).
             By default the first pass determines it where that is safe; until then it is `Undetermined`.
@@ -126,18 +121,18 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        tensor = self._any_tensor()
-        return torch.device("cpu") if tensor is None else tensor.device
+        return self._any_tensor().device
 
     @property
     def dtype(self) -> torch.dtype:
         tensor = self._any_tensor()
-        return torch.float32 if tensor is None or not tensor.is_floating_point() else tensor.dtype
+        return tensor.dtype if tensor.is_floating_point() else torch.float32
 
-    def _any_tensor(self) -> Tensor | None:
-        # Not as the default of one next(), for which all buffers would be looked for every time.
-        weight = next(self.module.parameters(), None)
-        return next(self.module.buffers(), None) if weight is None else weight
+    def _any_tensor(self) -> Tensor:
+        # Not as the default of one next(), for which all buffers would be listed every time.
+        if (weight := next(self.module.parameters(), None)) is not None:
+            return weight
+        return next(self.module.buffers(), torch.empty(0, dtype=torch.float32, device="cpu"))
 
     def forward(self, images: Tensor) -> Tensor:
         """ "b k" logits, float32, in whatever mode the module is in, with a graph where torch builds one."""
@@ -164,12 +159,12 @@ class Model:
         return self.facts.writes_input is not None
 
     def output(self, images: Tensor) -> Any:
-        """What the network returns for images that are `ready`, as it is."""
+        """The network's own output for images that are `ready`."""
         with self.computing(), span("forward", inputs=len(images)):
             return (self.call or self.module)(images)
 
     def computing(self) -> AbstractContextManager[None]:
-        """The model's precision, while the context is open: for a backward pass; forward sees to itself."""
+        """A context with the model's precision, for a backward pass; `forward` opens its own."""
         return computing(self.precision, self.device)
 
     @property
@@ -179,7 +174,7 @@ class Model:
 
     @property
     def head_meaning(self) -> str:
-        """The head in words, for those who should know what was assumed."""
+        """The head in words, to report what was assumed."""
         return self.head.meaning if self.was_seen else "not known before its first pass"
 
     def scores(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -195,7 +190,7 @@ class Model:
         return self.head.probabilities(logits)
 
     def predicted(self, logits: Tensor) -> Tensor:
-        """ "b": the target that is explained where none is named."""
+        """ "b": the target that is explained by default."""
         return self.head.predicted(logits)
 
     def same(self, before: Tensor, after: Tensor, targets: Tensor) -> Tensor:
@@ -204,7 +199,7 @@ class Model:
 
     @torch.no_grad()
     def embeddings(self, images: Tensor) -> Tensor:
-        """ "b d": the vectors of an encoder, to be references of others (see heads/values.py)."""
+        """ "b d": the vectors of an encoder, to be references of an embedding (see heads/values.py)."""
         with frozen_eval(self.module):
             return at_least_float(vectors_of(self.output(self.ready(images)), len(images)))
 
@@ -232,12 +227,10 @@ class Model:
             torch.cuda.empty_cache()
         if self.name not in _reported:
             _reported.add(self.name)
-            log.warning(
+            text = (
                 "%s: memory does not hold a pass of %d images; smaller passes are made, whose results agree "
-                "up to rounding",
-                self.name,
-                inputs,
             )
+            log.warning(text + "up to rounding", self.name, inputs)
 
     def input_gradient(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """ "b c h w" gradient of each target's logit and the "b k" logits; one forward, one backward."""
@@ -267,13 +260,13 @@ class Model:
             )
 
     def ready(self, images: Tensor) -> Tensor:
-        """Images on the model's device, in its type, in the memory format convolutions like best."""
+        """Images on the model's device, in its type, in the memory format that is fastest."""
         return images.to(self.device, self.dtype).contiguous(memory_format=memory_format(images))
 
     def check_images(self, images: Images, finite: bool = True) -> Tensor:
-        """Images "b c h w" or "b c d h w", or what the model sees of pictures; refuse what cannot be.
+        """Check images "b c h w" or "b c d h w", and preprocess files and Pillow images.
 
-        finite: look at the pixels too, for which a GPU has to be waited for.
+        finite: check the pixels too, which waits for a GPU.
         """
         if self.device.type == "meta":
             raise ModelError(
@@ -300,12 +293,12 @@ class Model:
         return checked
 
     def see(self, pictures: Sequence[Picture]) -> Tensor:
-        """Picture files or Pillow pictures, model-ready: through the model's own preprocessing."""
+        """Preprocess image files or Pillow images."""
         volume = len(self.preprocess.size) > 2
         opened = [p if isinstance(p, Image.Image) else open_seen(Path(p), volume=volume) for p in pictures]
-        if any(isinstance(picture, Image.Image) for picture in opened):
+        if any(isinstance(image, Image.Image) for image in opened):
             self.check_channels()
-        return torch.stack([self.preprocess(picture) for picture in opened])
+        return torch.stack([self.preprocess(image) for image in opened])
 
     def check_channels(self) -> None:
         if self.preprocess.channels not in (1, 3):
@@ -340,8 +333,8 @@ class Model:
 
 
 def check_pixels(images: Tensor) -> None:
-    """Refuse images with pixels that are not numbers."""
-    # One sum sees every bad pixel; which image holds it is asked only then.
+    """Raise InputError if pixels are not finite."""
+    # One sum shows any bad pixel; the image is looked for only then.
     if not torch.isfinite(images.sum(dtype=max_precision(images))):
         bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
         if bad:
@@ -349,7 +342,7 @@ def check_pixels(images: Tensor) -> None:
 
 
 def as_model(model: Model | nn.Module) -> Model:
-    """What load_model makes of a module, for functions that take either."""
+    """A Model, of a module by load_model."""
     if isinstance(model, Model):
         return model
     from heatproof.models.load import load_model  # which builds on this file

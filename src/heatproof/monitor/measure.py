@@ -31,9 +31,9 @@ from torch.nn.parameter import is_lazy
 
 from heatproof.errors import InputError
 from heatproof.metrics import accuracy, auc, cscore_by_class, recall
-from heatproof.metrics.classifier import ClassifierScore
-from heatproof.metrics.consistency import CScore, CScores
-from heatproof.metrics.gold import ListRule, confidence_weights, thresholds
+from heatproof.metrics.cscores import confidence_weights
+from heatproof.metrics.gold import ListRule, thresholds
+from heatproof.metrics.results import PerClass
 from heatproof.models import Model, probabilities
 from heatproof.models.heads import Multilabel
 from heatproof.models.running import frozen_eval
@@ -70,11 +70,11 @@ class Answers:
 class Measured:
     """Scores of one checkpoint."""
 
-    scores: Mapping[str, CScores]  # by method
+    scores: Mapping[str, PerClass]  # by method
     degenerate: Mapping[str, float]  # by method: share of constant maps
-    auc: ClassifierScore
-    accuracy: ClassifierScore
-    recall: ClassifierScore
+    auc: PerClass
+    accuracy: PerClass
+    recall: PerClass
     unusable: Mapping[str, int]  # by method: maps that are not finite, left out of its score
 
 
@@ -106,8 +106,8 @@ def measure(
                 anchor=None if listed is None else listed[usable],
             )  # fmt: skip
         else:
-            none, classes = CScore(math.nan, 0, math.nan, reason=NO_MAP), range(probs.shape[1])
-            scores[method] = CScores(dict.fromkeys(classes, none), none, dict.fromkeys(classes, math.nan))
+            none = PerClass(reason=NO_MAP)
+            scores[method] = PerClass(reason=NO_MAP, classes=dict.fromkeys(range(probs.shape[1]), none))
         degenerate[method] = float(maps.degenerate.double().mean())
     right, recalled = (score(labels, probs, **limits) for score in (accuracy, recall))
     return Measured(scores, degenerate, auc(labels, probs), right, recalled, unusable)
@@ -201,7 +201,7 @@ class StepResult:
     verdict: Verdict | None = field(default=None, repr=False)  # on the run folder, if there is one
 
     @property
-    def _scores(self) -> Mapping[str, CScores]:
+    def _scores(self) -> Mapping[str, PerClass]:
         return {} if self.measured is None else self.measured.scores
 
     @property
@@ -210,7 +210,7 @@ class StepResult:
         return {method: scores.overall.value for method, scores in self._scores.items()}
 
     @property
-    def by_class(self) -> dict[str, dict[str, CScore]]:
+    def by_class(self) -> dict[str, dict[str, PerClass]]:
         """Value, size of the gold list, interval, degenerate share and reason, by method and class name."""
         return {
             method: {name: scores.classes[c] for c, name in self.classes.items()}
@@ -236,7 +236,7 @@ class StepResult:
         """Share of constant maps, by method."""
         return {} if self.measured is None else dict(self.measured.degenerate)
 
-    def _by_name(self) -> Iterator[tuple[str, str, CScore]]:
+    def _by_name(self) -> Iterator[tuple[str, str, PerClass]]:
         """Every C-Score with its method and class name; that over all classes first."""
         for method, scores in self.by_class.items():
             for name, score in [(ALL, self._scores[method].overall), *scores.items()]:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from heatproof.errors import InputError
-from heatproof.metrics.gold import ListRule, gold_list
+from heatproof.metrics.cscores import gold_list
+from heatproof.metrics.gold import ListRule
 from heatproof.metrics.scene import BatchContext
 from heatproof.models import Model
 from heatproof.monitor.measure import Answers, Measured, undisturbed

@@ -1,47 +1,68 @@
-"""Runs side by side: what became better or worse from the first to each of the others, and which maps moved.
+"""Comparison of runs: what became better or worse from the first to each other one, and which maps changed.
 
-A side is a run at its last checkpoint, or at one that is named, with all its methods or one of them:
+A side is a run at its last checkpoint, or at a named one, with all its methods or one of them:
 
     runs/a     runs/a@epoch05     runs/a@gradcam     runs/a@epoch05@gradcam
 
-Numbers of pictures are compared picture by picture where at least half of the smaller side's pictures are
-in both (same name, same content), else as two samples; both with a 95 % bootstrap interval. Each interval
-stands by itself: of twenty comparisons in which nothing changed, about one leaves 0 out. Numbers about whole
-checkpoints have changed where their own intervals lie apart.
+Values per image are compared in pairs if at least half of the smaller side's images are in both (same name,
+same content), else as two samples; both with a 95 % bootstrap interval, not corrected for the number of
+comparisons. Values of whole checkpoints have changed if their own intervals do not overlap.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
+from PIL import Image
 
+from heatproof.disk import write_whole
 from heatproof.errors import HeatproofError, InputError, did_you_mean
 from heatproof.metrics.stats import mean_interval, percentile_interval, resample
-from heatproof.show import plain_table
+from heatproof.report.gallery import MOST_COMPARED, for_display, standard_ranks
+from heatproof.report.panels import Tile, sheet
+from heatproof.report.pieces import (
+    Chart,
+    Grid,
+    Panels,
+    Scale,
+    asset,
+    fill,
+    named,
+    nice_ticks,
+    number,
+    output_path,
+    policy,
+    with_sub,
+)
+from heatproof.show import address, overlay, plain_table
 from heatproof.store import RunFolder
 from heatproof.store.facts import MetricFacts
-from heatproof.verdict.answers import Verdict, without_nan
-from heatproof.verdict.data import RunData, read_run
+from heatproof.store.ledger import DamagedError
+from heatproof.verdict.answers import WORDS, Verdict, without_nan
+from heatproof.verdict.data import NAN, Measure, RunData, read_run
 from heatproof.verdict.judge import judge
-from heatproof.verdict.measures import Measure
 
-NAN = float("nan")
 SCHEMA = 1
-COMPARED_AT = 32, 32  # pixels at which maps are compared
-MOST_COMPARED = 2000  # pictures
-UNMOVED = 0.9995  # a correlation that is shown as 1
+UNCHANGED = 0.9995  # a rank correlation that is printed as 1
+PIXELS = 112  # of an image's side
+MOST_METHODS = 2  # of an image whose maps changed
+MOST_PANELS = 12
+ORDER = ("worse", "better", "unclear")
 RIGHT = Measure(
     "classified rightly", "classified rightly",
     MetricFacts("classified rightly", title="pictures classified rightly", family="Classifier",
                 higher_is_better=True, bounds=(0.0, 1.0), floors=()),
 )  # fmt: skip
-SAID_OF_ONE = {
+METHOD_HEADLINES = {
     "yes": "Its maps follow the network", "no": "Its maps do not follow the network",
     "undecided": "Not decided yet whether its maps follow the network",
     "": "A floor, which never looks at the network",
@@ -50,12 +71,12 @@ SAID_OF_ONE = {
 
 @dataclass(frozen=True)
 class RunSide:
-    """One run at one checkpoint, judged."""
+    """A run at one checkpoint with its verdict."""
 
     name: str
     data: RunData
     verdict: Verdict
-    method: str = ""  # the only one that is compared; all where empty
+    method: str = ""  # the only one that is compared; "" compares all
 
     @property
     def follows(self) -> str:
@@ -66,11 +87,11 @@ class RunSide:
 
     @property
     def headline(self) -> str:
-        return SAID_OF_ONE[self.follows] if self.method else self.verdict.headline
+        return METHOD_HEADLINES[self.follows] if self.method else self.verdict.headline
 
     @cached_property
-    def marks(self) -> Mapping[str, str]:
-        """What each picture was made of, where the run recorded it."""
+    def contents(self) -> Mapping[str, str]:
+        """Hashes of the images' contents, if the run recorded them."""
         return dict(self.data.folder.images())
 
     @cached_property
@@ -78,56 +99,9 @@ class RunSide:
         return {name: i for i, name in enumerate(self.data.images.ids)}
 
 
-def read_side(run: str | Path | RunFolder) -> RunSide:
-    """A run, perhaps with a checkpoint and a method behind @."""
-    path, names = (run, []) if isinstance(run, RunFolder) or Path(run).exists() else _split(str(run))
-    folder = path if isinstance(path, RunFolder) else RunFolder.open(path)
-    data = read_run(folder)
-    checkpoint, method = None, ""
-    for name in names:
-        if name in data.checkpoints:
-            checkpoint = name
-        elif name in data.methods:
-            method = name
-        else:
-            known = [*data.checkpoints, *data.methods]
-            raise InputError(f"{path} has no checkpoint or method {name!r}; {did_you_mean(name, known)}")
-    if checkpoint is not None and checkpoint != data.checkpoint:
-        data = read_run(folder, data.model, checkpoint)
-    return RunSide("", data, judge(data), method)
-
-
-def _split(text: str) -> tuple[str, list[str]]:
-    """The longest beginning that is a path, and the words behind it."""
-    words = text.split("@")
-    for end in range(len(words) - 1, 0, -1):
-        if Path(path := "@".join(words[:end])).exists():
-            return path, words[end:]
-    return words[0], words[1:]
-
-
-def named_sides(sides: Sequence[RunSide]) -> list[RunSide]:
-    """With names that say in what they differ."""
-    paths = [s.data.folder.path.resolve() for s in sides]
-    folders = [path.parent.name if path.name == "run" else path.name for path in paths]
-    parts = {
-        "folder": folders if len(set(paths)) > 1 else [""] * len(sides),
-        "model": [s.data.model for s in sides],
-        "checkpoint": [s.data.checkpoint for s in sides],
-        "method": [s.method for s in sides],
-    }
-    told = [key for key, values in parts.items() if len(set(values)) > 1]
-    names = [" ".join(filter(None, (parts[key][i] for key in told))) for i in range(len(sides))]
-    clear = all(names) and len(set(names)) == len(names)
-    return [
-        replace(side, name=name if clear else f"{name or side.data.model} ({i})")
-        for i, (name, side) in enumerate(zip(names, sides, strict=True), 1)
-    ]
-
-
 @dataclass(frozen=True)
 class Difference:
-    """One number of two sides: better counted by its direction."""
+    """One metric of two sides."""
 
     of: Measure
     sides: tuple[int, int]
@@ -154,32 +128,32 @@ class Difference:
 
 
 class Moved(NamedTuple):
-    """A picture whose maps are least alike on two sides."""
+    """An image whose maps differ between two sides."""
 
     image: str
     sides: tuple[int, int]
     alike: float  # mean rank correlation over the methods
-    methods: tuple[tuple[str, str, float], ...]  # on either side, and how alike; the least alike first
+    methods: tuple[tuple[str, str, float], ...]  # on either side, and their correlation; lowest first
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Sides, what changed from the first to each other one, and the pictures whose maps moved most."""
+    """Sides, the changes from the first to each other one, and the images whose maps changed most."""
 
     sides: tuple[RunSide, ...]
     differences: tuple[Difference, ...]
     moved: tuple[Moved, ...] = ()
-    same: Mapping[int, int] = field(default_factory=dict)  # pictures that a side shares with the first
+    same: Mapping[int, int] = field(default_factory=dict)  # images that a side shares with the first
 
     def found(self, answer: str) -> list[Difference]:
-        return [one for one in self.differences if one.answer == answer]
+        return [difference for difference in self.differences if difference.answer == answer]
 
     @property
     def headline(self) -> str:
         better, worse, unclear = (len(self.found(word)) for word in ("better", "worse", "unclear"))
-        total = len(self.differences)
-        if not total:
+        if not self.differences:
             return "The runs have no number in common"
+        total = len(self.differences)
         return f"{better} of {total} numbers became better, {worse} worse, {unclear} did not surely change"
 
     def report(self, path: str | Path = "compare.html") -> Path:
@@ -188,9 +162,27 @@ class RunComparison:
         Args:
             path: of the file.
         """
-        from heatproof.report.compare_page import write_comparison  # needs torch
-
-        return write_comparison(self, path)
+        path = output_path(path)
+        others = []
+        for k, side in enumerate(self.sides[1:], 1):
+            own = [d for d in self.differences if d.sides[1] == k]
+            counts = {"same": self.same.get(k, 0), "pictures": len(side.data.images.ids)}
+            others.append({"name": side.name, **counts, "charts": _charts(own), "numbers": _table(own, side)})
+        verdicts = []
+        for side in self.sides:
+            answers = [m for m in side.verdict.methods if side.method in ("", m.method)]
+            text = "; ".join(f"{m.method} {WORDS[m.follows]}" for m in answers) or "no method"
+            verdicts.append((side, text))
+        content = {
+            "this": self,
+            "policy": policy(""),
+            "style": Markup(asset("page.css")),
+            "verdicts": verdicts,
+            "moved": [(image, _strip(self, image)) for image in self.moved],
+            "others": others,
+        }
+        write_whole({path: fill("compare", content).encode("utf-8", errors="replace")})
+        return path
 
     def as_json(self) -> dict[str, Any]:
         """For programs; NaN becomes null."""
@@ -207,151 +199,250 @@ class RunComparison:
              "low": d.low, "high": d.high}
             for d in self.differences
         ]  # fmt: skip
-        moved = [m._asdict() for m in self.moved]
-        found = {"schema": SCHEMA, "sides": sides, "differences": changes, "moved": moved}
-        return dict(without_nan(found))
+        moved = [image._asdict() for image in self.moved]
+        return dict(without_nan({"schema": SCHEMA, "sides": sides, "differences": changes, "moved": moved}))
 
     def __str__(self) -> str:
-        lines = [f"{self.headline}.", *(f"  {s.name}: {s.headline}" for s in self.sides)]
-        return "\n".join(lines)
+        return "\n".join([f"{self.headline}.", *(f"  {s.name}: {s.headline}" for s in self.sides)])
 
     def _repr_html_(self) -> str:
         heads = ["", "method", "before", "after", "change", "low", "high", "answer"]
         rows = [[d.of.plain, d.method, d.before, d.after, d.change, d.low, d.high, d.answer]
                 for d in self.differences]  # fmt: skip
-        told = plain_table(["run", "verdict"], [[s.name, s.headline] for s in self.sides])
-        return told + (plain_table(heads, rows) if rows else "")
+        verdicts = plain_table(["run", "verdict"], [[s.name, s.headline] for s in self.sides])
+        return verdicts + (plain_table(heads, rows) if rows else "")
 
 
 def compare_runs(runs: Sequence[str | Path | RunFolder], most: int = 12) -> RunComparison:
-    """Read and judge every side, and hold each against the first. most: pictures to name."""
+    """Read and judge every side, and compare each with the first. most: images to name."""
     if len(runs) < 2:
         raise InputError("name at least two runs, or one at two checkpoints: RUN@epoch01 RUN@epoch10")
-    sides = named_sides([read_side(run) for run in runs])
+    sides = _with_names([read_side(run) for run in runs])
     differences: list[Difference] = []
     moved: list[Moved] = []
     same = {}
+    first = sides[0]
     for k, other in enumerate(sides[1:], 1):
-        shared = _shared(sides[0], other)
+        shared = [
+            name
+            for name in first.data.images.ids
+            if name in other.places
+            and first.contents.get(name, "") == other.contents.get(name, first.contents.get(name, ""))
+        ]
         same[k] = len(shared)
-        pairs = _methods(sides[0], other)
-        differences += _differences(sides, k, pairs, shared)
-        moved += _moved(sides, k, pairs, shared)
-    moved.sort(key=lambda one: one.alike)
+        if first.method or other.method:
+            pairs = [(first.method or other.method, other.method or first.method)]
+        else:
+            pairs = [(m, m) for m in first.data.methods if m in other.data.methods]
+        differences += _differences(first, other, k, pairs, shared)
+        moved += _moved(first, other, k, pairs, shared)
+    moved.sort(key=lambda image: image.alike)
     return RunComparison(tuple(sides), tuple(differences), tuple(moved[:most]), same)
 
 
-def _shared(a: RunSide, b: RunSide) -> list[str]:
-    """Pictures that are in both: of one name, and of one content where both runs know it."""
+def read_side(run: str | Path | RunFolder) -> RunSide:
+    """A run, optionally with a checkpoint and a method after @."""
+    path, names = (run, []) if isinstance(run, RunFolder) or Path(run).exists() else _split(str(run))
+    folder = path if isinstance(path, RunFolder) else RunFolder.open(path)
+    data = read_run(folder)
+    checkpoint, method = data.checkpoint, ""
+    for name in names:
+        if name in data.checkpoints:
+            checkpoint = name
+        elif name in data.methods:
+            method = name
+        else:
+            known = [*data.checkpoints, *data.methods]
+            raise InputError(f"{path} has no checkpoint or method {name!r}; {did_you_mean(name, known)}")
+    if checkpoint != data.checkpoint:
+        data = read_run(folder, data.model, checkpoint)
+    return RunSide("", data, judge(data), method)
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    """The longest beginning that is a path, and the words after it."""
+    words = text.split("@")
+    for end in range(len(words) - 1, 0, -1):
+        if Path(path := "@".join(words[:end])).exists():
+            return path, words[end:]
+    return words[0], words[1:]
+
+
+def _with_names(sides: Sequence[RunSide]) -> list[RunSide]:
+    """The sides, named after what they differ in."""
+    paths = [s.data.folder.path.resolve() for s in sides]
+    folders = [path.parent.name if path.name == "run" else path.name for path in paths]
+    parts = [
+        folders if len(set(paths)) > 1 else [""] * len(sides),
+        [s.data.model for s in sides],
+        [s.data.checkpoint for s in sides],
+        [s.method for s in sides],
+    ]
+    different = [values for values in parts if len(set(values)) > 1]
+    names = [" ".join(filter(None, (values[i] for values in different))) for i in range(len(sides))]
+    unique = all(names) and len(set(names)) == len(names)
     return [
-        name
-        for name in a.data.images.ids
-        if name in b.places and a.marks.get(name, "") == b.marks.get(name, a.marks.get(name, ""))
+        replace(side, name=name if unique else f"{name or side.data.model} ({i})")
+        for i, (name, side) in enumerate(zip(names, sides, strict=True), 1)
     ]
 
 
-def _methods(a: RunSide, b: RunSide) -> list[tuple[str, str]]:
-    """Pairs of methods that are compared: the same one, unless a side names its own."""
-    if a.method or b.method:
-        return [(a.method or b.method, b.method or a.method)]
-    return [(m, m) for m in a.data.methods if m in b.data.methods]
-
-
 def _differences(
-    sides: Sequence[RunSide], k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
+    first: RunSide, other: RunSide, k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
 ) -> Iterator[Difference]:
-    a, b = sides[0].data, sides[k].data
-    at = [[side.places[name] for name in shared] for side in (sides[0], sides[k])]
+    a, b = first.data, other.data
+    at = [[side.places[name] for name in shared] for side in (first, other)]
     half = 2 * len(shared) >= min(len(a.images.ids), len(b.images.ids)) > 0
 
-    def held(of: Measure, methods: tuple[str, str], one: np.ndarray, other: np.ndarray) -> Difference:
-        both = one[at[0]], other[at[1]]
+    def difference(of: Measure, methods: tuple[str, str], x: np.ndarray, y: np.ndarray) -> Difference:
+        both = x[at[0]], y[at[1]]
         known = np.isfinite(both[0]) & np.isfinite(both[1])
         if paired := bool(half and known.sum() > 1):
-            one, other = (column[known] for column in both)
-            interval = mean_interval(other - one)
+            x, y = (column[known] for column in both)
+            interval = mean_interval(y - x)
         else:
-            one, other = (column[np.isfinite(column)] for column in (one, other))
-            interval = _unpaired(one, other)
-        before, after = (float(column.mean()) if len(column) else NAN for column in (one, other))
-        n = len(one), len(other)
+            x, y = (column[np.isfinite(column)] for column in (x, y))
+            interval = _unpaired(x, y)
+        before, after = (float(column.mean()) if len(column) else NAN for column in (x, y))
+        n = len(x), len(y)
         return Difference(of, (0, k), methods, before, after, after - before, *interval, n, paired)
 
     rights = [np.array([NAN if r is None else float(r) for r in data.images.right]) for data in (a, b)]
     if all(np.isfinite(right).any() for right in rights) and not a.manifest.is_multilabel:
-        yield held(RIGHT, ("", ""), *rights)
+        yield difference(RIGHT, ("", ""), *rights)
     for of in a.measures:
+        if of.higher_is_better is None:
+            continue
         for methods in pairs:
-            if of.higher_is_better is None:
-                continue
-            one, other = (
-                a.images.scores.get((of.name, methods[0])),
-                b.images.scores.get((of.name, methods[1])),
-            )
-            if one is not None and other is not None:
-                yield held(of, methods, one, other)
-            elif (of.name, methods[0]) in a.whole and (of.name, methods[1]) in b.whole:
-                yield _of_checkpoints(of, k, methods, a, b)
+            keys = [(of.name, method) for method in methods]
+            if keys[0] in a.images.scores and keys[1] in b.images.scores:
+                yield difference(of, methods, a.images.scores[keys[0]], b.images.scores[keys[1]])
+            elif keys[0] in a.whole and keys[1] in b.whole:
+                x, y = a.whole[keys[0]], b.whole[keys[1]]
+                apart = y.low - x.high, y.high - x.low  # contains 0 if the intervals overlap
+                change, n = y.defined - x.defined, (x.n or 0, y.n or 0)
+                yield Difference(of, (0, k), methods, x.defined, y.defined, change, *apart, n, False)
 
 
-def _of_checkpoints(of: Measure, k: int, methods: tuple[str, str], a: RunData, b: RunData) -> Difference:
-    """Of numbers about whole checkpoints, by their own intervals."""
-    one, other = a.whole[of.name, methods[0]], b.whole[of.name, methods[1]]
-    change = other.defined - one.defined
-    apart = other.low - one.high, other.high - one.low  # 0 lies within where the intervals meet
-    n = one.n or 0, other.n or 0
-    return Difference(of, (0, k), methods, one.defined, other.defined, change, *apart, n, False)
-
-
-def _unpaired(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+def _unpaired(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Bootstrap interval of the difference of the means of two samples."""
-    if min(len(one), len(other)) < 2:
+    if min(len(x), len(y)) < 2:
         return NAN, NAN
-    means = [x[resample(len(x), seed=(0, i))].mean(1) for i, x in enumerate((one, other))]
+    means = [values[resample(len(values), seed=(0, i))].mean(1) for i, values in enumerate((x, y))]
     return percentile_interval(means[1] - means[0])
 
 
 def _moved(
-    sides: Sequence[RunSide], k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
+    first: RunSide, other: RunSide, k: int, pairs: Sequence[tuple[str, str]], shared: Sequence[str]
 ) -> Iterator[Moved]:
-    """Every picture with maps on both sides, by how alike these are; floors say nothing here."""
-    a, b = sides[0], sides[k]
+    """Images with maps on both sides that differ; floors are compared only if they are named."""
     step = max(1, -(-len(shared) // MOST_COMPARED))
-    named = (a.method, b.method) != ("", "")
-    real = [p for p in pairs if named or (p[0] in a.data.real and p[1] in b.data.real)]
-    found: dict[str, list[tuple[str, str, float]]] = {}
-    for first, second in real:
-        for image, alike in _alike(a, b, (first, second), shared[::step]):
-            found.setdefault(image, []).append((first, second, alike))
-    for image, each in found.items():
-        mean = float(np.mean([alike for _, _, alike in each]))
-        if mean < UNMOVED:
-            yield Moved(image, (0, k), mean, tuple(sorted(each, key=lambda one: one[2])))
+    named = (first.method, other.method) != ("", "")
+    by_image: dict[str, list[tuple[str, str, float]]] = {}
+    for a, b in pairs:
+        if named or (a in first.data.real and b in other.data.real):
+            for image, alike in _alike(first, other, (a, b), shared[::step]):
+                by_image.setdefault(image, []).append((a, b, alike))
+    for image, methods in by_image.items():
+        mean = float(np.mean([alike for _, _, alike in methods]))
+        if mean < UNCHANGED:
+            yield Moved(image, (0, k), mean, tuple(sorted(methods, key=lambda method: method[2])))
 
 
 def _alike(
-    a: RunSide, b: RunSide, methods: tuple[str, str], images: Sequence[str]
+    first: RunSide, other: RunSide, methods: tuple[str, str], images: Sequence[str]
 ) -> Iterator[tuple[str, float]]:
-    """Rank correlation of two sides' maps of each picture; 0 where only one of them is blank."""
-    from heatproof.metrics.agreement import map_similarity
-    from heatproof.types import upsample
-
+    """Rank correlation of two sides' maps of each image; 0 if only one of them is constant."""
+    sides = [(side.data.folder.maps(), side.data.checkpoint, m)
+             for side, m in zip((first, other), methods, strict=True)]  # fmt: skip
     try:
-        stores = [side.data.folder.maps() for side in (a, b)]
-        known = [store.known(side.data.checkpoint, m, images)
-                 for store, side, m in zip(stores, (a, b), methods, strict=True)]  # fmt: skip
-        common = [name for name, *there in zip(images, *known, strict=True) if all(there)]
+        known = [store.known(checkpoint, method, images) for store, checkpoint, method in sides]
+        common = [name for name, *stored in zip(images, *known, strict=True) if all(stored)]
         if not common:
             return
-        maps = [store.read(side.data.checkpoint, m, common)
-                for store, side, m in zip(stores, (a, b), methods, strict=True)]  # fmt: skip
-    except HeatproofError:  # a run whose maps were not kept
+        maps = [store.read_arrays(checkpoint, method, common) for store, checkpoint, method in sides]
+    except HeatproofError:  # the run stored no maps
         return
-    blank = [one.degenerate for one in maps]
-    size = COMPARED_AT if len(maps[0].image_size) == 2 else (16, 16, 16)
-    alike = map_similarity(*(upsample(one.values, size) for one in maps))["spearman"]
-    for i, name in enumerate(common):
-        if bool(blank[0][i]) != bool(blank[1][i]):
-            yield name, 0.0
-        elif math.isfinite(float(alike[i])):
-            yield name, float(alike[i])
+    positive = [np.maximum(side.values, 0).reshape(len(common), -1) for side in maps]
+    constant = [values.max(1) == values.min(1) for values in positive]
+    ranks = [standard_ranks(side) for side in maps]
+    alike = np.where(constant[0] != constant[1], 0.0, (ranks[0] * ranks[1]).sum(1).clip(-1, 1))
+    for name, value in zip(common, alike.astype(np.float32).tolist(), strict=True):
+        if math.isfinite(value):
+            yield name, value
+
+
+@dataclass(frozen=True)
+class Intervals(Chart):
+    """A chart with a row per method: its change with its interval, and the line of no change."""
+
+    rows: Sequence[tuple[str, float, float, float, str]]  # name, change, low, high, answer
+
+    width, step = 300, 24
+
+    @property
+    def height(self) -> int:
+        return self.step * len(self.rows) + 34
+
+    @property
+    def x(self) -> Scale:
+        ends = [e for _, *numbers, _ in self.rows for e in numbers if math.isfinite(e)]
+        return Scale(min([0.0, *ends]), max([0.0, *ends]), 112, self.width - 14)
+
+    @property
+    def ticks(self) -> list[float]:
+        return nice_ticks(self.x.low, self.x.high, 4)
+
+    @property
+    def description(self) -> str:
+        return "; ".join(f"{name}: {change:+.3f}, {answer}" for name, change, _, _, answer in self.rows)
+
+
+def _charts(differences: Sequence[Difference]) -> Panels | None:
+    """A panel for each metric that surely changed for a method, all methods in it."""
+    changed = {d.of.name: d.of for d in differences if d.answer != "unclear"}
+    panels = []
+    for name, of in list(changed.items())[:MOST_PANELS]:
+        own = [d for d in differences if d.of.name == name]
+        rows = [(d.method or "network", d.change, d.low, d.high, d.answer) for d in own]
+        title = f"{of.plain} {of.arrow}, n = {max(max(d.n) for d in own)}"
+        panels.append((title, Intervals(f"Change of {of.short}", rows)))
+    return Panels(panels) if panels else None
+
+
+def _table(differences: Sequence[Difference], side: RunSide) -> Grid | None:
+    """Every value of both sides, what surely changed first."""
+    rows = []
+    for d in sorted(differences, key=lambda d: ORDER.index(d.answer)):
+        interval = "no interval" if math.isnan(d.low) else f"{number(d.low)} to {number(d.high)}"
+        n = f"n = {d.n[0]}, paired" if d.paired else f"n = {d.n[0]} and {d.n[1]}"
+        metric = with_sub(named(f"{d.of.plain} {d.of.arrow}".strip()), d.of.options)
+        change = with_sub(number(d.change), interval)
+        rows.append([metric, named(d.method), number(d.before), number(d.after), change, n, d.answer])
+    heads = ["Number", "Method", "Before", "After", "Change", "Pictures", "Answer"]
+    return Grid(heads, rows, f"Every number, from the first run to {side.name}") if rows else None
+
+
+def _strip(comparison: RunComparison, moved: Moved) -> str:
+    """The image beside its maps on both sides, a row for each of the methods that changed most."""
+    rows = []
+    for methods in moved.methods[:MOST_METHODS]:
+        tiles: list[Tile] = []
+        for k, method in zip(moved.sides, methods[:2], strict=True):
+            side = comparison.sides[k]
+            maps = side.data.folder.maps().read_arrays(side.data.checkpoint, method, [moved.image])
+            image = _image(comparison, moved, maps.image_size)
+            tiles = tiles or [Tile(image, method if methods[0] == methods[1] else "the picture")]
+            explained = side.data.class_name(int(maps.explained[0]))
+            tiles.append(Tile(overlay(image, for_display(maps)[0]), side.name, f"explains {explained}"))
+        rows.append(tiles)
+    return address(sheet(rows, side=PIXELS))
+
+
+def _image(comparison: RunComparison, moved: Moved, size: tuple[int, ...]) -> Image.Image:
+    """The image as the model received it; grey if no run stored it."""
+    for k in moved.sides:
+        with suppress(DamagedError):
+            if content := comparison.sides[k].data.folder.pictures().read(moved.image):
+                return Image.open(io.BytesIO(content)).convert("RGB").resize((size[1], size[0]))
+    return Image.new("RGB", (size[1], size[0]), (128, 128, 128))

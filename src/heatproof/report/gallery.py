@@ -1,16 +1,15 @@
-"""Pictures worth looking at, with what the page's script needs to lay any method's map over them.
+"""Images chosen for a page, with the data that its script needs to lay any method's map over them.
 
-    best, worst    highest and lowest mean over methods of the headline metric (turned around where less is
-                   better)
+    best, worst    highest and lowest mean over methods of the headline metric, negated if lower is better
     disputed       lowest mean rank correlation between the methods' maps at 32 x 32, floors left out; in runs
                    of more than 2,000 images, of every k-th image
 
-Maps travel as deflated bytes, 0 to 63 between a map's least and largest positive value (or its 99th
-percentile, see show.py), at their own size but at most 56 x 56: the script enlarges them bilinearly. Pictures
-are embedded once, whatever groups they are in.
+A map is encoded as deflated bytes, 0 to 63 between its least and largest positive value (or its 99th
+percentile, see show.py), at its own size but at most 56 x 56: the script enlarges it bilinearly. Images are
+embedded once.
 
-At the top of a page stand six others, each beside its map, which are not the best ones: two at most are wrong
-answers, those the network is surest of, and the rest are spread evenly from the highest to the lowest score.
+The top of a page shows six others, each beside its map: at most two wrong predictions, those with the highest
+confidence, and images spread evenly from the highest to the lowest score.
 """
 
 from __future__ import annotations
@@ -22,39 +21,39 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
-from torch.nn import functional as F
+from scipy.stats import rankdata
 
 from heatproof.errors import StoreError
-from heatproof.images.kinds import SOURCES, source_options
-from heatproof.metrics.agreement import method_agreement
 from heatproof.report.panels import which_class
 from heatproof.report.pieces import Piece
 from heatproof.rows import of_prediction
 from heatproof.show import AXES, COLOUR_MAPS, address, brightened, middle, overlay, plane_words, sections
 from heatproof.store.ledger import DamagedError
-from heatproof.store.maps import MapStore
-from heatproof.types import Maps, normalise, upsample
+from heatproof.store.maps import MapStore, StoredMaps
 from heatproof.verdict.answers import WORDS, Verdict
-from heatproof.verdict.data import RunData
-from heatproof.verdict.look import over_methods
-from heatproof.verdict.measures import Measure
+from heatproof.verdict.data import Measure, RunData, mean_over_methods
 
 MOST = 48
-MOST_COMPARED = 2000
-COMPARED_AT = 32
-LARGEST, LEVELS = 56, 63  # cells of a side, and steps of a map's height: what an eye can tell under a picture
+MOST_COMPARED = 2000  # images whose maps are compared
+LARGEST, LEVELS = (
+    56,
+    63,
+)  # cells of a map's side, and steps of its values: as many as are visible under an image
 SHEET = (LARGEST, 3 * LARGEST)  # of three planes of a volume
 CIVIDIS = (
     "00224e 002e6c 1e3a6f 35456c 47516c 575d6d 666970 757575 848279 948e77 a59c74 b7a96e c8b866 dbc75a "
     "eed649 fee838"
 )
 JET = "000080 0000ff 0080ff 00ffff 80ff80 ffff00 ff8000 ff0000 800000"
+ORDERS = {
+    "nifti": {"order": "xyz", "canonical": True},
+    "dicom-series": {"order": "zyx"},
+}  # defaults of sources
 ACROSS = {"x": "sagittal", "y": "coronal", "z": "axial"}
 UNAVAILABLE = (
     "image unavailable: the stored file is not what the run wrote; heatproof verify names the damage"
@@ -65,32 +64,77 @@ FRONT_SIDE = 208  # pixels of the longer side
 NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six")
 
 
-def colour_tables(jet: bool = False) -> dict[str, list[str]]:
-    """The page's colour maps as points to interpolate; all but jet are perceptually uniform."""
-    tables = {name: COLOUR_MAPS[name] for name in ("inferno", "viridis")} | {"cividis": CIVIDIS}
-    return {name: points.split() for name, points in (tables | ({"jet": JET} if jet else {})).items()}
+def normalised(values: np.ndarray) -> np.ndarray:
+    """Clip negatives, then min-max each map "b h w" to [0, 1]; a constant map becomes all zeros."""
+    positive, axes = np.maximum(values, 0), tuple(range(1, values.ndim))
+    low, high = positive.min(axes, keepdims=True), positive.max(axes, keepdims=True)
+    return np.asarray((positive - low) / np.where(high > low, high - low, np.inf), np.float32)
+
+
+def resized(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Maps "b h w" at another size, linear along each axis (as torch's interpolate, align_corners=False).
+
+    >>> resized(np.array([[[0.0, 1.0]]]), (1, 4)).tolist()
+    [[[0.0, 0.25, 0.75, 1.0]]]
+    """
+    for axis, length in enumerate(size, 1):
+        last = values.shape[axis] - 1
+        at = np.clip((np.arange(length) + 0.5) * (last + 1) / length - 0.5, 0, last)
+        before = at.astype(int)
+        weight = (at - before).astype(values.dtype).reshape(-1, *[1] * (values.ndim - axis - 1))
+        first, second = values.take(before, axis), values.take(np.minimum(before + 1, last), axis)
+        values = first + (second - first) * weight
+    return values
+
+
+def pooled(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Means of "b h w" over size[0] x size[1] windows of equal length (as torch's adaptive_avg_pool2d)."""
+    for axis, length in enumerate(size, 1):
+        n, i = values.shape[axis], np.arange(length)
+        starts, stops = i * n // length, -(-(i + 1) * n // length)
+        sums = np.insert(values.cumsum(axis, dtype=np.float64), 0, 0, axis)
+        counts = (stops - starts).reshape(-1, *[1] * (values.ndim - axis - 1))
+        values = (sums.take(stops, axis) - sums.take(starts, axis)) / counts
+    return values.astype(np.float32)
+
+
+def standard_ranks(maps: StoredMaps) -> np.ndarray:
+    """ "b p": ranks of the maps' pixels at 32 x 32 (16 x 16 x 16 of volumes) with mean 0 and length 1.
+
+    The product of two maps' rows is their rank correlation; rows of constant maps are NaN.
+    """
+    size = (32, 32) if len(maps.image_size) == 2 else (16, 16, 16)
+    ranks = rankdata(np.maximum(resized(maps.values, size), 0).reshape(len(maps.ids), -1), axis=1)
+    ranks -= ranks.mean(1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(ranks / np.linalg.norm(ranks, axis=1, keepdims=True))
+
+
+def for_display(maps: StoredMaps) -> np.ndarray:
+    """ "b H W" in [0, 1] at the images' size, brightened if the method has a value for every pixel."""
+    heat = normalised(resized(maps.values, maps.image_size))
+    return brightened(heat) if maps.values.shape[1:] == tuple(maps.image_size) else heat
 
 
 def gallery(
     data: RunData, most: int = MOST, jet: bool = False, besides: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What the script shows: chosen images with their answers, scores, curves, pictures and maps.
+    """The script's data: chosen images with their predictions, scores, curves, pixels and maps.
 
-    besides: ids of images that must be there too, in no group.
+    besides: ids of further images, in no group.
     """
-    dispute = disagreement(data)
-    groups = choose(data, dispute, most)
+    agreement = map_agreement(data)
+    groups = choose(data, agreement, most)
     also = [data.images.ids.index(name) for name in besides]
     chosen = list(dict.fromkeys([i for places in groups.values() for i in places] + also))
-    if data.manifest.is_multilabel:  # with every other finding of these pictures
-        pictures = {_picture(data.images.ids[i]) for i in chosen}
-        chosen += [
-            i for i, name in enumerate(data.images.ids) if _picture(name) in pictures and i not in chosen
-        ]
+    if data.manifest.is_multilabel:  # with every other label of these images
+        files = {data.images.ids[i].rpartition("#")[0] for i in chosen}
+        entries = [i for i, name in enumerate(data.images.ids) if name.rpartition("#")[0] in files]
+        chosen = list(dict.fromkeys([*chosen, *entries]))
     ids = [data.images.ids[i] for i in chosen]
     maps = {method: packed_maps(data, method, ids) for method in data.methods}
     others = {method: packed_maps(data, of_prediction(method), ids) for method in data.real}
-    percents, curves = picture_curves(data, ids)
+    percents, curves = image_curves(data, ids)
     return {
         **offered(data, jet),
         "percents": percents,
@@ -100,37 +144,39 @@ def gallery(
             {
                 **image_record(data, i),
                 "groups": {key: places.index(i) for key, places in groups.items() if i in places},
-                "agreement": json_number(dispute[i]),
-                "curves": curves.get(data.images.ids[i], {}),
-                **stored_picture(data, data.images.ids[i]),
-                "maps": [maps[method].get(data.images.ids[i]) for method in data.methods],
-                "instead": [others.get(method, {}).get(data.images.ids[i]) for method in data.methods],
+                "agreement": json_number(agreement[i]),
+                "curves": curves.get(name, {}),
+                **stored_image(data, name),
+                "maps": [maps[method].get(name) for method in data.methods],
+                "instead": [others.get(method, {}).get(name) for method in data.methods],
             }
-            for i in chosen
+            for i, name in zip(chosen, ids, strict=True)
         ],
     }
 
 
-def _picture(entry: str) -> str:
-    """Of an entry PICTURE#FINDING."""
-    return entry.rpartition("#")[0]
-
-
 def offered(data: RunData, jet: bool = False) -> dict[str, Any]:
-    """What a page lets people choose from: methods, metrics with a number for each image, colours."""
+    """The choices of a page: methods, metrics with a value per image, and points of the colour maps."""
     scored = {metric for metric, method in data.images.scores if method in data.methods}
-    shown = [of for of in data.measures if of.name in scored]
+    tables = {name: COLOUR_MAPS[name] for name in ("inferno", "viridis")} | {"cividis": CIVIDIS}
+    tables |= {"jet": JET} if jet else {}
     return {
         "methods": [{"name": m, "floor": m in data.floors} for m in data.methods],
-        "metrics": [{"name": of.name, "plain": of.plain, "up": of.higher_is_better} for of in shown],
+        "metrics": [
+            {"name": of.name, "plain": of.plain, "up": of.higher_is_better}
+            for of in data.measures
+            if of.name in scored
+        ],
         "headline": data.headline.name if data.headline else None,
-        "colours": colour_tables(jet),
+        "colours": {name: points.split() for name, points in tables.items()},
     }
 
 
 def image_record(data: RunData, place: int) -> dict[str, Any]:
-    """An image's answers and scores: scores[metric][method] in the order of the data's methods."""
+    """An image's predictions and scores: scores[metric][method] in the order of the data's methods."""
     images, explained = data.images, data.images.explained[place]
+    at = stored_planes(data, images.ids[place])
+    axes = volume_axes(data.manifest.config.get("images", {}))
     return {
         "id": images.ids[place],
         "label": data.class_name(images.labels[place]),
@@ -139,7 +185,7 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
         "right": images.right[place],
         "explains": data.class_name(explained),
         "which": which_class(explained, images.labels[place], images.predicted[place]),
-        "planes": planes_shown(data, images.ids[place]),
+        "planes": plane_words(at, axes) if at else "",
         "scores": {
             metric: [
                 None if (column := images.scores.get((metric, m))) is None else json_number(column[place])
@@ -150,68 +196,61 @@ def image_record(data: RunData, place: int) -> dict[str, Any]:
     }
 
 
-def planes_shown(data: RunData, name: str) -> str:
-    """Which planes of a volume its picture shows, in words; '' of a picture."""
-    at = _planes(data, name)
-    return plane_words(at, axes_of(data.manifest.config.get("images", {}))) if at else ""
-
-
-def _planes(data: RunData, name: str) -> tuple[int, ...] | None:
-    with suppress(DamagedError):  # the stored image is unavailable
+def stored_planes(data: RunData, name: str) -> tuple[int, ...] | None:
+    """Which planes of a volume were stored; None of an image, or if it is damaged."""
+    with suppress(DamagedError):
         return data.folder.pictures().planes(name)
     return None
 
 
-def axes_of(images: Mapping[str, Any]) -> Sequence[str]:
-    """What a run's table of images calls the axes of its volumes."""
-    kind = images.get("kind")
-    options = (source_options(kind) if kind in SOURCES else {}) | images.get("options", {})
+def volume_axes(images: Mapping[str, Any]) -> Sequence[str]:
+    """Names of the axes of volumes, from the table `images` of a run's config."""
+    options = {**ORDERS.get(str(images.get("kind")), {}), **images.get("options", {})}
     if not (order := options.get("order")):
         return AXES
-    turned = options.get("canonical")  # to where these names are true
-    return [f"{ACROSS[axis]} {axis}" if turned else axis for axis in order]
+    return [f"{ACROSS[axis]} {axis}" if options.get("canonical") else axis for axis in order]
 
 
-def choose(data: RunData, dispute: np.ndarray, most: int) -> dict[str, list[int]]:
-    """Places of the images of each group, the most telling first."""
-    each = max(1, most // len(GROUPS))
-    merit = merits(data)
+def choose(data: RunData, agreement: np.ndarray, most: int) -> dict[str, list[int]]:
+    """Places of the images of each group, the most extreme first; no image is both best and worst."""
+    each, merit = max(1, most // len(GROUPS)), merits(data)
     ranked = [int(i) for i in np.argsort(-merit, kind="stable") if math.isfinite(merit[i])]
-    half = (len(ranked) + 1) // 2  # an image is not both
-    order = [int(i) for i in np.argsort(dispute, kind="stable") if math.isfinite(dispute[i])]
+    half = (len(ranked) + 1) // 2
+    disputed = [int(i) for i in np.argsort(agreement, kind="stable") if math.isfinite(agreement[i])]
     best, worst = ranked[:half], ranked[half:][::-1]
-    if not ranked and not order:
+    if not ranked and not disputed:
         best = list(range(len(data.images.ids)))
-    return {"best": best[:each], "worst": worst[:each], "disputed": order[:each]}
+    return {"best": best[:each], "worst": worst[:each], "disputed": disputed[:each]}
 
 
 def merits(data: RunData, methods: Sequence[str] = ()) -> np.ndarray:
-    """Of each image, the mean over methods (all but floors, or these) of the headline metric, turned so that
-    more is better."""
+    """ "n": mean over methods (all but floors by default) of the headline metric, signed so that higher is
+    better."""
     name = data.headline.name if data.headline else ""
     known = [data.images.scores[name, m] for m in methods or data.real if (name, m) in data.images.scores]
     if data.headline is None or not known:
         return np.full(len(data.images.ids), np.nan)
-    sign = -1.0 if data.headline.higher_is_better is False else 1.0
-    return sign * over_methods(np.stack(known))
+    return _sign(data.headline) * mean_over_methods(np.stack(known))
 
 
-def disagreement(data: RunData) -> np.ndarray:
-    """Mean rank correlation between the methods' maps, image by image; NaN where fewer than two have one."""
-    ids = data.images.ids
-    found = np.full(len(ids), np.nan)
-    step = max(1, -(-len(ids) // MOST_COMPARED))
-    places, store = range(0, len(ids), step), data.folder.maps()
-    known = [store.known(data.checkpoint, method, ids[::step]) for method in data.real]
-    common = [i for i, *there in zip(places, *known, strict=True) if all(there)]
+def _sign(of: Measure) -> float:
+    return -1.0 if of.higher_is_better is False else 1.0
+
+
+def map_agreement(data: RunData) -> np.ndarray:
+    """ "n": mean rank correlation between the methods' maps of an image; NaN if fewer than two have one."""
+    ids, store = data.images.ids, data.folder.maps()
+    agreement = np.full(len(ids), np.nan)
+    places = range(0, len(ids), max(1, -(-len(ids) // MOST_COMPARED)))
+    stored = [store.known(data.checkpoint, method, [ids[i] for i in places]) for method in data.real]
+    common = [i for i, *has in zip(places, *stored, strict=True) if all(has)]
     if len(data.real) < 2 or not common:
-        return found
-    picked, read = [ids[i] for i in common], store.read
-    volumes = len(read(data.checkpoint, data.real[0], picked[:1]).image_size) > 2
-    size = (COMPARED_AT // 2,) * 3 if volumes else (COMPARED_AT,) * 2
-    lots = {m: upsample(read(data.checkpoint, m, picked).values, size) for m in data.real}
-    found[common] = method_agreement(lots).images["spearman"].numpy()
-    return found
+        return agreement
+    names = [ids[i] for i in common]
+    ranks = [standard_ranks(store.read_arrays(data.checkpoint, m, names)) for m in data.real]
+    pairs = np.stack([(a * b).sum(1).clip(-1, 1) for a, b in combinations(ranks, 2)])
+    agreement[common] = mean_over_methods(pairs).astype(np.float32)
+    return agreement
 
 
 def packed_maps(
@@ -220,42 +259,44 @@ def packed_maps(
     """By image that has one: the map's size, its bytes in base64, and the class it explains."""
     store = store or data.folder.maps()
     known = store.known(data.checkpoint, method, ids)
-    wanted = [name for name, there in zip(ids, known, strict=True) if there]
-    if not wanted:
+    names = [name for name, stored in zip(ids, known, strict=True) if stored]
+    if not names:
         return {}
-    maps = store.read(data.checkpoint, method, wanted)
+    maps = store.read_arrays(data.checkpoint, method, names)
     classes = [data.class_name(c if c >= 0 else None) for c in maps.explained.tolist()]
-    planes = [_planes(data, name) if len(maps.image_size) > 2 else None for name in wanted]
-    return {name: pack(maps, i, classes[i], planes[i]) for i, name in enumerate(wanted)}
+    planes = [stored_planes(data, name) if len(maps.image_size) > 2 else None for name in names]
+    return {name: pack(maps, i, classes[i], planes[i]) for i, name in enumerate(names)}
 
 
-def pack(maps: Maps, place: int, explained: str, planes: Sequence[int] | None = None) -> dict[str, Any]:
-    """One map as bytes; of a volume the planes that its picture shows."""
-    one, largest = normalise(maps.values[place : place + 1]), (LARGEST, LARGEST)
-    if one.ndim == 4:
-        whole = upsample(one, maps.image_size)[0]
-        one, largest = torch.from_numpy(sections(whole, planes or middle(whole.shape)))[None], SHEET
-    height, width = (min(int(side), most) for side, most in zip(one.shape[1:], largest, strict=True))
-    if (height, width) != tuple(one.shape[1:]):
-        one = normalise(F.adaptive_avg_pool2d(one[:, None], (height, width))[:, 0])
-    if tuple(maps.values.shape[1:]) == tuple(maps.image_size):
-        one = brightened(one)
-    levels = zlib.compress((one[0] * LEVELS).round().byte().numpy().tobytes(), 9)
-    return {"h": height, "w": width, "data": base64.b64encode(levels).decode(), "explains": explained}
+def pack(maps: StoredMaps, place: int, explained: str, planes: Sequence[int] | None = None) -> dict[str, Any]:
+    """One map as bytes; of a volume the planes of its stored image."""
+    heat, largest = normalised(maps.values[place : place + 1]), (LARGEST, LARGEST)
+    if heat.ndim == 4:
+        volume = resized(heat, maps.image_size)[0]
+        heat, largest = sections(volume, planes or middle(volume.shape))[None], SHEET
+    size = tuple(min(side, most) for side, most in zip(heat.shape[1:], largest, strict=True))
+    if size != heat.shape[1:]:
+        heat = normalised(pooled(heat, size))
+    if maps.values.shape[1:] == tuple(maps.image_size):
+        heat = brightened(heat)
+    levels = zlib.compress((heat[0] * np.float32(LEVELS)).round().astype(np.uint8).tobytes(), 9)
+    return {"h": size[0], "w": size[1], "data": base64.b64encode(levels).decode(), "explains": explained}
 
 
-def unpack(packed: Mapping[str, Any]) -> Tensor:
-    """ "h w" in [0, 1]: the map that was packed, to a step of its height."""
+def unpack(packed: Mapping[str, Any]) -> np.ndarray:
+    """ "h w" in [0, 1]: the map that was packed, rounded to its levels."""
     levels = np.frombuffer(zlib.decompress(base64.b64decode(packed["data"])), np.uint8)
-    return torch.from_numpy(levels.reshape(packed["h"], packed["w"]) / np.float32(LEVELS))
+    return np.asarray(levels.reshape(packed["h"], packed["w"]) / np.float32(LEVELS))
 
 
-def picture_curves(
+def image_curves(
     data: RunData, ids: Sequence[str]
 ) -> tuple[dict[str, list[int]], dict[str, dict[str, list[list[int | None]]]]]:
-    """Insertion and deletion of single images, where their points were kept.
+    """Insertion and deletion of single images, if their points were stored.
 
-    The percentages of each kind, and by image and kind the probability in per cent, by method and percentage.
+    Returns:
+        The percentages of each kind, and by image and kind the probability in per cent, by method and
+        percentage.
     """
     rows = data.folder.scores().sql(
         r"""select image, method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
@@ -267,18 +308,18 @@ def picture_curves(
     )
     kinds = sorted({row["kind"] for row in rows}, reverse=True)
     percents = {kind: sorted({row["percent"] for row in rows if row["kind"] == kind}) for kind in kinds}
-    found: dict[str, dict[str, list[list[int | None]]]] = {}
+    curves: dict[str, dict[str, list[list[int | None]]]] = {}
     for row in rows:
         if row["method"] in data.methods:
             at = percents[row["kind"]]
-            table = found.setdefault(row["image"], {}).setdefault(
+            table = curves.setdefault(row["image"], {}).setdefault(
                 row["kind"], [[None] * len(at) for _ in data.methods]
             )
             table[data.methods.index(row["method"])][at.index(row["percent"])] = round(100 * row["value"])
-    return percents, found
+    return percents, curves
 
 
-def stored_picture(data: RunData, name: str) -> dict[str, str | None]:
+def stored_image(data: RunData, name: str) -> dict[str, str | None]:
     """The stored image as a data: address (None if the run stored none), and why it is unavailable."""
     try:
         content = data.folder.pictures().read(name)
@@ -289,21 +330,21 @@ def stored_picture(data: RunData, name: str) -> dict[str, str | None]:
 
 
 def media_type(content: bytes) -> str:
-    """Of a kept picture, which is PNG or JPEG."""
+    """Of a stored image, which is PNG or JPEG."""
     return "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
 
 
 def json_number(value: float) -> float | None:
-    """JSON has no NaN."""
+    """A number for JSON, which has no NaN."""
     return round(float(value), 6) if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
-class ShownPicture(Piece):
-    """A picture and maps over it, as addresses, with its answer and what it scores."""
+class DrawnImage:
+    """An image and maps over it, as data: addresses, with its record and score."""
 
     record: Mapping[str, Any]
-    picture: str
+    image: str
     maps: Mapping[str, str]  # by method
     score: float = math.nan
     linked: bool = False  # to its place in the gallery
@@ -314,95 +355,93 @@ class ShownPicture(Piece):
 
 
 @dataclass(frozen=True)
-class FrontPictures(Piece):
-    """Pictures that show the answer, with maps of one method."""
+class FrontImages(Piece):
+    """Images at the top of a page, with maps of one method."""
 
     method: str
-    follows: str  # what the verdict says of the method
-    pictures: Sequence[ShownPicture]
+    follows: str  # the verdict on the method
+    images: Sequence[DrawnImage]
     headline: Measure | None
     total: int
 
     @property
     def title(self) -> str:
-        count = len(self.pictures)
+        count = len(self.images)
         return f"{NUMBERS[count]} picture{'s' * (count != 1)} that show{'s' * (count == 1)} it"
 
     @property
     def how_chosen(self) -> str:
-        wrong = sum(one.wrong for one in self.pictures)
+        wrong = sum(image.wrong for image in self.images)
         rank = (
             f"from the highest to the lowest {self.headline.short}" if self.headline else "over all of them"
         )
-        told = f"{len(self.pictures) - wrong} spread evenly {rank}"
+        text = f"{len(self.images) - wrong} spread evenly {rank}"
         if wrong:
             surest = "the wrong answer" if wrong == 1 else f"the {wrong} wrong answers"
-            told += f", and {surest} that the network is surest of"
-        return f"{told}; {self.total:,} pictures in all"
+            text += f", and {surest} that the network is surest of"
+        return f"{text}; {self.total:,} pictures in all"
 
 
-def front_pictures(data: RunData, verdict: Verdict, linked: bool = False) -> FrontPictures | None:
-    """None where the run kept no maps or no pictures. linked: each leads to its place in the gallery."""
-    follows = {one.method: one.follows for one in verdict.methods}
+def front_images(data: RunData, verdict: Verdict, linked: bool = False) -> FrontImages | None:
+    """None if the run stored no maps or no images. linked: each leads to its place in the gallery."""
+    follows = {answer.method: answer.follows for answer in verdict.methods}
     method = next((m for m in data.real if follows.get(m) == "yes"), next(iter(data.real), None))
     if method is None:
         return None
-    places = choose_front(data, method)
-    pictures = draw_pictures(data, places, [method], linked=linked)
-    if not pictures:
+    images = draw_images(data, choose_front(data, method), [method], linked=linked)
+    if not images:
         return None
-    said = WORDS[follows.get(method, "undecided")]
-    return FrontPictures(method, said, pictures, data.headline, len(data.images.ids))
+    answer = WORDS[follows.get(method, "undecided")]
+    return FrontImages(method, answer, images, data.headline, len(data.images.ids))
 
 
 def choose_front(data: RunData, method: str, most: int = MOST_FRONT) -> list[int]:
-    """Places of the pictures: evenly from best to worst, then wrong answers, the surest first."""
-    images, kept, merit = data.images, data.folder.pictures(), merits(data, [method])
+    """Places of the images: evenly from best to worst, then wrong predictions by falling confidence."""
+    images, stored, merit = data.images, data.folder.pictures(), merits(data, [method])
     known = data.folder.maps().known(data.checkpoint, method, images.ids)
-    usable = [i for i, there in enumerate(known) if there and kept.path(images.ids[i]) is not None]
+    usable = [i for i, has_map in enumerate(known) if has_map and stored.path(images.ids[i]) is not None]
     order = sorted(usable, key=lambda i: -merit[i] if math.isfinite(merit[i]) else math.inf)
-    sure = [c if math.isfinite(c) else 0.0 for c in images.confidence]
-    wrong = sorted((i for i in order if images.right[i] is False), key=lambda i: -sure[i])[:MOST_WRONG]
+    confidence = np.nan_to_num(images.confidence)
+    wrong = sorted((i for i in order if images.right[i] is False), key=lambda i: -confidence[i])[:MOST_WRONG]
     others = [i for i in order if images.right[i] is not False] or [i for i in order if i not in wrong]
     count = min(most - len(wrong), len(others))
     steps = [round(k * (len(others) - 1) / max(1, count - 1)) for k in range(count)]
     return [others[step] for step in steps] + wrong
 
 
-def draw_pictures(
+def draw_images(
     data: RunData, places: Sequence[int], methods: Sequence[str], side: int = FRONT_SIDE, linked: bool = False
-) -> list[ShownPicture]:
-    """Pictures with maps laid over them; one whose picture the run did not keep is left out."""
+) -> list[DrawnImage]:
+    """Images with maps over them; those that the run did not store, or that are damaged, are left out."""
     ids = [data.images.ids[i] for i in places]
     packed = {method: packed_maps(data, method, ids) for method in methods}
-    merit, shown = merits(data, methods), []
+    merit, drawn = merits(data, methods), []
+    sign = _sign(data.headline) if data.headline else 1.0
     for place, name in zip(places, ids, strict=True):
-        picture = _kept(data, name, side)
-        if picture is None:
+        image = _read_image(data, name, side)
+        if image is None:
             continue
-        heats = {method: found[name] for method, found in packed.items() if name in found}
-        laid = {method: _jpeg(overlay(picture, _heat(heat, picture))) for method, heat in heats.items()}
-        turned = data.headline is not None and data.headline.higher_is_better is False
-        score = -float(merit[place]) if turned else float(merit[place])
-        shown.append(ShownPicture(image_record(data, place), _jpeg(picture), laid, score, linked))
-    return shown
+        laid = {}
+        for method in methods:
+            if name in packed[method]:
+                heat = normalised(resized(unpack(packed[method][name])[None], (image.height, image.width)))[0]
+                laid[method] = _jpeg(overlay(image, heat))
+        score = sign * float(merit[place])
+        drawn.append(DrawnImage(image_record(data, place), _jpeg(image), laid, score, linked))
+    return drawn
 
 
-def _kept(data: RunData, name: str, side: int) -> Image.Image | None:
-    """A picture of the run, made small; None where it was not kept or is damaged, which `verify` tells."""
+def _read_image(data: RunData, name: str, side: int) -> Image.Image | None:
+    """A stored image, made small; None if it was not stored or is damaged, which `verify` reports."""
     try:
         content = data.folder.pictures().read(name)
-        picture = None if content is None else Image.open(io.BytesIO(content)).convert("RGB")
+        image = None if content is None else Image.open(io.BytesIO(content)).convert("RGB")
     except (StoreError, OSError, SyntaxError):
         return None
-    if picture is not None:
-        picture.thumbnail((side, side))
-    return picture
+    if image is not None:
+        image.thumbnail((side, side))
+    return image
 
 
-def _heat(packed: Mapping[str, Any], picture: Image.Image) -> Any:
-    return normalise(upsample(unpack(packed)[None], (picture.height, picture.width)))[0]
-
-
-def _jpeg(picture: Image.Image) -> str:
-    return address(picture, "JPEG", quality=82)
+def _jpeg(image: Image.Image) -> str:
+    return address(image, "JPEG", quality=82)

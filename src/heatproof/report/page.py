@@ -1,69 +1,71 @@
-"""One HTML file that says whether the maps of a run can be trusted; it opens from disk and loads nothing.
+"""The report of a run as one HTML file, which opens from disk and loads nothing.
 
-    verdict, pictures that show it, next steps -> album -> gallery -> scores -> training, classes, curves,
-    agreement -> provenance, definitions
+    verdict, images, next steps -> album -> gallery -> scores -> training, classes, curves, agreement
+    -> provenance, limits, definitions
 
 The text and the charts are written here; the script only draws heatmaps, opens folds and keeps in the address
-what is shown. A content policy in
-the page allows this one script by its hash, styles, and pictures inside the page: nothing else runs or loads,
-whatever a file or class is called.
+what is shown. A content policy in the page allows this one script by its hash, styles, and images inside the
+page: nothing else runs or loads, whatever a file or class is called.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
+from PIL import Image
 
 from heatproof.disk import write_whole
-from heatproof.errors import InputError, StoreError
-from heatproof.registry import split_calls
-from heatproof.report.definitions import definitions
-from heatproof.report.gallery import MOST, FrontPictures, front_pictures, gallery
-from heatproof.report.pieces import Grid, Section, fill, named, output_path
+from heatproof.errors import InputError
+from heatproof.report.gallery import MOST, FrontImages, front_images, gallery
+from heatproof.report.pieces import Grid, Piece, Section, asset, fill, named, output_path, policy
 from heatproof.report.sections import (
-    Step,
     agreement,
-    album_section,
     classes,
     curves,
+    definitions,
+    limits,
     made,
-    next_steps,
     scores,
     trajectories,
 )
-from heatproof.store import RunFolder
-from heatproof.store.ledger import known_record, write_record
+from heatproof.show import address
 from heatproof.verdict import follow, look
 from heatproof.verdict.alarms import Alarm
-from heatproof.verdict.answers import LOOKS, WORDS, Verdict
+from heatproof.verdict.answers import LOOKS, WORDS, Verdict, listed
 from heatproof.verdict.data import RunData
-from heatproof.verdict.judge import judge
-from heatproof.verdict.kept_album import read_album
+from heatproof.verdict.judge import SEE_NOTES, judge
+from heatproof.verdict.kept_album import Album, ClassPages, CropGroup, read_album
 
-LEFT_OUT = "left_out.json"
-AFTER_THE_PICTURES = (scores, trajectories, classes, curves, agreement, made, definitions)
+NO_ALBUM = "no album was made of this run; heatproof verdict RUN --album makes one"
+NO_METHOD = "No method was found to follow this network: do not show these maps as the reason for an answer."
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to do, and the command that does it if there is one."""
+
+    text: str
+    command: str = ""
 
 
 @dataclass(frozen=True)
 class ReportPage:
-    """What a page says about a run: the verdict, then sections, of which some only say why they are empty."""
+    """The content of a page: the verdict, then sections, some of which only say why they are empty."""
 
     data: RunData
     verdict: Verdict
     first: Sequence[Section]
     pictures: Section
     rest: Sequence[Section]
-    front: FrontPictures | None = None
-    paper: bool = False  # on which nothing can be unfolded
+    front: FrontImages | None = None
+    paper: bool = False  # without folds
+
+    words, looks = WORDS, LOOKS
 
     @property
     def title(self) -> str:
@@ -82,25 +84,23 @@ class ReportPage:
         """Whether the network is right about each image whose class is known."""
         return [right for right in self.data.images.right if right is not None]
 
-    words, looks = WORDS, LOOKS
-
     @property
     def followed(self) -> str:
         """The short answer to the first question."""
-        answers = [one.follows for one in self.verdict.methods]
+        answers = [answer.follows for answer in self.verdict.methods]
         if self.verdict.follow == "undecided":
             return f"Not decided yet, for {len(answers)} method{'s' * (len(answers) != 1)}"
-        said = "Yes" if self.verdict.follow == "yes" else "No"
-        return f"{said}: {answers.count('yes')} of {len(answers)} methods do"
+        word = "Yes" if self.verdict.follow == "yes" else "No"
+        return f"{word}: {answers.count('yes')} of {len(answers)} methods do"
 
     @property
     def looked(self) -> str:
-        """The short answer to the second."""
+        """The short answer to the second question."""
         network = self.verdict.network
         if network.test is None:
             return "Not asked"
-        said = {"yes": "Yes", "no": "No, it looks elsewhere", "undecided": "Not decided yet"}
-        return f"{said[network.looks_there]}, n = {network.test.n}"
+        words = {"yes": "Yes", "no": "No, it looks elsewhere", "undecided": "Not decided yet"}
+        return f"{words[network.looks_there]}, n = {network.test.n}"
 
     @property
     def steps(self) -> list[Step]:
@@ -116,9 +116,9 @@ class ReportPage:
     def tests(self) -> Grid:
         """Every test of every method; those that do not vote are information."""
         rows = [
-            [named(one.method), test.title, test.numbers, "votes" if test.votes else "information"]
-            for one in self.verdict.methods
-            for test in one.tests
+            [named(method.method), test.title, test.numbers, "votes" if test.votes else "information"]
+            for method in self.verdict.methods
+            for test in method.tests
         ]
         return Grid(["Method", "Test", "Mean over pictures", ""], rows, "Every test of every method")
 
@@ -127,10 +127,11 @@ class ReportPage:
         return "\n\n".join(filter(None, (follow.__doc__, look.__doc__)))
 
     def fragments(self) -> dict[str, str]:
-        """The parts of the page as HTML, for a page that has the pictures already."""
+        """The parts of the page as HTML, for a page that has the images already."""
         parts = {part: fill(part, {"this": self}) for part in ("head", "verdict", "contents", "left_out")}
         first, rest = (
-            Markup().join(s for s in lot if s.content is not None) for lot in (self.first, self.rest)
+            Markup().join(s for s in sections if s.content is not None)
+            for sections in (self.first, self.rest)
         )
         return {"title": escape(self.title), **parts, "first": first, "sections": rest}
 
@@ -140,48 +141,32 @@ def read_report(
     verdict: Verdict,
     pictures: Section,
     more: Sequence[Section] = (),
-    front: FrontPictures | None = None,
+    front: FrontImages | None = None,
 ) -> ReportPage:
-    """All sections of a run. more: sections to stand before its own."""
-    rest = [section(data) for section in AFTER_THE_PICTURES]
-    rest.insert(-1, limits(data, verdict))
-    album = album_section(read_album(data.folder))
-    return ReportPage(data, verdict, (*more, album), pictures, rest, front)
-
-
-def limits(data: RunData, verdict: Verdict) -> Section:
-    """What a reader must not take from the page."""
-    content = {"images": len(data.images.ids), "measured": verdict.measured, "left_out": left_out(data)}
-    return Section("limits", "What this does not tell", content)
-
-
-def note_left_out(folder: RunFolder, reasons: Mapping[str, str]) -> None:
-    """What an audit did not compute, each with its reason; kept for the page."""
-    write_record(folder.path / LEFT_OUT, {"reasons": dict(reasons)})
-
-
-def left_out(data: RunData) -> dict[str, list[str]]:
-    """By reason, what an audit left out and nobody added since."""
-    known = {*data.manifest.config.get("methods", ()), *data.manifest.config.get("metrics", ())}
-    found: dict[str, list[str]] = {}
-    with suppress(StoreError):  # of a record that is damaged, `verify` tells
-        record = known_record(data.folder.path / LEFT_OUT) or {}
-        for what, why in record.get("reasons", {}).items():
-            if not known.issuperset(split_calls(what)):
-                found.setdefault(why, []).append(what)
-    return found
+    """All sections of a run. more: sections before its own."""
+    rest = [section(data) for section in (scores, trajectories, classes, curves, agreement, made)]
+    rest += [limits(data, verdict), definitions(data)]
+    return ReportPage(data, verdict, (*more, album_section(read_album(data.folder))), pictures, rest, front)
 
 
 def write_page(
     data: RunData, path: str | Path, *, most: int = MOST, jet: bool = False, more: Sequence[Section] = ()
 ) -> Verdict:
-    """Write the page of a run; the verdict it begins with. more: sections to stand right behind it."""
+    """Write the page of a run and return its verdict.
+
+    Args:
+        data: one model of a run at one checkpoint.
+        path: of the HTML file.
+        most: images in the gallery.
+        jet: whether the page also offers the jet colour map.
+        more: sections right after the verdict.
+    """
     path = output_path(path)
     if most < 0:
         raise InputError(f"the gallery cannot hold {most} pictures; name 0 or more")
     verdict = judge(data)
-    front = front_pictures(data, verdict, linked=most > 0) if most else None
-    besides = [one.record["id"] for one in front.pictures] if front else []
+    front = front_images(data, verdict, linked=True) if most else None
+    besides = [image.record["id"] for image in front.images] if front else []
     text = render(data, verdict, gallery(data, most, jet, besides) if most else None, more, front)
     write_whole({path: text.encode("utf-8", errors="replace")})
     return verdict
@@ -192,7 +177,7 @@ def render(
     verdict: Verdict,
     pictures: Mapping[str, Any] | None,
     more: Sequence[Section] = (),
-    front: FrontPictures | None = None,
+    front: FrontImages | None = None,
 ) -> str:
     """The page as text. pictures: of the gallery. front: those at the top."""
     title, script = "Pictures", asset("page.js")
@@ -213,25 +198,116 @@ def render(
     return str(fill("report", content))
 
 
-def asset(file: str) -> str:
-    """A style sheet or a script of the page."""
-    return files("heatproof.report").joinpath("assets", file).read_text(encoding="utf-8")
-
-
-def policy(script: str) -> str:
-    """What the page may do: run this script, show its own styles and pictures. No network."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
 def embed(content: Any) -> str:
-    """JSON that cannot end the <script> it stands in.
+    """JSON that cannot end the <script> it is in.
 
     >>> embed({"a": "</script>"})
     '{"a":"\\\\u003c/script\\\\u003e"}'
     """
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@dataclass(frozen=True)
+class CropStrip(Piece):
+    """Crops that the network represents alike, with the effect of painting them over."""
+
+    group: CropGroup
+
+    @property
+    def images(self) -> list[tuple[str, str]]:
+        """The id and the data: address of each crop."""
+        return [(crop.id, address(Image.fromarray(crop.pixels))) for crop in self.group.crops]
+
+
+@dataclass(frozen=True)
+class AlbumClass(Piece):
+    """The strips of one class."""
+
+    pages: ClassPages
+
+    @property
+    def strips(self) -> Sequence[CropStrip]:
+        return [CropStrip(group) for group in self.pages.groups]
+
+    @property
+    def left_out(self) -> str:
+        """What the strips do not show, in one sentence; "" if they show everything."""
+        in_groups = sum(group.n for group in self.pages.groups)
+        counts = {
+            f"{self.pages.n - in_groups} in {self.pages.others} smaller groups": self.pages.others,
+            f"{self.pages.blank} whose maps mark nothing": self.pages.blank,
+            f"{self.pages.called_otherwise} that the network calls otherwise": self.pages.called_otherwise,
+        }
+        texts = [text for text, count in counts.items() if count]
+        return f"Pictures that are not shown: {', '.join(texts)}." if texts else ""
+
+
+def album_section(album: Album | None) -> Section:
+    """The section of an album, or why there is none."""
+    title = "What the network uses"
+    if album is None:
+        return Section("album", title, missing=NO_ALBUM)
+    if not any(pages.groups for pages in album.classes):
+        return Section("album", title, missing="no map marks anything in a picture of its own class")
+    return Section("album", title, {"album": album, "classes": [AlbumClass(p) for p in album.classes]})
+
+
+def advice(verdict: Verdict) -> str:
+    """Which maps to show, in one or two sentences."""
+    follows, no, undecided = ([m.method for m in verdict.methods if m.follows == answer] for answer in WORDS)
+    if not follows:
+        return NO_METHOD
+    text = f"If you show maps of this network, take {listed(follows, 'or')}: what they show is its doing."
+    left = [*no, *undecided]
+    return f"{text} Leave out {listed(left)}." if left else text
+
+
+def next_steps(verdict: Verdict) -> list[Step]:
+    """What to do, in this order: obstacles to a verdict, the maps, the network, the training."""
+    return list(_steps(verdict))
+
+
+def _steps(verdict: Verdict) -> Iterator[Step]:
+    for note in verdict.notes:
+        yield Step(f"Clear this first, it stands in the way of a judgement: {note}.")
+    if verdict.follow != "undecided":
+        yield Step(advice(verdict))
+    undecided: dict[str, list[str]] = {}
+    for answer in verdict.methods:
+        if answer.follows == "undecided":
+            undecided.setdefault(answer.note, []).append(answer.method)
+    for note, methods in undecided.items():
+        why = "it waits for what stands above" if note in ("", SEE_NOTES) else note
+        yield Step(f"Decide about {listed(methods)}: {why}.")
+    network = verdict.network
+    if network.looks_there == "no":
+        away = [answer.name for answer in network.classes if answer.test.answer == "no"]
+        on = f" for {listed(away)}" if away else ""
+        yield Step(
+            f"Find out what the network uses{on}, and let somebody who knows the pictures judge it before "
+            "it is put to use. An album shows it in crops:",
+            "heatproof verdict RUN --album",
+        )
+    elif network.looks_there == "undecided" and network.note and verdict.follow != "no":
+        yield Step(f"{network.note}.")
+    if network.as_well and verdict.follow == "yes":
+        yield Step(
+            f"Add pictures whose objects lie off the middle: maps of {listed(network.as_well)}, which never "
+            "look at the network, lie where they should as well, so that lying there says little so far."
+        )
+    here = {alarm["name"]: alarm for alarm in verdict.alarms if alarm["checkpoint"] == verdict.checkpoint}
+    for name, alarm in here.items():
+        yield Step(f"Look into the training, {name} at {verdict.checkpoint}: {alarm['sentence']}")
+    before = {alarm["checkpoint"] for alarm in verdict.alarms} - {verdict.checkpoint}
+    if before and not here:
+        yield Step(f"Earlier checkpoints raised alarms ({len(before)} of them); this one does not: keep it.")
+    if verdict.follow == "yes" and not verdict.notes:
+        methods = [answer.method for answer in verdict.methods if answer.follows == "yes"]
+        rule = "follows" if len(methods) == len(verdict.methods) else f'"follows {methods[0]}"'
+        yield Step(
+            "Ask again when the network or the pictures change. In a build, this stops it where maps no "
+            "longer follow:",
+            f"heatproof gate RUN --rule {rule}",
+        )
+    yield Step("To hand it on, print it as a PDF of at most six pages.", "heatproof report RUN --pdf")

@@ -1,15 +1,21 @@
-"""What pages are made of. A piece is data; the template named after its class turns it into HTML.
+"""Parts of pages: templates, tables, and small charts as SVG.
 
-Templates lie in the folder `templates` of their room and escape whatever they print; only those of Markdown
-(.md) do not. Text from outside (names of files, classes, methods, checkpoints) also stands in <bdi>, so that
-it is shown and neither runs nor turns the text around it.
+A piece is data; the template named after its class turns it into HTML. Templates are in the folder
+`templates` of their package and escape whatever they print; only those of Markdown (.md) do not. Text from
+outside (names of files, classes, methods, checkpoints) is also put into <bdi>, so that it cannot change the
+direction of the text around it. Charts need no script; they have a title and a description for screen
+readers, and take their colours from the style sheet. What a colour says is also said by a dash, a shape or a
+word.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,7 @@ from markupsafe import Markup
 from heatproof.errors import StoreError
 
 UNSURE = "–"
+Point = tuple[float, float]
 TEMPLATES = Environment(
     loader=PackageLoader("heatproof", ""),
     autoescape=select_autoescape(disabled_extensions=("md",), default=True),
@@ -30,8 +37,22 @@ TEMPLATES = Environment(
 
 
 def fill(template: str, content: Mapping[str, Any], room: str = "report") -> Markup:
-    """A template of a room with its content."""
+    """Render a template of a package."""
     return Markup(TEMPLATES.get_template(f"{room}/templates/{template}.html").render(content))
+
+
+def asset(file: str) -> str:
+    """A style sheet or a script of the page."""
+    return files("heatproof.report").joinpath("assets", file).read_text(encoding="utf-8")
+
+
+def policy(script: str) -> str:
+    """The content policy of a page: it may run this script and show its own styles and images. No network."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def output_path(path: str | Path) -> Path:
@@ -51,13 +72,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Section(Piece):
-    """A part of the page with an anchor, filled into the template of that name; or why it is left out."""
+    """A part of the page with an anchor, rendered by the template of that name; or why it is left out."""
 
     id: str
     title: str
     content: Mapping[str, Any] | None = None
     missing: str = ""
-    room: str = "report"  # where its template lies
+    room: str = "report"  # the package of its template
 
     @property
     def body(self) -> Markup:
@@ -66,7 +87,7 @@ class Section(Piece):
 
 @dataclass(frozen=True)
 class Grid(Piece):
-    """A table of cells, the first of which names the row; it scrolls by itself where it is too wide."""
+    """A table whose first column names the row; it scrolls if it is too wide."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -90,8 +111,120 @@ class Panels(Piece):
     panels: Sequence[tuple[str, Piece]]
 
 
+@dataclass(frozen=True)
+class Line:
+    """A name, its points (NaN: a gap) and the class of its style: one, two, or faint."""
+
+    name: str
+    points: Sequence[Point]
+    style: str = "one"
+
+    @property
+    def known(self) -> list[Point]:
+        return [(a, b) for a, b in self.points if not math.isnan(b)]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A numbered sign at a point, or at the bottom of the chart if its height is NaN: an alarm."""
+
+    at: Point
+    text: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps numbers from `low` to `high` to pixels from `start` to `stop`."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return round(self.start + share * (self.stop - self.start), 1)
+
+
+@dataclass(frozen=True)
+class Chart(Piece):
+    """Base of charts."""
+
+    title: str
+
+    @property
+    def id(self) -> str:
+        """Unique among the charts of a page, and the same in the next page of the run."""
+        return f"chart-{hashlib.sha256(repr(self).encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True)
+class LinePanel(Chart):
+    """Lines over one horizontal scale, whose ticks are given with their words."""
+
+    lines: Sequence[Line]
+    ticks: Sequence[tuple[float, str]]
+    bounds: tuple[float, float] = (0.0, 1.0)
+    marks: Sequence[Mark] = ()
+
+    width, height = 260, 150
+
+    @property
+    def x(self) -> Scale:
+        return Scale(self.ticks[0][0], self.ticks[-1][0], 34, self.width - 10)
+
+    @property
+    def y(self) -> Scale:
+        return Scale(*self.bounds, self.height - 24, 10)
+
+    @property
+    def levels(self) -> list[float]:
+        return nice_ticks(*self.bounds)
+
+    @property
+    def description(self) -> str:
+        """Where each line begins and ends."""
+        lines = [(line.name, line.known) for line in self.lines if line.known]
+        ends = [f"{name}: {known[0][1]:.3f} to {known[-1][1]:.3f}" for name, known in lines]
+        return "; ".join(ends) or "no value is defined"
+
+
+@dataclass(frozen=True)
+class DotRows(Chart):
+    """One row per name: a dot for each (word, value in [0, 1]) and a bar for the value over all."""
+
+    rows: Sequence[tuple[str, Sequence[tuple[str, float]], float]]
+    description: str
+
+    width, step = 380, 30
+
+    @property
+    def height(self) -> int:
+        return self.step * len(self.rows) + 34
+
+    @property
+    def x(self) -> Scale:
+        return Scale(0, 1, 132, self.width - 14)
+
+
+def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers between two bounds.
+
+    >>> nice_ticks(0, 1), nice_ticks(-2.4, -1.1)
+    ([0.0, 0.25, 0.5, 0.75, 1.0], [-2.0, -1.5])
+    """
+    span = high - low
+    if not span > 0:
+        return [low]
+    power = 10 ** math.floor(math.log10(span))
+    step = next(s * power for s in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0) if span / (s * power) < most)
+    first = math.ceil(low / step - 1e-9)
+    return [round(k * step, 10) + 0.0 for k in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
 def named(text: str) -> Markup:
-    """Text from outside, shown as it is."""
+    """Text from outside, isolated from the text around it."""
     return Markup("<bdi>{}</bdi>").format(text)
 
 
@@ -101,7 +234,7 @@ def with_sub(text: str, below: str) -> Markup:
 
 
 def number(value: float, form: str = ".3f") -> str:
-    """As people read it, with a true minus.
+    """A number for readers, with a true minus.
 
     >>> number(-0.5), number(-0.0001), number(float("nan")), number(1234.5)
     ('−0.500', '0.000', '–', '1234.5')

@@ -25,9 +25,9 @@ from markupsafe import Markup
 
 from heatproof.disk import write_whole
 from heatproof.errors import MissingExtraError, need
-from heatproof.report.gallery import GROUPS, choose, disagreement, draw_pictures, front_pictures
-from heatproof.report.page import asset, policy, read_report
-from heatproof.report.pieces import Section, fill, output_path
+from heatproof.report.gallery import GROUPS, choose, draw_images, front_images, map_agreement
+from heatproof.report.page import read_report
+from heatproof.report.pieces import Section, asset, fill, output_path, policy
 from heatproof.report.sections import scores
 from heatproof.verdict.answers import Verdict
 from heatproof.verdict.data import RunData
@@ -74,7 +74,7 @@ def paper_html(
     data: RunData, verdict: Verdict, more: Sequence[Section] = (), without: Sequence[str] = ()
 ) -> str:
     """The HTML that is printed: no script and no folds, without the sections of these ids."""
-    page = read_report(data, verdict, paper_pictures(data), more, front_pictures(data, verdict))
+    page = read_report(data, verdict, paper_pictures(data), more, front_images(data, verdict))
 
     def printed(section: Section) -> Section:
         if section.content is None:
@@ -87,7 +87,7 @@ def paper_html(
             return replace(section, content={**section.content, "metrics": None})
         return replace(section, id="paperdefinitions") if section.id == "definitions" else section
 
-    first, rest = ([printed(section) for section in lot] for lot in (page.first, page.rest))
+    first, rest = [*map(printed, page.first)], [*map(printed, page.rest)]
     page = replace(page, first=first, pictures=printed(page.pictures), rest=rest, paper=True)
     images = data.manifest.config.get("images", {})
     content = {
@@ -101,11 +101,11 @@ def paper_html(
 
 
 def paper_pictures(data: RunData) -> Section:
-    """The best, the worst and the most disputed pictures, each with every method's map."""
-    methods, groups = data.real[:MOST_METHODS], choose(data, disagreement(data), MOST)
-    shown = {GROUPS[key]: draw_pictures(data, places, methods, TILE) for key, places in groups.items()}
+    """The best, the worst and the most disputed images, each with every method's map."""
+    methods, groups = data.real[:MOST_METHODS], choose(data, map_agreement(data), MOST)
+    drawn = {GROUPS[key]: draw_images(data, places, methods, TILE) for key, places in groups.items()}
     content = {
-        "groups": {title: pictures for title, pictures in shown.items() if pictures},
+        "groups": {title: images for title, images in drawn.items() if images},
         "headline": data.headline,
         "methods": methods,
         "left": len(data.real) - len(methods),

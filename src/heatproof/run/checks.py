@@ -4,7 +4,7 @@ The network is built once, each checkpoint is loaded into it once, and a blank i
 a weight file that does not fit, a layer it lacks or a label it has no class for is reported at once.
 
 preprocessing   contradicted by the native size of the images or by what the network declares: a warning
-classes         in another order than the labels suggest: a warning (metrics/class_order.py)
+classes         in another order than the labels suggest: a warning (metrics/classifier.py)
 accuracy        far from the expected one: an error. Far: outside the 99 % interval of the measured
                 accuracy (Clopper-Pearson, up to 256 images) by more than 0.05
 """
@@ -32,7 +32,7 @@ from heatproof.explain.providers.function import FromFile
 from heatproof.images import Preprocess, Source, batches
 from heatproof.images.files import Size, picture_size
 from heatproof.images.source import check_annotations, draw
-from heatproof.metrics.class_order import ClassOrder, class_order
+from heatproof.metrics.classifier import ClassOrder, class_order
 from heatproof.models.capture import refusal_in_a_sentence
 from heatproof.models.heads import Head, Multilabel
 from heatproof.models.heads.dense import Dense

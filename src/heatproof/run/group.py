@@ -27,13 +27,10 @@ from torch import Tensor
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import HeatproofError, InputError
-from heatproof.metrics.checkpoint_pairs import checkpoint_pairs
-from heatproof.metrics.classifier import ClassifierScore
-from heatproof.metrics.consistency import CScores
-from heatproof.metrics.kit import PerImage
+from heatproof.metrics.results import PerClass, PerImage
 from heatproof.metrics.scene import CheckpointContext, ImagePool
 from heatproof.metrics.similarity import REASONS
-from heatproof.metrics.stability import Cose
+from heatproof.metrics.stability import checkpoint_pairs
 from heatproof.metrics.stats import mean_interval
 from heatproof.run.metrics import MetricRequest, read_metrics
 from heatproof.run.plan import PlannedUnit
@@ -227,26 +224,17 @@ class _StoredGroup:
 
 def cells(request: MetricRequest, result: Any) -> Iterator[Cell]:
     """The numbers of a metric's result with their labels: None is for all classes together."""
-    if isinstance(result, CScores):
-        for label, score in [(None, result.overall), *result.classes.items()]:
-            low, high = score.interval
-            yield label, request.text, score.value, score.reason
-            yield label, request.named("n"), float(score.n), ""
-            for part, value in {"low": low, "high": high, "degenerate": score.degenerate}.items():
-                yield label, request.named(part), value, _why(value, score.reason)
-    elif isinstance(result, ClassifierScore):
-        yield None, request.text, result.value, result.reason or NOT_DEFINED * math.isnan(result.value)
-        for label, value in result.classes.items():
-            reason = (result.reason or "no image of this class, or none beside it") * math.isnan(value)
-            yield label, request.text, value, reason
-    elif isinstance(result, Cose):
-        low, high = result.interval
-        parts = {
-            "": result.value, "consistency": result.consistency, "sensitivity": result.sensitivity,
-            "same": float(result.n_same), "changed": float(result.n_changed), "low": low, "high": high,
-        }  # fmt: skip
-        for part, value in parts.items():
-            yield None, request.named(part) if part else request.text, value, _why(value, result.reason)
+    if isinstance(result, PerClass):
+        for label, score in [(None, result), *result.classes.items()]:
+            if not isinstance(score, PerClass):
+                reason = (result.reason or "no image of this class, or none beside it") * math.isnan(score)
+                yield label, request.text, score, reason
+                continue
+            yield label, request.text, score.value, score.reason or NOT_DEFINED * math.isnan(score.value)
+            for part, value in score.parts.items():
+                if isinstance(value, float):
+                    reason = (score.reason or "there is no interval") * math.isnan(value)
+                    yield label, request.named(part), value, reason
     else:
         by_class = request.entry.level == "class"
         try:
@@ -258,10 +246,6 @@ def cells(request: MetricRequest, result: Any) -> Iterator[Cell]:
         yield from ((label, request.text, value, NOT_DEFINED * math.isnan(value)) for label, value in numbers)
 
 
-def _why(value: float, reason: str) -> str:
-    return (reason or "there is no interval") if math.isnan(value) else ""
-
-
 def _mean_cells(request: MetricRequest, scores: PerImage, why: str) -> Iterator[Cell]:
     """The mean of each part, its number and its interval."""
     for part, values in scores.items():
@@ -271,4 +255,4 @@ def _mean_cells(request: MetricRequest, scores: PerImage, why: str) -> Iterator[
         yield None, request.named(part), value, "" if len(defined) else reason
         yield None, request.named(f"{part}_n"), float(len(defined)), ""
         for end, bound in zip(("low", "high"), mean_interval(defined), strict=True):
-            yield None, request.named(f"{part}_{end}"), bound, _why(bound, "")
+            yield None, request.named(f"{part}_{end}"), bound, "there is no interval" * math.isnan(bound)

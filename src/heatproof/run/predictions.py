@@ -15,7 +15,7 @@ import numpy as np
 from heatproof.disk import valid_unicode
 from heatproof.errors import UnknownNameError
 from heatproof.images.findings import THRESHOLD, entry_id, finding_limits, finding_name
-from heatproof.metrics.gold_masks import FIRST
+from heatproof.metrics.gold import FIRST
 
 if TYPE_CHECKING:
     from heatproof.store import Manifest, RunFolder

@@ -1,7 +1,6 @@
-from .folder import RunFolder
+from .folder import RunFolder, Status
 from .manifest import Change, Manifest, compare_configs
 from .maps import MapStore
 from .scores import Scores
-from .status import Status
 
 __all__ = ["Change", "Manifest", "MapStore", "RunFolder", "Scores", "Status", "compare_configs"]

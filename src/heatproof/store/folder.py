@@ -1,57 +1,138 @@
-"""One run, one folder, which can be left at any moment and taken up again.
+"""A run folder, which can be left at any moment and continued.
 
     run.json               the manifest
-    plan.json              the units the run is made of; status.json, what each shard said last
-    images.json            what each picture was made of (SHA-256); hashes.json, a memory that saves hashing
+    plan.json              the units the run is made of; status.json, the last state of each shard
+    images.json            hash of each image's content (SHA-256); hashes.json, a cache that saves hashing
     scores/UNIT.parquet    rows of a finished unit; UNIT.npz, thumbnails and sizes of its images
-    maps/..., pictures/... maps (see maps.py), and the pictures as the model saw them (see pictures.py)
+    maps/...               see maps.py
+    pictures/NAME.png|jpg  the images as the model saw them, NAME from the hash of the image's id
     seals/UNIT.json        checksums of the unit's files, written last: then the unit is done (see ledger.py)
-    locks/                 who is writing (see lease.py)
+    locks/                 which processes write (see lease.py)
 
-Every file is whole or absent, so a resume asks only which seals stand. Several processes may write
+Every file is whole or absent, so a resume depends only on which seals exist. Several processes may write
 different units at the same time, and the same unit twice does no harm: the bytes are equal.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import math
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from heatproof.disk import Content, clear_failure, valid_unicode, write_whole
 from heatproof.errors import HeatproofError, StoreError
 from heatproof.rows import Score, Unit
 from heatproof.show import Sheet
-from heatproof.store.lease import Lease, Leftovers, claim, turn, writing
-from heatproof.store.ledger import Ledger, Seal, check_file, known_record, refuse_links, remove, write_record
+from heatproof.store.lease import Lease, Leftovers, claim, claims, turn, writing
+from heatproof.store.ledger import (
+    Ledger,
+    Seal,
+    check_file,
+    damaged,
+    known_record,
+    plain,
+    refuse_links,
+    remove,
+    write_record,
+)  # fmt: skip
 from heatproof.store.manifest import GROWING, Change, Manifest, maker
-from heatproof.store.pictures import PictureStore
+from heatproof.store.maps import MapStore, shard_files
 from heatproof.store.scores import Scores, write_part
-from heatproof.store.status import Status, read_status
 
 if TYPE_CHECKING:
-    from heatproof.store.maps import MapStore
     from heatproof.types import Maps
 
-Identity = Sequence[tuple[str, str]]  # of pictures: id and hash of the content, in order
+State = Literal["started", "stopped", "failed", "complete", "unknown"]
+KILLED = "its process ended without a word, as when it is killed or the machine stops"
+NOT_RECORDED = "plan.json, the list of units, is missing: run the study again"
+# An image counts as used where the network answered it at every checkpoint that is planned.
+IMAGES = """
+    select count(*) filter (not broken and answers >= ?) as used, count(*) filter (broken) as broken,
+           count(*) filter (unanswered) as unanswered
+    from (select image, bool_or(metric = 'image') as broken,
+                 bool_or(metric = 'predicted' and isnan(value)) as unanswered,
+                 count(distinct checkpoint) filter (metric = 'predicted') as answers
+          from scores where metric in ('image', 'predicted') group by image)
+"""
+FEW_COLOURS = 256  # images with at most so many (codes, drawings) are stored as PNG, the others as JPEG
+QUALITY = 90
+MOST_BYTES, MOST_PIXELS = 1 << 26, 1 << 26
+NO_PICTURE = (
+    OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning,
+)  # fmt: skip
+PLANES = re.compile(r"planes (\d{1,6}(?: \d{1,6}){2})")
+Identity = Sequence[tuple[str, str]]  # id and hash of the content of each image, in order
 
 
 class StopRequested(Exception):
-    """Somebody asked the run to stop; everything finished is on disk."""
+    """The run was asked to stop; everything finished is on disk."""
 
 
 class SeenImages(NamedTuple):
-    """What is kept of images to count distinct ones."""
+    """Thumbnails and sizes of images, to count distinct ones."""
 
     ids: Sequence[str]
     thumbnails: np.ndarray  # "n SIDE SIDE c", uint8
     sides: np.ndarray  # "n 2", the shorter side in pixels of the image's file and of the network's input
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is, from what is in its folder.
+
+    Args:
+        state: "started" while a process works on it; "stopped" on request, or while other shards are to come;
+            "failed" where an error ended it or its process was killed; "complete" where every planned unit
+            is there; "unknown" without plan.json, which never counts as complete.
+        reason: why it is not complete.
+        planned, used, broken, missing: images of the run, those that were used, could not be read, or have no
+            row yet at one checkpoint or more.
+        unanswered: of those used, images for which the network's output was NaN.
+        units, done: of the plan, and of them the finished ones.
+    """
+
+    state: State
+    reason: str
+    planned: int
+    used: int
+    broken: int
+    missing: int
+    unanswered: int
+    units: int
+    done: int
+
+    @property
+    def complete(self) -> bool:
+        return self.state == "complete"
+
+    @property
+    def usable(self) -> float:
+        """The share of planned images that the network answered."""
+        return (self.used - self.unanswered) / self.planned if self.planned else 0.0
+
+    @property
+    def sentence(self) -> str:
+        images = f"{self.used} of {self.planned} images used, {self.broken} broken, {self.missing} missing"
+        if self.unanswered:
+            images += f", {self.unanswered} answered with NaN"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.state}{why}: {self.done} of {self.units} units, {images}"
+
+    def row(self) -> dict[str, Any]:
+        return {**asdict(self), "usable": self.usable}
 
 
 class RunFolder:
@@ -72,9 +153,9 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run, to read or to write more units; nothing on disk is touched.
+        """An existing run, to read or to write more units; nothing on disk is changed.
 
-        The folder of a study serves too: its run lies inside, in run/.
+        path: of the run, or of a study with its run in run/.
         """
         path = run_in(path)
         refuse_links(path)
@@ -91,18 +172,22 @@ class RunFolder:
         forgiven: Collection[str] = (),
         filled: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     ) -> RunFolder:
-        """Go on with a run, or start it where there is none.
+        """Continue a run, or start it where there is none.
 
-        Refused, with what changed, unless the manifest is the same or only adds (see `compare_configs`);
-        additions are written to run.json, which keeps the earlier manifest too. `pictures` are written to
-        images.json; those of the images in `forgiven` may differ from what they were. `filled` adds the
-        defaults of settings that are younger than the run.
+        Raises StoreError, with what changed, unless the manifest is the same or only adds (see
+        `compare_configs`); additions are written to run.json, with the earlier manifest.
+
+        Args:
+            growing, free: see `compare_configs`.
+            pictures: written to images.json.
+            forgiven: images that may differ from what they were.
+            filled: adds the defaults of settings that are younger than the run.
         """
         path = Path(path)
         refuse_links(path)
         with _turn(path):
             if not (path / "run.json").exists():
-                return cls._keep(path, manifest, pictures)
+                return cls._written(path, manifest, pictures)
             old = Manifest.read(path / "run.json")
             changes = filled(old).changes(manifest, growing, free)
             other = _differing(path, pictures)
@@ -124,11 +209,11 @@ class RunFolder:
                         "use --retry-broken to read images again that could not be read, or undo the change"
                     )
                 raise StoreError(f"{path} was started with other settings: {'; '.join(refused)}; {remedy}")
-            kept = manifest.grown_from(old) if changes else old.completed_by(manifest)
-            return cls._keep(path, kept, pictures)
+            manifest = manifest.grown_from(old) if changes else old.completed_by(manifest)
+            return cls._written(path, manifest, pictures)
 
     @classmethod
-    def _keep(cls, path: Path, manifest: Manifest, pictures: Identity) -> RunFolder:
+    def _written(cls, path: Path, manifest: Manifest, pictures: Identity) -> RunFolder:
         if not (path / "run.json").exists() or Manifest.read(path / "run.json") != manifest:
             manifest.write(path / "run.json")
         if pictures and (_differing(path, pictures) or not (path / "images.json").exists()):
@@ -137,38 +222,37 @@ class RunFolder:
 
     @contextmanager
     def lock(self, name: str = "0/1") -> Iterator[None]:
-        """Hold one shard of the run; a second process on it, or on one that overlaps, is refused.
+        """Hold one shard of the run; raises StoreError if another process holds it, or one that overlaps.
 
-        What killed processes left half-written is cleaned up, and how the work ended is recorded.
+        Files that killed processes left half-written are removed, and how the work ended is recorded.
         """
         with writing(self.path) as lease:
             with _turn(self.path):
                 claim(lease, self.path, name)
-                self._say(lease, name, "started")
+                self._record_state(lease, name, "started")
             try:
                 leftovers = Leftovers(self.path)
                 yield
                 leftovers.look_again()
             except BaseException as error:
-                asked = isinstance(error, KeyboardInterrupt | StopRequested)
-                state, why = ("stopped", "") if asked else ("failed", _sentence(error))
-                self._last_words(lease, name, state, why)
+                stopped = isinstance(error, KeyboardInterrupt | StopRequested)
+                self._record_end(lease, name, *(("stopped", "") if stopped else ("failed", _sentence(error))))
                 raise
             else:
                 whole = (plan := self.planned()) is not None and set(plan["units"]) <= self.done()
-                self._last_words(lease, name, "complete" if whole else "ended")
+                self._record_end(lease, name, "complete" if whole else "ended")
             finally:
                 lease.hold([shard for shard in lease.shards if shard != name])
 
     def plan(
         self, units: Collection[str], images: int, checkpoints: Collection[str],
-        outgrown: Collection[str] = (),
+        superseded: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """Record what the run is made of. What it was made of before it grew stays, less the `outgrown`."""
+        """Record the units of the run. Those it had before it grew stay, except the `superseded`."""
         with _turn(self.path):
             old = self.planned()
             past = old["units"] if old and old["run"] == self.manifest.id else []
-            past = [unit for unit in past if unit not in outgrown]
+            past = [unit for unit in past if unit not in superseded]
             plan = {
                 "run": self.manifest.id, "images": images, "checkpoints": list(checkpoints),
                 "units": list(dict.fromkeys([*past, *units])),
@@ -176,32 +260,59 @@ class RunFolder:
             }  # fmt: skip
             if plan != old:
                 write_record(self.path / "plan.json", plan)
-        self.drop(outgrown)
+        self.drop(superseded)
 
     def planned(self) -> dict[str, Any] | None:
-        """Keys run, images, checkpoints and units; None where nobody recorded it."""
+        """Keys run, images, checkpoints and units; None if it was not recorded."""
         return known_record(self.path / "plan.json")
 
     def images(self) -> list[tuple[str, str]]:
-        """Id and content hash of every picture when the run began, where that was recorded."""
-        found = known_record(self.path / "images.json") or {}
-        return [(name, mark) for name, mark in found.get("images", ())]
+        """Id and content hash of every image when the run began, if they were recorded."""
+        record = known_record(self.path / "images.json") or {}
+        return [(name, mark) for name, mark in record.get("images", ())]
 
     def broken(self) -> set[str]:
         """Images that could not be read, also those that a stopped `--retry-broken` has still to read."""
         rows = self.scores().sql("select distinct image from scores where metric = 'image'")
         return {row["image"] for row in rows} | set((self.planned() or {}).get("retry", ()))
 
-    def said(self) -> dict[str, dict[str, str]]:
+    def shard_states(self) -> dict[str, dict[str, str]]:
         """State and reason that each shard recorded last."""
         try:
             return known_record(self.path / "status.json") or {}
-        except StoreError:  # only a hint: what is there decides
+        except StoreError:  # only a hint: the units that are there decide
             return {}
 
     def status(self) -> Status:
         """Whether the run is complete, and how many of its images could be used."""
-        return read_status(self)
+        plan, done = self.planned(), self.done()
+        checkpoints = len(plan["checkpoints"]) if plan else len(self.manifest.models)
+        (counts,) = self.scores().sql(IMAGES, [max(1, checkpoints)])
+        used, broken = counts["used"], counts["broken"]
+        units = set(plan["units"]) if plan else done
+        planned = plan["images"] if plan else used + broken
+        missing = max(0, planned - used - broken)
+        state, reason = ("unknown", NOT_RECORDED) if plan is None else self._state(done, units)
+        finished = len(done & units)
+        return Status(
+            state, reason, planned, used, broken, missing, counts["unanswered"], len(units), finished
+        )
+
+    def _state(self, done: set[str], units: set[str]) -> tuple[State, str]:
+        if units <= done:
+            return "complete", ""
+        if working := claims(self.path):
+            return "started", f"shard {', '.join(working)} is at work"
+        left = f"{len(units - done)} of {len(units)} units are not there"
+        states = self.shard_states()
+        for shard, last in states.items():
+            where = "" if shard == "0/1" else f"shard {shard}: "
+            if last["state"] in ("failed", "started"):
+                return "failed", where + (last["reason"] if last["state"] == "failed" else KILLED)
+        recorded = {last["state"] for last in states.values()}
+        if "stopped" in recorded:
+            return "stopped", f"on request; {left}"
+        return ("failed", f"{left}, though it was complete") if "complete" in recorded else ("stopped", left)
 
     def write_unit(
         self,
@@ -211,18 +322,19 @@ class RunFolder:
         pictures: Mapping[str, np.ndarray | Sheet] | None = None,
         seen: SeenImages | None = None,
     ) -> None:
-        """Write a finished unit: its maps, pictures and rows (maybe none), then its seal: it is done.
+        """Write a finished unit: its maps, images and rows, then its seal. For any thread or process.
 
-        `maps` is keyed by the method as the rows name it, `pictures` ("H W 3" uint8) by the image; a picture
-        that is there is left alone. May be called from any thread or process.
+        Args:
+            maps: by the method as the rows name it.
+            pictures: "H W 3" uint8 by image; those that are stored are left alone.
+            seen: thumbnails and sizes of the images.
         """
         files: dict[Path, Content] = {}
         if maps:
-            from heatproof.store.maps import shard_files  # which imports torch
-
             files = shard_files(self.path / "maps", unit, maps)
-        for name in self.unstored(pictures or ()):
-            files |= self.pictures().files(name, pictures[name])  # type: ignore[index]  # unstored() names what was given
+        pictures = pictures or {}
+        for name in self.unstored(pictures):
+            files |= self.pictures().files(name, pictures[name])
         if seen is not None:
             files[self.path / "scores" / f"{unit.hash}.npz"] = partial(_save_seen, seen=seen)
         part = self.path / "scores" / f"{unit.hash}.parquet"
@@ -235,12 +347,12 @@ class RunFolder:
             self.ledger.write(unit, named, maker(device or "cpu"), lease.id)
 
     def seen(self, checkpoint: str) -> SeenImages | None:
-        """Thumbnails and sizes of the images of a checkpoint; None where they were not kept."""
+        """Thumbnails and sizes of the images of a checkpoint; None if they were not stored."""
         known = valid_unicode(checkpoint)
         parts = []
         for unit, seal in self.units().items():
             name = f"scores/{unit}.npz"
-            if seal and name in seal.files and valid_unicode(seal.unit["checkpoint"]) == known:
+            if name in seal.files and valid_unicode(seal.unit["checkpoint"]) == known:
                 check_file(self.path / name, seal.files[name])
                 with np.load(self.path / name, allow_pickle=False) as part:
                     parts.append((part["ids"].tolist(), part["thumbnails"], part["sides"]))
@@ -252,7 +364,7 @@ class RunFolder:
         )
 
     def units(self) -> dict[str, Seal]:
-        """What may be read as rows: units with a part and a seal, that the plan names."""
+        """Units with rows and a seal, that the plan names."""
         seals, plan = self.ledger.seals(), self.planned()
         parts = {path.stem for path in (self.path / "scores").glob("*.parquet")}
         allowed = parts & set(plan["units"]) if plan else parts
@@ -268,7 +380,7 @@ class RunFolder:
         }
 
     def drop(self, units: Collection[str]) -> None:
-        """Take units out of the run, so that they are made again."""
+        """Remove units from the run, so that they are computed again."""
         seals = self.ledger.seals()
         for unit in units:
             self.ledger.forget(unit)
@@ -278,7 +390,7 @@ class RunFolder:
             remove(self.path, [*named, *unsealed, *shards])
 
     def retry(self, units: Collection[str], images: Collection[str]) -> None:
-        """Take units out of the run and its plan; their images may have other contents from now on."""
+        """Remove units from the run and its plan; their images may have other contents from now on."""
         with _turn(self.path):
             plan = self.planned() or {}
             left = [unit for unit in plan.get("units", ()) if unit not in set(units)]
@@ -286,17 +398,14 @@ class RunFolder:
         self.drop(units)
 
     def makers(self) -> list[dict[str, Any]]:
-        """Versions and devices that made the parts, with the number of parts of each, most first."""
-        counts: dict[tuple[tuple[str, str], ...], int] = {}
-        for seal in self.units().values():
-            key = tuple(sorted(seal.made.items())) if seal else ()
-            counts[key] = counts.get(key, 0) + 1
-        return [{**dict(key), "parts": n} for key, n in sorted(counts.items(), key=lambda pair: -pair[1])]
+        """Versions and devices that computed the units, with the number of units of each, most first."""
+        counts = Counter(tuple(sorted(seal.made.items())) for seal in self.units().values())
+        return [{**dict(key), "parts": n} for key, n in counts.most_common()]
 
     def unstored(self, names: Collection[str]) -> list[str]:
-        """Images whose picture is not kept, or was left by a process that did not come to seal it."""
-        kept = self.pictures()
-        paths = {name: kept.path(name) for name in names}
+        """Images that are not stored, or were left by a process that ended before it sealed them."""
+        stored = self.pictures()
+        paths = {name: stored.path(name) for name in names}
 
         def sealed(path: Path | None) -> bool:
             return path is not None and f"pictures/{path.name}" in self.ledger.files
@@ -309,8 +418,6 @@ class RunFolder:
         return Scores(self.path / "scores", self.checked_parts, lambda: self.status().row())
 
     def maps(self) -> MapStore:
-        from heatproof.store.maps import MapStore  # which imports torch
-
         return MapStore(self.path / "maps", self.units)
 
     def pictures(self) -> PictureStore:
@@ -335,23 +442,22 @@ class RunFolder:
         return Ledger(self.path)
 
     def checked_parts(self) -> list[Path]:
-        """The parts that hold rows, each compared with its seal."""
+        """Files of rows, each compared with its seal."""
         parts = {self.path / "scores" / f"{unit}.parquet": seal for unit, seal in self.units().items()}
         for path, seal in parts.items():
-            check_file(path, seal.files[f"scores/{path.name}"] if seal else None)
+            check_file(path, seal.files[f"scores/{path.name}"])
         return list(parts)
 
-    def _say(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
+    def _record_state(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
         count = shard.rpartition("/")[2]
-        kept = {name: last for name, last in self.said().items() if name.rpartition("/")[2] == count}
-        said = {**kept, shard: {"state": state, "reason": reason}}
-        write_record(self.path / "status.json", said, lease.id)
+        states = {name: s for name, s in self.shard_states().items() if name.rpartition("/")[2] == count}
+        states[shard] = {"state": state, "reason": reason}
+        write_record(self.path / "status.json", states, lease.id)
 
-    def _last_words(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
-        if not self.path.exists():
-            return
-        with suppress(StoreError), _turn(self.path):  # on a full disk nothing more can be said
-            self._say(lease, shard, state, reason)
+    def _record_end(self, lease: Lease, shard: str, state: str, reason: str = "") -> None:
+        if self.path.exists():
+            with suppress(StoreError), _turn(self.path):  # a full disk takes no record
+                self._record_state(lease, shard, state, reason)
 
 
 def _save_seen(path: Path, seen: SeenImages) -> None:
@@ -377,7 +483,7 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def _differing(path: Path, pictures: Identity) -> list[str]:
-    """Images that are not what images.json says; none where it says nothing, or of other images."""
+    """Images whose hash is not that of images.json; none where it has none."""
     old, new = dict(_recorded(path)), dict(pictures)
     return [name for name in {**old, **new} if old.get(name) != new.get(name)] if old and new else []
 
@@ -390,7 +496,7 @@ def _recorded(path: Path) -> Identity:
 
 
 def _goes_on(old: Identity, new: Identity) -> bool:
-    """Whether more pictures begin with those that were there."""
+    """Whether the images that were there come first."""
     return len(new) <= len(old) or list(new[: len(old)]) == list(old)
 
 
@@ -402,3 +508,67 @@ def _named(images: Sequence[str]) -> str:
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, HeatproofError) else f"{type(error).__name__}: {text}"
+
+
+class PictureStore:
+    """The images of a run by their ids. sealed: returns the SHA-256 that a file must have."""
+
+    def __init__(self, root: Path, sealed: Callable[[str], str]) -> None:
+        self.root, self._sealed = root, sealed
+
+    def path(self, name: str) -> Path | None:
+        """The file of an image, if it is stored."""
+        files = (self.root / f"{file_stem(name)}{suffix}" for suffix in (".png", ".jpg"))
+        return next((file for file in files if file.exists()), None)
+
+    def read(self, name: str) -> bytes | None:
+        """PNG or JPEG; None if it is not stored. Raises DamagedError if it is not what was written."""
+        path = self.path(name)
+        if path is None:
+            return None
+        with plain(path).open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if hashlib.sha256(content).hexdigest() != self._sealed(path.name):
+            raise damaged(path, "its content is not what was written")
+        why = "it is too large"
+        try:
+            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
+                if len(content) <= MOST_BYTES and math.prod(picture.size) <= MOST_PIXELS:
+                    return content
+        except NO_PICTURE:
+            why = "it is no picture of a sane size"
+        raise StoreError(f"cannot show {path}: {why}; heatproof verify names all damage")
+
+    def planes(self, name: str) -> tuple[int, ...] | None:
+        """The planes of a volume that its image shows, from the file's comment; None without one."""
+        content = self.read(name)
+        if content is None:
+            return None
+        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as picture:
+            note = picture.info.get("comment", "")
+        match = PLANES.fullmatch(str(note, "ascii", "replace") if isinstance(note, bytes) else str(note))
+        return tuple(map(int, match[1].split())) if match else None
+
+    def files(self, name: str, picture: np.ndarray | Sheet) -> dict[Path, Content]:
+        """The file of one image, "H W 3" uint8, and its content."""
+        content, suffix = encode(*picture) if isinstance(picture, Sheet) else encode(picture)
+        return {self.root / f"{file_stem(name)}{suffix}": content}
+
+
+def encode(pixels: np.ndarray, planes: Sequence[int] = ()) -> tuple[bytes, str]:
+    """An image as a file, and its suffix; planes: of a volume, written to the file's comment."""
+    picture, out = Image.fromarray(pixels), io.BytesIO()
+    note = f"planes {' '.join(map(str, planes))}" if planes else ""
+    if picture.getcolors(FEW_COLOURS) is not None:
+        info = PngInfo()
+        if note:
+            info.add_text("comment", note)
+        picture.save(out, "PNG", pnginfo=info)
+        return out.getvalue(), ".png"
+    picture.save(out, "JPEG", quality=QUALITY, subsampling=0, comment=note.encode())
+    return out.getvalue(), ".jpg"
+
+
+def file_stem(name: str) -> str:
+    """A name for an image's file that is valid for any id."""
+    return hashlib.sha256(valid_unicode(name).encode()).hexdigest()[:24]

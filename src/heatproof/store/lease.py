@@ -1,12 +1,16 @@
-"""Who is writing: a lease per process and folder, alive while its lock is held or its heart beats.
+"""Leases: which processes write in a run folder, alive while their lock is held or their heart beats.
 
     locks/ID.lease     "BEAT {shards, process, host, kernel}"
 
-On the same kernel, containers included, the file's lock answers: the system frees it when the process ends,
+On the same kernel, containers included, the file's lock decides: the system frees it when the process ends,
 however it ends. Of another kernel, where locks may not reach, the beat is watched: one that stands still for
 PATIENCE seconds of the watcher's own clock has ended. No clock and no process number is ever compared with
 one of another machine or container. A temporary file carries the lease of the process that writes it, so that
 what a killed process left behind can be told from what a live one is writing.
+
+Not filelock: it has the lock of one machine, but no beat. On a file system that is shared without locks its
+SoftFileLock blocks for ever after a crash, and it cannot tell a dead machine from one that is at work, nor
+whose temporary files may be removed.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ class Lease:
         self._stop = threading.Event()
         with clear_failure(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            made = self.path.with_suffix(".new")  # nobody may see it before it is locked
+            made = self.path.with_suffix(".new")  # invisible to others until it is locked
             self.descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o666)
             _held.add(self.descriptor)
             _flock(self.descriptor, wait=True)
@@ -91,7 +95,7 @@ class Lease:
 
 @contextmanager
 def writing(root: Path) -> Iterator[Lease]:
-    """The lease of this process in a folder, taken for as long as anybody here needs it."""
+    """The lease of this process in a folder, held while any thread uses it."""
     key = root.absolute()
     with _guard:
         lease, users = _leases.get(key) or (Lease(root), 0)
@@ -100,19 +104,18 @@ def writing(root: Path) -> Iterator[Lease]:
         yield lease
     finally:
         with _guard:
-            kept, users = _leases.get(key, (None, 0))
-            if kept is lease and users > 1:
+            current, users = _leases.get(key, (None, 0))  # none in a forked child
+            if current is lease and users > 1:
                 _leases[key] = lease, users - 1
-            elif kept is lease:
+            elif current is lease:
                 del _leases[key]
                 lease.close()
 
 
 def claim(lease: Lease, root: Path, shard: str) -> None:
-    """Refuse a shard that somebody alive has, or one that would overlap with theirs."""
+    """Take a shard; raises StoreError if a living process has it, or one that overlaps with it."""
     rivals: dict[Path, tuple[str, dict[str, Any]]] = {}
-    mine = {"process": os.getpid(), "host": socket.gethostname(), "shards": lease.shards}
-    for path, about in [(lease.path, mine), *_others(lease, root)]:
+    for path, about in _leases_in(root):
         taken = [other for other in about.get("shards", ()) if _overlap(shard, other)]
         if taken and alive(path) is not False:
             rivals[path] = taken[0], about
@@ -128,17 +131,17 @@ def claim(lease: Lease, root: Path, shard: str) -> None:
 
 
 def claims(root: Path) -> list[str]:
-    """Shards somebody works on, or may work on: of another machine's process one cannot know at once."""
+    """Shards that a process works on, or may work on if it is on another machine."""
     return [
         shard
-        for path, about in _others(None, root)
+        for path, about in _leases_in(root)
         if alive(path) is not False
         for shard in about.get("shards", ())
     ]
 
 
 def alive(path: Path) -> bool | None:
-    """Whether the process of a lease lives; None where only watching it can tell."""
+    """Whether the process of a lease lives; None if only its beat can tell."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -158,12 +161,12 @@ def alive(path: Path) -> bool | None:
 
 def lease_of(name: str) -> str | None:
     """The lease under which a temporary file is written; None for other files."""
-    found = _TEMPORARY.search(name)
-    return found[1] if found else None
+    match = _TEMPORARY.search(name)
+    return match[1] if match else None
 
 
 class Leftovers:
-    """Temporary files of processes that ended. Those of the living are never touched."""
+    """Removes temporary files of processes that ended; never those of living ones."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.began, self.unsure = root, time.monotonic(), {}
@@ -182,7 +185,7 @@ class Leftovers:
                 self.unsure[path] = _read(path)[0], files.get(owner, [])
 
     def look_again(self) -> None:
-        """At the end of the work: whoever did not stir in all that time has ended."""
+        """At the end of the work, remove those of processes whose beat stood still all that time."""
         if time.monotonic() - self.began > PATIENCE:
             for path, (beat, files) in self.unsure.items():
                 if alive(path) is not True and _read(path)[0] == beat:
@@ -196,7 +199,7 @@ class Leftovers:
 
 @contextmanager
 def turn(root: Path) -> Iterator[None]:
-    """Those who write run.json, plan.json or a lease take turns."""
+    """Hold the lock under which run.json, plan.json and leases are written."""
     file = root / "locks" / "manifest"
     with clear_failure(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -221,14 +224,13 @@ def kernel() -> str:
         return f"{socket.gethostname()}-{uuid.getnode()}"
 
 
-def _others(lease: Lease | None, root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _leases_in(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for path in sorted((root / "locks").glob("*.lease")):
-        if lease is None or path != lease.path:
-            yield path, _read(path)[1]
+        yield path, _read(path)[1]
 
 
 def _watch(paths: set[Path]) -> Path | None:
-    """The first of these leases that shows a sign of life."""
+    """The first of these leases whose beat moves."""
     before = {path: _read(path)[0] for path in paths}
     end = time.monotonic() + PATIENCE
     if paths:
@@ -250,13 +252,13 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         return "", {}
 
 
-def _overlap(one: str, other: str) -> bool:
+def _overlap(shard: str, other: str) -> bool:
     """Shards of different counts share images.
 
     >>> _overlap("0/2", "1/2"), _overlap("0/2", "1/3")
     (False, True)
     """
-    return one == other or re.sub(r".*/", "", one) != re.sub(r".*/", "", other)
+    return shard == other or shard.rpartition("/")[2] != other.rpartition("/")[2]
 
 
 def _flock(descriptor: int, wait: bool = False, shared: bool = False) -> None:

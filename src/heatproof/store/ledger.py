@@ -1,11 +1,11 @@
-"""What was written and by whom: one seal per finished unit, and records that know whether they are whole.
+"""Records with a checksum, and the seals of finished units.
 
-    seals/UNIT.json    the SHA-256 of each file of the unit, what the unit is, and the versions that made it
+    seals/UNIT.json    the SHA-256 of each file of the unit, the unit's fields, the versions that computed it
 
-The seal is written last: a unit is done exactly when its seal stands and its files are there, and what no
-seal names is no row. A seal, like run.json, plan.json and status.json, carries a checksum of itself. Files
-are compared with their seals when they are read, once per process as long as size, times and inode stay. No
-link is followed: in a folder that somebody else made, it could lead anywhere.
+The seal is written last: a unit is done exactly when its seal and its files exist, and rows that no seal
+names do not count. A seal, like run.json, plan.json and status.json, holds a checksum of itself. Files are
+compared with their seals when they are read, once per process as long as size, times and inode stay. Links
+are not followed: in a folder from elsewhere they could lead anywhere.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ _verified: dict[str, tuple[Any, ...]] = {}
 
 
 def write_record(path: Path, content: Mapping[str, Any], lease: str = "", indent: int | None = 1) -> None:
-    """A JSON file whose first entry is the SHA-256 of all that follows."""
+    """Write a JSON file whose first entry is the SHA-256 of all that follows."""
     rest = json.dumps(content, indent=indent, default=str)[1:] + "\n"
     text = f'{{{CHECKSUM}{_hash(rest)}",{rest}'
     write_whole({path: text}, lease)
 
 
 def known_record(path: Path) -> dict[str, Any] | None:
-    """A record, None where it was never written."""
+    """A record; None if it was never written."""
     try:
         return read_record(path)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def known_record(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What `write_record` wrote; other content, or a value of another type than in RECORDS, is refused."""
+    """Read what `write_record` wrote; raises DamagedError for other content, or types other than RECORDS."""
     try:
         text = plain(path).read_bytes().decode()
         start = len(CHECKSUM) + 1
@@ -125,13 +125,13 @@ def plain(path: Path) -> Path:
 
 
 def refuse_links(root: Path) -> None:
-    """Refuse a run folder of which a part is elsewhere."""
+    """Raise StoreError if a part of a run folder is a link."""
     if linked := linked_folders(root):
         raise _leads_away(root / linked[0])
 
 
 def remove(root: Path, files: Iterable[Path]) -> None:
-    """Delete files of a run; behind a link nothing is this run's."""
+    """Delete files of a run, none behind a link."""
     links = linked_folders(root)
     for path in files:
         if not any(path.is_relative_to(root / link) for link in links):
@@ -140,11 +140,11 @@ def remove(root: Path, files: Iterable[Path]) -> None:
 
 
 def linked_folders(root: Path) -> list[str]:
-    """Parts of a run folder that are links, so that whatever is done in them is done elsewhere."""
-    found = [name for name in (*FOLDERS, "locks", ASIDE) if (root / name).is_symlink()]
-    if "maps" not in found:
-        found += [f"maps/{entry.name}" for entry in _entries(root / "maps") if entry.is_symlink()]
-    return found
+    """Parts of a run folder that are links to elsewhere."""
+    links = [name for name in (*FOLDERS, "locks", ASIDE) if (root / name).is_symlink()]
+    if "maps" not in links:
+        links += [f"maps/{entry.name}" for entry in _entries(root / "maps") if entry.is_symlink()]
+    return links
 
 
 def damaged(path: Path, why: str) -> DamagedError:
@@ -153,12 +153,10 @@ def damaged(path: Path, why: str) -> DamagedError:
     )
 
 
-def check_file(path: Path, expected: str | None) -> None:
-    """Refuse a file whose content is not what was written; None: nobody knows what that was."""
+def check_file(path: Path, expected: str) -> None:
+    """Raise DamagedError if the SHA-256 of a file is not the expected one."""
     try:
         state = file_state(plain(path))
-        if expected is None:
-            return
         if _verified.get(str(path)) == (expected, *state):
             return
         if digest(path) != expected:
@@ -173,7 +171,7 @@ def check_file(path: Path, expected: str | None) -> None:
 
 @dataclass(frozen=True)
 class Seal:
-    """What stands behind one finished unit."""
+    """The record of one finished unit."""
 
     unit: Mapping[str, Any]
     files: Mapping[str, str] = field(default_factory=dict)  # relative path -> SHA-256
@@ -189,20 +187,20 @@ class Ledger:
         self._read: dict[str, tuple[Any, Seal | None]] = {}
 
     def seals(self) -> dict[str, Seal]:
-        """By the unit's hash; one that is damaged is none."""
+        """By the unit's hash, without damaged ones."""
         return {unit: seal for unit, seal in self.all().items() if seal is not None}
 
     def all(self) -> dict[str, Seal | None]:
-        found: dict[str, tuple[Any, Seal | None]] = {}
+        read: dict[str, tuple[Any, Seal | None]] = {}
         for entry in _entries(self.root):
             if not entry.name.endswith(".json"):
                 continue
             state = entry.stat(follow_symlinks=False)
             key, unit = (state.st_size, state.st_mtime_ns, state.st_ino), entry.name.removesuffix(".json")
             known = self._read.get(unit)
-            found[unit] = known if known and known[0] == key else (key, self._take(unit))
-        self._read = found
-        return {unit: seal for unit, (_, seal) in found.items()}
+            read[unit] = known if known and known[0] == key else (key, self._take(unit))
+        self._read = read
+        return {unit: seal for unit, (_, seal) in read.items()}
 
     def _take(self, unit: str) -> Seal | None:
         try:
@@ -210,8 +208,8 @@ class Ledger:
             seal = Seal(record["unit"], record["files"], record["made"])
             check_types(asdict(seal), Seal)
             check_types(seal.unit, Unit)
-            of = Unit(**{**seal.unit, **_tuples(seal.unit)})
-            if of.hash != unit or not all(map(OWN.fullmatch, seal.files)):
+            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in seal.unit.items()}
+            if Unit(**fields).hash != unit or not all(map(OWN.fullmatch, seal.files)):
                 return None
         except (StoreError, FileNotFoundError, KeyError, TypeError, ValueError):
             return None
@@ -246,12 +244,8 @@ def _leads_away(path: Path) -> StoreError:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-        yield from found
-
-
-def _tuples(unit: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) for name, value in unit.items() if isinstance(value, list)}
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        yield from entries
 
 
 def _hash(text: str) -> str:
@@ -271,7 +265,7 @@ def slug(method: str) -> str:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """What a part holds. A few bytes may unpack to more than the memory, so they are not unpacked blindly."""
+    """Read an index of maps; a few bytes may unpack to more than the memory, so the size is limited."""
     with gzip.open(plain(path)) as file:
         text = file.read(MAX_INDEX_BYTES + 1)
     if len(text) > MAX_INDEX_BYTES:

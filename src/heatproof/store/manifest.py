@@ -1,8 +1,8 @@
-"""run.json: what made the rows of a run folder, so that they can be made again.
+"""run.json: what the rows of a run folder were computed from, so that they can be computed again.
 
-The hash of the config decides a resume: the same hash goes on where the run stopped; another one is
-compared key by key, and only additions at the end of a list of methods, metrics, checkpoints, models or
-images are let through, because rows that exist then stay true.
+A resume with the same hash of the config continues the run; another config is compared key by key, and only
+additions at the end of a list of methods, metrics, checkpoints, models or images are accepted, because rows
+that exist then stay true.
 
 Folders have a format, which is 2; others are refused.
 """
@@ -17,9 +17,11 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -88,42 +90,19 @@ class Manifest:
     facts: Facts = field(default_factory=Facts)  # of the metrics and methods it names
 
     @staticmethod
-    def collect(
-        config: Mapping[str, Any],
-        *,
-        seed: int = 0,
-        models: Mapping[str, str] | None = None,
-        data: str = "",
-        classes: Sequence[str] = (),
-        device: str = "cpu",
-        command: Sequence[str] | None = None,
-        pictures: str = "",
-        code: Mapping[str, str] | None = None,
-        brought: Mapping[str, str] | None = None,
-        preprocess: str = "",
-        warnings: Sequence[str] = (),
-    ) -> Manifest:
-        """A manifest of this moment: versions, git state of the working directory, machine, time."""
-        return Manifest(
-            config=json.loads(_canonical(config)),
-            seed=seed,
-            models=dict(models or {}),
-            data=data,
-            classes=list(classes),
-            versions=package_versions(),
-            git=git_state(Path.cwd()),
-            machine=_machine(device),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=list(sys.argv if command is None else command),
-            earlier=[],
-            pictures=pictures,
-            code=dict(code or {}),
-            brought=dict(brought or {}),
-            preprocess=preprocess,
-            warnings=list(warnings),
-            id=uuid.uuid4().hex,
-            facts=Facts.of_config(config),
-        )
+    def collect(config: Mapping[str, Any], *, device: str = "cpu", **known: Any) -> Manifest:
+        """A manifest of this moment: versions, git state of the working directory, machine, time.
+
+        known: other fields, such as seed and models.
+        """
+        given = {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
+        now: dict[str, Any] = {
+            "classes": [], "versions": package_versions(), "git": git_state(Path.cwd()),
+            "machine": _machine(device), "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": list(sys.argv), "earlier": [], "warnings": [], "id": uuid.uuid4().hex,
+            "facts": Facts.of_config(config),
+        }  # fmt: skip
+        return Manifest(config=_plain(config), **now | given)
 
     @property
     def is_multilabel(self) -> bool:
@@ -138,32 +117,35 @@ class Manifest:
         self, new: Manifest, growing: Collection[str] = GROWING, free: Collection[str] = ()
     ) -> list[Change]:
         """What a resume with `new` would change: config, seed, weights or images."""
-        found: list[Change] = []
+        changes: list[Change] = []
         if self.config_hash != new.config_hash:
-            found += compare_configs(self.config, new.config, growing, free)
-        images_grew = any(change.addition and "images" in change.key.split(".") for change in found)
+            changes += compare_configs(self.config, new.config, growing, free)
+        images_grew = any(change.addition and "images" in change.key.split(".") for change in changes)
+
+        def refuse(key: str, sentence: str) -> None:
+            changes.append(Change(key, sentence, False))
+
         if self.seed != new.seed:
-            found.append(Change("seed", f"the seed was {self.seed} and is now {new.seed}", False))
+            refuse("seed", f"the seed was {self.seed} and is now {new.seed}")
         for name in sorted({*self.models, *new.models}):
             if name not in self.models:
-                found.append(Change(name, f"checkpoint {name!r} is new", True))
+                changes.append(Change(name, f"checkpoint {name!r} is new", True))
             elif name not in new.models:
-                found.append(Change(name, f"checkpoint {name!r} is gone", False))
+                refuse(name, f"checkpoint {name!r} is gone")
             elif self.models[name] != new.models[name]:
-                found.append(Change(name, f"the weights of {name!r} are not those of the run", False))
-        other = self.data != new.data or "" != self.pictures != new.pictures
-        if other and not images_grew:
-            found.append(Change("images", "the images are not those of the run", False))
+                refuse(name, f"the weights of {name!r} are not those of the run")
+        if (self.data != new.data or "" != self.pictures != new.pictures) and not images_grew:
+            refuse("images", "the images are not those of the run")
         changed = [name for name in {**self.code, **new.code} if self.code.get(name) != new.code.get(name)]
         if self.code and changed:
-            found.append(Change("code", f"the code of {', '.join(changed)} is not that of the run", False))
+            refuse("code", f"the code of {', '.join(changed)} is not that of the run")
         for method in self.brought.keys() & new.brought.keys():
             if self.brought[method] != new.brought[method]:
-                found.append(Change(method, f"the files of {method} are not those of the run", False))
-        return found
+                refuse(method, f"the files of {method} are not those of the run")
+        return changes
 
     def completed_by(self, new: Manifest) -> Manifest:
-        """With what an older heatproof did not record."""
+        """This manifest, with what an older version did not record taken from `new`."""
         facts = self.facts if self.facts != Facts() else new.facts
         pictures, code = self.pictures or new.pictures, self.code or new.code
         return replace(self, pictures=pictures, code=code, facts=facts)
@@ -171,8 +153,7 @@ class Manifest:
     def grown_from(self, old: Manifest) -> Manifest:
         """This manifest with the record of the one it adds to."""
         past = {key: value for key, value in asdict(old).items() if key not in ("earlier", "facts")}
-        kept = {name: getattr(old, name) for name in ("format", "id")}
-        return replace(self, earlier=[*old.earlier, past], **kept)
+        return replace(self, earlier=[*old.earlier, past], format=old.format, id=old.id)
 
     def write(self, path: Path) -> None:
         write_record(path, {"config_hash": self.config_hash, **asdict(self)}, indent=2)
@@ -181,10 +162,10 @@ class Manifest:
     def read(path: Path) -> Manifest:
         try:
             content = json.loads(plain(path).read_text(encoding="utf-8"))
-            version = content.get("format", FORMAT)
-            if version > FORMAT:
+            number = content.get("format", FORMAT)
+            if number > FORMAT:
                 raise LaterFormatError(
-                    f"{path.parent} was written by a later version of heatproof (format {version}; this one "
+                    f"{path.parent} was written by a later version of heatproof (format {number}; this one "
                     f"reads up to {FORMAT}): install a newer heatproof to open it"
                 )
             if "config" in content and not {"format", "checksum"} & set(content):
@@ -196,7 +177,7 @@ class Manifest:
             check_types(content["config"], _Config)
             known = {key: content[key] for key in content if key in Manifest.__dataclass_fields__}
             facts = check_types(content.get("facts", {}), Facts)
-            return Manifest(**known | {"format": version, "facts": facts})
+            return Manifest(**known | {"format": number, "facts": facts})
         except FileNotFoundError as error:
             raise StoreError(
                 f"{path.parent} is not a run folder: it has no {path.name}; name the folder of a run"
@@ -221,44 +202,30 @@ def compare_configs(
     >>> [(change.sentence, change.addition) for change in compare_configs(old, new)]
     [("methods gained 'lime'", True), ('seed was 0 and is now 1', False)]
     """
-    return list(_Comparison(frozenset(growing), frozenset(free)).changes(_plain(old), _plain(new), ""))
+    return list(_changes(_plain(old), _plain(new), "", frozenset(growing), frozenset(free)))
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    growing: frozenset[str]
-    free: frozenset[str]
-
-    def changes(self, old: Any, new: Any, path: str) -> Iterator[Change]:
-        if old == new or path in self.free:
-            return
-        grows = _last(path) in self.growing
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from self._in_table(old, new, path)
-        elif isinstance(old, list) and isinstance(new, list) and (grows or _tables(old + new)):
-            yield from self._in_list(old, new, path)
-        elif grows and _is_number(old) and _is_number(new) and new > old:
-            yield Change(path, f"{path} rose from {old} to {new}", True)
-        else:
-            yield Change(path, f"{path} was {_short(old)} and is now {_short(new)}", False)
-
-    def _in_table(self, old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[Change]:
-        # A new key under checkpoints is a new checkpoint, but one under images is a new setting.
-        names_things = _last(path) in self.growing and _last(path) != "images"
+def _changes(
+    old: Any, new: Any, path: str, growing: frozenset[str], free: frozenset[str]
+) -> Iterator[Change]:
+    name = path.rpartition(".")[2]
+    grows = name in growing
+    if old == new or path in free:
+        return
+    if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             where = f"{path}.{key}" if path else key
             if key in old and key in new:
-                yield from self.changes(old[key], new[key], where)
-            elif where in self.free:
+                yield from _changes(old[key], new[key], where, growing, free)
+            elif where in free:
                 continue
-            elif key in old:
-                yield Change(where, f"{where} was {_short(old[key])} and is now absent", False)
-            elif names_things:
+            # A new key under checkpoints is a new checkpoint, but one under images is a new setting.
+            elif key in new and grows and name != "images":
                 yield Change(where, f"{path} gained {key!r}", True)
             else:
-                yield Change(where, f"{where} was absent and is now {_short(new[key])}", False)
-
-    def _in_list(self, old: list[Any], new: list[Any], path: str) -> Iterator[Change]:
+                before, now = (_short(table[key]) if key in table else "absent" for table in (old, new))
+                yield Change(where, f"{where} was {before} and is now {now}", False)
+    elif isinstance(old, list) and isinstance(new, list) and (grows or _tables(old + new)):
         paired = list(zip(old, new, strict=False))
         if len(new) < len(old) or not all(a == b or _tables([a, b]) for a, b in paired):
             lost = [entry for entry in old if entry not in new]
@@ -266,10 +233,13 @@ class _Comparison:
             yield Change(path, f"{path} {what}", False)
             return
         for i, (a, b) in enumerate(paired):
-            yield from self.changes(a, b, f"{path}[{i}]")
+            yield from _changes(a, b, f"{path}[{i}]", growing, free)
         if gained := new[len(old) :]:
-            addition = _last(path) in self.growing
-            yield Change(path, f"{path} gained {', '.join(map(_short, gained))}", addition)
+            yield Change(path, f"{path} gained {', '.join(map(_short, gained))}", grows)
+    elif grows and _is_number(old) and _is_number(new) and new > old:
+        yield Change(path, f"{path} rose from {old} to {new}", True)
+    else:
+        yield Change(path, f"{path} was {_short(old)} and is now {_short(new)}", False)
 
 
 def _tables(entries: list[Any]) -> bool:
@@ -278,10 +248,6 @@ def _tables(entries: list[Any]) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _last(path: str) -> str:
-    return path.rpartition(".")[2]
 
 
 def _short(value: Any) -> str:
@@ -299,25 +265,19 @@ def _canonical(config: Mapping[str, Any]) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            installed[package] = version(package)
+    return installed
 
 
 @cache
 def maker(device: str) -> dict[str, str]:
-    """Versions and device that make what this process writes."""
+    """Versions and device with which this process computes."""
     known = package_versions()
-    names = ("heatproof", "torch", "python")
-    return {name: known[name] for name in names if name in known} | {
-        "device": device, "device_name": device_name(device),
-    }  # fmt: skip
+    versions = {name: known[name] for name in ("heatproof", "torch", "python") if name in known}
+    return versions | {"device": device, "device_name": _gpu_name(device) or _cpu_name()}
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -333,10 +293,6 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def device_name(device: str) -> str:
-    return _gpu_name(device) or _cpu_name()
 
 
 def _gpu_name(device: str) -> str:

@@ -9,8 +9,8 @@ Half precision keeps 11 bits, so each map is brought to one range first and back
     stored = (map - offset) / scale * 32768,   scale = max |map - offset|,
     offset = the value nearest to zero where all values have one sign, else 0
 
-The signs are kept, the largest value too (to float32 rounding), and a normalised map is within 1e-3 of the
-original, also where a small contrast sits on a large constant. Only maps of finished units are shown.
+The signs are preserved, the largest value too (to float32 rounding), and a normalised map is within 1e-3 of
+the original, also where a small contrast is added to a large constant. Only maps of finished units are read.
 """
 
 from __future__ import annotations
@@ -22,19 +22,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from heatproof.disk import Content, valid_unicode
 from heatproof.errors import InputError, StoreError, UnknownNameError
+from heatproof.rows import Unit
 from heatproof.store.ledger import Seal, check_file, check_types, plain, read_index, slug
-from heatproof.types import Maps, Unit, per_map, spatial_dims
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from heatproof.types import Maps
 
 INDEX = tuple[str, list[str], list[list[str]]]  # types of a checkpoint's name, ids, and ids by method
 TOP = 32768.0  # where the largest value goes: leaves the most room for small ones in half precision
+UNREADABLE = (
+    OSError, EOFError, zlib.error, ValueError, LookupError, AttributeError, TypeError, RecursionError,
+)  # fmt: skip
 SMALLEST = 2.0**-24  # the smallest half-precision number above zero
 
 
@@ -44,23 +50,24 @@ def pack(values: Tensor) -> tuple[np.ndarray, dict[str, list[float]]]:
     return stored.cpu().numpy(), {"scale": _shortest(scale), "offset": _shortest(offset)}
 
 
-def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> Tensor:
+def unpack(stored: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
     """Undo `pack`: "b h w", float32."""
-    values = torch.from_numpy(stored)
-    return restored(values, *(per_map(torch.from_numpy(n), values) for n in (scale, offset)))
+    scale, offset = (numbers.reshape(-1, *[1] * (stored.ndim - 1)) for numbers in (scale, offset))
+    return np.asarray(stored.astype(np.float32) / np.float32(TOP) * scale + offset)
 
 
 def halved(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ "b h w" in half precision, and the scale and offset of each, "b 1 1", where the maps are."""
     maps = values.detach().float()
-    low, high = maps.amin(spatial_dims(maps), keepdim=True), maps.amax(spatial_dims(maps), keepdim=True)
-    offset = torch.where(low > 0, low, high.clamp(max=0))
-    scale = torch.maximum(high - offset, offset - low)
+    axes = tuple(range(1, maps.ndim))
+    low, high = maps.amin(axes, keepdim=True), maps.amax(axes, keepdim=True)
+    offset = low.where(low > 0, high.clamp(max=0))
+    scale = (high - offset).maximum(offset - low)
     centred = maps - offset
-    stored = (centred / torch.where(scale > 0, scale, 1) * TOP).half()
+    stored = (centred / scale.where(scale > 0, 1) * TOP).half()
     # A value too small for half precision must not lose its sign: normalising looks at it.
     vanished = (stored == 0) & (centred != 0)
-    return torch.where(vanished, centred.sign().half() * SMALLEST, stored), scale, offset
+    return stored.where(~vanished, centred.sign().half() * SMALLEST), scale, offset
 
 
 def restored(stored: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
@@ -69,7 +76,7 @@ def restored(stored: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
 
 
 def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, Content]:
-    """The files that hold a unit's maps, and how to write each."""
+    """The files of a unit's maps, and a function that writes each."""
     files: dict[Path, Content] = {}
     entries: list[dict[str, Any]] = []
     shared: dict[str, list[Any]] = {}  # ids and explained are mostly the same for all methods of a unit
@@ -95,6 +102,26 @@ def shard_files(root: Path, unit: Unit, maps: Mapping[str, Maps]) -> dict[Path, 
     return files
 
 
+class StoredMaps(NamedTuple):
+    """One method's maps as arrays; the fields of types.Maps."""
+
+    method: str
+    values: np.ndarray  # "b h w" float32
+    image_size: tuple[int, ...]
+    explained: np.ndarray  # "b"
+    ids: tuple[str, ...]
+    signed_values: np.ndarray | None = None
+
+    def as_tensors(self) -> Maps:
+        import torch
+
+        from heatproof.types import Maps  # with torch, which reading scores and drawing maps does without
+
+        signed = None if self.signed_values is None else torch.from_numpy(self.signed_values)
+        explained = torch.from_numpy(self.explained)
+        return Maps(self.method, torch.from_numpy(self.values), self.image_size, explained, self.ids, signed)
+
+
 @dataclass(frozen=True, eq=False)
 class Shard:
     """One method's maps of one finished unit, still on disk."""
@@ -106,25 +133,17 @@ class Shard:
     explained: np.ndarray
     path: Path
     scales: Mapping[str, Mapping[str, np.ndarray]]  # "values" and, where it exists, "signed"
-    seal: Seal | None = None
+    seal: Seal
 
-    def read(self, rows: Sequence[int]) -> Maps:
+    def read(self, rows: Sequence[int]) -> StoredMaps:
         """The maps of these rows; no other row is read."""
         signed = self._values("signed", rows) if "signed" in self.scales else None
-        return Maps(
-            method=self.method,
-            values=self._values("values", rows),
-            image_size=self.image_size,
-            explained=torch.from_numpy(self.explained[list(rows)]),
-            ids=tuple(self.ids[row] for row in rows),
-            signed_values=signed,
-        )
+        ids, explained = tuple(self.ids[row] for row in rows), self.explained[list(rows)]
+        return StoredMaps(self.method, self._values("values", rows), self.image_size, explained, ids, signed)
 
-    def _values(self, kind: str, rows: Sequence[int]) -> Tensor:
+    def _values(self, kind: str, rows: Sequence[int]) -> np.ndarray:
         path = self.path if kind == "values" else self.path.with_suffix(".signed.npy")
-        if self.seal is not None:
-            name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
-            check_file(path, self.seal.files.get(name, "it has none"))
+        check_file(path, self.seal.files.get(f"maps/{path.parent.name}/{path.name}", "it has none"))
         try:
             stored = np.load(plain(path), mmap_mode="r", allow_pickle=False)
             if len(stored) != len(self.ids):
@@ -136,9 +155,9 @@ class Shard:
 
 
 class MapStore:
-    """The maps of all finished units. Indexes are read once per store; maps only when asked for."""
+    """The maps of all finished units. Indexes are read once per store; maps when they are needed."""
 
-    def __init__(self, root: Path, units: Callable[[], Mapping[str, Seal | None]]) -> None:
+    def __init__(self, root: Path, units: Callable[[], Mapping[str, Seal]]) -> None:
         self.root, self._units = root, units
         self._known: set[str] = set()
         self._places: dict[tuple[str, str], dict[str, tuple[Shard, int]]] = {}
@@ -154,7 +173,7 @@ class MapStore:
         return tuple(sorted(self._of(checkpoint, method)))
 
     def known(self, checkpoint: str, method: str, ids: Sequence[str]) -> list[bool]:
-        """Which of these images have a map; the disk is only asked again where one seems to have none."""
+        """Which of these images have a map; new indexes are read only if an image seems to have none."""
         key, wanted = (valid_unicode(checkpoint), valid_unicode(method)), [valid_unicode(i) for i in ids]
         if any(i not in self._places.get(key, {}) for i in wanted):
             self._refresh()
@@ -168,6 +187,10 @@ class MapStore:
 
     def read(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> Maps:
         """The maps of these images in the order given, or of all images in order of their ids."""
+        return self.read_arrays(checkpoint, method, ids).as_tensors()
+
+    def read_arrays(self, checkpoint: str, method: str, ids: Sequence[str] | None = None) -> StoredMaps:
+        """The same as `read`, without torch."""
         if not ids or not all(self.known(checkpoint, method, ids)):
             self._refresh()
         places = self._of(checkpoint, method)
@@ -189,24 +212,26 @@ class MapStore:
         for shard, row in self._of(checkpoint, method).values():
             rows.setdefault(shard, []).append(row)
         for shard, picked in rows.items():
-            yield shard.read(picked)
+            yield shard.read(picked).as_tensors()
 
     def _of(self, checkpoint: str, method: str) -> dict[str, tuple[Shard, int]]:
-        """Where each image's map lies."""
+        """Shard and row of each image's map."""
         places = self._places.get((valid_unicode(checkpoint), valid_unicode(method)))
         if places is None:
-            _explain_absence(list(self._places), checkpoint, method)
+            checkpoints = sorted({name for name, _ in self._places})
+            if valid_unicode(checkpoint) not in checkpoints:
+                raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
+            methods = sorted(m for name, m in self._places if name == valid_unicode(checkpoint))
+            raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
         return places
 
     def _refresh(self) -> None:
-        """Take up the parts that were finished since. A map stored by two units is equal in both."""
+        """Read the indexes of units that were finished since. A map stored by two units is equal in both."""
         for part, seal in self._units().items():
             path = self.root / f"{part}.json.gz"
-            there = path.exists() if seal is None else f"maps/{path.name}" in seal.files
-            if part in self._known or not there:
+            if part in self._known or f"maps/{path.name}" not in seal.files:
                 continue
-            if seal is not None:
-                check_file(path, seal.files[f"maps/{path.name}"])
+            check_file(path, seal.files[f"maps/{path.name}"])
             self._known.add(part)
             for shard in _read_index(self.root, path, part, seal):
                 places = self._places.setdefault((shard.checkpoint, shard.method), {})
@@ -214,38 +239,29 @@ class MapStore:
                     places.setdefault(name, (shard, row))
 
 
-def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> Maps:
-    """Read shard by shard straight into place."""
-    targets: dict[Shard, list[int]] = {}
+def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> StoredMaps:
+    """The maps of these images, read shard by shard."""
+    positions: dict[Shard, list[int]] = {}
     for position, name in enumerate(wanted):
-        targets.setdefault(places[name][0], []).append(position)
-    result: Maps | None = None
-    for shard, positions in targets.items():
-        read = shard.read([places[wanted[position]][1] for position in positions])
-        if result is None:
-            n, signed = len(wanted), read.signed_values
-            result = Maps(
-                method=read.method,
-                values=read.values.new_empty((n, *read.values.shape[1:])),
-                image_size=read.image_size,
-                explained=read.explained.new_empty(n),
-                ids=tuple(wanted),
-                signed_values=None if signed is None else signed.new_empty((n, *signed.shape[1:])),
-            )
-        if _sizes(read) != _sizes(result):
+        positions.setdefault(places[name][0], []).append(position)
+    parts = []
+    for shard, own in positions.items():
+        parts.append(shard.read([places[wanted[position]][1] for position in own]))
+        if _sizes(parts[-1]) != _sizes(parts[0]):
             raise InputError(
-                f"maps of {read.method} at {shard.checkpoint} differ in size "
-                f"({_sizes(result)}; {_sizes(read)}); read them shard by shard"
+                f"maps of {shard.method} at {shard.checkpoint} differ in size "
+                f"({_sizes(parts[0])}; {_sizes(parts[-1])}); read them shard by shard"
             )
-        result.values[positions] = read.values
-        result.explained[positions] = read.explained
-        if result.signed_values is not None and read.signed_values is not None:
-            result.signed_values[positions] = read.signed_values
-    assert result is not None
-    return result
+    order = np.argsort(np.concatenate(list(positions.values())))
+    arrays = {
+        name: np.concatenate([getattr(part, name) for part in parts])[order]
+        for name in ("values", "explained", "signed_values")
+        if getattr(parts[0], name) is not None
+    }
+    return parts[0]._replace(ids=tuple(wanted), **arrays)
 
 
-def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Shard]:
+def _read_index(root: Path, path: Path, part: str, seal: Seal) -> list[Shard]:
     try:
         index = read_index(path)
         shared = {key: index[key] for key in ("ids", "explained")}
@@ -268,29 +284,12 @@ def _read_index(root: Path, path: Path, part: str, seal: Seal | None) -> list[Sh
             )
             for entry in index["maps"]
         ]
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ) as error:
+    except UNREADABLE as error:
         raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> StoreError:
     return StoreError(f"cannot read {path}: {error}; delete the part of this unit and run again")
-
-
-def _explain_absence(stored: Sequence[tuple[str, str]], checkpoint: str, method: str) -> NoReturn:
-    checkpoints = sorted({of for of, _ in stored})
-    if valid_unicode(checkpoint) not in checkpoints:
-        raise UnknownNameError("checkpoint with stored maps", checkpoint, checkpoints)
-    methods = sorted(name for of, name in stored if of == valid_unicode(checkpoint))
-    raise UnknownNameError(f"method with stored maps at {checkpoint}", method, methods)
 
 
 def _check(method: str, maps: Maps) -> None:
@@ -307,13 +306,13 @@ def _check(method: str, maps: Maps) -> None:
             continue
         if len(values) != n:
             raise InputError(f"{method} has {n} maps but {len(values)} signed maps; they must match")
-        finite = torch.isfinite(values).flatten(1).all(1)
+        finite = values.isfinite().flatten(1).all(1)
         if not finite.all():
             bad = maps.ids[int((~finite).nonzero()[0, 0])]
             raise InputError(f"the map of {method} for {bad!r} has NaN or infinite values; leave it out")
 
 
-def _sizes(maps: Maps) -> str:
+def _sizes(maps: StoredMaps) -> str:
     own, whole = ("x".join(map(str, size)) for size in (maps.values.shape[1:], maps.image_size))
     signed = "" if maps.signed_values is None else ", with signed maps"
     return f"{own} for images of {whole}{signed}"

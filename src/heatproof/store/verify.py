@@ -103,8 +103,8 @@ def _unsealed(
 def _unplanned(path: Path, plan: dict[str, Any], seals: dict[str, Seal | None]) -> Iterator[Finding]:
     for unit in sorted(set(seals) - set(plan["units"])):
         yield Finding(f"seals/{unit}.json", "foreign: the plan does not name this unit")
-    said = RunFolder(path, Manifest({})).said().values()
-    if any(last.get("state") == "complete" for last in said):
+    states = RunFolder(path, Manifest({})).shard_states().values()
+    if any(last.get("state") == "complete" for last in states):
         for unit in sorted(set(plan["units"]) - set(seals)):
             yield Finding(f"seals/{unit}.json", "missing", unit)
 

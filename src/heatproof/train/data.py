@@ -1,7 +1,7 @@
-"""What is trained on: 8-bit pictures with labels and, where they are known, masks of parts, all in memory.
+"""Training data: 8-bit images with labels and optional masks of parts, all in memory.
 
-Pictures have the size the network sees and are normalised batch by batch, on the device, by the model's own
-Preprocess: a quarter of the memory of floats, and no decoding after the first epoch.
+Images have the size of the network's input and are normalised batch by batch, on the device, by the model's
+own Preprocess: a quarter of the memory of floats, and no decoding after the first epoch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from heatproof.images.source import Source
 from heatproof.metrics.kit import as_tensor, same_length
 from heatproof.show import eight_bit
 
-RESIDENT_SHARE = 0.5  # of a GPU's free memory that pictures may take for the length of a training
+RESIDENT_SHARE = 0.5  # of a GPU's free memory that images may take during a training
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Pictures "n c h w" uint8, their classes "n", and masks by part name, each "n h w" bool."""
+    """Images "n c h w" uint8, their classes "n", and masks by part name, each "n h w" bool."""
 
     images: Tensor
     labels: Tensor
@@ -61,12 +61,12 @@ class Data:
         return len(self.images)
 
     def take(self, which: Any) -> Data:
-        """Some of the pictures, with what belongs to them."""
+        """A subset, with its labels and masks."""
         masks = {part: mask[which] for part, mask in self.masks.items()}
         return Data(self.images[which], self.labels[which], masks)
 
     def near(self, device: torch.device) -> Data:
-        """On the device where there is room for all of it; else where it is, to be moved batch by batch."""
+        """Moved to the device if there is room for all of it; else unchanged, to be moved batch by batch."""
         if device.type == "cuda":
             needed = self.images.numel() + sum(mask.numel() for mask in self.masks.values())
             if self.images.device != device and needed > RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
@@ -75,7 +75,7 @@ class Data:
         return Data(self.images.to(device), self.labels.to(device), masks)
 
     def digest(self) -> str:
-        """A short name for the content, so that a resumed training can tell whether its data is the same."""
+        """A short hash of the content, by which a resumed training checks that its data is the same."""
         content = hashlib.sha256()
         for name, tensor in {"images": self.images, "labels": self.labels, **self.masks}.items():
             content.update(f"{name}{tuple(tensor.shape)}".encode())
@@ -86,7 +86,7 @@ class Data:
 def read_data(
     source: Source, preprocess: Preprocess, indices: Sequence[int] | None = None, batch_size: int = 64
 ) -> tuple[Data, list[Failure]]:
-    """A source's pictures as the network sees them, with masks where it has them, and those that failed."""
+    """Read a source's images, with its masks, preprocessed; also returns the images that failed."""
     if not source.labelled:
         raise InputError("these pictures have no labels, and a classifier cannot be trained without")
     images, labels, failures = [], [], []
@@ -96,20 +96,20 @@ def read_data(
         images.append(eight_bit(preprocess.restore(batch.images)))
         assert batch.labels is not None
         labels.append(batch.labels)
-        for part, found in masks.items():
+        for part, read in masks.items():
             assert batch.truth is not None
-            found.append(batch.truth.masks[part])
+            read.append(batch.truth.masks[part])
         failures += failed
     if not images:
         raise InputError("there is nothing to train on: no picture was chosen")
-    parts = {part: torch.cat(found) for part, found in masks.items()}
+    parts = {part: torch.cat(read) for part, read in masks.items()}
     return Data(torch.cat(images), torch.cat(labels), parts), failures
 
 
 def stratified_split(labels: Any, fraction: float = 0.2, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Indices of the training and of the held-out pictures, each class divided in the same proportion.
+    """Indices of the training and of the held-out images, each class divided in the same proportion.
 
-    Of a class with n pictures round(n * fraction) are held out, at least 1 and never all. Both lists ascend.
+    Of a class with n images round(n * fraction) are held out, at least 1 and never all. Both lists ascend.
 
     >>> train, held_out = stratified_split([0] * 10 + [1] * 5, 0.2)
     >>> len(train), len(held_out)

@@ -1,22 +1,16 @@
-"""The training loop: seeded, resumable, on the device of the model.
+"""The training loop: `fit` trains by a recipe, `fit_epochs` by any course of epochs.
 
 Each epoch draws its random numbers (order of the images, flips, dropout) from the seed and its own number,
-so a training that was killed and started again ends with the same weights, bit for bit on a CPU. n images
-make ceil(n / batch_size) batches of nearly equal size: a last batch of one image would upset BatchNorm.
-The network is trained in place; its modes and requires_grad flags, and the caller's random state, are
-restored. `fit` trains by a recipe; `fit_epochs` is the loop itself, which the contrast test uses too.
-
-Files of a training folder, whole or absent, state.pt last:
+so a training that was killed and started again ends with the same weights, bit for bit on a CPU. The network
+is trained in place; its modes and requires_grad flags, and the caller's random state, are restored.
 
     epoch05.safetensors   weights and buffers after epoch 5, for load_model(..., checkpoint=...)
     history.json          one row per epoch
     recipe.json           settings
     state.pt              weights, optimiser and history after the last epoch, for weights_only=True
 
-Norms of gradients: norm of a layer at a step = sqrt(sum over its parameters of |dL/dw|^2), read when
-backward has left the gradient in .grad: before clipping, summed where several batches make one step, scaled
-where a loss is. The C-Score paper names such a log as what its unexplained collapses lacked
-(elangovan2026cscore, section 6).
+Norm of a layer's gradients at a step: sqrt(sum over its parameters of |dL/dw|^2), before clipping. The
+C-Score paper lacked such a log to explain its collapses (elangovan2026cscore, section 6).
 """
 
 from __future__ import annotations
@@ -57,7 +51,7 @@ STATE, HISTORY, RECIPE = "state.pt", "history.json", "recipe.json"
 
 
 class TrainProgress(NamedTuple):
-    """State of a training, reported after every batch, and with the epoch's result once it is validated."""
+    """State of a training after a batch, and with the epoch's result after validation."""
 
     epoch: int  # from 1 on
     epochs: int
@@ -148,13 +142,14 @@ def fit_epochs(
 
     description: written to recipe.json. keep_optimiser: store the optimiser's state of a complete training.
     """
-    folder = None if out is None else Path(out)
-    saved = None if folder is None else load_state(folder, course.fingerprint)
-    write = None if folder is None else partial(save_state, folder, course.fingerprint, model.module)
-    history, state = (saved.history, saved.optimiser) if saved else (History(), {"state": {}})
-    if saved is not None:
-        write_weights(model.module, saved.weights, str(folder))
+    history, state, write = History(), {"state": {}}, None
+    if out is not None:
+        write = partial(save_state, Path(out), course.fingerprint, model.module)
+        if saved := load_state(Path(out), course.fingerprint):
+            history, state, weights = saved
+            write_weights(model.module, weights, str(out))
     optimiser: torch.optim.Optimizer | None = None
+    report = progress or (lambda state: None)
     with (
         restore_flags(model.module),
         closing(GradientLog(model.module)) if gradients else nullcontext() as log,
@@ -168,9 +163,9 @@ def fit_epochs(
                     optimiser.load_state_dict(state)
             for group in optimiser.param_groups:
                 group["lr"] = plan.rate
-            report = progress and partial(_report, progress, epoch, course.epochs)
+            at = partial(TrainProgress, epoch, course.epochs)
             with seeded(plan.seed):
-                loss, batches = _epoch(model, plan, optimiser, report)
+                loss, batches = _epoch(model, plan, optimiser, at, report)
             if not math.isfinite(loss):
                 raise ModelError(
                     f"the loss is not finite in epoch {epoch} ({plan.name}); lower its lr or set clip"
@@ -183,22 +178,18 @@ def fit_epochs(
             if write:
                 state = optimiser.state_dict()
                 write(state, history, epoch in keep, description)
-            if report:
-                report(batches, batches, result)
+            report(at(batches, batches, result))
     if write and not keep_optimiser and state["state"]:
         write({**state, "state": {}}, history)
     return history
-
-
-def _report(progress: ProgressCallback, *state: Any) -> None:
-    progress(TrainProgress(*state))
 
 
 def _epoch(
     model: Model,
     plan: EpochPlan,
     optimiser: torch.optim.Optimizer,
-    report: Callable[..., object] | None,
+    at: Callable[[int, int], TrainProgress],
+    report: ProgressCallback,
 ) -> tuple[float, int]:
     """Train on every batch once; return the mean loss per image and the number of batches."""
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
@@ -213,8 +204,7 @@ def _epoch(
         optimiser.step()
         total += loss.detach().double() * len(inputs.labels)
         count += len(inputs.labels)
-        if report:
-            report(number, len(batches))
+        report(at(number, len(batches)))
     optimiser.zero_grad(set_to_none=True)
     return float(total) / count, len(batches)
 
@@ -353,7 +343,8 @@ def validate(model: Model, data: Data, amp: bool = False) -> tuple[float, float]
 
 
 def _sizes(count: int, batch_size: int) -> list[int]:
-    """
+    """Batches of nearly equal size: a last batch of one image would upset BatchNorm.
+
     >>> _sizes(65, 32)
     [22, 22, 21]
     """
@@ -363,15 +354,6 @@ def _sizes(count: int, batch_size: int) -> list[int]:
 
 def _autocast(model: Model, amp: bool) -> torch.autocast:
     return torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=amp)
-
-
-@dataclass(frozen=True)
-class Saved:
-    """State of a training after its last complete epoch."""
-
-    weights: dict[str, Tensor]
-    optimiser: dict[str, Any]
-    history: History
 
 
 def weights_file(folder: Path, epoch: int) -> Path:
@@ -408,14 +390,16 @@ def save_state(
         raise StoreError(f"cannot write the training to {folder}: {first_line(error)}") from error
 
 
-def load_state(folder: Path, fingerprint: dict[str, str]) -> Saved | None:
-    """Read what an earlier start of the same training left, None if there is nothing."""
+def load_state(
+    folder: Path, fingerprint: dict[str, str]
+) -> tuple[History, dict[str, Any], dict[str, Tensor]] | None:
+    """Read history, state of the optimiser and weights of an interrupted training, None if there is none."""
     path = folder / STATE
     if not path.exists():
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        saved = Saved(state["weights"], state["optimiser"], History.from_json(state["history"]))
+        saved = History.from_json(state["history"]), state["optimiser"], state["weights"]
         stored = state["fingerprint"]
     except Exception as error:  # a file that is anything else fails anywhere inside the reader
         raise CheckpointError(

@@ -1,7 +1,6 @@
-"""Alarms: explanations that fail while the usual number, AUC, says that all is well.
+"""Alarms: explanations that fail while AUC still holds (elangovan2026cscore); docs/alarms.md has the reasons.
 
-Three mechanisms (elangovan2026cscore), judged at every checkpoint t from what was known up to t, in a run of
-at least two checkpoints:
+Judged at every checkpoint t from what was known up to t, in a run of at least two checkpoints:
 
     1 gold-list collapse     a class's gold list is nearly empty: |G_c| < max(2, N_c / 10), and |G_c| / N_c is
                              surely below 1/2; and it was not so before, or the model is sure of most other
@@ -11,37 +10,14 @@ at least two checkpoints:
                              than half of the cases
     3 class masking          a class's C is surely below half of the C over all classes
 
-each only while AUC holds: it is at least 0.75 and not below its best so far by more than sampling error,
+each only while AUC holds: it is at least 0.75 and not below its best so far by more than sampling error
+(auc_falls). "Surely": the nearer end of the 95 % interval is beyond the threshold, exact binomial
+(clopper1934binomial) for counts, bootstrap for C; numbers from a published page have no interval and count as
+they are. "Before" and "so far" mean checkpoints at which AUC held and, for a class, at which it had a list.
 
-    AUC_t >= AUC_best - 1.96 SE(AUC_best - AUC_t),    best: the highest AUC of s < t
-
-SE is that of a difference on the same images (delong1988auc). Pages print AUC alone: there SE^2 is the sum of
-both squared errors, by hanley1982auc.
-
-Each number has a reason of its own; what else was weighed, and how far each can be moved before the alarms on
-the published tables change, is in docs/alarms.md:
-- near_zero, a tenth: "nearly nothing" is an order of magnitude less than what there was, or could be; a best
-  below a tenth was nearly nothing itself, so that there is nothing to fall from.
-- far_below, a half: the number over all classes then claims more than twice what the class has.
-- most, a half: most maps of a class say nothing; most of its images are not recognised.
-- high_auc, 0.75: half way from guessing to perfect. Below it AUC itself says that the model is no good.
-- fewest, 5 images: with 4 there are 35 different resamples, too few to leave 2.5 % in a tail, so that a
-  C-Score has no meaningful interval.
-- confidence, 95 %: as everywhere here. "Surely": the nearer end of the interval is beyond the threshold; the
-  exact binomial one (clopper1934binomial) for counts, bootstrap for C. Pages print none: the value counts.
-
-Hanley's SE is the mean over classes, each against the rest. "Before" and "so far" mean checkpoints at which
-AUC held, and of a class also that it had a list to judge: what an untrained network does by chance is no past
-to fall from, and one that is not sure of anything yet has lost no class. Two looks at a class that never had
-a list tell a wrong threshold from one on its way.
-
-An alarm of a higher number yields to a lower one about the same thing: a class without a gold list has no C
-to judge (2, 3), and the global score hides nobody where the method itself has collapsed, nor a class whose
-maps are known to be empty or have fallen apart (3). Where AUC is not known, 1 is not judged, since it says
-nothing without it.
-
-Where an image may have several findings, each finding is judged by its own AUC, and what "the other images"
-are, is those without it; the method as a whole and what its C over all hides, by the mean AUC as before.
+A class without a gold list is not judged by 2 and 3; a class with an alarm of 2, or of a method with one, not
+by 3. If AUC is not known, 1 is not judged. If an image may have several labels, each is judged by its own
+AUC, and "the other images" are those without it; the method as a whole is judged by the mean AUC.
 """
 
 from __future__ import annotations
@@ -49,14 +25,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from scipy.special import bdtrc
 
 from heatproof.errors import InputError
-from heatproof.verdict.auc import auc_falls
-
-if TYPE_CHECKING:
-    from heatproof.metrics.cscores import CScore
-    from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
+from heatproof.metrics.results import PerClass
+from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory, auc_falls
 
 NAMES = {1: "gold-list collapse", 2: "attribution collapse", 3: "class masking"}
 Severity = Literal["warning", "critical"]
@@ -64,7 +39,7 @@ Severity = Literal["warning", "critical"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When to speak; the reasons are at the top of the file."""
+    """Thresholds of the alarms; docs/alarms.md gives the reason for each."""
 
     near_zero: float = 0.1
     far_below: float = 0.5
@@ -76,18 +51,18 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Alarm:
-    """One finding at one checkpoint, in numbers and in words."""
+    """An alarm at one checkpoint, in numbers and in words."""
 
     mechanism: int
     checkpoint: str
     epoch: int | None
-    method: str | None  # None: every method alike
+    method: str | None  # None: every method
     label: int | None  # the class; None: all of them
     class_name: str | None
     severity: Severity
     evidence: Mapping[str, float]
     sentence: str  # what is wrong, and what to do
-    auc_tells_at: str | None  # the first later checkpoint at which AUC alone would have told
+    auc_tells_at: str | None  # the first later checkpoint at which AUC has fallen
 
     @property
     def name(self) -> str:
@@ -110,52 +85,45 @@ def read_mechanisms(stop_on: str | int | Sequence[str | int]) -> frozenset[int]:
     """
     if stop_on == "any":
         return frozenset(NAMES)
-    numbers = {name: number for number, name in NAMES.items()}
-    wanted = [stop_on] if isinstance(stop_on, (str, int)) else list(stop_on)
-    for one in wanted:
-        if one not in NAMES and one not in numbers:
-            raise InputError(f"stop_on: there is no mechanism {one!r}; name 'any', {', '.join(numbers)}")
-    return frozenset(one if isinstance(one, int) else numbers[one] for one in wanted)
+    numbers: dict[str | int, int] = {name: number for number, name in NAMES.items()}
+    numbers |= {number: number for number in NAMES}
+    mechanisms = [stop_on] if isinstance(stop_on, (str, int)) else list(stop_on)
+    for mechanism in mechanisms:
+        if mechanism not in numbers:
+            names = ", ".join(NAMES.values())
+            raise InputError(f"stop_on: there is no mechanism {mechanism!r}; name 'any', {names}")
+    return frozenset(numbers[mechanism] for mechanism in mechanisms)
 
 
 def find_alarms(trajectory: Trajectory, thresholds: Thresholds = Thresholds()) -> list[Alarm]:  # noqa: B008
     """Every alarm of a training run, in the order of its checkpoints; none if there are fewer than two."""
     if len(trajectory) < 2:
         return []
-    findings = {c for checkpoint in trajectory for c in checkpoint.findings}
-    fallen = {c: auc_falls(trajectory, thresholds.confidence, c) for c in (None, *findings)}
-    looks = (_Look(trajectory, k, thresholds, fallen) for k in range(len(trajectory)))
-    return [alarm for look in looks for alarm in look.alarms()]
+    labels = {c for checkpoint in trajectory for c in checkpoint.findings}
+    fallen = {c: auc_falls(trajectory, thresholds.confidence, c) for c in (None, *labels)}
+    judges = (_CheckpointJudge(trajectory, k, thresholds, fallen) for k in range(len(trajectory)))
+    return [alarm for judge in judges for alarm in judge.alarms()]
 
 
 def surely_above(hits: int, n: int, share: float, confidence: float = 0.95) -> bool:
-    """Whether the exact interval of a share lies above a number: so many hits by chance would be too rare.
-
-    By hand, since the import of scipy.special takes as long as a whole gate may take.
+    """Whether the exact binomial interval of hits / n lies above a share.
 
     >>> surely_above(60, 100, 0.5), surely_above(61, 100, 0.5)
     (False, True)
     """
     if hits <= share * n or share <= 0:
         return hits > 0 and share <= 0
-    chance = math.fsum(
-        math.exp(
-            math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-            + k * math.log(share) + (n - k) * math.log1p(-share)
-        )
-        for k in range(hits, n + 1)
-    )  # fmt: skip
-    return chance < (1 - confidence) / 2
+    return bool(bdtrc(hits - 1, n, share) < (1 - confidence) / 2)
 
 
 @dataclass(frozen=True)
-class _Look:
-    """The run as it stands at checkpoint k."""
+class _CheckpointJudge:
+    """The run as it is known at checkpoint k."""
 
     run: Trajectory
     k: int
     thresholds: Thresholds
-    fallen: Mapping[int | None, list[bool]]  # by finding; None: AUC over all of them
+    fallen: Mapping[int | None, list[bool]]  # by label; None: AUC over all of them
 
     @property
     def now(self) -> CheckpointState:
@@ -165,7 +133,7 @@ class _Look:
         hold = {c for c in self.now.classes if self._holds(self.k, c)}
         empty = {c for c in self.now.classes if self._nearly_empty(self.k, c)}
         for c in sorted(empty & hold):
-            if not math.isnan(self._at(self.k, c).auc) and (self._had(c) or self._stays_empty(c)):
+            if not math.isnan(self._at(self.k, c).auc) and (self._had_list(c) or self._stays_empty(c)):
                 yield self._gold_list(c)
         for method, state in self.now.methods.items():
             listed = {
@@ -175,8 +143,8 @@ class _Look:
             }
             yield from self._method(method, state, listed)
 
-    def _method(self, method: str, state: MethodState, listed: Mapping[int, CScore]) -> Iterator[Alarm]:
-        """Collapse of the method first, then of single classes, then what the global score hides."""
+    def _method(self, method: str, state: MethodState, listed: Mapping[int, PerClass]) -> Iterator[Alarm]:
+        """Collapse of the method first, then of single classes, then masking."""
         blank = {c for c, score in listed.items() if self._mostly_blank(score)}
         before = self._fallen_from(method, None, state.overall)
         if before and listed and self._holds(self.k):
@@ -193,12 +161,12 @@ class _Look:
                     yield self._masking(method, state.overall, c, score)
 
     def _at(self, k: int, c: int | None) -> CheckpointState:
-        """A checkpoint as a finding sees it."""
-        found = self.run.checkpoints[k]
-        return found.of(c) if c is not None and c in found.findings else found
+        """A checkpoint, reduced to one label if it has its own AUC."""
+        state = self.run.checkpoints[k]
+        return state.of(c) if c is not None and c in state.findings else state
 
     def _holds(self, k: int, c: int | None = None) -> bool:
-        """Whether AUC, that of the finding where it has its own, says that all is well, or says nothing."""
+        """Whether AUC, that of the label if it has its own, is high and has not fallen, or is unknown."""
         fallen = self.fallen[c if c in self.run.checkpoints[k].findings else None]
         return not fallen[k] and not self._at(k, c).auc < self.thresholds.high_auc
 
@@ -207,13 +175,13 @@ class _Look:
         short = state.total > 0 and state.gold < max(2, t.near_zero * state.total)
         return short and surely_above(state.total - state.gold, state.total, 1 - t.most, t.confidence)
 
-    def _had(self, c: int) -> bool:
+    def _had_list(self, c: int) -> bool:
         """Whether the class had a gold list before."""
         past = (k for k in range(self.k) if c in self.run.checkpoints[k].classes and self._holds(k, c))
         return any(not self._nearly_empty(k, c) for k in past)
 
     def _stays_empty(self, c: int) -> bool:
-        """Whether the model is sure of most images of the other classes, now and at the last look."""
+        """Whether the model is sure of most images of the other classes, now and at the last checkpoint."""
         for k in range(max(self.k - 1, 0), self.k + 1):
             classes = self._at(k, c).classes
             gold = sum(state.gold for other, state in classes.items() if other != c)
@@ -223,23 +191,22 @@ class _Look:
                 return False
         return True
 
-    def _mostly_blank(self, score: CScore) -> bool:
+    def _mostly_blank(self, score: PerClass) -> bool:
         if math.isnan(score.degenerate):
             return False
         hits = round(score.degenerate * score.n)
         return surely_above(hits, score.n, self.thresholds.most, self.thresholds.confidence)
 
-    def _fallen_from(self, method: str, c: int | None, now: CScore) -> tuple[str, float] | None:
-        """Where the method (or its maps of a class) agreed best before, and how well, if that is lost."""
-        best: tuple[str, float] | None = None
+    def _fallen_from(self, method: str, c: int | None, now: PerClass) -> tuple[str, float] | None:
+        """The checkpoint and value of the best C so far (of a class or overall), if it is lost."""
+        best: tuple[str, float] = "", -1
         for k, checkpoint in enumerate(self.run.checkpoints[: self.k]):
             state = checkpoint.methods.get(method)
             score = None if state is None else state.overall if c is None else state.classes.get(c)
-            judged = score is not None and score.n >= self.thresholds.fewest and self._holds(k, c)
-            if judged and score is not None and score.value > (best[1] if best else -1):
-                best = checkpoint.name, score.value
+            if score is not None and score.n >= self.thresholds.fewest and self._holds(k, c):
+                best = (checkpoint.name, score.value) if score.value > best[1] else best
         near_zero = self.thresholds.near_zero
-        return best if best and best[1] >= near_zero and _high(now) < near_zero * best[1] else None
+        return best if best[1] >= near_zero and _high(now) < near_zero * best[1] else None
 
     def _gold_list(self, c: int) -> Alarm:
         state, name = self.now.classes[c], self.run.class_name(c)
@@ -253,7 +220,7 @@ class _Look:
         return self._alarm(1, None, c, "critical" if state.gold < 2 else "warning", evidence, sentence)
 
     def _attribution(
-        self, method: str, score: CScore, c: int | None, before: tuple[str, float] | None
+        self, method: str, score: PerClass, c: int | None, before: tuple[str, float] | None
     ) -> Alarm:
         whose = f"the {method} maps" + ("" if c is None else f" of {self.run.class_name(c)}")
         evidence = {"cscore": score.value, "n": float(score.n), "degenerate": score.degenerate}
@@ -268,7 +235,7 @@ class _Look:
         )
         return self._alarm(2, method, c, "critical", evidence, sentence)
 
-    def _masking(self, method: str, overall: CScore, c: int, score: CScore) -> Alarm:
+    def _masking(self, method: str, overall: PerClass, c: int, score: PerClass) -> Alarm:
         name = self.run.class_name(c)
         sentence = (
             f"At {self.now.name} the {method} C-Score over all classes, {overall.value:.3f}, hides {name}: "
@@ -276,12 +243,8 @@ class _Look:
             f"is low also where the evidence of {name} lies at another place in every image: look at its "
             f"maps before you trust or reject them."
         )
-        evidence = {
-            "cscore": score.value,
-            "n": float(score.n),
-            "overall": overall.value,
-            "share": score.value / overall.value,
-        }
+        evidence = {"cscore": score.value, "n": float(score.n), "overall": overall.value}
+        evidence["share"] = score.value / overall.value
         nothing = score.value < self.thresholds.near_zero * overall.value
         return self._alarm(3, method, c, "critical" if nothing else "warning", evidence, sentence)
 
@@ -293,14 +256,14 @@ class _Look:
         self, mechanism: int, method: str | None, c: int | None, severity: Severity,
         evidence: Mapping[str, float], sentence: str,
     ) -> Alarm:  # fmt: skip
-        later = range(self.k + 1, len(self.run))
-        fallen = self.fallen[c if c in self.now.findings else None]
-        tells = next((self.run.checkpoints[k].name for k in later if fallen[k]), None)
         now, name = self.now, None if c is None else self.run.class_name(c)
+        fallen = self.fallen[c if c in now.findings else None]
+        later = range(self.k + 1, len(self.run))
+        tells = next((self.run.checkpoints[k].name for k in later if fallen[k]), None)
         evidence = {**evidence, "auc": self._at(self.k, c).auc, "accuracy": now.accuracy}
         return Alarm(mechanism, now.name, now.epoch, method, c, name, severity, evidence, sentence, tells)
 
 
-def _high(score: CScore) -> float:
-    """The upper end of what the score may be; the score itself where there is no interval."""
+def _high(score: PerClass) -> float:
+    """The upper end of the score's interval; the score itself if there is none."""
     return score.value if math.isnan(score.interval[1]) else score.interval[1]

@@ -1,7 +1,7 @@
-"""What a verdict is made of: two questions, their tests, and the one object that everybody shows.
+"""The verdict on a run as data: answers to two questions, with their tests.
 
-    Does the map follow the network?            asked of each method, without annotation
-    Does the network look where it should?      asked of the network and each class, where truth is given
+    Does the map follow the network?            for each method, without annotations
+    Does the network look where it should?      for the network and each class, if boxes or masks are given
 
 Answers are "yes", "no" or "undecided". `Verdict.as_json` is the file verdict.json of a run folder.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ HEADLINES = {
     ("no", "undecided"): "Maps do not follow the network",
 }
 UNDECIDED = "Not decided yet whether the maps follow the network"
-SAID: dict[Answer, tuple[str, str]] = {
+PHRASES: dict[Answer, tuple[str, str]] = {
     "yes": ("follows the network", "follow the network"),
     "no": ("does not follow the network", "do not follow the network"),
     "undecided": ("is undecided", "are undecided"),
@@ -43,20 +43,20 @@ LOOKS = {"yes": "looks there", "no": "looks elsewhere", "undecided": "undecided"
 
 @dataclass(frozen=True)
 class Test:
-    """One test of one method or class: a mean over n images, held against a threshold."""
+    """One test of one method or class: a mean over n images, compared with a threshold."""
 
-    __test__ = False  # pytest would take it for a case
+    __test__ = False  # not a test case of pytest
 
     name: str  # of the rows
-    title: str  # in plain words
+    title: str
     answer: Answer  # of this test alone
     value: float
     low: float
     high: float
     n: int
-    threshold: float = math.nan  # what the mean must surely lie above
+    threshold: float = math.nan  # the mean must surely be above it
     votes: bool = False  # else it is information
-    rates: Mapping[str, Any] = field(default_factory=dict)  # its own false alarms and misses, as measured
+    rates: Mapping[str, Any] = field(default_factory=dict)  # its measured false alarms and misses
 
     @property
     def numbers(self) -> str:
@@ -71,7 +71,7 @@ class Test:
 
 @dataclass(frozen=True, repr=False)
 class Claim:
-    """Yes or no, with the reason: `assert claim` shows the sentence where it fails."""
+    """Yes or no, with the reason: `assert claim` prints the sentence if it fails."""
 
     holds: bool
     sentence: str
@@ -90,22 +90,22 @@ class MethodAnswer:
     method: str
     follows: Answer
     tests: tuple[Test, ...] = ()
-    blank: float = math.nan  # the share of its maps that are constant
+    blank: float = math.nan  # share of its maps that are constant
     note: str = ""  # what would decide it, or what blank maps mean
 
     @property
     def why(self) -> str:
-        """What would decide it, and the tests that did."""
+        """The note, and the tests that vote."""
         votes = [f"{t.title}: {t.value:+.3f}, n = {t.n}".replace("-", "−") for t in self.tests if t.votes]
         return "; ".join(filter(None, [self.note, *votes]))
 
     def __str__(self) -> str:
-        return f"{self.method} {SAID[self.follows][0]}{f' ({self.why})' if self.why else ''}"
+        return f"{self.method} {PHRASES[self.follows][0]}{f' ({self.why})' if self.why else ''}"
 
 
 @dataclass(frozen=True)
 class ClassAnswer:
-    """Whether the network looks where it should for pictures of one class."""
+    """Whether the network looks where it should on images of one class."""
 
     label: int | None
     name: str
@@ -118,10 +118,10 @@ class ClassAnswer:
 
 @dataclass(frozen=True)
 class NetworkAnswer:
-    """Whether the network looks where it should, read from the methods that follow it."""
+    """Whether the network looks where it should, from the methods that follow it."""
 
-    looks_there: Answer  # undecided where no method follows
-    maps_lie: Answer = "undecided"  # there or elsewhere, whether or not they follow
+    looks_there: Answer  # undecided if no method follows
+    maps_lie: Answer = "undecided"  # on the annotations or elsewhere, whether or not the maps follow
     classes: tuple[ClassAnswer, ...] = ()
     read_from: tuple[str, ...] = ()  # methods
     test: Test | None = None
@@ -130,7 +130,7 @@ class NetworkAnswer:
 
     @property
     def as_well(self) -> list[str]:
-        """Floors that lie there as well as the maps do, where these do: then lying there says little."""
+        """Floors that score at least as well as the maps, if the maps lie on the annotations."""
         if self.test is None or self.maps_lie != "yes":
             return []
         return [floor for floor, value in self.context.items() if value >= self.test.value]
@@ -138,19 +138,19 @@ class NetworkAnswer:
 
 @dataclass(frozen=True)
 class LabelAgreement:
-    """How far the network's answers agree with the labels of the images."""
+    """How far the network's predictions agree with the labels of the images."""
 
-    accuracy: float = math.nan  # share of the images that are answered as labelled
+    accuracy: float = math.nan
     n: int = 0
-    zero_recall: tuple[str, ...] = ()  # classes with enough images, none of which is answered as labelled
+    zero_recall: tuple[str, ...] = ()  # classes with enough images, none of which is predicted as labelled
 
     @property
     def faults(self) -> list[str]:
-        """What speaks against the network or the labels; empty where nothing does."""
+        """Signs that the network or the labels are wrong."""
         low = f"only {self.accuracy:.0%} of its answers agree with the labels (n = {self.n})"
         faults = [low] * (self.accuracy < LOW_ACCURACY)
         if self.zero_recall:
-            faults.append(f"it answers no image of {listed(list(self.zero_recall))} as labelled")
+            faults.append(f"it answers no image of {listed(self.zero_recall, most=5)} as labelled")
         return faults
 
 
@@ -162,28 +162,31 @@ class Verdict:
     methods: tuple[MethodAnswer, ...]
     network: NetworkAnswer
     alarms: tuple[Mapping[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()  # what stands in the way of a judgement: answers, accuracy, the run itself
-    rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and where they are from
+    notes: tuple[str, ...] = ()  # obstacles to a judgement: predictions, accuracy, the run itself
+    rates: Mapping[str, Any] = field(default_factory=dict)  # of the whole verdict, and their source
     labels: LabelAgreement = LabelAgreement()
-    warnings: tuple[str, ...] = ()  # what to check about network and images; changes no answer
+    warnings: tuple[str, ...] = ()  # about network and images; they change no answer
 
     @property
     def follow(self) -> Answer:
-        """Of the maps as a whole: yes where a method follows, no where every one was found not to."""
-        answers = [one.follows for one in self.methods]
+        """Of the maps as a whole: yes if a method follows, no if none does and all are decided."""
+        answers = [method.follows for method in self.methods]
         if "yes" in answers:
             return "yes"
         return "no" if answers and set(answers) == {"no"} else "undecided"
 
     @property
+    def alarms_here(self) -> list[Mapping[str, Any]]:
+        """Alarms at this checkpoint."""
+        return [alarm for alarm in self.alarms if alarm["checkpoint"] == self.checkpoint]
+
+    @property
     def level(self) -> str:
-        """How a page colours it: clear, care, stop, or thin where nothing is decided."""
-        if self.follow == "undecided":
-            return "thin"
-        if self.follow == "no":
-            return "stop"
-        here = any(alarm["checkpoint"] == self.checkpoint for alarm in self.alarms)
-        return "care" if here or self.network.looks_there == "no" or self.labels.faults else "clear"
+        """The colour of a page: clear, care, stop, or thin if nothing is decided."""
+        if self.follow != "yes":
+            return "thin" if self.follow == "undecided" else "stop"
+        faults = self.alarms_here or self.network.looks_there == "no" or self.labels.faults
+        return "care" if faults else "clear"
 
     @property
     def headline(self) -> str:
@@ -197,29 +200,30 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The methods by answer, with what would decide them where it is one thing, then the network."""
-        told = []
-        for answer, (one, several) in SAID.items():
+        """The methods by answer, with what would decide them if it is the same for all, then the network."""
+        sentences = []
+        for answer, (singular, plural) in PHRASES.items():
             methods = [m for m in self.methods if m.follows == answer]
             if methods:
                 notes = {m.note for m in methods} if answer == "undecided" else {""}
                 why = f" ({notes.pop()})" if len(notes) == 1 and notes != {""} else ""
-                told.append(f"{listed([m.method for m in methods])} {several if methods[1:] else one}{why}")
-        told += [self.network.note] * bool(self.network.note)
+                names = listed([m.method for m in methods], most=5)
+                sentences.append(f"{names} {plural if methods[1:] else singular}{why}")
+        sentences += [self.network.note] * bool(self.network.note)
         if self.labels.faults and self.follow != "yes":
-            told.append(f"Of the network, {' and '.join(self.labels.faults)}")
-        if self.network.as_well:
-            names = listed(self.network.as_well)
-            told.append(
+            sentences.append(f"Of the network, {' and '.join(self.labels.faults)}")
+        if floors := self.network.as_well:
+            names = listed(floors, most=5)
+            sentences.append(
                 f"Maps of {names}, which never look at it, lie there as well, so that this says little"
             )
-        return ". ".join(told) + "."
+        return ". ".join(sentences) + "."
 
     @property
     def measured(self) -> str:
-        """How often such a verdict is wrong, as it was counted; "" where no test that votes was measured."""
+        """How often such a verdict is wrong; "" if no test that votes was measured."""
         known = self.rates.get("rates") or {}
-        if not known or not any(test.votes for one in self.methods for test in one.tests):
+        if not known or not any(test.votes for method in self.methods for test in method.tests):
             return ""
         shares = [f"{known[kind]['share']:.1%} ({known[kind]['low']:.1%} to {known[kind]['high']:.1%}, "
                   f"n = {known[kind]['n']})" for kind in ("false_alarm", "miss", "undecided")]  # fmt: skip
@@ -230,65 +234,58 @@ class Verdict:
         )
 
     def follows(self, method: str) -> Claim:
-        """Whether the maps of a method follow the network; undecided is no, and says what would decide it.
+        """Whether the maps of a method follow the network; undecided is no, with what would decide it.
 
         Args:
             method: its name; without options, all its variants must follow.
         """
-        names = [one.method for one in self.methods]
+        names = [answer.method for answer in self.methods]
         meant = matching(method, names, Facts().method)
         if not meant:
             raise UnknownNameError("method in this verdict:", method, names)
-        asked = [one for one in self.methods if one.method in meant]
-        return Claim(all(one.follows == "yes" for one in asked), "; ".join(map(str, asked)))
+        answers = [answer for answer in self.methods if answer.method in meant]
+        return Claim(all(answer.follows == "yes" for answer in answers), "; ".join(map(str, answers)))
 
     def looks_there(self, name: str | None = None) -> Claim:
         """Whether the network looks where it should; undecided is no.
 
         Args:
-            name: of a class; the network as a whole where None.
+            name: of a class; by default the network as a whole.
         """
+        network = self.network
         if name is None:
-            said = f"the network {LOOKS[self.network.looks_there]}"
-            why = f" ({self.network.note})" if self.network.note else ""
-            return Claim(self.network.looks_there == "yes", said + why)
-        classes = {key_of(one.name): one for one in self.network.classes}
+            why = f" ({network.note})" if network.note else ""
+            return Claim(network.looks_there == "yes", f"the network {LOOKS[network.looks_there]}{why}")
+        classes = {key_of(answer.name): answer for answer in network.classes}
         if not classes:
-            why = self.network.note or "no image has a box or a mask"
+            why = network.note or "no image has a box or a mask"
             return Claim(False, f"{name}: undecided, because no class was judged ({why})")
         if key_of(name) not in classes:
-            known = [one.name for one in self.network.classes]
+            known = [answer.name for answer in network.classes]
             raise UnknownNameError("class with an answer in this verdict:", name, known)
-        one = classes[key_of(name)]
-        return Claim(one.looks_there == "yes", str(one))
+        answer = classes[key_of(name)]
+        return Claim(answer.looks_there == "yes", str(answer))
 
     def as_json(self) -> dict[str, Any]:
         """The content of verdict.json; NaN becomes null."""
-        network = {
-            "looks_there": self.network.looks_there,
-            "maps_lie": self.network.maps_lie,
-            "read_from": list(self.network.read_from),
-            "test": asdict(self.network.test) if self.network.test else None,
-            "context": dict(self.network.context),
+        network = asdict(self.network) | {
             "classes": {
-                one.name: {"label": one.label, "looks_there": one.looks_there, "test": asdict(one.test)}
-                for one in self.network.classes
-            },
-            "note": self.network.note,
+                answer.name: {k: v for k, v in asdict(answer).items() if k != "name"}
+                for answer in self.network.classes
+            }
         }
+        order = ("looks_there", "maps_lie", "read_from", "test", "context", "classes", "note")
         methods = [
             {"method": m.method, "follows": m.follows, "blank": m.blank, "note": m.note,
              "tests": [asdict(t) for t in m.tests]}
             for m in self.methods
         ]  # fmt: skip
-        found: dict[str, Any] = without_nan({
-            "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence,
-            "checkpoint": self.checkpoint, "methods": methods, "network": network,
-            "labels": asdict(self.labels),
-            "alarms": list(self.alarms), "notes": list(self.notes), "warnings": list(self.warnings),
-            "rates": dict(self.rates),
-        })  # fmt: skip
-        return found
+        return dict(without_nan({
+            "schema": SCHEMA, "headline": self.headline, "sentence": self.sentence, "checkpoint":
+            self.checkpoint, "methods": methods, "network": {key: network[key] for key in order}, "labels":
+            asdict(self.labels), "alarms": list(self.alarms), "notes": list(self.notes), "warnings":
+            list(self.warnings), "rates": dict(self.rates),
+        }))  # fmt: skip
 
     def json(self) -> str:
         """The text of verdict.json."""
@@ -300,30 +297,30 @@ class Verdict:
     def __str__(self) -> str:
         lines = [f"{self.headline}.", self.sentence]
         lines += [f"  {m.method}: {WORDS[m.follows]}{f' ({m.note})' if m.note else ''}" for m in self.methods]
-        lines += [f"  {one}" for one in self.network.classes]
+        lines += [f"  {answer}" for answer in self.network.classes]
         return "\n".join([*lines, *(f"  note: {note}" for note in (*self.notes, *self.warnings))])
 
     def _repr_html_(self) -> str:
         rows = [[m.method, WORDS[m.follows], m.why] for m in self.methods]
-        rows += [[one.name, LOOKS[one.looks_there], str(one.test)] for one in self.network.classes]
+        rows += [[c.name, LOOKS[c.looks_there], str(c.test)] for c in self.network.classes]
         table = plain_table(["of", "answer", "why"], rows) if rows else ""
-        here = [alarm for alarm in self.alarms if alarm["checkpoint"] == self.checkpoint]
-        alarms = "".join(f"<p>{text('Alarm: ' + alarm['sentence'])}</p>" for alarm in here)
+        alarms = "".join(f"<p>{text('Alarm: ' + alarm['sentence'])}</p>" for alarm in self.alarms_here)
         return f"<h3>{text(self.headline)}</h3><p>{text(self.sentence)}</p>{alarms}{table}"
 
 
-def listed(names: list[str], most: int = 5) -> str:
+def listed(names: Sequence[str], last: str = "and", most: int | None = None) -> str:
+    """Names in a sentence; three and a count if there are more than `most`.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c"], "or"), listed(list("abcdef"), most=5)
+    ('a and b', 'a, b or c', 'a, b, c and 3 more')
     """
-    >>> listed(["a", "b"]), listed(list("abcdef"))
-    ('a and b', 'a, b, c and 3 more')
-    """
-    if len(names) > most:
+    if most is not None and len(names) > most:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
 
 
 def without_nan(value: Any) -> Any:
-    """As JSON holds it: what is not defined is null."""
+    """Replace NaN and infinities by None, which JSON can hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -1,13 +1,14 @@
-"""A run folder as one plain structure: what the page, the live page and the verdict read.
+"""A run folder as one structure, which the page, the live page and the verdict read.
 
-Everything is about one model. Means are over images at one checkpoint (the last, unless another is named),
-with 95 % bootstrap intervals over images; values of whole classes or checkpoints carry the interval that was
-stored with them, where there is one. A number that is not defined is NaN, and n counts those that are.
+Everything is about one model. Means are over images at one checkpoint (the last by default), with 95 %
+bootstrap intervals over images; values of whole classes or checkpoints have the interval that was stored with
+them, if there is one. A number that is not defined is NaN, and n counts those that are.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,34 +19,142 @@ import numpy as np
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, StoreError, did_you_mean
 from heatproof.images.duplicates import near_duplicates
-from heatproof.images.findings import entry_id
-from heatproof.metrics.margins import Margin, above_floors
-from heatproof.metrics.stats import mean_interval
-from heatproof.store.facts import Facts
+from heatproof.images.findings import entry_id, finding_name
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.stats import above_floors, mean_interval
+from heatproof.registry import parse_call
+from heatproof.store.facts import Facts, MetricFacts
 from heatproof.store.folder import RunFolder
 from heatproof.store.manifest import Manifest
 from heatproof.verdict.alarms import Alarm, find_alarms
-from heatproof.verdict.findings import entry_rows
-from heatproof.verdict.measures import BLANK, Measure, in_order, measure, part, stands_beside
-from heatproof.verdict.trajectory import Trajectory, class_names, ordered
+from heatproof.verdict.trajectory import NAN, Trajectory, class_names, ordered
 
-NAN = float("nan")
-SMALLEST = 0.0005  # a difference that is shown as 0.000 is none
+SMALLEST = 0.0005  # a smaller difference is printed as 0.000
 PAIR = " ~ "  # between two methods, in the rows of method_agreement
 ANSWERS = ("image", "probability", "predicted")
+ABSENT = -1  # predicted: the image does not have the label
+FAMILIES = (  # in the order of the table; those of plug-ins follow
+    "Maps", "Structure", "Localisation", "Faithfulness", "Consistency", "Consistency and sensitivity",
+    "Sanity", "Robustness", "Causes", "Agreement", "Classifier",
+)  # fmt: skip
+REGISTRY = Facts()  # of all registered metrics
+BESIDE = re.compile(r"_(n|low|high|degenerate|error|points|at_\d+)$")  # parts that only complete their metric
+BLANK = MetricFacts(  # a row that every run has, of no registered metric
+    "degenerate", higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(), title="blank maps",
+    summary="The share of maps that are constant, so that nothing in them stands out.",
+)  # fmt: skip
 Select = Callable[..., list[dict[str, Any]]]  # columns and conditions -> rows of one checkpoint
 
 
 @dataclass(frozen=True)
+class Measure:
+    """A metric as rows name it: a registered name, maybe with options, or a part of one ("cscore_low").
+
+    Names that are not registered are printed as they are, without a direction.
+    """
+
+    name: str  # with its options, as in the rows
+    base: str  # without them
+    facts: MetricFacts
+
+    @property
+    def is_registered(self) -> bool:
+        return bool(self.facts.module)
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        return self.facts.higher_is_better
+
+    @property
+    def plain(self) -> str:
+        return self.facts.titles.get(self.base, self.base.replace("_", " "))
+
+    @property
+    def short(self) -> str:
+        """For the middle of a sentence."""
+        return self.plain.partition(":")[0]
+
+    @property
+    def options(self) -> str:
+        return self.name.partition("(")[2].removesuffix(")")
+
+    @property
+    def arrow(self) -> str:
+        return {True: "↑", False: "↓", None: ""}[self.higher_is_better]
+
+    @property
+    def direction(self) -> str:
+        words = {True: "higher is better", False: "lower is better", None: "no better direction"}
+        return words[self.higher_is_better]
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether a method that reads the network should score better than one that does not."""
+        return bool(self.facts.floors) and self.higher_is_better is not None
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the verdict rests on it."""
+        return self.facts.test and self.base in self.facts.titles
+
+
+def measure(name: str, facts: Facts = REGISTRY) -> Measure:
+    """The metric of a row, by the facts of its run.
+
+    >>> metric = measure("randomisation_ssim(depths=3)")
+    >>> metric.base, metric.facts.name, metric.arrow, metric.options
+    ('randomisation_ssim', 'randomisation', '↓', 'depths=3')
+    """
+    try:
+        base, _ = parse_call(name)
+    except InputError:
+        base = name
+    return Measure(name, base, BLANK if base == BLANK.name else facts.metric_of(base) or MetricFacts(base))
+
+
+def stands_beside(name: str, facts: Facts = REGISTRY) -> bool:
+    """Whether a row only completes another metric's: its count, its interval, a point of its curve.
+
+    >>> [stands_beside(name) for name in ("cscore_low", "insertion_at_40(steps=20)", "cscore", "my_n")]
+    [True, True, False, False]
+    """
+    return bool(BESIDE.search(name.partition("(")[0])) and measure(name, facts).is_registered
+
+
+def part(name: str, suffix: str) -> str:
+    """The name of a part of a metric; options stay last.
+
+    >>> part("cscore(alpha=1)", "low")
+    'cscore_low(alpha=1)'
+    """
+    base, bracket, rest = name.partition("(")
+    return f"{base}_{suffix}{bracket}{rest}"
+
+
+def in_order(names: list[str], facts: Facts = REGISTRY) -> list[Measure]:
+    """In the order of the table: by family, then as registered, those without a direction last."""
+    words = [word for metric in facts.every_metric for word in metric.titles]
+    families = {family: i for i, family in enumerate(FAMILIES)}
+
+    def place(of: Measure) -> tuple[int, str, bool, int, str]:
+        family, known = of.facts.family, of.base in words
+        undirected = of.higher_is_better is None or not known
+        at = words.index(of.base) if known else len(words)
+        return families.get(family, len(families)), family, undirected, at, of.name
+
+    return sorted((measure(name, facts) for name in names), key=place)
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One method's mean on one metric, with its interval where one is known."""
+    """One method's mean on one metric, with its interval if it is known."""
 
     value: float
     low: float = NAN
     high: float = NAN
-    n: int | None = None  # images behind it; None for a number about a whole checkpoint
+    n: int | None = None  # images; None for a number about a whole checkpoint
     reason: str = ""
-    margins: Mapping[str, Margin] = field(default_factory=dict)  # by floor, over the same images
+    margins: Mapping[str, PerClass] = field(default_factory=dict)  # by floor, over the same images
 
     @property
     def failed(self) -> list[str]:
@@ -53,13 +162,8 @@ class Cell:
         return [f for f, margin in self.margins.items() if margin.n and not margin.interval[0] >= SMALLEST]
 
     @property
-    def judged(self) -> int:
-        """Images behind the smallest comparison with a floor; 0 where there is none."""
-        return min((margin.n for margin in self.margins.values()), default=0)
-
-    @property
     def defined(self) -> float:
-        """The value; NaN for one of no image, such as the C-Score of an empty gold list, stored as 0."""
+        """The value; NaN if it is of no image, such as the C-Score of an empty gold list, stored as 0."""
         return NAN if self.n == 0 else self.value
 
 
@@ -70,12 +174,10 @@ class Images:
     ids: list[str]
     labels: list[int | None]
     predicted: list[int | None]
-    explained: list[int | None]  # the class that the maps are about
-    confidence: list[float]  # probability of the predicted class, NaN where the network gives no number
-    scores: Mapping[tuple[str, str], np.ndarray]  # (metric, method) -> "images", NaN where not defined
-    group: np.ndarray | None = (
-        None  # "images": the first near-duplicate with the same class; None: all differ
-    )
+    explained: list[int | None]
+    confidence: list[float]  # probability of the predicted class, NaN if the network gives no number
+    scores: Mapping[tuple[str, str], np.ndarray]  # (metric, method) -> "images", NaN if not defined
+    group: np.ndarray | None = None  # "images": the first near-duplicate of the same class; None: all differ
     copies: frozenset[str] = frozenset()  # image files that are near-duplicates of an earlier one,
     distinct_files: int = 0  # and the number of the others
     sides: np.ndarray | None = None  # "images 2": shorter side of the file and of the network's input
@@ -114,7 +216,7 @@ class RunData:
     curves: Mapping[str, Mapping[str, list[tuple[int, float]]]]  # method -> metric -> (percent, mean)
     blank_reasons: Mapping[tuple[str, str], int]  # (method, why) -> number of blank maps
     alarms: list[Alarm]  # of methods that are not floors, at any checkpoint
-    broken: list[tuple[str, str]]  # pictures that could not be used, and why
+    broken: list[tuple[str, str]]  # images that could not be used, and why
 
     @property
     def manifest(self) -> Manifest:
@@ -135,22 +237,22 @@ class RunData:
 
     @cached_property
     def measures(self) -> list[Measure]:
-        """Everything that was measured of a method, in the order of the table."""
+        """All metrics of methods, in the order of the table."""
         of_images = {name for name, method in self.images.scores if method in self.methods}
         return in_order(sorted(of_images | {name for name, method in self.whole if method}), self.facts)
 
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], Cell]:
-        """(metric, method) -> mean and interval; resampling many images takes seconds, so only when asked."""
+        """(metric, method) -> mean and interval; resampling many images takes seconds."""
         return _image_cells(self.images, self.methods, self.facts) | dict(self.whole)
 
     @cached_property
     def headline(self) -> Measure | None:
-        """The metric that images are ranked by: a headline if one was scored."""
+        """The metric that images are ranked by: a headline metric if one was scored."""
         known = [m for m in self.measures if any((m.name, x) in self.images.scores for x in self.real)]
-        wanted = [m for m in known if m.facts.headline and m.base == m.facts.name]
+        headlines = [m for m in known if m.facts.headline and m.base == m.facts.name]
         others = [m for m in known if m.is_registered and m.higher_is_better is not None]
-        return next(iter([*wanted, *others]), None)
+        return next(iter([*headlines, *others]), None)
 
     def class_name(self, label: int | None) -> str:
         other = f"class {label}" if label is None or label >= 0 else "not there"
@@ -158,7 +260,7 @@ class RunData:
 
     @property
     def explains(self) -> str:
-        """What the maps of this checkpoint are about, from its rows."""
+        """Which classes the maps of this checkpoint explain, as a sentence."""
         images = self.images
         known = [i for i, c in enumerate(images.explained) if c is not None]
         same = [
@@ -168,39 +270,54 @@ class RunData:
         ]
         if not same:
             return "Each map explains the class named beside it." if known else ""
-        told = f"Every map explains the {' and '.join(same)} of its picture"
+        text = f"Every map explains the {' and '.join(same)} of its picture"
         if same == ["true label"]:
-            says = "does not find it" if self.manifest.is_multilabel else "says another class"
-            told += f"; for {images.right.count(False):,} of {len(known):,} the network {says}"
-        return f"{told}."
+            instead = "does not find it" if self.manifest.is_multilabel else "says another class"
+            text += f"; for {images.right.count(False):,} of {len(known):,} the network {instead}"
+        return f"{text}."
 
     def classifier(self, base: str) -> list[float]:
-        """AUC or accuracy at each checkpoint; empty where it was not computed."""
-        return next(
-            (v for (name, m), v in self.paths.items() if not m and name.partition("(")[0] == base), []
-        )
+        """AUC or accuracy at each checkpoint; empty if it was not computed."""
+        paths = (v for (name, m), v in self.paths.items() if not m and name.partition("(")[0] == base)
+        return next(paths, [])
 
 
 def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None = None) -> RunData:
-    """Everything the report says about one model of a run."""
+    """Read one model of a run at one checkpoint.
+
+    Args:
+        folder: of the run.
+        model: by default the one with the most rows.
+        checkpoint: by default the last one with rows.
+    """
     scores, facts = folder.scores(), folder.manifest.facts
     models = [
         row["model"] for row in scores.sql("select model from scores group by 1 order by count(*) desc, 1")
     ]
     if not models:
         raise StoreError(f"{folder.path} has no finished unit yet; run the study first")
-    model = _one_of("model", model, models, models[0])
+    model = _known("model", model, models, models[0])
     rows = scores.sql("select distinct checkpoint, method from scores where model = ?", [model])
     with_rows, methods = ({row[column] for row in rows} for column in ("checkpoint", "method"))
     checkpoints = [name for name in ordered(folder, model) if name in with_rows]
-    checkpoint = _one_of("checkpoint", checkpoint, checkpoints, checkpoints[-1])
+    checkpoint = _known("checkpoint", checkpoint, checkpoints, checkpoints[-1])
 
     def select(columns: str, rest: str, *parameters: str) -> list[dict[str, Any]]:
         query = f"select {columns} from scores where model = ? and checkpoint = ? and {rest}"
         return scores.sql(query, [model, checkpoint, *parameters])
 
     broken = select("image, min(reason) as reason", "metric = 'image' group by 1 order by 1")
+    blank = select(
+        "method, reason, count(*) as n",
+        "metric = ? and value > 0 and reason <> '' group by 1, 2 order by 1, 2",
+        BLANK.name,
+    )
     groups = _group_cells(select, facts)
+    names = class_names(folder)
+    try:
+        alarms = find_alarms(Trajectory.from_run(folder, model))
+    except InputError:  # the run has no C-Score
+        alarms = []
     return RunData(
         folder=folder,
         model=model,
@@ -209,18 +326,16 @@ def read_run(folder: RunFolder, model: str | None = None, checkpoint: str | None
         checkpoints=checkpoints,
         methods=order_methods([m for m in methods if m and PAIR not in m], folder.manifest),
         images=_with_groups(
-            folder,
-            checkpoint,
-            _images(select, facts, class_names(folder) if folder.manifest.is_multilabel else None),
+            folder, checkpoint, _images(select, facts, names if folder.manifest.is_multilabel else None)
         ),
-        classes=dict(enumerate(class_names(folder))),
+        classes=dict(enumerate(names)),
         whole={(name, m): c for (name, m, label), c in groups.items() if label is None},
         paths=_paths(folder, model, checkpoints),
         by_class={(name, m, label): c for (name, m, label), c in groups.items() if label is not None},
         agreement=_agreement(select),
         curves=_curves(select),
-        blank_reasons=_blank_reasons(select),
-        alarms=_alarms(folder, model),
+        blank_reasons={(row["method"], row["reason"]): row["n"] for row in blank},
+        alarms=[alarm for alarm in alarms if not facts.is_floor(alarm.method or "")],
         broken=[(row["image"], row["reason"]) for row in broken],
     )
 
@@ -233,14 +348,21 @@ def order_methods(names: Sequence[str], manifest: Manifest) -> list[str]:
     )
 
 
-def _one_of(kind: str, wanted: str | None, known: Sequence[str], default: str) -> str:
-    if wanted is not None and wanted not in known:
-        raise InputError(f"the run has no {kind} {wanted!r}; {did_you_mean(wanted, known)}")
-    return default if wanted is None else wanted
+def mean_over_methods(columns: np.ndarray) -> np.ndarray:
+    """ "m n" -> "n": the mean over the defined values; NaN if none is."""
+    known = np.isfinite(columns)
+    total = np.where(known, columns, 0).sum(0)
+    return np.where(known.any(0), total / np.maximum(known.sum(0), 1), np.nan)
 
 
-def _images(select: Select, facts: Facts, findings: Sequence[str] | None = None) -> Images:
-    """All image-level scores of a checkpoint, as arrays over the images, or over their findings."""
+def _known(kind: str, name: str | None, known: Sequence[str], default: str) -> str:
+    if name is not None and name not in known:
+        raise InputError(f"the run has no {kind} {name!r}; {did_you_mean(name, known)}")
+    return default if name is None else name
+
+
+def _images(select: Select, facts: Facts, labels: Sequence[str] | None = None) -> Images:
+    """All scores of images at a checkpoint. labels: names, if an image may have several."""
     rows = select(
         """image, min(label) as label,
            max(value) filter (metric = 'predicted' and not isnan(value)) as predicted,
@@ -248,20 +370,19 @@ def _images(select: Select, facts: Facts, findings: Sequence[str] | None = None)
            max(value) filter (metric = 'probability' and not isnan(value)) as confidence""",
         "image <> '' and metric <> 'image' group by 1 order by 1",
     )
-    if findings is not None:
-        rows = entry_rows(rows, select, findings)
+    if labels is not None:
+        rows = _label_rows(rows, select, labels)
     ids = [row["image"] for row in rows]
     place = {name: i for i, name in enumerate(ids)}
     arrays: dict[tuple[str, str], np.ndarray] = {}
     groups = select(
-        "metric, method, list(image) as images, list(value) as found",
+        "metric, method, list(image) as images, list(value) as values_",
         "image <> '' and method <> '' group by 1, 2 order by 1, 2",
     )
     for group in groups:
-        if stands_beside(group["metric"], facts):
-            continue
-        arrays[group["metric"], group["method"]] = column = np.full(len(ids), NAN)
-        column[[place[image] for image in group["images"]]] = group["found"]
+        if not stands_beside(group["metric"], facts):
+            arrays[group["metric"], group["method"]] = column = np.full(len(ids), NAN)
+            column[[place[image] for image in group["images"]]] = group["values_"]
     return Images(
         ids=ids,
         labels=[row["label"] for row in rows],
@@ -272,8 +393,30 @@ def _images(select: Select, facts: Facts, findings: Sequence[str] | None = None)
     )
 
 
+def _label_rows(rows: Sequence[dict[str, Any]], select: Select, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of maps (IMAGE#LABEL), each with the network's prediction of its label, from the image's rows."""
+    predictions = {
+        entry_id(row["image"], finding_name(names, row["explained"])): row
+        for row in select(
+            """image, explained,
+               max(value) filter (metric = 'probability' and not isnan(value)) as confidence,
+               count(*) filter (metric = 'predicted') as predicted""",
+            "explained is not null and method = '' and metric in ('probability', 'predicted') group by 1, 2",
+        )
+    }
+    joined = []
+    for row in rows:
+        if row["explained"] is not None and (prediction := predictions.get(row["image"])):
+            confidence = prediction["confidence"]
+            predicted = row["explained"] if prediction["predicted"] else ABSENT
+            joined.append(
+                row | {"predicted": None if confidence is None else predicted, "confidence": confidence}
+            )
+    return joined
+
+
 def _with_groups(folder: RunFolder, checkpoint: str, images: Images) -> Images:
-    """With the groups of near-duplicates, where the folder has thumbnails of all its images."""
+    """With the groups of near-duplicates, if the folder has thumbnails of all its images."""
     seen = folder.seen(checkpoint)
     if seen is None:
         return images
@@ -287,13 +430,10 @@ def _with_groups(folder: RunFolder, checkpoint: str, images: Images) -> Images:
     original = near_duplicates(seen.thumbnails)
     copies = frozenset(name for i, name in enumerate(seen.ids) if original[i] != i)
     first: dict[tuple[int, int | None], int] = {}
-    group = [
-        first.setdefault(key, i)
-        for i, key in enumerate(zip(original[at].tolist(), images.explained, strict=True))
-    ]
-    repeated = np.array(group) if copies else None
+    keys = zip(original[at].tolist(), images.explained, strict=True)
+    group = np.array([first.setdefault(key, i) for i, key in enumerate(keys)]) if copies else None
     others = len(seen.ids) - len(copies)
-    return replace(images, group=repeated, copies=copies, distinct_files=others, sides=seen.sides[at])
+    return replace(images, group=group, copies=copies, distinct_files=others, sides=seen.sides[at])
 
 
 def _image_cells(images: Images, methods: Sequence[str], facts: Facts) -> dict[tuple[str, str], Cell]:
@@ -301,16 +441,16 @@ def _image_cells(images: Images, methods: Sequence[str], facts: Facts) -> dict[t
     for name in dict.fromkeys(metric for metric, _ in images.scores):
         of = measure(name, facts)
         columns = {m: images.distinct(images.scores[name, m]) for m in methods if (name, m) in images.scores}
-        margins: Mapping[str, Mapping[str, Margin]] = {}
+        margins: Mapping[str, Mapping[str, PerClass]] = {}
         floors = [m for m in columns if facts.floor_name(m) in of.facts.floors]
         if of.has_floor and floors:
             judged = {m: c for m, c in columns.items() if not facts.is_floor(m) or m in floors}
             margins = above_floors(judged, bool(of.higher_is_better), floors=floors)
         for method, column in columns.items():
             defined = column[np.isfinite(column)]
-            value, interval = float(defined.mean()) if len(defined) else NAN, mean_interval(defined)
+            value = float(defined.mean()) if len(defined) else NAN
             above = margins.get(method, {})
-            cells[name, method] = Cell(value, *interval, len(defined), margins=above)
+            cells[name, method] = Cell(value, *mean_interval(defined), len(defined), margins=above)
     return cells
 
 
@@ -324,17 +464,15 @@ def _group_cells(select: Select, facts: Facts) -> dict[tuple[str, str, int | Non
         "image = '' and not contains(method, ?) order by label, metric, method",
         PAIR,
     )
-    values = {(row["metric"], row["method"], row["label"]): row for row in rows}
+    values = {(row["metric"], row["method"], row["label"]): row["value"] for row in rows}
     cells = {}
-    for (name, method, label), row in values.items():
-        if stands_beside(name, facts):
-            continue
-        low, high, n = (
-            values[key]["value"] if (key := (part(name, each), method, label)) in values else NAN
-            for each in ("low", "high", "n")
-        )
-        count = None if math.isnan(n) else int(n)
-        cells[name, method, label] = Cell(row["value"], low, high, count, row["reason"])
+    for row in rows:
+        name, method, label = row["metric"], row["method"], row["label"]
+        if not stands_beside(name, facts):
+            parts = ((part(name, suffix), method, label) for suffix in ("low", "high", "n"))
+            low, high, n = (values.get(key, NAN) for key in parts)
+            count = None if math.isnan(n) else int(n)
+            cells[name, method, label] = Cell(row["value"], low, high, count, row["reason"])
     return cells
 
 
@@ -346,54 +484,34 @@ def _paths(folder: RunFolder, model: str, checkpoints: Sequence[str]) -> dict[tu
            group by all order by all""",
         [model, PAIR],
     )
-    found: dict[tuple[str, str], list[float]] = {}
+    paths: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        if row["metric"] in ANSWERS or stands_beside(row["metric"], folder.manifest.facts):
-            continue
-        path = found.setdefault((row["metric"], row["method"]), [NAN] * len(checkpoints))
-        path[checkpoints.index(row["checkpoint"])] = NAN if row["mean"] is None else row["mean"]
-    return found
-
-
-def _alarms(folder: RunFolder, model: str) -> list[Alarm]:
-    try:
-        trajectory = Trajectory.from_run(folder, model)
-    except InputError:  # no C-Score in this run, so nothing to watch
-        return []
-    return [
-        alarm for alarm in find_alarms(trajectory) if not folder.manifest.facts.is_floor(alarm.method or "")
-    ]
-
-
-def _blank_reasons(select: Select) -> dict[tuple[str, str], int]:
-    rows = select(
-        "method, reason, count(*) as n",
-        "metric = ? and value > 0 and reason <> '' group by 1, 2 order by 1, 2",
-        BLANK.name,
-    )
-    return {(row["method"], row["reason"]): row["n"] for row in rows}
+        if row["metric"] not in ANSWERS and not stands_beside(row["metric"], folder.manifest.facts):
+            path = paths.setdefault((row["metric"], row["method"]), [NAN] * len(checkpoints))
+            path[checkpoints.index(row["checkpoint"])] = NAN if row["mean"] is None else row["mean"]
+    return paths
 
 
 def _agreement(select: Select) -> dict[str, dict[tuple[str, str], float]]:
-    found: dict[str, dict[tuple[str, str], float]] = {}
+    means: dict[str, dict[tuple[str, str], float]] = {}
     for row in select("metric, method, value", "contains(method, ?) order by all", PAIR):
         first, _, second = row["method"].partition(PAIR)
         kind = row["metric"].partition("(")[0].removeprefix("method_agreement").strip("_") or "agreement"
-        found.setdefault(kind, {})[first, second] = row["value"]
-    return found
+        means.setdefault(kind, {})[first, second] = row["value"]
+    return means
 
 
 def _curves(select: Select) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Mean probability along insertion and deletion, where its points were kept."""
+    """Mean probability along insertion and deletion, if its points were stored."""
     rows = select(
         r"""method, regexp_extract(metric, '^(insertion|deletion)', 1) as kind,
             regexp_extract(metric, '_at_(\d+)', 1)::int as percent,
             avg(value order by value) filter (not isnan(value)) as mean""",
         r"regexp_matches(metric, '^(insertion|deletion)_at_\d+') group by all order by all",
     )
-    found: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:
         if row["mean"] is not None:
-            curve = found.setdefault(row["method"], {}).setdefault(row["kind"], [])
+            curve = curves.setdefault(row["method"], {}).setdefault(row["kind"], [])
             curve.append((row["percent"], row["mean"]))
-    return found
+    return curves

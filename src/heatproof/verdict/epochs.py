@@ -1,20 +1,19 @@
-"""What every epoch of a training tells, also those between checkpoints: flags, and gradients that jump.
+"""Numbers of every epoch of a training, also between checkpoints: flags, and jumps of the gradients.
 
-Flags, as Table 2 of elangovan2026cscore marks them:
+Flags (Table 2 of elangovan2026cscore):
 
-    AUC below 0.5                        the ranking is upside down: the network has collapsed
-    accuracy below 50 %, AUC intact      the ranking holds (AUC >= 0.75), the threshold has left a class; with
-                                         k classes it is 1 / k, what guessing gives
+    AUC below 0.5                        the ranking is inverted: the network has collapsed
+    accuracy below 50 %, AUC intact      the ranking holds (AUC >= 0.75), but the threshold has left a class;
+                                         with k classes it is 1 / k, the accuracy of guessing
 
-A jump of the gradients: the norm over all layers is at least twice the median of the five epochs before it
-in its phase, and above it by more than three of their robust standard deviations (1.4826 MAD, of
-logarithms). Five, since norms shrink over a training; a phase's first two epochs have too little past.
+A jump of the gradients: the norm over all layers is at least twice the median of the five epochs before it in
+its phase, and above it by more than three of their robust standard deviations (1.4826 MAD, of logarithms). A
+phase's first two epochs are not judged.
 
-Is a jump an early warning? Of the epochs at which an alarm is raised, how many had a jump in the five epochs
-before, and how often would as many have one if the jumps had come at another time? All rotations of the list
-of epochs are tried, which keeps how many jumps there are and how they come in groups:
+Early warning: of the epochs with an alarm, how many had a jump in the five epochs before, compared with all
+rotations of the list of epochs (which keep the number of jumps and their grouping):
 
-    p = share of rotations, the true one among them, with at least as many alarms foretold
+    p = share of rotations, the true one among them, with at least as many alarms preceded by a jump
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Norms = Mapping[str, GradientNorm]
 
 
 def epoch_flag(auc: float, accuracy: float, classes: int = 2) -> str:
-    """What is wrong with an epoch by its two numbers alone, "" where nothing is.
+    """The flag of an epoch, "" if there is none.
 
     >>> epoch_flag(0.9852, 0.2705), epoch_flag(0.1034, 0.7295), epoch_flag(0.9945, 0.9420)
     ('accuracy below 50 %, AUC intact', 'AUC below 0.5', '')
@@ -51,28 +50,25 @@ def epoch_flag(auc: float, accuracy: float, classes: int = 2) -> str:
 
 
 def whole_norm(norms: Norms) -> float:
-    """The norm over all layers; NaN where none was logged."""
+    """The norm over all layers; NaN if none was logged."""
     return math.sqrt(sum(norm.mean**2 for norm in norms.values())) if norms else math.nan
 
 
 def gradient_jumps(epochs: Sequence[Epoch]) -> list[int]:
     """The epochs at which the gradients jump."""
     past: dict[str, list[float]] = {}
-    found = []
-    for one in epochs:
-        known, norm = past.setdefault(one.phase, []), whole_norm(one.gradients)
+    jumps = []
+    for epoch in epochs:
+        logs, norm = past.setdefault(epoch.phase, []), whole_norm(epoch.gradients)
         if math.isnan(norm) or norm <= 0:
             continue
-        if len(known) >= PAST and math.log(norm) > _limit(known[-WINDOW:]):
-            found.append(one.epoch)
-        known.append(math.log(norm))
-    return found
-
-
-def _limit(logs: Sequence[float]) -> float:
-    middle = median(logs)
-    spread = 1.4826 * median(abs(value - middle) for value in logs)
-    return middle + max(math.log(TWICE), DEVIATIONS * spread)
+        if len(logs) >= PAST:
+            middle = median(logs[-WINDOW:])
+            spread = 1.4826 * median(abs(value - middle) for value in logs[-WINDOW:])
+            if math.log(norm) > middle + max(math.log(TWICE), DEVIATIONS * spread):
+                jumps.append(epoch.epoch)
+        logs.append(math.log(norm))
+    return jumps
 
 
 def grown_layers(before: Norms, now: Norms, count: int = 3) -> list[str]:
@@ -83,14 +79,14 @@ def grown_layers(before: Norms, now: Norms, count: int = 3) -> list[str]:
 
 @dataclass(frozen=True)
 class EarlyWarning:
-    """How many alarms a jump of the gradients came before."""
+    """How many alarms were preceded by a jump of the gradients."""
 
     alarms: int  # epochs with an alarm
     foretold: int
     jumps: int
     epochs: int
-    p: float  # NaN where there is nothing to test
-    what: str = "an alarm"  # what is foretold
+    p: float  # NaN if there is nothing to test
+    what: str = "an alarm"
 
     @property
     def sentence(self) -> str:
@@ -110,12 +106,12 @@ class EarlyWarning:
 def early_warning(
     epochs: Sequence[int], jumps: Sequence[int], alarms: Sequence[int], what: str = "an alarm"
 ) -> EarlyWarning:
-    """Whether jumps come before alarms more often than at other times.
+    """Test whether jumps precede alarms more often than by chance.
 
     Args:
         epochs: all of a training, in order.
         jumps, alarms: those of them with one.
-        what: is foretold, in words, where it is something else.
+        what: name of the event, if it is not an alarm.
     """
     raised, flags = sorted(set(alarms) & set(epochs)), [epoch in set(jumps) for epoch in epochs]
 
@@ -123,23 +119,22 @@ def early_warning(
         at = {epoch for k, epoch in enumerate(epochs) if flags[k - shift]}
         return sum(any(epoch - WINDOW <= other < epoch for other in at) for epoch in raised)
 
-    found = foretold(0)
     p = math.nan
     if raised and any(flags):
-        p = sum(foretold(shift) >= found for shift in range(len(epochs))) / len(epochs)
-    return EarlyWarning(len(raised), found, sum(flags), len(epochs), p, what)
+        p = sum(foretold(shift) >= foretold(0) for shift in range(len(epochs))) / len(epochs)
+    return EarlyWarning(len(raised), foretold(0), sum(flags), len(epochs), p, what)
 
 
 def write_gradients(run: Path, checkpoint: str, norms: Norms) -> None:
     """Add a checkpoint's norms to those of a run folder."""
-    kept = (known_record(run / FILE) or {}).get("checkpoints", {})
-    write_record(run / FILE, {"checkpoints": {**kept, checkpoint: norms}}, indent=None)
+    stored = (known_record(run / FILE) or {}).get("checkpoints", {})
+    write_record(run / FILE, {"checkpoints": {**stored, checkpoint: norms}}, indent=None)
 
 
 def read_gradients(run: Path) -> dict[str, dict[str, GradientNorm]]:
-    """By checkpoint and layer, as a monitor logged them; nothing where it did not."""
-    kept = (known_record(run / FILE) or {}).get("checkpoints", {})
+    """Norms that a monitor logged, by checkpoint and layer; {} if it did not."""
+    stored = (known_record(run / FILE) or {}).get("checkpoints", {})
     return {
         checkpoint: {layer: GradientNorm(*norm) for layer, norm in norms.items()}
-        for checkpoint, norms in kept.items()
+        for checkpoint, norms in stored.items()
     }

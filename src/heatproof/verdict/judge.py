@@ -1,4 +1,4 @@
-"""The verdict on a run: both questions at one checkpoint, the alarms over training, what was not asked."""
+"""The verdict on a run: both questions at one checkpoint, alarms over training, obstacles and warnings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 import numpy as np
 
 from heatproof.errors import StoreError, counted
-from heatproof.metrics.class_order import class_order
+from heatproof.metrics.classifier import auc, auc_errors, class_order
 from heatproof.metrics.stats import mean_interval
 from heatproof.run.plan import DEAD_LAYER, NO_EVIDENCE
 from heatproof.run.predictions import read_predictions
@@ -17,24 +17,22 @@ from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
 from heatproof.verdict.alarms import surely_above
 from heatproof.verdict.answers import Answer, LabelAgreement, MethodAnswer, Test, Verdict, listed
-from heatproof.verdict.data import Cell, RunData, read_run
-from heatproof.verdict.findings import no_skill
+from heatproof.verdict.data import BLANK, Cell, RunData, read_run
 from heatproof.verdict.follow import (
     ALONE,
     ENOUGH,
     KINDS,
     FollowRule,
     Values,
-    alone,
     answers,
     calibration,
+    follow_metric,
     ignores_weights,
     limits,
+    per_test_answers,
     rule,
-    voter,
 )
 from heatproof.verdict.look import looks
-from heatproof.verdict.measures import BLANK
 from heatproof.verdict.rules import MIN_USABLE
 
 FILE = "verdict.json"
@@ -45,7 +43,7 @@ FEW_BLANK, MOSTLY = 0.05, 0.5
 ENOUGH_OF_A_CLASS = 10  # images, for a recall of 0 to be named: the recall is then surely below 26 %
 TINY, FEWEST_PIXELS = 8, 8  # below 1 / TINY of the input, or so few pixels along a side
 MONITOR = "monitor"  # the kind of a run folder that a training writes
-UNMOVED = "random weights change nothing about its maps"
+IGNORES_WEIGHTS = "random weights change nothing about its maps"
 BLANK_WORDS = {
     NO_EVIDENCE: "for want of positive evidence for the explained class",
     DEAD_LAYER: "because the layer is dead there",
@@ -53,10 +51,11 @@ BLANK_WORDS = {
 
 
 def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
-    """The verdict on a run at the checkpoint shown. by: another rule than the calibrated one."""
+    """The verdict on a run at one checkpoint. by: another rule than the calibrated one."""
     by = by or rule()
-    notes = tuple(_in_the_way(data))
-    names = [_voting(data, kind) for kind in KINDS]
+    notes = tuple(_obstacles(data))
+    voting = f"{follow_metric(data.facts).name}_"
+    names = [next((of.name for of in data.measures if of.base == voting + kind), "") for kind in KINDS]
     nothing = np.full(len(data.images.ids), math.nan)
     values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for m in data.real:
@@ -64,51 +63,52 @@ def judge(data: RunData, by: FollowRule | None = None) -> Verdict:
         values[m] = weights, place
     stored = bool(values) and all(m.startswith(STORED) for m in values)
     scale = ALONE if stored else 0.0
-    found = answers(values, by, scale)
-    yes = [m for m, answer in found.items() if answer == "yes"]
-    silent = [m for m in yes if _says_nothing(data, m, yes, values)]
-    found |= dict.fromkeys(silent, "undecided")
-    if notes:  # nothing is said in favour of maps of a network that does not answer, or of half a run
-        found = {m: "undecided" if answer == "yes" else answer for m, answer in found.items()}
-    following = [m for m, answer in found.items() if answer == "yes"]
-    sides = limits(values, by, scale)
+    results = answers(values, by, scale)
+    yes = [m for m, answer in results.items() if answer == "yes"]
+    mostly_blank = [m for m in yes if _mostly_blank(data, m, yes, values)]
+    results |= dict.fromkeys(mostly_blank, "undecided")
+    if notes:  # no "yes" about maps of a network that does not answer, or of half a run
+        results = {m: "undecided" if answer == "yes" else answer for m, answer in results.items()}
+    following = [m for m, answer in results.items() if answer == "yes"]
+    thresholds = limits(values, by, scale)
     methods = []
-    for m, answer in found.items():
-        alone_by = dict(zip(names, alone(values[m], sides), strict=True))
-        tests = tuple(_tests(data, m, alone_by, math.nan if sides is None else sides[1]))
+    for m, answer in results.items():
+        alone = dict(zip(names, per_test_answers(values[m], thresholds), strict=True))
+        tests = tuple(_tests(data, m, alone, math.nan if thresholds is None else thresholds[1]))
         blank = data.cells.get((BLANK.name, m), Cell(math.nan)).value
-        told, silent_on = [], [data.class_name(c) for c in _untold(data, values, [m])]
+        texts, untested = [], [data.class_name(c) for c in _untested(data, values, [m])]
         if answer == "no":
-            told.append(UNMOVED if ignores_weights(values[m]) else "no better than its shadows")
+            texts.append(IGNORES_WEIGHTS if ignores_weights(values[m]) else "no better than its shadows")
         elif answer == "undecided" and not all(names):
-            told.append(_missing(data))
-        elif m in silent:
-            told.append(
+            texts.append(_how_to_measure(data))
+        elif m in mostly_blank:
+            texts.append(
                 "it follows where it shows something, but mostly it does not: another layer may show more"
             )
         elif answer == "undecided":
             counts = [int(np.isfinite(column).sum()) for column in values[m]]
-            without = _without_controls(data, names[0], m) if counts[0] == 0 < counts[1] else ""
-            told.append(without or _would_decide(min(counts), bool(notes), sides is None, stored))
-        if answer != "undecided" and silent_on:
-            whose = "their" if silent_on[1:] else "its"
-            told.append(f"judged without {listed(silent_on)}: on none of {whose} pictures can the test tell")
+            reason = _missing_controls(data, names[0], m) if counts[0] == 0 < counts[1] else ""
+            texts.append(reason or _would_decide(min(counts), bool(notes), thresholds is None, stored))
+        if answer != "undecided" and untested:
+            whose = "their" if untested[1:] else "its"
+            without = listed(untested, most=5)
+            texts.append(f"judged without {without}: on none of {whose} pictures can the test tell")
         if blank >= FEW_BLANK:
-            told.append(_blank(data, m, following))
-        methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(told)))
+            texts.append(_blank(data, m, following))
+        methods.append(MethodAnswer(m, answer, tests, blank, "; ".join(texts)))
     alarms = tuple(asdict(alarm) | {"name": alarm.name} for alarm in data.alarms)
     rates = {key: calibration()[key] for key in ("rates", "population", "made_by")}
     rates |= {"rates": calibration()["rates_alone"]} if stored else {}
-    network = looks(data, following, _untold(data, values, following))
+    network = looks(data, following, _untested(data, values, following))
     labels, warnings = _label_agreement(data), (*data.manifest.warnings, *_image_warnings(data))
     return Verdict(data.checkpoint, tuple(methods), network, alarms, notes, rates, labels, warnings)
 
 
 def keep(data: RunData, verdict: Verdict) -> str:
-    """Write verdict.json into the run's folder; what to tell about it.
+    """Write verdict.json into the run's folder; returns a sentence about it.
 
-    The file is about the last checkpoint: the verdict on another is not kept. A folder that may not be
-    written is no reason to fail.
+    The file is about the last checkpoint: the verdict on another is not written. A folder that may not be
+    written is no error.
     """
     if (data.model, data.checkpoint) != (data.models[0], data.checkpoints[-1]):
         return ""
@@ -121,39 +121,30 @@ def keep(data: RunData, verdict: Verdict) -> str:
 
 
 def conclude(folder: RunFolder) -> Verdict:
-    """The verdict on a run that has just ended, kept in its folder."""
+    """Judge a run that has just ended, and write verdict.json."""
     data = read_run(folder)
     verdict = judge(data)
     keep(data, verdict)
     return verdict
 
 
-def _voting(data: RunData, kind: str) -> str:
-    """The rows' name of a test that votes, with its options; "" where it was not run."""
-    base = f"{voter(data.facts).name}_{kind}"
-    return next((of.name for of in data.measures if of.base == base), "")
-
-
-def _says_nothing(data: RunData, method: str, following: Sequence[str], values: Values) -> bool:
-    """Whether surely most of its maps are blank, of pictures on which another method that follows is not.
-
-    Only pictures count on which the test could tell.
-    """
+def _mostly_blank(data: RunData, method: str, following: Sequence[str], values: Values) -> bool:
+    """Whether surely most of its maps are blank, of images on which another following method is tested."""
     empty = data.images.scores.get((BLANK.name, method))
     others = [np.isfinite(values[m][0]) for m in following if m != method]
     if empty is None or not others:
         return False
-    shown = np.any(others, axis=0)
-    return surely_above(int((empty[shown] > 0).sum()), int(shown.sum()), MOSTLY)
+    tested = np.any(others, axis=0)
+    return surely_above(int((empty[tested] > 0).sum()), int(tested.sum()), MOSTLY)
 
 
-def _untold(data: RunData, values: Values, methods: Sequence[str]) -> list[int]:
-    """Explained classes on none of whose pictures the test that votes can tell for any of the methods."""
-    can = [np.isfinite(column) for m in methods for column in values[m]]
-    if not np.any(can):
+def _untested(data: RunData, values: Values, methods: Sequence[str]) -> list[int]:
+    """Explained classes on none of whose images the test that votes is defined, for any of the methods."""
+    defined = [np.isfinite(column) for m in methods for column in values[m]]
+    if not np.any(defined):
         return []
-    told = {c for c, one in zip(data.images.explained, np.any(can, axis=0), strict=True) if one}
-    return sorted({c for c in data.images.explained if c is not None} - told)
+    tested = {c for c, has in zip(data.images.explained, np.any(defined, axis=0), strict=True) if has}
+    return sorted({c for c in data.images.explained if c is not None} - tested)
 
 
 def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: float) -> Iterator[Test]:
@@ -169,16 +160,15 @@ def _tests(data: RunData, method: str, voting: Mapping[str, Answer], threshold: 
                 yield Test(of.name, of.plain, "undecided", *numbers)
 
 
-def _missing(data: RunData) -> str:
-    """How the test that votes gets into this run."""
-    name = voter(data.facts).name
+def _how_to_measure(data: RunData) -> str:
+    name = follow_metric(data.facts).name
     if data.manifest.config.get("kind") == MONITOR:
         return f"the monitor was not told to measure {name}: Monitor(metrics=[{name!r}])"
     return f"add {name} to the metrics of its study and run that again"
 
 
-def _without_controls(data: RunData, metric: str, method: str) -> str:
-    """Why no image has a number against maps under random weights, as the rows say it."""
+def _missing_controls(data: RunData, metric: str, method: str) -> str:
+    """The reason in the rows why no image has a number against maps under random weights."""
     rows = data.folder.scores().sql(
         "select mode(reason) as reason from scores "
         "where metric = ? and method = ? and model = ? and checkpoint = ? and isnan(value)",
@@ -187,23 +177,23 @@ def _without_controls(data: RunData, metric: str, method: str) -> str:
     return rows[0]["reason"] or ""
 
 
-def _would_decide(n: int, in_the_way: bool, nobody: bool, stored: bool) -> str:
+def _would_decide(n: int, obstacles: bool, none_judged: bool, stored: bool) -> str:
     if n < ENOUGH:
         return f"{counted(n, 'picture')} on which the test can tell, {ENOUGH} are needed"
-    if in_the_way:
+    if obstacles:
         return SEE_NOTES
     if stored:
         return (
             f"without another method in the run, maps must be surely {rule().yes * ALONE:g} better than both "
             "controls: add one to its study, such as gradcam, and run that"
         )
-    if nobody:
+    if none_judged:
         return f"no method stands out from its shadows on this network, so none is judged: {CONTRAST}"
     return f"too close to its shadows on {n} pictures: more pictures, or {CONTRAST}"
 
 
 def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
-    """How many maps are blank and why, and how many where another method that follows shows something."""
+    """How many maps are blank and why, and how many while another method that follows is not."""
     own = data.images.scores[BLANK.name, method] > 0
     others = [data.images.scores[BLANK.name, m] == 0 for m in following if m != method]
     why = [
@@ -217,8 +207,8 @@ def _blank(data: RunData, method: str, following: Sequence[str]) -> str:
     return f"{np.mean(own):.0%} of its maps are blank{': ' * bool(why)}{', '.join(why)}"
 
 
-def _in_the_way(data: RunData) -> Iterator[str]:
-    """What stands in the way of saying anything good."""
+def _obstacles(data: RunData) -> Iterator[str]:
+    """Reasons to answer no question with yes."""
     status = data.folder.status()
     if not status.complete:
         yield f"the run is not complete: {status.sentence}"
@@ -226,21 +216,17 @@ def _in_the_way(data: RunData) -> Iterator[str]:
         yield f"too few pictures could be used: {status.sentence}"
     if not data.real:
         yield "no method of the run looks at the network"
-    silent = _silent(data)
-    if silent or not data.images.ids:
-        asked = counted(len(data.images.ids), "picture")
-        yield f"the network's answers to {silent} of {asked} are not numbers"
+    unanswered = _unanswered(data)
+    if unanswered or not data.images.ids:
+        total = counted(len(data.images.ids), "picture")
+        yield f"the network's answers to {unanswered} of {total} are not numbers"
     if len(tiny := _tiny(data)) > MOSTLY * len(data.images.ids):
         yield _tiny_images(tiny)
     yield from _other_order(data)
-    if data.manifest.is_multilabel:
-        yield from no_skill(data.folder, data.model, data.checkpoint, ENOUGH, data.images.copies)
-    else:
-        yield from _no_skill(data)
+    yield from _no_skill_multilabel(data) if data.manifest.is_multilabel else _no_skill(data)
 
 
 def _image_warnings(data: RunData) -> Iterator[str]:
-    """What to know about the images beside the answers."""
     images, tiny = data.images, _tiny(data)
     if images.copies:
         total = images.distinct_files + len(images.copies)
@@ -258,9 +244,8 @@ def _tiny(data: RunData) -> np.ndarray:
     if data.images.sides is None:
         return np.zeros((0, 2), int)
     own, of_input = data.images.sides.T
-    return np.asarray(
-        data.images.sides[own < np.maximum(of_input / TINY, np.minimum(FEWEST_PIXELS, of_input))]
-    )
+    least = np.maximum(of_input / TINY, np.minimum(FEWEST_PIXELS, of_input))
+    return np.asarray(data.images.sides[own < least])
 
 
 def _tiny_images(sides: np.ndarray) -> str:
@@ -271,11 +256,10 @@ def _tiny_images(sides: np.ndarray) -> str:
     )
 
 
-def _silent(data: RunData) -> int:
-    """Pictures to which the network gave neither a probability nor, where its head has none, a value."""
-    unsure = [
-        i for i, chance in zip(data.images.ids, data.images.confidence, strict=True) if math.isnan(chance)
-    ]
+def _unanswered(data: RunData) -> int:
+    """Images for which the network gave neither a probability nor, if its head has none, a value."""
+    images = data.images
+    unsure = {name for name, p in zip(images.ids, images.confidence, strict=True) if math.isnan(p)}
     if not unsure:
         return 0
     rows = data.folder.scores().sql(
@@ -283,33 +267,34 @@ def _silent(data: RunData) -> int:
         "where metric = 'value' and not isnan(value) and model = ? and checkpoint = ?",
         [data.model, data.checkpoint],
     )
-    return len({*unsure} - {row["image"] for row in rows})
+    return len(unsure - {row["image"] for row in rows})
 
 
 def _right_by_class(data: RunData) -> dict[int | None, list[float]]:
-    """By label, 1 for every image that is answered as labelled, else 0."""
-    right: dict[int | None, list[float]] = {}
-    shares = data.images.distinct(np.array([math.nan if one is None else one for one in data.images.right]))
+    """By label, 1 for every image that is predicted as labelled, else 0."""
+    by_class: dict[int | None, list[float]] = {}
+    right = [math.nan if right is None else right for right in data.images.right]
+    shares = data.images.distinct(np.array(right))
     for label, share in zip(data.images.labels, shares.tolist(), strict=True):
         if not math.isnan(share):
-            right.setdefault(label, []).append(share)
-    return right
+            by_class.setdefault(label, []).append(share)
+    return by_class
 
 
 def _label_agreement(data: RunData) -> LabelAgreement:
     right = {} if data.manifest.is_multilabel else _right_by_class(data)
-    answers = [one for own in right.values() for one in own]
+    shares = [share for own in right.values() for share in own]
     never = [c for c, own in right.items() if len(own) >= ENOUGH_OF_A_CLASS and not any(own)]
     names = tuple(data.class_name(c) for c in sorted(c for c in never if c is not None))
-    return LabelAgreement(float(np.mean(answers)) if answers else math.nan, len(answers), names)
+    return LabelAgreement(float(np.mean(shares)) if shares else math.nan, len(shares), names)
 
 
 def _other_order(data: RunData) -> Iterator[str]:
     """Whether another order of the classes explains the labels much better."""
     names = [data.class_name(label) for label in range(max(data.classes, default=-1) + 1)]
     if data.manifest.is_multilabel:
-        answers = read_predictions(data.folder, data.checkpoint, model=data.model)
-        truth, scores = answers.labels, answers.probabilities
+        predictions = read_predictions(data.folder, data.checkpoint, model=data.model)
+        truth, scores = predictions.labels, predictions.probabilities
     else:
         pairs = zip(data.images.labels, data.images.predicted, strict=True)
         known = np.array([(a, b) for a, b in pairs if a is not None and b is not None], dtype=int)
@@ -322,7 +307,7 @@ def _other_order(data: RunData) -> Iterator[str]:
 
 
 def _no_skill(data: RunData) -> Iterator[str]:
-    """By recall, so that calling everything the largest class is no skill, however large the class is."""
+    """By mean recall, so that predicting the largest class for everything is no skill."""
     right = _right_by_class(data)
     n = sum(map(len, right.values()))
     if n < ENOUGH:
@@ -334,4 +319,21 @@ def _no_skill(data: RunData) -> Iterator[str]:
         yield (
             f"the network is not surely better than chance: mean recall {np.mean(weighted):.1%} (95 % "
             f"interval {low:.1%} to {high:.1%}, n = {n}), where guessing has {chance:.1%}"
+        )
+
+
+def _no_skill_multilabel(data: RunData) -> Iterator[str]:
+    """By mean AUC over the labels; near-duplicates of other images do not count."""
+    predictions = read_predictions(data.folder, data.checkpoint, model=data.model)
+    own = [i for i, name in enumerate(predictions.ids) if name not in data.images.copies]
+    if predictions.limits is None or len(own) < ENOUGH:
+        return
+    labels, probabilities = predictions.labels[own], predictions.probabilities[own]
+    mean = auc(labels, probabilities)
+    error = float((auc_errors(labels, probabilities) ** 2).sum()) ** 0.5
+    low, high = mean.value - 1.96 * error, mean.value + 1.96 * error
+    if not math.isnan(mean.value) and not low > 0.5:
+        yield (
+            f"the network is not surely better than chance: mean AUC {mean.value:.3f} over its findings "
+            f"(95 % interval {low:.3f} to {high:.3f}, n = {mean.n}), where guessing has 0.5"
         )

@@ -1,7 +1,6 @@
-"""The album of a run, made from what its folder kept and written into it: album.json.
+"""The evidence album of a run, stored in its folder as album.json with the crops as small PNG files inside.
 
-Crops are small PNG files inside. A run folder is data: its network is only built from a study that the user
-names, or where building it runs nothing of the study's own.
+Reading it needs no torch; making it does (album.py).
 """
 
 from __future__ import annotations
@@ -9,30 +8,87 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from heatproof.disk import valid_unicode
-from heatproof.errors import HeatproofError, InputError, StoreError
-from heatproof.images.preprocess import to_tensor
-from heatproof.models import Model
-from heatproof.models.load import best_device
-from heatproof.run.study import open_study
-from heatproof.run.weights import foreign_code, weights_hash
+from heatproof.errors import InputError, StoreError
 from heatproof.store import RunFolder
 from heatproof.store.ledger import known_record, write_record
-from heatproof.verdict.album import CROP, PER_CLASS, Album, bind, by_class, chosen_methods
-from heatproof.verdict.crops import Layer, find_crops
-from heatproof.verdict.trajectory import class_names, models, ordered
+from heatproof.verdict.trajectory import models, ordered
 
 FILE, SCHEMA = "album.json", 1
+CROP = 96  # pixels of a crop's longer side, at most
+Box = tuple[int, int, int, int]  # top, left, bottom, right; the last two are exclusive
 StudySource = str | Path | Mapping[str, Any]  # a TOML file, or a dict of the same form
+
+
+@dataclass(frozen=True, eq=False)
+class Crop:
+    """The place of one image where its maps are strongest."""
+
+    id: str
+    box: Box
+    pixels: np.ndarray  # "h w 3" uint8
+    changed: bool  # whether painting the box over changes the prediction
+    elsewhere: bool  # the same for a box where the maps are weakest
+    drop: float  # fall of the class's probability
+
+
+@dataclass(frozen=True, eq=False)
+class CropGroup:
+    """Crops with similar features."""
+
+    n: int  # images
+    changed: int  # of them, those whose prediction changes if the crop is painted over
+    elsewhere: int  # the same for a box of that size where the maps are weakest
+    drop: float  # mean fall of the class's probability
+    crops: tuple[Crop, ...]  # the most typical first
+
+    @property
+    def sentence(self) -> str:
+        """
+        >>> CropGroup(12, 11, 0, 0.8, ()).sentence
+        'Painting it over changes the answer in 11 of 12 pictures, painting elsewhere in 0.'
+        """
+        return (
+            f"Painting it over changes the answer in {self.changed} of {self.n} "
+            f"picture{'s' * (self.n != 1)}, painting elsewhere in {self.elsewhere}."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ClassPages:
+    """The groups of one class, largest first."""
+
+    label: int
+    name: str
+    n: int  # images in all groups, also those that are not stored
+    groups: tuple[CropGroup, ...]
+    others: int = 0  # groups that are not stored
+    blank: int = 0  # images whose maps mark nothing
+    called_otherwise: int = 0  # images that the network predicts as another class than the explained one
+
+
+@dataclass(frozen=True, eq=False)
+class Album:
+    """The groups of crops of every class."""
+
+    classes: tuple[ClassPages, ...]
+    methods: tuple[str, ...]
+    checkpoint: str = ""
+
+    def __getitem__(self, of: int | str) -> ClassPages:
+        """The pages of a class, by its number or name."""
+        for pages in self.classes:
+            if of in (pages.label, pages.name):
+                return pages
+        known = ", ".join(pages.name for pages in self.classes)
+        raise InputError(f"the album has no class {of!r}; it has {known or 'none'}")
 
 
 def write_album(
@@ -42,69 +98,27 @@ def write_album(
     checkpoint: str | None = None,
     study: StudySource | None = None,
 ) -> Path:
-    """Make the album of a run and keep it in its folder, where the report finds it; the file.
+    """Make the album of a run and store it in its folder; returns the file.
 
     Args:
         folder: of the run.
-        methods: those that follow the network; all with maps but the floors where None.
-        checkpoint: the last one with maps where None.
-        study: what the run was made from. Where None, the run's own record of it, with paths relative to the
-            working folder, as long as building the network from it runs nothing of the study's own.
+        methods: those that follow the network; by default all with maps but the floors.
+        checkpoint: by default the last one with maps.
+        study: what the run was made from. By default the run's own record of it, with paths relative to the
+            working folder; raises InputError if building the network from it would run the study's own code.
     """
+    from heatproof.verdict.album import album_of_run, open_model  # with torch
+
     checkpoint = checkpoint or last_with_maps(folder)
-    model, layer = _open_model(folder, checkpoint, study)
+    model, layer = open_model(folder, checkpoint, study)
     album = album_of_run(folder, model, methods, checkpoint, layer)
     path = folder.path / FILE
     write_record(path, {"schema": SCHEMA, **msgspec.to_builtins(album, enc_hook=png)}, indent=None)
     return path
 
 
-def album_of_run(
-    folder: RunFolder,
-    model: Model,
-    methods: Sequence[str] | None = None,
-    checkpoint: str | None = None,
-    layer: Layer = None,
-) -> Album:
-    """From the maps and pictures that a run kept. model: the network of that checkpoint."""
-    checkpoint = checkpoint or last_with_maps(folder)
-    store, kept = folder.maps(), folder.pictures()
-    at, facts = valid_unicode(checkpoint), folder.manifest.facts
-    known = [name for of, name in store.contents() if of == at and not facts.is_floor(name)]
-    wanted = chosen_methods(methods, known)
-    explained = {
-        name: number
-        for part in store.shards(checkpoint, wanted[0])
-        for name, number in zip(part.ids, part.explained.tolist(), strict=True)
-    }
-    ids = [name for name in store.shared([(checkpoint, method) for method in wanted]) if kept.path(name)]
-    if not ids:
-        raise InputError(
-            f"{folder.path} kept no pictures, which an album is made of; run its study with "
-            "run.pictures = true into another folder"
-        )
-
-    if len(model.preprocess.size) > 2 or model.preprocess.channels not in (1, 3):
-        raise InputError(
-            "an evidence album is made of pictures of 1 or 3 channels, and this network takes others"
-        )
-
-    def picture(name: str) -> Tensor:
-        with Image.open(io.BytesIO(kept.read(name) or b"")) as opened:
-            shown = opened.convert("L" if model.preprocess.channels == 1 else "RGB")
-        return model.preprocess.normalise(to_tensor(shown))
-
-    found = {}
-    for number, rows in by_class([explained[name] for name in ids], PER_CLASS).items():
-        lot = [ids[i] for i in rows]
-        maps = [store.read(checkpoint, method, lot) for method in wanted]
-        images = torch.stack([picture(name) for name in lot])
-        found[number] = find_crops(model, number, images, maps, CROP, layer)
-    return Album(bind(found, class_names(folder)), tuple(wanted), checkpoint)
-
-
 def read_album(folder: RunFolder) -> Album | None:
-    """The album that a run folder keeps, None where it has none."""
+    """The album in a run folder, None if it has none."""
     path = folder.path / FILE
     record = known_record(path)
     if record is None:
@@ -120,44 +134,21 @@ def read_album(folder: RunFolder) -> Album | None:
 def last_with_maps(folder: RunFolder) -> str:
     """The last checkpoint of a run that has maps."""
     with_maps = {checkpoint for checkpoint, _ in folder.maps().contents()}
-    in_order = [checkpoint for model in models(folder) for checkpoint in ordered(folder, model)]
-    found = [checkpoint for checkpoint in in_order if checkpoint in with_maps] or sorted(with_maps)
-    if not found:
+    if not with_maps:
         raise StoreError(f"{folder.path} holds no maps yet, which an album is made of; run its study first")
-    return found[-1]
+    in_order = [checkpoint for model in models(folder) for checkpoint in ordered(folder, model)]
+    return ([checkpoint for checkpoint in in_order if checkpoint in with_maps] or sorted(with_maps))[-1]
 
 
-def _open_model(
-    folder: RunFolder, checkpoint: str, study: StudySource | None
-) -> tuple[Model, str | list[str] | None]:
-    """The network of a checkpoint, built again, and where its CAMs look."""
-    try:
-        opened = open_study(folder.manifest.config if study is None else study)
-        if study is None and (runs := foreign_code(opened.study.model)):
-            raise InputError(f"that {runs}, and a run folder alone is no reason to")
-        found = next((c for c in opened.checkpoints if c.name == checkpoint), None)
-        if found is None:
-            raise InputError(f"the study has no checkpoint {checkpoint!r}")
-        opened.device = best_device()
-        model = opened.model(checkpoint)
-        if weights_hash(found, model) != folder.manifest.models.get(checkpoint):
-            raise InputError(f"the weights of {checkpoint!r} are not those of the run")
-    except HeatproofError as error:
-        raise InputError(
-            f"cannot open the network of {folder.path} again: {error}; name the study that it was run from"
-        ) from error
-    return model, opened.study.model.layer
-
-
-def png(picture: np.ndarray) -> str:
-    """A small picture as a PNG file in base64."""
+def png(image: np.ndarray) -> str:
+    """A small image as a PNG file in base64."""
     out = io.BytesIO()
-    Image.fromarray(picture).save(out, "PNG")
+    Image.fromarray(image).save(out, "PNG")
     return base64.b64encode(out.getvalue()).decode()
 
 
 def _from_png(_kind: type, content: Any) -> np.ndarray:
-    with Image.open(io.BytesIO(base64.b64decode(content, validate=True)), formats=("PNG",)) as picture:
-        if max(picture.size) > CROP:
+    with Image.open(io.BytesIO(base64.b64decode(content, validate=True)), formats=("PNG",)) as image:
+        if max(image.size) > CROP:
             raise ValueError("a crop is too large")
-        return np.asarray(picture.convert("RGB"))
+        return np.asarray(image.convert("RGB"))

@@ -1,21 +1,21 @@
-"""Does the network look where it should? Asked where truth is given, of methods that follow it.
+"""Does the network look where it should? Answered from images with boxes or masks, by methods that follow it.
 
-The number is the metric that is registered to judge the network (the pointing game where there are boxes,
-the structure score on codes), less what `random` gets on the same picture: 0 is chance. Per picture it is the
-mean over the methods that follow the network.
+The number is the metric that is registered to judge the network (the pointing game with boxes, the structure
+score on codes), less that of `random` on the same image: 0 is chance. Per image it is the mean over the
+methods that follow the network.
 
     looks there        the mean is surely above `there`
     looks elsewhere    it is surely below
-    undecided          otherwise, with fewer than 30 pictures, or where the annotations cover so much of the
-                       image that a map that always hits them would not surely be above `there`
+    undecided          otherwise, with fewer than 30 images, or if the annotations cover so much of the image
+                       that a map that always hits them would not surely be above `there`
 
-"Surely": a one-sided t test over pictures at 5 %, Holm-corrected over the classes. One class that looks
-elsewhere is enough to say so of the network; else all its pictures together decide. Where no method follows,
-the mean is over all of them: it says where maps lie, and nothing about the network. Pictures of a class on
-which nothing could tell whether maps follow are no evidence: the class is undecided, and they do not count.
+"Surely": a one-sided t test over images at 5 %, Holm-corrected over the classes. One class that looks
+elsewhere is enough for this answer of the network; else all its images together decide. If no method follows,
+the mean is over all of them: it says where maps lie, and nothing about the network. Images of a class on
+which no test of the maps is defined are no evidence: the class is undecided, and they do not count.
 
-`there` lies between the numbers of planted and clean twins (rates.json). `centre` and `edges` stand beside
-it: where a dot in the middle does as well, looking there says little.
+`there` lies between the numbers of planted and clean twins (rates.json). The numbers of `centre` and `edges`
+are given for comparison: if a dot in the middle does as well, looking there says little.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ import numpy as np
 from heatproof.errors import counted
 from heatproof.metrics.stats import mean_interval
 from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test, listed
-from heatproof.verdict.data import RunData
+from heatproof.verdict.data import Measure, RunData, mean_over_methods
 from heatproof.verdict.follow import ENOUGH, LEVEL, calibration, decided, holm, p_above
-from heatproof.verdict.measures import Measure
 
 NOT_ASKED = "Whether the network looks where it should was not asked"
 
 
-def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ()) -> NetworkAnswer:
-    """The answer for the network and for each class of which there are pictures with truth.
+def looks(data: RunData, following: Sequence[str], untested: Collection[int] = ()) -> NetworkAnswer:
+    """The answer for the network and for each class with annotated images.
 
-    untold: classes on whose pictures nothing could tell whether maps follow.
+    Args:
+        data: the run.
+        following: methods that follow the network.
+        untested: classes on whose images no test of the maps is defined.
     """
-    of = _measure(data)
+    judging = [of for of in data.measures if of.is_test and of.facts.judges == "network"]
+    of = next((of for of in judging if any((of.name, m) in data.images.scores for m in data.real)), None)
     if of is None:
         return NetworkAnswer("undecided", note=_not_asked(data))
     sign = 1 if of.higher_is_better else -1
@@ -52,19 +55,19 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
         why = f"Where the network looks was not judged: {of.short} needs `random` among the methods"
         return NetworkAnswer("undecided", note=why)
     methods = tuple(m for m in following or data.real if m in columns)
-    above = data.images.distinct(over_methods(np.stack([columns[m] for m in methods])) - chance)
-    known, silent = np.isfinite(above), np.array([c in untold for c in data.images.explained], bool)
+    above = data.images.distinct(mean_over_methods(np.stack([columns[m] for m in methods])) - chance)
+    known = np.isfinite(above)
+    counts = known & ~np.array([c in untested for c in data.images.explained], bool)
     labels = np.array([-1 if label is None else label for label in data.images.labels])
     by_class = {c: above[known & (labels == c)] for c in sorted(set(labels[known].tolist()) - {-1})}
-    heard = set(labels[known & ~silent].tolist())
     answers: dict[int, Answer] = dict.fromkeys(by_class, "undecided")
-    answers |= _answers({c: own for c, own in by_class.items() if c in heard})
-    room = _best(of) - chance
+    answers |= _answers({c: own for c, own in by_class.items() if c in labels[counts]})
+    low, high = of.facts.limits
+    room = (high if of.higher_is_better else -low) - chance  # of the best possible scores
     covered = [c for c in by_class if _has_no_room(room[known & (labels == c)])]
     answers |= dict.fromkeys(covered, "undecided")
-    counting = above[known & ~silent]
-    all_covered = _has_no_room(room[known & ~silent])
-    whole = _test(of, counting, "undecided" if all_covered else _answers({"": counting})[""])
+    all_covered = _has_no_room(room[counts])
+    whole = _test(of, above[counts], "undecided" if all_covered else _answers({"": above[counts]})[""])
     lie: Answer = "no" if "no" in answers.values() else whole.answer
     classes = tuple(
         ClassAnswer(
@@ -77,34 +80,21 @@ def looks(data: RunData, following: Sequence[str], untold: Collection[int] = ())
         for m in data.floors
         if m in columns and columns[m] is not chance and np.isfinite(columns[m] - chance).any()
     }
-    note = _said(lie, whole.n, [c.name for c in classes if c.test.answer == "no"], bool(following))
+    note = _note(lie, whole.n, [c.name for c in classes if c.test.answer == "no"], bool(following))
     if all_covered and lie != "no":
-        hits = f"`random` hits them on {chance[known & ~silent].mean():.0%} of the images"
+        hits = f"`random` hits them on {chance[counts].mean():.0%} of the images"
         note = f"Where the network looks cannot be judged: annotations cover too much of the image, {hits}"
     elif covered:
-        names = listed([data.class_name(c) for c in covered])
+        names = listed([data.class_name(c) for c in covered], most=5)
         note += f"; it cannot be judged on {names}, where annotations cover too much of the image"
     return NetworkAnswer(lie if following else "undecided", lie, classes, methods, whole, context, note)
-
-
-def over_methods(columns: np.ndarray) -> np.ndarray:
-    """ "m n" -> "n": the mean over the methods that are defined; NaN where none is."""
-    known = np.isfinite(columns)
-    total = np.where(known, columns, 0).sum(0)
-    return np.where(known.any(0), total / np.maximum(known.sum(0), 1), np.nan)
-
-
-def _measure(data: RunData) -> Measure | None:
-    """The number of this run that is registered to judge the network."""
-    found = [of for of in data.measures if of.is_test and of.facts.judges == "network"]
-    return next((of for of in found if any((of.name, m) in data.images.scores for m in data.real)), None)
 
 
 def _not_asked(data: RunData) -> str:
     if not data.real:
         return f"{NOT_ASKED}: no method of the run looks at the network"
-    judging = sorted(one.name for one in data.facts.every_metric if one.test and one.judges == "network")
-    names = " or ".join(judging)
+    judging = (facts for facts in data.facts.every_metric if facts.test and facts.judges == "network")
+    names = " or ".join(sorted(facts.name for facts in judging))
     return f"{NOT_ASKED}: it takes pictures with boxes or masks, and {names} among the metrics"
 
 
@@ -114,12 +104,6 @@ def _answers(columns: Mapping[Any, np.ndarray]) -> dict[Any, Answer]:
     above = holm({key: p_above(column, there) for key, column in enough.items()})
     below = holm({key: p_above(-column, -there) for key, column in enough.items()})
     return {key: decided(above[key], below[key]) if key in enough else "undecided" for key in columns}
-
-
-def _best(of: Measure) -> float:
-    """The best possible score, where higher is better."""
-    low, high = of.facts.limits
-    return high if of.higher_is_better else -low
 
 
 def _has_no_room(room: np.ndarray) -> bool:
@@ -136,17 +120,11 @@ def _test(of: Measure, values: np.ndarray, answer: Answer) -> Test:
     return Test(of.name, title, answer, *numbers, float(known["there"]), True, known.get("rates", {}))
 
 
-def _said(lie: Answer, n: int, away: Sequence[str], followed: bool) -> str:
+def _note(lie: Answer, n: int, away: Sequence[str], followed: bool) -> str:
     on = f" on {', '.join(away)}" if away else ""
     if not followed:
-        where = {
-            "yes": "lie where they should",
-            "no": f"lie elsewhere{on}",
-            "undecided": "do not tell, either",
-        }
-        return (
-            f"Where the network looks is undecided, for no method was found to follow it; maps {where[lie]}"
-        )
+        where = {"yes": "lie where they should", "no": f"lie elsewhere{on}"}.get(lie, "do not tell, either")
+        return f"Where the network looks is undecided, for no method was found to follow it; maps {where}"
     if lie == "no":
         return f"The network looks elsewhere{on}"
     if lie == "yes":

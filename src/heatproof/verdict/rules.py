@@ -1,11 +1,11 @@
-"""Rules of the gate as text: what they may say.
+"""The syntax of the gate's rules.
 
 cscore >= 0.4                        over all classes, for every method
 cscore.pneumonia >= 0.5              of one class (by name or number), for every method
 cscore.gradcam.pneumonia > .5        of one method and class, in either order
-any(cscore.pneumonia >= 0.5)         it is enough that one method keeps it
+any(cscore.pneumonia >= 0.5)         for at least one method
 auc >= 0.9, insertion.gradcam >= 0.3, bl.gradcam <= 0.2    any metric of the run; the mean over its images
-auc@epoch05 >= 0.8, auc@5 >= 0.8     at a checkpoint, by name or epoch; @last (when nothing is said), @all
+auc@epoch05 >= 0.8, auc@5 >= 0.8     at a checkpoint, by name or epoch; @last (the default), @all
 no-alarms, no-alarms(1), no-alarms@last    see alarms.py; of any mechanism or of some, at any checkpoint
 follows, follows gradcam             the verdict: every method's maps follow the network, or this one's
 looks-there, looks-there pneumonia   the network looks where it should, on every class or on this one
@@ -21,21 +21,21 @@ from dataclasses import dataclass
 from heatproof.errors import InputError
 from heatproof.registry import key_of
 from heatproof.store.facts import MethodFacts, MetricFacts
-from heatproof.verdict.alarms import NAMES
 
 Registered = Callable[[str], MetricFacts | MethodFacts | None]
 
 LAST, ALL = "last", "all"
 FOLLOWS, LOOKS_THERE = "follows", "looks-there"
 QUESTIONS = (FOLLOWS, LOOKS_THERE, "no-alarms")  # rules without a comparison
+MECHANISMS = frozenset((1, 2, 3))  # of alarms
 MIN_USABLE = 0.95  # of the images that were planned
-MIN_N = 30  # images behind a number, unless the gate is told otherwise; the verdict needs as many
+MIN_N = 30  # images behind a number, by default; the verdict needs as many
 EXAMPLES = "cscore.pneumonia >= 0.5, any(cscore >= 0.4), auc@last >= 0.9 or no-alarms(1)"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that was read: a comparison, no alarms of these mechanisms, or a question of the verdict."""
+    """A parsed rule: a comparison, no alarms of these mechanisms, or a question of the verdict."""
 
     text: str
     metric: str = ""
@@ -54,7 +54,7 @@ _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 def read_rule(text: str) -> Rule:
-    """A rule from its text, or one sentence that says where it cannot be read.
+    """Parse a rule; raises InputError that says where it cannot be read.
 
     >>> read_rule("cscore.gradcam.'no finding' >= .5").parts
     ('gradcam', 'no finding')
@@ -62,64 +62,63 @@ def read_rule(text: str) -> Rule:
     reader = _Reader(text)
     if reader.take(r"no-alarms?(?![\w.])"):
         numbers = reader.take(r"\(\s*([1-3](?:\s*,\s*[1-3])*)\s*\)")
-        chosen = frozenset(map(int, re.findall(r"\d", numbers[1]))) if numbers else frozenset(NAMES)
+        chosen = frozenset(map(int, re.findall(r"\d", numbers[1]))) if numbers else MECHANISMS
         at = reader.place() or ALL
-        reader.end("the end, or mechanisms such as (1) or (2, 3)")
+        reader.need(r"$", "the end, or mechanisms such as (1) or (2, 3)")
         return Rule(text, checkpoint=at, mechanisms=chosen)
     if question := reader.take(rf"({FOLLOWS}|{LOOKS_THERE})(?![\w.-])"):
-        named = reader.take(_NAME)
+        name = reader.take(_NAME)
         at = reader.place() or LAST
-        reader.end("the end")
-        parts = tuple(filter(None, named.groups())) if named else ()
+        reader.need(r"$", "the end")
+        parts = tuple(filter(None, name.groups())) if name else ()
         return Rule(text, parts=parts, checkpoint=at, question=question[1])
-    one_is_enough = reader.take(r"any\s*\(") is not None
-    metric = reader.name("a metric")
+    any_method = reader.take(r"any\s*\(") is not None
+    metric = reader.name(_NAME, "a metric")
     of = []
     while reader.take(r"\."):
-        of.append(reader.name("a method or a class"))
+        of.append(reader.name(_NAME, "a method or a class"))
     place = reader.place()
     sign = reader.need(r"(>=|<=|==|>|<)", "one of >= <= > < ==")[1]
     limit = float(reader.need(_NUMBER, "a number")[0])
     place = place or reader.place() or LAST
-    if one_is_enough:
+    if any_method:
         reader.need(r"\)", "a closing bracket")
-    reader.end("the end")
-    return Rule(text, metric, tuple(of), sign, limit, place, one_is_enough)
+    reader.need(r"$", "the end")
+    return Rule(text, metric, tuple(of), sign, limit, place, any_method)
 
 
 def matching(given: str, stored: Sequence[str], registered: Registered) -> list[str]:
-    """Stored names that are meant: the very same, or any variant where no option is given.
+    """Stored names that a given name means: the same one, or any variant if no option is given.
 
     registered: returns the facts of a name, Facts.metric or Facts.method.
     """
     exact = [name for name in stored if key_of(name) == key_of(given)]
     if exact or "(" in given:
         return exact
-    meant = _registered(given, registered)
-    return [s for s in stored if " ~ " not in s and _registered(s.partition("(")[0], registered) == meant]
 
+    def key(name: str) -> str:
+        facts = registered(name)
+        return key_of(facts.name if facts else name)
 
-def _registered(name: str, registered: Registered) -> str:
-    facts = registered(name)
-    return key_of(facts.name if facts else name)
+    return [name for name in stored if " ~ " not in name and key(name.partition("(")[0]) == key(given)]
 
 
 class _Reader:
-    """Takes a text apart from left to right."""
+    """Reads a text from left to right."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
 
     def take(self, pattern: str) -> re.Match[str] | None:
-        found = re.compile(r"\s*" + pattern).match(self.text, self.at)
-        if found:
-            self.at = found.end()
-            return re.match(pattern, found[0].lstrip())
-        return None
+        match = re.compile(r"\s*" + pattern).match(self.text, self.at)
+        if match is None:
+            return None
+        self.at = match.end()
+        return re.match(pattern, match[0].lstrip())
 
     def need(self, pattern: str, what: str) -> re.Match[str]:
-        found = self.take(pattern)
-        if found is None:
+        match = self.take(pattern)
+        if match is None:
             rest = self.text[self.at :].strip()
             there = f"{rest!r} stands there" if rest else "the rule ends there"
             word = re.match(r"\s*([\w-]+)(?=[\s@]|$)", self.text)
@@ -127,15 +126,10 @@ class _Reader:
             near = [question for question in near if word and question != word[1].lower()]
             hint = f"did you mean {near[0]!r}?" if near else f"write it like {EXAMPLES}"
             raise InputError(f"cannot read the rule {self.text!r}: expected {what}, but {there}; {hint}")
-        return found
+        return match
 
-    def name(self, what: str) -> str:
-        return next(part for part in self.need(_NAME, what).groups() if part)
+    def name(self, pattern: str, what: str) -> str:
+        return next(part for part in self.need(pattern, what).groups() if part)
 
     def place(self) -> str | None:
-        if not self.take("@"):
-            return None
-        return next(part for part in self.need(_PLACE, "a checkpoint").groups() if part)
-
-    def end(self, what: str) -> None:
-        self.need(r"$", what)
+        return self.name(_PLACE, "a checkpoint") if self.take("@") else None

@@ -1,11 +1,11 @@
-"""A training run as one small table, wherever it comes from: a run folder, a monitor, a published page.
+"""A training run as a small table, from a run folder, a monitor or a published page.
 
-Per checkpoint it holds what the classifier does (AUC, accuracy, for each class its images and how many are in
-its gold list) and what the explanations do (C-Score per class and overall, with the number of maps, the share
+Per checkpoint it holds numbers of the classifier (AUC, accuracy, for each class its images and how many are
+in its gold list) and of the explanations (C-Score per class and overall, with the number of maps, the share
 of empty ones and the 95 % interval; elangovan2026cscore). Alarms read nothing else.
 
 A gold list belongs to a class, not to a method: it is counted from the probabilities. The `n` of a method's
-score can be smaller, where some of its maps could not be used.
+score can be smaller, if some of its maps could not be used.
 """
 
 from __future__ import annotations
@@ -13,29 +13,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from heatproof.disk import valid_unicode
 from heatproof.errors import InputError, UnknownNameError
+from heatproof.metrics.classifier import accuracy, auc, auc_errors
+from heatproof.metrics.gold import gold_mask, is_table, thresholds
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.stats import as_array
 from heatproof.registry import parse_call
 from heatproof.rows import PRETRAINED, RANDOM, epoch_of
+from heatproof.run.predictions import anchor_of, anchor_probabilities, read_predictions
+from heatproof.store import RunFolder
+from heatproof.train.recipe import GradientNorm
 from heatproof.verdict.epochs import read_gradients
 
 if TYPE_CHECKING:
-    from heatproof.metrics.cscores import CScore, CScores
-    from heatproof.store import RunFolder
-    from heatproof.train.recipe import GradientNorm
     from heatproof.types import ArrayLike
 
 NAN = float("nan")
-ABSENT = -1  # the class of images without a finding, where each is judged by itself
+ABSENT = -1  # the class of images without a label, if each label is judged by itself
 
 
 @dataclass(frozen=True)
 class ClassState:
-    """How many images a class has, and how many of them the model is sure enough of."""
+    """Number of images of a class, and of those in its gold list."""
 
     total: int
     gold: int
@@ -43,10 +48,10 @@ class ClassState:
 
 @dataclass(frozen=True)
 class FindingState:
-    """One finding of several that an image may have: its own AUC, and the images without it."""
+    """One of several labels that an image may have: its own AUC, and the images without it."""
 
     auc: float
-    absent: ClassState  # gold: those in which it is not predicted
+    absent: ClassState  # gold: those for which it is not predicted
     moves: Mapping[str, float] = field(default_factory=dict, repr=False)
 
 
@@ -54,13 +59,13 @@ class FindingState:
 class MethodState:
     """One method's consistency: over all classes, and by class."""
 
-    overall: CScore
-    classes: Mapping[int, CScore]
+    overall: PerClass
+    classes: Mapping[int, PerClass]
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """One set of weights, as the classifier and as the explanations see it."""
+    """One checkpoint: numbers of the classifier and of the explanations."""
 
     name: str
     epoch: int | None
@@ -69,15 +74,15 @@ class CheckpointState:
     classes: Mapping[int, ClassState]
     methods: Mapping[str, MethodState]
     moves: Mapping[str, float] = field(default_factory=dict, repr=False)  # by image: see auc_errors
-    gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, where logged
-    findings: Mapping[int, FindingState] = field(default_factory=dict, repr=False)  # where there are several
+    gradients: Mapping[str, GradientNorm] = field(default_factory=dict, repr=False)  # by layer, if logged
+    findings: Mapping[int, FindingState] = field(default_factory=dict, repr=False)  # if there are several
 
-    def of(self, finding: int) -> CheckpointState:
-        """The classifier as one finding sees it: with it and without it are the two classes."""
-        own = self.findings.get(finding)
+    def of(self, label: int) -> CheckpointState:
+        """The classifier reduced to one label: with it and without it are the two classes."""
+        own = self.findings.get(label)
         if own is None:
             return replace(self, auc=NAN, moves={}, findings={})
-        classes = {finding: self.classes[finding], ABSENT: own.absent}
+        classes = {label: self.classes[label], ABSENT: own.absent}
         return replace(self, auc=own.auc, moves=own.moves, classes=classes, findings={})
 
     @staticmethod
@@ -86,40 +91,36 @@ class CheckpointState:
         epoch: int | None,
         labels: Any,
         probs: Any,
-        scores: Mapping[str, CScores],
+        scores: Mapping[str, PerClass],
         tau: Any = 0.5,
         ids: Sequence[str] | None = None,
         listed: ArrayLike | None = None,
     ) -> CheckpointState:
-        """From labels "b", probabilities "b k" and what cscore_by_class gave for each method.
+        """From labels and probabilities.
 
-        Labels "b k" are those of images that may have several findings, with a tau for each. Images without
-        `ids` are known by their place, which must be the same at every checkpoint. `listed`, "b" bool (or
-        "b k"), is the list in force where it is anchored.
+        Args:
+            name, epoch: of the checkpoint.
+            labels, probs: "b" and "b k"; labels "b k" if an image may have several, with a tau for each.
+            scores: results of cscore_by_class by method.
+            tau: threshold of the gold lists.
+            ids: of the images; by default their places, which must be the same at every checkpoint.
+            listed: "b" bool (or "b k"), the gold lists if they are anchored.
         """
-        from heatproof.metrics.arrays import as_array
-        from heatproof.metrics.classifier import accuracy, auc
-        from heatproof.metrics.gold_masks import gold_mask, is_table, thresholds
-
         y, probs = as_array(labels).astype(np.int64), as_array(probs)
-        is_multilabel = is_table(y)
-        methods = {method: MethodState(found.overall, found.classes) for method, found in scores.items()}
+        several = is_table(y)
+        methods = {method: MethodState(own.overall, own.classes) for method, own in scores.items()}
         names = ids or tuple(map(str, range(len(y))))
         gold = gold_mask(y, probs, tau) if listed is None else as_array(listed)
-        right = (
-            accuracy(y, probs, tau=thresholds(y, probs, tau).tolist())
-            if is_multilabel
-            else accuracy(y, probs)
-        )
+        right = accuracy(y, probs, tau=thresholds(y, probs, tau).tolist()) if several else accuracy(y, probs)
         return CheckpointState(
             name, epoch, auc(y, probs).value, right.value, _lists(y, gold), methods, _moves(names, y, probs),
-            findings=_findings(names, y, probs, tau) if is_multilabel else {},
+            findings=_label_states(names, y, probs, tau) if several else {},
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Checkpoints in the order of training. Names of classes are shown where they are known."""
+    """Checkpoints in the order of training, and the names of the classes if they are known."""
 
     checkpoints: tuple[CheckpointState, ...]
     class_names: tuple[str, ...] = ()
@@ -135,22 +136,30 @@ class Trajectory:
 
     @staticmethod
     def from_run(folder: RunFolder, model: str | None = None) -> Trajectory:
-        """From the rows of a run folder; `model` says whose, where the folder holds several."""
+        """From the rows of a run folder. model: required if the folder holds several."""
         names = models(folder)
         if model is None and len(names) > 1:
             raise InputError(f"{folder.path} holds the models {', '.join(names)}; name one of them")
         if model is not None and model not in names:
             raise UnknownNameError("model", model, names)
-        chosen = model if model is not None else (names[0] if names else "")
-        metric = _cscore_name(folder, chosen)
-        found = [_read(folder, chosen, name, metric) for name in ordered(folder, chosen)]
-        norms = read_gradients(folder.path)
-        states = (replace(c, gradients=norms.get(c.name, {})) for c in found if c is not None)
+        model = model if model is not None else names[0] if names else ""
+        query = (
+            "select distinct metric from scores where model = ? and metric ~ 'cscore(\\(.*\\))?' order by 1"
+        )
+        metrics = [row["metric"] for row in folder.scores().sql(query, [model])]
+        if not metrics:
+            raise InputError(
+                f"{folder.path} holds no C-Score; add cscore to the metrics of its study and run it"
+            )
+        norms, states = read_gradients(folder.path), []
+        for name in ordered(folder, model):
+            if state := _read(folder, model, name, metrics[0]):
+                states.append(replace(state, gradients=norms.get(name, {})))
         return Trajectory(tuple(states), class_names(folder))
 
 
 def models(folder: RunFolder) -> list[str]:
-    """The models a run folder has rows of."""
+    """The models of a run folder's rows."""
     return [r["model"] for r in folder.scores().sql("select distinct model from scores order by 1")]
 
 
@@ -171,27 +180,13 @@ def ordered(folder: RunFolder, model: str) -> list[str]:
 
 
 def class_names(folder: RunFolder) -> tuple[str, ...]:
-    """The names of the classes as the run knows them, none where it does not."""
+    """The names of the classes, () if the run does not know them."""
     options = folder.manifest.config.get("images", {}).get("options", {})
     return tuple(folder.manifest.classes) or tuple(options.get("class_names") or ())
 
 
-def _cscore_name(folder: RunFolder, model: str) -> str:
-    """How the rows name the C-Score: with the options of the study, plain where there are several."""
-    query = "select distinct metric from scores where model = ? and metric ~ 'cscore(\\(.*\\))?' order by 1"
-    found: list[str] = [row["metric"] for row in folder.scores().sql(query, [model])]
-    if not found:
-        raise InputError(f"{folder.path} holds no C-Score; add cscore to the metrics of its study and run it")
-    return found[0]
-
-
 def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> CheckpointState | None:
-    """One checkpoint's rows; None where it has no C-Score yet."""
-    from heatproof.metrics.classifier import accuracy, auc
-    from heatproof.metrics.cscores import CScore
-    from heatproof.metrics.gold_masks import gold_mask
-    from heatproof.run.predictions import anchor_of, anchor_probabilities, read_predictions
-
+    """One checkpoint from its rows; None if it has no C-Score yet."""
     rows = folder.scores().sql(
         "select method, label, metric, value, reason from scores where model = ? and checkpoint = ? "
         "and image = '' and (metric like 'cscore%' or metric = 'auc')",
@@ -203,27 +198,27 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         return None
     options = metric.removeprefix("cscore")
 
-    def score(method: str, label: int | None) -> CScore:
+    def score(method: str, label: int | None) -> PerClass:
         def part(name: str) -> float:
             return float(cells.get((method, label, f"cscore_{name}{options}"), (NAN, ""))[0])
 
         value, reason = cells[method, label, metric]
         n = part("n")
         interval = part("low"), part("high")
-        return CScore(value, 0 if math.isnan(n) else int(n), part("degenerate"), interval, reason)
+        return PerClass(value, 0 if math.isnan(n) else int(n), part("degenerate"), interval, reason)
 
     states = {}
     for method in methods:
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
     answers = read_predictions(folder, checkpoint, model=model)
-    is_multilabel = answers.limits is not None
-    known = np.full(len(answers.ids), True) if is_multilabel else answers.labels >= 0
+    several = answers.limits is not None
+    known = np.full(len(answers.ids), True) if several else answers.labels >= 0
     ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
     y, probs = answers.labels[known], answers.probabilities[known]
     ranked = answers.complete and len(y) > 0
     ranking = cells.get(("", None, "auc"), (NAN, ""))[0]
-    if ranked and ("", None, "auc") not in cells:  # the run was not asked for it
+    if ranked and ("", None, "auc") not in cells:  # the run did not compute it
         ranking = auc(y, probs).value
     lists = parse_call(metric)[1]
     listed = probs
@@ -231,12 +226,14 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         listed = anchor_probabilities(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
     tau = lists.get("tau", answers.limits or 0.5)
     gold = gold_mask(y, listed, tau)
-    counted = _accuracy(folder, model, checkpoint)
-    right = counted if answers.limits is None else accuracy(y, probs, tau=answers.limits).value
+    if answers.limits is None:
+        right = _stored_accuracy(folder, model, checkpoint)
+    else:
+        right = accuracy(y, probs, tau=answers.limits).value
     return CheckpointState(
         checkpoint, epoch_of(checkpoint), ranking, right, _lists(y, gold), states,
         _moves(ids, y, probs) if ranked else {},
-        findings=_findings(ids, y, probs, tau) if is_multilabel else {},
+        findings=_label_states(ids, y, probs, tau) if several else {},
     )  # fmt: skip
 
 
@@ -249,29 +246,106 @@ def _lists(y: np.ndarray, gold: np.ndarray) -> dict[int, ClassState]:
 
 
 def _moves(ids: Sequence[str], y: np.ndarray, probs: np.ndarray) -> dict[str, float]:
-    from heatproof.metrics.classifier import auc_errors
-
     return dict(zip(ids, auc_errors(y, probs).tolist(), strict=True))
 
 
-def _findings(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, FindingState]:
-    """Each finding that occurs, as if it were the only one."""
-    from heatproof.metrics.classifier import auc
-    from heatproof.metrics.gold_masks import thresholds
-
+def _label_states(ids: Sequence[str], y: np.ndarray, probs: np.ndarray, tau: Any) -> dict[int, FindingState]:
+    """Each label that occurs, by itself."""
     values, limits = auc(y, probs).classes, thresholds(y, probs, tau)
-    found = {}
+    states = {}
     for c in np.flatnonzero(y.any(0)).tolist():
         own, p = y[:, c], probs[:, c]
         absent = ClassState(int((own == 0).sum()), int(((own == 0) & (p < limits[c])).sum()))
-        found[c] = FindingState(values[c], absent, _moves(ids, own, p) if absent.total else {})
-    return found
+        states[c] = FindingState(values[c], absent, _moves(ids, own, p) if absent.total else {})
+    return states
 
 
-def _accuracy(folder: RunFolder, model: str, checkpoint: str) -> float:
+def _stored_accuracy(folder: RunFolder, model: str, checkpoint: str) -> float:
     (row,) = folder.scores().sql(
         "select count(*) as total, count(*) filter (value = label) as hits from scores where model = ? "
         "and checkpoint = ? and metric = 'predicted' and label is not null and not isnan(value)",
         [model, checkpoint],
     )
     return row["hits"] / row["total"] if row["total"] else NAN
+
+
+def auc_falls(trajectory: Trajectory, confidence: float = 0.95, label: int | None = None) -> list[bool]:
+    """By checkpoint: whether AUC is below its best so far by more than sampling error.
+
+        AUC_t < AUC_best - 1.96 SE(AUC_best - AUC_t),    best: the highest AUC of s < t
+
+    label: its own AUC, if images may have several labels.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    fallen: list[bool] = []
+    best: CheckpointState | None = None
+    for checkpoint in trajectory if label is None else (each.of(label) for each in trajectory):
+        # False if one is NaN
+        fallen.append(best is not None and checkpoint.auc < best.auc - z * difference_error(checkpoint, best))
+        if best is None or math.isnan(best.auc) or checkpoint.auc > best.auc:
+            best = checkpoint
+    return fallen
+
+
+def difference_error(first: CheckpointState, second: CheckpointState) -> float:
+    """Standard error of AUC - AUC': paired on the same images (delong1988auc), else of independent AUCs."""
+    if first.moves and second.moves:
+        images = sorted(first.moves.keys() | second.moves.keys())  # sums in one order
+        moved = (first.moves.get(name, 0.0) - second.moves.get(name, 0.0) for name in images)
+        if not math.isnan(paired := math.sqrt(sum(each * each for each in moved))):
+            return paired
+    return math.hypot(auc_error(first), auc_error(second))
+
+
+def auc_error(checkpoint: CheckpointState) -> float:
+    """Standard error of a checkpoint's AUC from its value and the sizes of the classes (hanley1982auc)."""
+    a, every = checkpoint.auc, sum(state.total for state in checkpoint.classes.values())
+    two_own, two_rest = a / (2 - a) - a * a, 2 * a * a / (1 + a) - a * a
+    pairs = [(state.total, every - state.total) for state in checkpoint.classes.values()]
+    errors = [
+        math.sqrt(max(a * (1 - a) + (own - 1) * two_own + (rest - 1) * two_rest, 0.0) / (own * rest))
+        for own, rest in pairs
+        if own and rest
+    ]
+    return sum(errors) / len(errors) if errors else NAN
+
+
+class AucDifference(NamedTuple):
+    """One AUC less another, with its standard error."""
+
+    value: float
+    error: float
+    paired: bool  # whether both were measured on the same images
+
+    @property
+    def p(self) -> float:
+        """Two-sided p value of no difference."""
+        if math.isnan(self.value) or math.isnan(self.error):
+            return NAN
+        if self.error == 0:
+            return 1.0 if self.value == 0 else 0.0
+        return 2 * NormalDist().cdf(-abs(self.value) / self.error)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %."""
+        reach = NormalDist().inv_cdf(0.975) * self.error
+        return self.value - reach, self.value + reach
+
+    @property
+    def surely_below(self) -> bool:
+        return self.interval[1] < 0
+
+
+def auc_difference(
+    first: CheckpointState, second: CheckpointState, same_images: bool = True
+) -> AucDifference:
+    """AUC of the first less AUC of the second.
+
+    Args:
+        first, second: checkpoints, of one network or of two.
+        same_images: False if images of one name are not the same images.
+    """
+    paired = bool(same_images and first.moves and second.moves)
+    error = difference_error(first, second) if paired else math.hypot(auc_error(first), auc_error(second))
+    return AucDifference(first.auc - second.auc, error, paired)

@@ -14,7 +14,6 @@ the table and on one column number per image, whatever the network returns; a he
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -69,10 +68,11 @@ def _memory(tensor: Tensor) -> int | None:
 
 
 @dataclass(frozen=True)
-class Head(ABC):
+class Head:
     """The interface of heads. by_itself: determined by the first pass, not given."""
 
     name: ClassVar[str] = ""
+    output: ClassVar[str] = ""  # what it is, in words
     chance: ClassVar[str] = ""  # what counts as a probability; "" where nothing does
     same_if: ClassVar[str] = "the same class is the most likely one"
     names_classes: ClassVar[bool] = False  # whether its prediction is a class, or a set of them
@@ -82,9 +82,9 @@ class Head(ABC):
     by_itself: bool = False
 
     @property
-    @abstractmethod
     def meaning(self) -> str:
         """The output in words, to report what was assumed."""
+        return self.output
 
     def table(self, output: Any, count: int) -> Tensor:
         """ "b k" in what the network returns for so many images."""

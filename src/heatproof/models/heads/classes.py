@@ -39,10 +39,7 @@ class OneOfMany(Head):
     names_classes: ClassVar[bool] = True
     one_class: ClassVar[bool] = True
     chance: ClassVar[str] = "softmax over the classes"
-
-    @property
-    def meaning(self) -> str:
-        return "logits, made probabilities by a softmax"
+    output: ClassVar[str] = "logits, made probabilities by a softmax"
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
         squashed, step = in_unit_interval(table), last.of(table)
@@ -80,15 +77,12 @@ class OneLogit(OneOfMany):
 
     name = "one logit"
     chance = "sigmoid of the logit, and 1 less that"
+    output = "one logit, of class 1, made a probability by a sigmoid"
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
         if (columns := table.shape[1]) != 1:
             raise ModelError(f"the head is said to be one logit, but the network has {columns} outputs")
         return super().settled(module, output, table, last)
-
-    @property
-    def meaning(self) -> str:
-        return "one logit, of class 1, made a probability by a sigmoid"
 
 
 class Probabilities(OneOfMany):
@@ -96,10 +90,7 @@ class Probabilities(OneOfMany):
 
     name = "probabilities"
     chance = "the output itself"
-
-    @property
-    def meaning(self) -> str:
-        return "probabilities, explained through their logarithms"
+    output = "probabilities, explained through their logarithms"
 
     def logits(self, table: Tensor) -> Tensor:
         return table.clamp(min=torch.finfo(table.dtype).tiny).log()
@@ -110,14 +101,11 @@ class OneProbability(OneLogit):
 
     name = "one probability"
     chance = "the output itself, and 1 less that"
+    output = "one probability, of class 1, explained through its logit"
 
     def settled(self, module: nn.Module, output: Any, table: Tensor, last: LastStep) -> Head:
         super().settled(module, output, table, last)
         return self
-
-    @property
-    def meaning(self) -> str:
-        return "one probability, of class 1, explained through its logit"
 
     def logits(self, table: Tensor) -> Tensor:
         return undone_sigmoid(table)

@@ -50,14 +50,14 @@ from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.run.worker import Worker
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.audit.settings import BATCH, AuditSettings
-from heatproof.verdict.follow import ENOUGH, voter
+from heatproof.verdict.follow import ENOUGH, follow_metric
 
 FIRST = ("gradcam", "legrad", "gradient", "occlusion")  # the first of these that the network takes
 CORE = ("layercam", "hirescam", "legrad", "attnlrp", "gradient")
 MORE = ("gradcam++", "eigencam", "rollout", "lrp", "guided-backprop", "gradient-x-input")
 EXPENSIVE = ("integrated-gradients", "occlusion", "lime", "rise(masks=1000)")
 FLOORS = ("edges", "centre")  # beside `random`, which the verdict cannot do without
-VOTE = (voter().name, "untrained")  # which share the maps under random weights
+VOTE = (follow_metric().name, "untrained")  # which share the maps under random weights
 CURVES = ("insertion(steps=20)", "deletion(steps=20)")
 FURTHER = (("randomisation(depths=3)",), ("fragility",))
 PASSLESS = ("cscore", "auc", "accuracy", "recall", "localise", "structure", "method_agreement")
@@ -108,7 +108,13 @@ def inspect(
     refusal: HeatproofError | None = None
     for targets, head in tries:
         run, model = {**tables["run"], "targets": targets}, {**tables["model"], "head": head}
-        wanted = {"methods": ["random"], "metrics": [voter().name], **tables, "run": run, "model": model}
+        wanted = {
+            "methods": ["random"],
+            "metrics": [follow_metric().name],
+            **tables,
+            "run": run,
+            "model": model,
+        }
         try:
             resolved = open_study(ResolvedStudy(study_from(wanted), folder, network=network))
             resolve_defaults(resolved, None)
@@ -197,7 +203,7 @@ class CostModel:
         """Seconds of its own passes, also under random weights; raises if the network refuses it."""
         if method not in self._methods:
             self._methods[method] = max(0.0, self._timed(method) - self.decoding)
-        draws = 0 if is_floor(method) else int(metrics.get(voter().name).options["draws"])
+        draws = 0 if is_floor(method) else int(metrics.get(follow_metric().name).options["draws"])
         return (1 + draws) * self._methods[method]
 
     def group(self, group: MetricGroup) -> float:

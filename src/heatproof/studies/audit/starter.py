@@ -1,4 +1,4 @@
-"""A commented study for a folder of pictures: everything filled in that the pictures tell."""
+"""A commented study for a folder of images, with everything filled in that follows from them."""
 
 from __future__ import annotations
 
@@ -12,67 +12,67 @@ from heatproof.errors import InputError
 from heatproof.images import open_source
 from heatproof.images.kinds import Guess, guess_source
 from heatproof.images.source import Source
-from heatproof.verdict.follow import ENOUGH, voter
+from heatproof.verdict.follow import ENOUGH, follow_metric
 
-MODEL = "MODEL"  # what nobody but the user knows
-SHOWN = 6  # classes
+MODEL = "MODEL"  # to be replaced by the user
+MOST_NAMES = 6  # of classes
 PARTS_OF_A_CODE = {"finder", "timing", "box"}
 
 
 def write_starter(
     pictures: Path, out: Path, model: str = "", checkpoint: str = "", head: str = ""
 ) -> tuple[Path, list[str]]:
-    """The file, and what was seen; never over one that is there."""
+    """Write the file, unless it exists, and return facts about the images."""
     if out.exists():
         raise InputError(f"{out} is there already; name another file with --out, or remove it")
     if not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent}; create it first")
-    found = guess_source(pictures)
-    source = open_source(found.kind, found.path, **found.options)
-    write_whole({out: starter(found, source, out.resolve().parent, model, checkpoint, head)})
-    return out, seen(found, source)
+    guess = guess_source(pictures)
+    source = open_source(guess.kind, guess.path, **guess.options)
+    write_whole({out: starter(guess, source, out.resolve().parent, model, checkpoint, head)})
+    return out, facts(guess, source)
 
 
-def seen(found: Guess, source: Source) -> list[str]:
-    """What the pictures tell, a sentence each."""
-    told = [f"{found.path}: {found.seen}, {len(source):,} picture{'s' * (len(source) != 1)}"]
+def facts(guess: Guess, source: Source) -> list[str]:
+    """What is known about the images, a sentence each."""
+    lines = [f"{guess.path}: {guess.seen}, {len(source):,} picture{'s' * (len(source) != 1)}"]
     if source.labelled:
         counts = Counter(label for sample in source.samples for label in sample.stated)
-        shown = [f"{source.classes[k]} ({n})" for k, n in sorted(counts.items())[:SHOWN]]
-        more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
-        told.append(
-            f"{len(source.classes)} class{'es' * (len(source.classes) != 1)}: {', '.join(shown)}{more}"
-        )
+        names = [f"{source.classes[k]} ({n})" for k, n in sorted(counts.items())[:MOST_NAMES]]
+        more = f" and {len(counts) - MOST_NAMES} more" if len(counts) > MOST_NAMES else ""
+        plural = "es" * (len(source.classes) != 1)
+        lines.append(f"{len(source.classes)} class{plural}: {', '.join(names)}{more}")
         if len(counts) == 1:
-            told.append("all pictures are of one class, so AUC is left out")
+            lines.append("all pictures are of one class, so AUC is left out")
     else:
-        told.append("no labels: put the pictures of each class into a folder of its own to have them")
+        lines.append("no labels: put the pictures of each class into a folder of its own to have them")
     if source.boxed or source.parts:
-        told.append(f"truth: {', '.join(filter(None, ('boxes' * source.boxed, *source.parts)))}")
+        lines.append(f"truth: {', '.join(filter(None, ('boxes' * source.boxed, *source.parts)))}")
     if len(source) < ENOUGH:
-        told.append(f"the verdict needs {ENOUGH} pictures to decide; add {ENOUGH - len(source)} or more")
-    return told
+        lines.append(f"the verdict needs {ENOUGH} pictures to decide; add {ENOUGH - len(source)} or more")
+    return lines
 
 
 def starter(
-    found: Guess, source: Source, folder: Path, model: str = "", checkpoint: str = "", head: str = ""
+    guess: Guess, source: Source, folder: Path, model: str = "", checkpoint: str = "", head: str = ""
 ) -> str:
-    """The study as text."""
+    """The study as TOML."""
     classes = {label for sample in source.samples for label in sample.stated}
-    metrics = [voter().name, "insertion(steps=20)", "deletion(steps=20)", "method_agreement"]
+    vote = follow_metric().name
+    metrics = [vote, "insertion(steps=20)", "deletion(steps=20)", "method_agreement"]
     metrics += ["cscore", "accuracy", "recall"] if classes else []
     metrics += ["auc"] if len(classes) > 1 else []
     metrics += ["localise"] if source.boxed or source.parts else []
     metrics += ["structure"] if {*source.parts} >= PARTS_OF_A_CODE else []
     count = f"num_classes = {len(source.classes)}  " if source.labelled and not checkpoint else ""
-    path = Path(os.path.relpath(found.path.resolve(), folder)).as_posix()
+    path = Path(os.path.relpath(guess.path.resolve(), folder)).as_posix()
     lines = [
-        f"# {'; '.join(seen(found, source))}.",
+        f"# {'; '.join(facts(guess, source))}.",
         "# Check it with: heatproof run THIS-FILE --dry-run      then run it without --dry-run.",
         "",
         "# Names as in `heatproof list methods`; random, edges and centre never look at the network.",
         'methods = ["gradcam", "layercam", "hirescam", "gradient", "random", "edges", "centre"]',
-        f"# As in `heatproof list metrics`; the verdict rests on {voter().name}, the others are information.",
+        f"# As in `heatproof list metrics`; the verdict rests on {vote}, the others are information.",
         f"metrics = {json.dumps(metrics)}",
         "",
         "[model]",
@@ -91,9 +91,9 @@ def starter(
         else '# head = "regression"     its output, where that is not found by itself; see docs/heads.md',
         "",
         "[images]",
-        f"kind = {json.dumps(found.kind)}",
+        f"kind = {json.dumps(guess.kind)}",
         f"path = {json.dumps(path)}",
-        *(f"options.{key} = {json.dumps(value)}" for key, value in found.options.items()),
+        *(f"options.{key} = {json.dumps(value)}" for key, value in guess.options.items()),
         "# limit = 100             at most so many, classes in proportion",
         '# options.class_names = ["a", "b"]    the classes in the order of the model, where it is not sorted',
         "",

@@ -28,10 +28,19 @@ from heatproof.disk import write_whole
 from heatproof.explain.floors import is_floor
 from heatproof.images import open_source
 from heatproof.models.load import best_device, load_model
-from heatproof.report.charts import Line, LinePanel
-from heatproof.report.page import asset, policy
 from heatproof.report.panels import Tile, sheet
-from heatproof.report.pieces import Grid, Panels, fill, named, number, with_sub
+from heatproof.report.pieces import (
+    Grid,
+    Line,
+    LinePanel,
+    Panels,
+    asset,
+    fill,
+    named,
+    number,
+    policy,
+    with_sub,
+)
 from heatproof.report.tables import Cell, Column, Table, Value
 from heatproof.run.checks import input_warnings, listed_classes
 from heatproof.show import address, overlay

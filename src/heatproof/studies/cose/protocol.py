@@ -43,8 +43,8 @@ from heatproof.errors import InputError, ModelError, UnknownNameError
 from heatproof.explain.api import explain, read_methods
 from heatproof.images import Failure, batches
 from heatproof.images.transforms import TRANSFORMS, Drawn, draw
-from heatproof.metrics.checkpoint_pairs import alike, checkpoint_pairs, comparable
 from heatproof.metrics.similarity import REASONS
+from heatproof.metrics.stability import alike, checkpoint_pairs, comparable
 from heatproof.models import Model
 from heatproof.models.load import best_device
 from heatproof.models.queue import Queue

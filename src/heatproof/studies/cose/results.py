@@ -19,8 +19,9 @@ from heatproof.explain.api import explain
 from heatproof.explain.floors import is_floor
 from heatproof.images import Failure, batches
 from heatproof.images.transforms import STEPS, TRANSFORMS
-from heatproof.metrics.checkpoint_pairs import comparable
-from heatproof.metrics.stability import Cose, Pearson, cose, cose_split, harmonic, overall, ssim_to_final
+from heatproof.metrics.agreement import Correlation
+from heatproof.metrics.results import PerClass
+from heatproof.metrics.stability import comparable, cose, cose_split, harmonic, overall, ssim_to_final
 from heatproof.metrics.stats import Interval, percentile_interval, resample
 from heatproof.registry import explainers, parse_call
 from heatproof.report import figures
@@ -77,18 +78,18 @@ class CoseResults:
     similarity: str = "local5"
 
     @cached_property
-    def scores(self) -> dict[str, Cose]:
+    def scores(self) -> dict[str, PerClass]:
         """COSE of each method over all its pairs."""
         return {m: _score(self.of(m)) for m in self.methods}
 
     @cached_property
-    def ranked(self) -> dict[str, Cose]:
+    def ranked(self) -> dict[str, PerClass]:
         """The methods that have a COSE, floors left out, the best first."""
         known = {m: s for m, s in self.scores.items() if not is_floor(m) and not math.isnan(s.value)}
         return dict(sorted(known.items(), key=lambda item: -item[1].value))
 
     @cached_property
-    def by_equation(self) -> dict[str, Cose]:
+    def by_equation(self) -> dict[str, PerClass]:
         """The same with consistency over inputs alone, as eq. 4 has it."""
         counted = self.pairs[~self.pairs.same | (self.pairs.transform != CHECKPOINT)]
         return {m: _score(counted[counted.method == m]) for m in self.methods}
@@ -107,12 +108,12 @@ class CoseResults:
         pairs: np.recarray = self.pairs[self.pairs.method == method]
         return pairs
 
-    def split(self, method: str, by: str, order: Iterable[str]) -> dict[str, Cose]:
+    def split(self, method: str, by: str, order: Iterable[str]) -> dict[str, PerClass]:
         """COSE without intervals of each kind ("kind") or change ("transform"), in this order."""
         pairs = self.of(method)
         return _split(pairs, pairs[by], order)
 
-    def by_magnitude(self, method: str, kind: str | None = None) -> dict[float, Cose]:
+    def by_magnitude(self, method: str, kind: str | None = None) -> dict[float, PerClass]:
         """COSE in bands of magnitude, as a share of the largest, over signed transforms."""
         pairs = self.of(method)
         pairs = pairs[(pairs.step > 0) & ((pairs.kind == kind) if kind else True)]
@@ -155,18 +156,18 @@ class CoseResults:
         pairs = pairs[pairs.transform == CHECKPOINT]
         return {c: mean_value(pairs.ssim[pairs.checkpoint == c]).value for c in self.earlier}
 
-    def correlation(self, method: str) -> Pearson:
+    def correlation(self, method: str) -> Correlation:
         """Of SSIM to the final maps with accuracy, over checkpoints."""
         near = self.to_final(method)
         return ssim_to_final(list(near.values()), [self.accuracy[c] for c in near])
 
 
-def _score(pairs: np.recarray) -> Cose:
+def _score(pairs: np.recarray) -> PerClass:
     sides = pairs[pairs.same], pairs[~pairs.same]
     return cose(*(side.ssim for side in sides), *(side.image for side in sides))
 
 
-def _split(pairs: np.recarray, groups: np.ndarray, order: Iterable[Any]) -> dict[Any, Cose]:
+def _split(pairs: np.recarray, groups: np.ndarray, order: Iterable[Any]) -> dict[Any, PerClass]:
     scores = cose_split(pairs.ssim, pairs.same, list(groups), list(pairs.image), resamples=1)
     return {group: scores[group] for group in order if group in scores}
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from heatproof.images import Failure
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
 from heatproof.report.markdown_report import MarkdownReport
@@ -37,10 +37,9 @@ from heatproof.studies.cscore.results import (
     standing,
 )
 from heatproof.verdict.alarms import Alarm, Thresholds
-from heatproof.verdict.auc import auc_difference
 from heatproof.verdict.epochs import Norms, early_warning, gradient_jumps, grown_layers, whole_norm
 from heatproof.verdict.follow import holm
-from heatproof.verdict.trajectory import CheckpointState, Trajectory
+from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_difference
 
 AUC = {"color": "#555555", "linestyle": "--", "linewidth": 1.2}
 LIMITS = {"ylim": (0, 1.06)}
@@ -150,7 +149,7 @@ def write_comparison(
     return book
 
 
-def as_value(score: CScore) -> Value:
+def as_value(score: PerClass) -> Value:
     return Value(score.value, score.interval, score.n)
 
 

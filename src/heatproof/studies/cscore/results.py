@@ -27,13 +27,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from heatproof.errors import InputError
-from heatproof.metrics.consistency import CScore
+from heatproof.metrics.results import PerClass
 from heatproof.store import RunFolder
 from heatproof.train.recipe import Epoch, History
 from heatproof.verdict.alarms import Alarm, Thresholds, find_alarms
-from heatproof.verdict.auc import AucDifference, auc_difference, auc_falls
 from heatproof.verdict.epochs import epoch_flag
-from heatproof.verdict.trajectory import CheckpointState, MethodState, Trajectory
+from heatproof.verdict.trajectory import (
+    AucDifference,
+    CheckpointState,
+    MethodState,
+    Trajectory,
+    auc_difference,
+    auc_falls,
+)
 
 RECOMMENDED, CHOICE, REFUSED = "recommended", "with a choice of method", "not recommended"
 
@@ -55,7 +61,7 @@ def best_auc(run: Trajectory) -> CheckpointState:
     return max(run, key=lambda c: -1 if math.isnan(c.auc) else c.auc)
 
 
-def score_of(checkpoint: CheckpointState, method: str, label: int | None = None) -> CScore | None:
+def score_of(checkpoint: CheckpointState, method: str, label: int | None = None) -> PerClass | None:
     """A method's C-Score of a class, or over all classes; None if it has none."""
     state = checkpoint.methods.get(method)
     return None if state is None else state.overall if label is None else state.classes.get(label)
@@ -67,7 +73,7 @@ def score_value(checkpoint: CheckpointState, method: str, label: int | None = No
     return math.nan if score is None or (label is not None and not score.n) else score.value
 
 
-def compared_classes(state: MethodState) -> dict[int, CScore]:
+def compared_classes(state: MethodState) -> dict[int, PerClass]:
     """Classes with a score of at least two images, the lowest first."""
     known = {c: s for c, s in state.classes.items() if s.n >= 2 and not math.isnan(s.value)}
     return dict(sorted(known.items(), key=lambda item: item[1].value))
@@ -85,7 +91,7 @@ class Candidate(NamedTuple):
     checkpoint: CheckpointState
     method: str
     label: int
-    score: CScore
+    score: PerClass
 
     @property
     def floor(self) -> float:
@@ -278,8 +284,8 @@ class Move(NamedTuple):
 
     method: str
     label: int | None
-    old: CScore
-    new: CScore
+    old: PerClass
+    new: PerClass
 
     @property
     def fell(self) -> bool:

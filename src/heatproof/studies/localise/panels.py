@@ -39,8 +39,7 @@ from heatproof.studies.common import some
 from heatproof.studies.localise.results import KINDS, METRICS, OFF, Flag, LocaliseResults
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, per_map, upsample
-from heatproof.verdict.album import CROP, bind
-from heatproof.verdict.crops import find_crops
+from heatproof.verdict.album import CROP, bind, find_crops
 
 MAX_METHODS = 4  # rows of a panel
 AT_ONCE = 8  # images in memory
