@@ -267,7 +267,7 @@ def _blur_and_change(images: Tensor, sigmas: list[float], which: Tensor) -> tupl
 
 def _matrices(size: int, sigmas: list[float], like: Tensor) -> tuple[Tensor, Tensor]:
     """ "k size size" twice: the blurs K and their change D."""
-    both = blur_matrices(size, [*sigmas, *(s + BLUR_STEP for s in sigmas)], "constant", like.device)
+    both = blur_matrices(size, [*sigmas, *(s + BLUR_STEP for s in sigmas)], like.device)
     blur, wider = both.chunk(2)
     return blur.to(like.dtype), ((wider - blur) / BLUR_STEP).to(like.dtype)
 
