@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -303,6 +308,28 @@ def test_more_minutes_go_on_with_what_is_there(folder: Path, monkeypatch: pytest
     assert len(cscores) == len(after.methods)  # those over 32 pictures are gone
     less = plan_audit(short)
     assert less.begun and less.scheduler is None and read_study("grown/study.toml") == after
+
+
+def test_the_files_of_the_walk_through_an_audit_run(folder: Path) -> None:
+    """docs/architecture.md names at most 25 files, and all of them run."""
+    page = (Path(__file__).parents[2] / "docs/architecture.md").read_text("utf-8")
+    walk = page.partition("## The path of `heatproof audit`")[2].partition("\n## ")[0]
+    named, root = set(re.findall(r"`([\w/]+\.py)`", walk)), f"{Path(hp.__file__).parent}{os.sep}"
+    executed: set[str] = set()
+
+    def note(frame: Any, _event: str, _argument: object) -> None:
+        executed.add(frame.f_code.co_filename)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        done = heatproof("audit", "net.py:tiny", "pictures", "--methods", "gradcam", "--limit", "8")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert done.exit_code == 0, done.output
+    files = {file.removeprefix(root).replace(os.sep, "/") for file in executed}
+    assert len(named) <= 25 and named <= files, named - files
 
 
 def test_several_checkpoints_are_a_training(folder: Path) -> None:
