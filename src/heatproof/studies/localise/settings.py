@@ -29,7 +29,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class FlagThresholds(Settings):
-    """When a flag is raised; REASONS in flags.py says why these."""
+    """When a flag is raised; REASONS in results.py says why these."""
 
     low_insertion: float = option(0.3, "Flag: unfaithful below.")
     high_insertion: float = option(0.6, "Flag: faithful from here.")
@@ -76,7 +76,7 @@ class LocaliseSettings(Settings):
     panels: int = option(12, "Case studies to draw, and as many confused pictures.", least=0)
     repeats: int = option(0, "Explain some pictures so often with other seeds: are maps stable?", least=0)
     segment_counts: tuple[int, ...] = option(
-        (), "LIME with other numbers of segments: 30,100,200,300.", read=counts, shown="none"
+        (), "LIME with other numbers of segments: 30,100,200,300.", read=counts, default_text="none"
     )
     subset: int = option(12, "Pictures for repeats and segment counts.", least=1)
     steps: int = option(100, "Steps of insertion and deletion.", least=1)
