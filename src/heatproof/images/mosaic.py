@@ -1,7 +1,7 @@
-"""Mosaics: pictures of several classes laid out in n x n cells, and how much of a map lies in each cell.
+"""Mosaics: images of several classes laid out in n x n cells, and how much of a map lies in each cell.
 
-Mass is counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a map that is
-right would spill over the border of its cell.
+Mass is counted on the map's own grid, each value evenly over its square: enlarged bilinearly, a correct
+map would spill over the border of its cell.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Mosaics:
-    """Pictures of which a network is sure, and where they lie in mosaics.
+    """Images of which a network is sure, and where they lie in mosaics.
 
     Args:
         pictures, classes: "p c h w" and "p".
-        places: "m n n", the picture in each cell.
-        rows, columns: where cells begin, and the last one ends: n + 1 pixels each.
+        places: "m n n", the image in each cell.
+        rows, columns: where cells begin, and the last ends: n + 1 pixels each.
     """
 
     pictures: Tensor
@@ -44,7 +44,7 @@ class Mosaics:
         return torch.outer(heights, widths) / (self.rows[-1] * self.columns[-1])
 
     def images(self, which: slice | Tensor = slice(None)) -> Tensor:
-        """ "m c H W", model-ready, with each picture in its cell."""
+        """ "m c H W", model-ready, with each image in its cell."""
         lines = []
         for line, height in zip(self.places[which].unbind(1), np.diff(self.rows).tolist(), strict=True):
             cells = zip(line.unbind(1), np.diff(self.columns).tolist(), strict=True)
@@ -72,7 +72,7 @@ def overlap(count: int, edges: Sequence[int]) -> Tensor:
 
 
 def shrunk(pictures: Tensor, size: tuple[int, int]) -> Tensor:
-    """Pictures "p c h w" at another size."""
+    """Images "p c h w" at another size."""
     if tuple(pictures.shape[-2:]) == size:
         return pictures
     return F.interpolate(pictures.float(), size=size, mode="bilinear", antialias=True).to(pictures.dtype)
