@@ -18,9 +18,8 @@ from heatproof.registry import split_calls
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
 from heatproof.verdict.answers import Verdict
-from heatproof.verdict.data import RunData, order_methods, read_run
+from heatproof.verdict.data import RunData, order_methods, read_run, stands_beside
 from heatproof.verdict.judge import conclude, judge, keep
-from heatproof.verdict.measures import stands_beside
 from heatproof.verdict.trajectory import models, ordered
 
 if TYPE_CHECKING:

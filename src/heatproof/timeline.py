@@ -1,10 +1,10 @@
-"""What was done when: spans of work that any room names, kept only while somebody records them.
+"""Spans of work, recorded while a recording is open.
 
-    with span("decode"): ...                       a stage, or a step inside one
+    with span("decode"): ...                       a stage, or a step inside a stage
     with span("forward", inputs=32): ...           a pass of 32 inputs; see PASSES
     with span("waiting", "pictures"): ...          nothing was done
 
-With nobody recording, `span` is one look at a global and gives an empty context.
+Without a recording, `span` reads a global and returns an empty context.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Recording:
             if timers:
                 timers[1].record()
             end = time.perf_counter_ns()
-            stage = next((one for one in stack if one[0] != FRAME), stack[0])
+            stage = next((outer for outer in stack if outer[0] != FRAME), stack[0])
             stack.pop()
             done = Span(name, what, thread, start - self.began, end - self.began, inputs, stage)
             if timers:
@@ -108,12 +108,12 @@ def span(name: str, what: str = "", inputs: int = 0) -> AbstractContextManager[N
 
 @contextmanager
 def recording(device: str = "cpu") -> Iterator[Recording]:
-    """Keep every span of this process while the context is open; one recording at a time."""
+    """Record every span of this process while the context is open; one recording at a time."""
     global _recording
-    found = Recording(device)
-    before, _recording = _recording, found
+    recorded = Recording(device)
+    before, _recording = _recording, recorded
     try:
-        yield found
+        yield recorded
     finally:
         _recording = before
-        found.close()
+        recorded.close()

@@ -444,7 +444,7 @@ def test_a_metric_that_comes_late_gets_the_same_rows(tmp_path: Path, trained: nn
 def test_mosaics_speak_of_the_map_and_a_metric_without_a_call_gets_no_pictures() -> None:
     assert {metrics.get(name).question for name in NAMES} == {"map"}
     assert [request.text for request in read_metrics([*NAMES])] == [*NAMES]
-    assert all(request.per_method and request.shown for request in read_metrics([*NAMES]))
+    assert all(request.per_method and request.runs_network for request in read_metrics([*NAMES]))
 
 
 @BOTH

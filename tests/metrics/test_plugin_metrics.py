@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import math
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import heatproof as hp
 from heatproof.cli.listing import list_group
 from heatproof.errors import InputError
 from heatproof.metrics.results import PerClass
-from heatproof.registry import metric, metrics
+from heatproof.registry import Metric, metric, metrics
 from heatproof.report.gallery import gallery
 from heatproof.report.page import render
 from heatproof.run.engine import run_study
@@ -223,3 +227,23 @@ def test_a_network_that_always_answers_nan_runs_to_the_end(tmp_path: Path) -> No
     result = run_study(study, tmp_path / "out")
     assert result.unanswered == 4 and result.done == result.units
     assert all(row[3] for name in ("accuracy", "cscore") for row in cells(result.folder, name))
+
+
+@pytest.mark.parametrize("entry", list(metrics), ids=lambda entry: entry.name)
+def test_every_metric_is_a_documented_public_function_of_its_name(entry: Metric) -> None:
+    module = inspect.getmodule(entry.function)
+    assert module is not None and module.__name__.startswith("heatproof.metrics.")
+    public = getattr(hp.metrics, entry.name)
+    others = {"cscore": hp.metrics.cscore_by_class, "structure_score": hp.metrics.structure_map_score}
+    assert entry.function is others.get(entry.name, public) and entry.name in hp.metrics.__all__
+    for function in {public, entry.function}:
+        text = inspect.getdoc(function) or ""
+        assert all(part in text for part in ("Args:", "Returns:", "Example:")), function.__name__
+        tests = doctest.DocTestFinder(recurse=False).find(function, function.__name__, globs=vars(module))
+        results = [doctest.DocTestRunner().run(test) for test in tests]
+        assert sum(result.attempted for result in results) and not any(result.failed for result in results)
+
+
+def test_no_module_hides_a_public_name_of_the_metrics() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(hp.metrics.__path__)}
+    assert not modules & set(hp.metrics.__all__)

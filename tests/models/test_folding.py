@@ -37,7 +37,7 @@ def folded_and_plain(model: hp.Model, images: Tensor) -> tuple[Tensor, Tensor, F
         inputs = model.ready(images)
         folding = Accelerator(model).folding(inputs[:1])
         assert folding is not None
-        folding.refresh(model.precision)
+        folding.refresh()
         with folding():
             folded = model.forward(inputs)
         return folded, model.forward(inputs), folding

@@ -25,7 +25,7 @@ from heatproof.cli.report import report_command
 from heatproof.errors import InputError, StoreError
 from heatproof.metrics.stats import mean_interval
 from heatproof.report.gallery import gallery, normalised, pack, pooled, resized, unpack
-from heatproof.report.live import Wanted, as_csv
+from heatproof.report.live import ImageQuery, as_csv
 from heatproof.report.page import asset, embed, render, write_page
 from heatproof.report.pieces import TEMPLATES, Grid, LinePanel, Mark, fill
 from heatproof.report.sections import ScoreColumn, classes, packed, references, scores
@@ -34,9 +34,8 @@ from heatproof.store import Manifest, RunFolder
 from heatproof.store.maps import StoredMaps
 from heatproof.studies.cscore.page import score_grid
 from heatproof.types import normalise, upsample
-from heatproof.verdict.data import RunData, read_run
+from heatproof.verdict.data import RunData, measure, read_run
 from heatproof.verdict.judge import judge
-from heatproof.verdict.measures import measure
 from heatproof.verdict.trajectory import Trajectory
 from made_run import CLASSES, EVIL, METHODS, good, make_run
 from tiny_study import make_study
@@ -242,7 +241,7 @@ def test_every_picture_says_which_class_its_map_explains(data: RunData) -> None:
         "Every map explains the true label of its picture; for 12 of 60 the network says another class."
         in text
     )
-    wanted = Wanted("gradcam")
+    wanted = ImageQuery("gradcam")
     rows = list(csv.DictReader(io.StringIO(as_csv(data, wanted))))
     assert [row["explained"] for row in rows] == [row["class"] for row in rows]
 

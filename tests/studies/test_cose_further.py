@@ -22,8 +22,8 @@ from heatproof.metrics.stability import alike
 from heatproof.models import Model
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseSettings, cose_study
-from heatproof.studies.cose.page import PUBLISHED_WINS, first_table, group_table, pick
 from heatproof.studies.cose.protocol import as_the_authors
+from heatproof.studies.cose.results import PUBLISHED_WINS, first_table, group_table, pick
 from heatproof.train import Data, Phase, Recipe, fit
 from tiny_study import make_study
 

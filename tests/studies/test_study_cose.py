@@ -28,8 +28,8 @@ from heatproof.models import Model, load_model
 from heatproof.registry import Explainer, explainers
 from heatproof.store import RunFolder
 from heatproof.studies.cose import CoseResult, CoseSettings, cose_study
-from heatproof.studies.cose.page import PUBLISHED
 from heatproof.studies.cose.protocol import input_pairs
+from heatproof.studies.cose.results import PUBLISHED
 from heatproof.studies.cose.settings import PAPER_METHODS
 from heatproof.types import Maps, Signed, Trace
 from tiny_study import make_study

@@ -28,7 +28,7 @@ from heatproof.run import engine, worker
 from heatproof.run.config import toml
 from heatproof.store import RunFolder
 from heatproof.studies.localise import FlagThresholds, LocaliseSettings, localise_study, page, results
-from heatproof.studies.localise import flags as rules
+from heatproof.studies.localise import results as rules
 from heatproof.studies.localise.images import sift
 from heatproof.studies.localise.panels import pick_cases, pick_confused
 from heatproof.studies.localise.results import LocaliseResults, macro_value, read_scores

@@ -96,7 +96,7 @@ def verdict_command(
 
 def _information(verdict: Verdict, facts: Facts) -> Table:
     """Tests that do not vote as rows, methods as columns; means over images, or over what the title says."""
-    from heatproof.verdict.measures import measure
+    from heatproof.verdict.data import measure
 
     methods = [answer.method for answer in verdict.methods]
     values = {

@@ -25,7 +25,6 @@ from heatproof.errors import InputError
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.images.preprocess import Carried, Preprocess
 from heatproof.images.source import Source
-from heatproof.images.volumes import Raster
 from heatproof.timeline import span
 from heatproof.types import Batch, Truth
 
@@ -143,10 +142,7 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
     try:
         with span("decode"):
             image = source.read(sample)
-            if isinstance(image, Raster):
-                pixels = preprocess.values(image)
-            else:
-                pixels = np.asarray(preprocess.crop(image))
+            out[...] = preprocess.values(image)
             fitted = preprocess.fitted(image)
             known = Known(*source.truth(i, fitted, image.size), side=min(image.size))
             if sample.findings and (sample.boxes or sample.masks):
@@ -154,11 +150,6 @@ def _load(source: Source, preprocess: Preprocess, i: int, out: np.ndarray) -> Kn
                 known = known._replace(by_finding=own)
     except InputError as error:
         return Failure(sample.id, str(error), _transient(error))
-    if isinstance(image, Raster):
-        out[...] = pixels
-    else:
-        out[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-        out /= 255
     column = (-1, *[1] * (out.ndim - 1))
     out -= np.array(preprocess.mean, np.float32).reshape(column)
     out /= np.array(preprocess.std, np.float32).reshape(column)

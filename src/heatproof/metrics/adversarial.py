@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.kit import NOT_FINITE, Passes, refuse_volumes
 from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.sanity import CHANGED, KINDS, Layers, Methods, value_range
+from heatproof.metrics.scene import BatchContext
 from heatproof.models.capture import capture
 from heatproof.models.heads import Columns
 from heatproof.models.layers import layout_of
@@ -45,31 +46,22 @@ from heatproof.models.targets import bind_targets, unbind_targets
 from heatproof.registry import metric
 from heatproof.types import Images, size_of
 
+Saliency = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # images, classes -> map "b n", logits
 ROUNDING = 20.0  # how sharp the softplus is, in deviations of the values it takes
-Look = Callable[
-    [Tensor, Tensor], tuple[Tensor, Tensor]
-]  # images, classes -> a map "b n" with a graph, logits
+
+
+def _in_a_run(function: Callable[..., Any], context: BatchContext, options: dict[str, Any]) -> Any:
+    network = {"model": context.model, "images": context.batch.images, "layer": context.layer}
+    return function(list(context.maps), **network, **context.passes, **options)
 
 
 @metric(
-    "adversarial_fragility",
-    needs=("model", "images"),
-    reruns=True,
-    needs_gradients=True,
-    higher_is_better=True,
-    bounds=(-1.0, 1.0),
-    cite="ghorbani2019fragile",
-    family="Sanity",
+    "adversarial_fragility", needs=("model", "images"), reruns=True, needs_gradients=True,
+    higher_is_better=True, bounds=(-1.0, 1.0), cite="ghorbani2019fragile", family="Sanity", question="map",
     floors=(),  # a map that ignores the network is perfectly stable
-    question="map",
-    parts={
-        "ssim": "stable under the worst change found (SSIM)",
-        "spearman": "stable under the worst change found (ranks)",
-    },
-    call=lambda function, scene, options: function(
-        list(scene.maps), model=scene.model, images=scene.batch.images, layer=scene.layer,
-        **scene.passes, **options,
-    ),
+    parts={"ssim": "stable under the worst change found (SSIM)",
+           "spearman": "stable under the worst change found (ranks)"},
+    call=_in_a_run,
 )  # fmt: skip
 def adversarial_fragility(
     methods: Methods = "gradcam", *, model: Model | nn.Module, images: Images, epsilon: float = 2 / 255,
@@ -84,123 +76,94 @@ def adversarial_fragility(
         layer, seed, passes: as for fragility; the seed is that of the noise the search starts with.
 
     Returns:
-        ssim and spearman of the maps with the original ones, and kept, whether a change was found that keeps
-        the prediction, by method.
+        By method: ssim and spearman of the maps with the original ones, and kept, whether a change was found
+        that keeps the prediction.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18, 2))
+        >>> found = adversarial_fragility("gradient", model=network, images=torch.rand(1, 3, 5, 5), steps=1)
+        >>> list(found["gradient"])
+        ['ssim', 'spearman', 'kept']
     """
     if not epsilon > 0 or not isinstance(steps, int) or steps < 1:
         raise InputError(f"adversarial_fragility needs epsilon > 0 and steps >= 1; got {epsilon} and {steps}")
     model = as_model(model)
-    pictures = model.check_images(images).to(model.device)
-    refuse_volumes("adversarial_fragility", size_of(pictures))
+    inputs = model.check_images(images).to(model.device)
+    refuse_volumes("adversarial_fragility", size_of(inputs))
     calls = read_methods(methods, again=True)
-    model, columns = bind_targets(model, pictures, None)
+    model, columns = bind_targets(model, inputs, None)
     cams = [c.text for c in calls if {"activations", "gradients", "scales"} & set(c.entry.needs)]
     result: dict[str, PerImage] = {}
     for names in (cams, [c.text for c in calls if c.text not in cams]):
-        if names:
-            at = _layer(model, pictures, layer) if names is cams else None
-            found = _search(model, pictures, at, epsilon, steps, seed, passes, columns)
-            result |= _scored(model, pictures, found, names, layer, seed, passes)
+        if not names:
+            continue
+        saliency = (
+            partial(_cam, model, _layer(model, inputs, layer)) if names is cams else partial(_gradient, model)
+        )
+        changed, succeeded = _search(model, inputs, saliency, epsilon, steps, seed, passes, columns)
+        before, after = (
+            explain(model, given, names, layer=layer, seed=seed, allow_nan=True, **passes)
+            for given in (inputs, changed)
+        )
+        for name, maps in after.items():
+            same = (maps.explained == before[name].explained) & succeeded.to(maps.explained.device)
+            alike = map_similarity(before[name], maps)
+            values = {kind: alike[kind] for kind in KINDS} | {"kept": same.float()}
+            undefined = Cause(CHANGED, ~same | alike["ssim"].isnan() | alike["spearman"].isnan(), KINDS)
+            infinite = [cause for cause in alike.causes if cause.sentence == NOT_FINITE]
+            result[name] = PerImage(values, [*infinite, undefined])
     return {call.text: result[call.text] for call in calls}
 
 
-class Searched(NamedTuple):
-    """The least alike pictures that were found, and where there is one that keeps the prediction."""
-
-    pictures: Tensor
-    kept: Tensor
-
-
-def _scored(
-    model: Model,
-    pictures: Tensor,
-    found: Searched,
-    names: list[str],
-    layer: Layers,
-    seed: int,
-    passes: Passes,
-) -> dict[str, PerImage]:
-    shown = pictures, found.pictures
-    before, after = (
-        explain(model, one, names, layer=layer, seed=seed, allow_nan=True, **passes) for one in shown
-    )
-    scores = {}
-    for name, maps in after.items():
-        same = (maps.explained == before[name].explained) & found.kept.to(maps.explained.device)
-        alike = map_similarity(before[name], maps)
-        values = {kind: alike[kind] for kind in KINDS} | {"kept": same.float()}
-        undefined = Cause(CHANGED, ~same | alike["ssim"].isnan() | alike["spearman"].isnan(), KINDS)
-        scores[name] = PerImage(values, [*(c for c in alike.causes if c.sentence == NOT_FINITE), undefined])
-    return scores
-
-
 def _search(
-    model: Model, pictures: Tensor, layer: str | None, epsilon: float, steps: int, seed: int, passes: Passes,
+    model: Model, inputs: Tensor, saliency: Saliency, epsilon: float, steps: int, seed: int, passes: Passes,
     columns: Columns | None = None,
-) -> Searched:  # fmt: skip
-    """Sign-gradient steps, each picture on its own, the best of those that keep the prediction kept."""
-    reach = (epsilon * value_range(model, pictures)).expand_as(pictures)
-    signs = np.random.default_rng((seed, 0)).integers(0, 2, pictures.shape[1:]) * 2 - 1
-    noise = torch.from_numpy(signs).to(pictures)
-    look: Look = partial(_gradient, model) if layer is None else partial(_cam, model, layer)
-    parts: list[Searched] = []
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The least alike images, of those that keep the prediction, and "b" bool: whether there is one.
 
-    def work(start: int, stop: int) -> Searched:
-        images, ball = pictures[start:stop], reach[start:stop]
+    Sign-gradient steps, each image on its own.
+    """
+    reach = (epsilon * value_range(model, inputs)).expand_as(inputs)
+    signs = np.random.default_rng((seed, 0)).integers(0, 2, inputs.shape[1:]) * 2 - 1
+    noise = torch.from_numpy(signs).to(inputs)
+    parts: list[tuple[Tensor, Tensor]] = []
+
+    def work(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        images, ball = inputs[start:stop], reach[start:stop]
         with torch.no_grad():
             before = model.forward(model.ready(images))
             classes = model.predicted(before) if columns is None else columns.numbers[start:stop]
+        best, lowest = images.clone(), images.new_full((len(images),), torch.inf)
+        tried, stride = noise * ball, 2.5 * ball / steps
+        change, downhill = torch.zeros_like(tried), tried.sign()
         with torch.inference_mode(False), torch.enable_grad():
-            original = look(images.clone(), classes)[0].detach()
-            again = partial(_again, look, classes)
-            holds = partial(model.same, before, targets=classes)
-            return _steps(again, holds, images, original, ball, noise * ball, steps)
+            original = saliency(images.clone(), classes)[0].detach()
+            for step in range(steps + 1):
+                given = (images + tried).detach()
+                current, logits = saliency(given, classes)
+                alike = F.cosine_similarity(current, original)
+                (slope,) = torch.autograd.grad(alike.sum(), given) if step < steps else (downhill,)
+                same = model.same(before, logits.detach(), targets=classes)
+                better = same & (alike.detach().to(lowest) < lowest)
+                best[better], lowest[better] = given.detach()[better], alike.detach().to(lowest)[better]
+                change[same], downhill[same] = tried[same], -slope.sign()[same].to(downhill)
+                stride = torch.where(same[:, None, None, None], stride, stride / 2)
+                tried = torch.maximum(torch.minimum(change + stride * downhill, ball), -ball)
+        return best, lowest < torch.inf
 
-    size = (int(pictures.shape[-2]), int(pictures.shape[-1]))
     with frozen_eval(model.module):
-        Queue(model, size, passes.get("batch_size"), passes.get("progress")).each(
-            len(pictures), work, parts.append
+        Queue(model, size_of(inputs), passes.get("batch_size"), passes.get("progress")).each(
+            len(inputs), work, parts.append
         )
-    return Searched(torch.cat([part.pictures for part in parts]), torch.cat([part.kept for part in parts]))
+    images, succeeded = zip(*parts, strict=True)
+    return torch.cat(images), torch.cat(succeeded)
 
 
-def _again(look: Look, classes: Tensor, shown: Tensor) -> tuple[Tensor, Tensor]:
-    return look(shown, classes)
-
-
-def _steps(
-    look: Callable[[Tensor], tuple[Tensor, Tensor]],
-    holds: Callable[[Tensor], Tensor],
-    images: Tensor,
-    original: Tensor,
-    ball: Tensor,
-    start: Tensor,
-    steps: int,
-) -> Searched:
-    change, tried = torch.zeros_like(start), start
-    downhill = start.sign()
-    stride = 2.5 * ball / steps
-    best, lowest = images.clone(), images.new_full((len(images),), torch.inf)
-    for step in range(steps + 1):
-        shown = (images + tried).detach()
-        seen, logits = look(shown)
-        alike = F.cosine_similarity(seen, original)
-        (slope,) = torch.autograd.grad(alike.sum(), shown) if step < steps else (downhill,)
-        held = holds(logits.detach())
-        better = held & (alike.detach().to(lowest) < lowest)
-        best[better], lowest[better] = shown.detach()[better], alike.detach().to(lowest)[better]
-        change[held], downhill[held] = tried[held], -slope.sign()[held].to(downhill)
-        stride = torch.where(held[:, None, None, None], stride, stride / 2)
-        tried = torch.maximum(torch.minimum(change + stride * downhill, ball), -ball)
-    return Searched(best, lowest < torch.inf)
-
-
-def _layer(model: Model, pictures: Tensor, layer: Layers) -> str | None:
-    """Where CAMs look."""
+def _layer(model: Model, inputs: Tensor, layer: Layers) -> str | None:
+    """The layer that CAMs read."""
+    needs = frozenset({"activations"})
     with frozen_eval(model.module):
-        return capture(
-            unbind_targets(model), pictures[:1], needs=frozenset({"activations"}), layer=layer
-        ).layer
+        return capture(unbind_targets(model), inputs[:1], needs=needs, layer=layer).layer
 
 
 def _cam(model: Model, layer: str, images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

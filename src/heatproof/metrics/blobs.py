@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.ndimage import label
 
-from heatproof.metrics.kit import CONSTANT, Cause, PerImage, sized_maps
+from heatproof.metrics.kit import CONSTANT, sized_maps
 from heatproof.metrics.localisation import budget_masks
+from heatproof.metrics.results import Cause, PerImage
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Maps, constant
 
@@ -26,28 +28,29 @@ BLOB = 0.05  # of the budget's pixels, at least
 @metric(
     "dispersion", needs=("maps",), bounds=(0.0, 1.0), cite="keak2026budget", family="Localisation",
     title="how scattered the map is", parts={"blobs": "areas that the map marks"}, floors=(), volumes=True,
-    about="Chance that two of the budget's pixels lie in different areas: 0 for one blob, 1 for dust.",
 )  # fmt: skip
 def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
-    """Chance that two of the budget's pixels lie in different areas, and how many areas there are.
+    """Chance that two of the budget's pixels lie in different areas: 0 for one blob, 1 for dust.
 
     Args:
         maps: "b h w", at any size.
         budget: share of the pixels that are looked at.
 
     Returns:
-        dispersion and dispersion_blobs, each "b".
+        dispersion, and dispersion_blobs, the number of areas, each "b".
 
-    >>> apart = torch.zeros(1, 8, 8); apart[0, 0, :4] = 1; apart[0, 7, :4] = 1
-    >>> found = dispersion(apart, budget=1 / 8)
-    >>> found["dispersion"].tolist(), found["dispersion_blobs"].tolist()
-    ([0.5], [2.0])
+    Example:
+        >>> apart = torch.zeros(1, 8, 8)
+        >>> apart[0, 0, :4] = apart[0, 7, :4] = 1
+        >>> found = dispersion(apart, budget=1 / 8)
+        >>> found["dispersion"].tolist(), found["dispersion_blobs"].tolist()
+        ([0.5], [2.0])
     """
     values, _ = sized_maps(maps)
     # Areas are found on the CPU: scipy's union-find takes about a millisecond an image.
-    kept = budget_masks(maps, budget).cpu().numpy()
-    found = np.array([_areas(mask) for mask in kept], dtype=np.float32).reshape(-1, 2)
-    scores = torch.from_numpy(found).to(values.device)
+    masks = budget_masks(maps, budget).cpu().numpy()
+    table = np.array([_areas(mask) for mask in masks], dtype=np.float32).reshape(-1, 2)
+    scores = torch.from_numpy(table).to(values.device)
     return PerImage(
         {"dispersion": scores[:, 0], "dispersion_blobs": scores[:, 1]},
         [Cause(CONSTANT, constant(values))],
@@ -55,8 +58,6 @@ def dispersion(maps: Maps | ArrayLike, *, budget: float = 0.2) -> PerImage:
 
 
 def _areas(mask: np.ndarray) -> tuple[float, int]:
-    from scipy.ndimage import label
-
     sizes = np.bincount(label(mask, np.ones((3,) * mask.ndim, dtype=int))[0].ravel())[1:]
     shares = sizes / sizes.sum()
     return float(1 - (shares**2).sum()), int((shares >= BLOB).sum())

@@ -92,17 +92,10 @@ def insertion_deletion(
 
 
 def insertion_deletion(
-    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike],
-    targets: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    steps: int = STEPS,
-    baseline: str | Tensor = "blur",
-    adaptive: bool | str = False,
-    seed: int = 0,
-    **passes: Unpack[Passes],
-) -> Curve | dict[Name, Curve]:
+    maps: Maps | ArrayLike | Mapping[Name, Maps | ArrayLike], targets: ArrayLike | None = None, *,
+    model: Model | nn.Module, images: Images, steps: int = STEPS, baseline: str | Tensor = "blur",
+    adaptive: bool | str = False, seed: int = 0, **passes: Unpack[Passes],
+) -> Curve | dict[Name, Curve]:  # fmt: skip
     """Insertion and deletion curves of maps, and the areas under them.
 
     Args:

@@ -44,6 +44,7 @@ from heatproof.explain.api import MethodCall, explain, read_methods
 from heatproof.images.mosaic import Mosaics, shrunk
 from heatproof.metrics.kit import Passes, refuse_volumes
 from heatproof.metrics.results import Cause, PerImage
+from heatproof.metrics.sanity import Layers, Methods
 from heatproof.metrics.scene import ImagePool
 from heatproof.models.derived import disconnected
 from heatproof.models.model import Model, as_model
@@ -53,37 +54,21 @@ from heatproof.models.targets import unbind_targets
 from heatproof.registry import metric
 from heatproof.types import ArrayLike, Images, size_of
 
-Methods = str | Sequence[str]
-Layers = str | Sequence[str] | None
 BLANK = "every map of the mosaic is constant, so nothing in it stands out"
 AT_ONCE = 16  # mosaics in memory
 IN_A_RUN = 200  # pictures of a checkpoint that a run makes mosaics of
 
 
 def make_mosaics(
-    images: Images,
-    labels: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    cells: int = 2,
-    confident: float = 0.5,
-    mosaics: int | None = None,
-    full_size: bool | None = None,
-    seed: int = 0,
+    images: Images, labels: ArrayLike | None = None, *, model: Model | nn.Module, cells: int = 2,
+    confident: float = 0.5, mosaics: int | None = None, full_size: bool | None = None, seed: int = 0,
     **passes: Unpack[Passes],
-) -> Mosaics:
+) -> Mosaics:  # fmt: skip
     """Mosaics of the pictures of which a network is sure.
 
     Args:
-        images: model-ready "b c H W", or pictures or files.
-        labels: "b"; where given, only pictures that are classified rightly.
-        model: as for hp.explain.
-        cells: along each side of a mosaic.
-        confident: the least probability of a picture's class.
-        mosaics: how many; as many as use each picture about once where None.
+        images, labels, model, cells, confident, mosaics, seed, passes: as for grid_pointing.
         full_size: whether cells have the pictures' size; where None, if the network takes such mosaics.
-        seed: of which picture lies where.
-        passes: batch_size and progress, as for hp.explain.
     """
     model = unbind_targets(as_model(model))
     _check(cells, confident, mosaics, seed)
@@ -107,10 +92,10 @@ def make_mosaics(
     count, known = int(sure.sum()), classes[sure].unique().tolist()
     if count < cells**2 or len(known) < 2:
         rightly, small = "rightly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
-        one = f", all of class {known[0]}" if len(known) == 1 else ""
+        only = f", all of class {known[0]}" if len(known) == 1 else ""
         raise InputError(
             f"{count} of {len(pictures)} pictures are {rightly}classified with a probability of at least "
-            f"{confident:g}{small}{one}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
+            f"{confident:g}{small}{only}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
             "or more: give more pictures, or lower confident"
         )
     places = _arranged(classes[sure].tolist(), cells, mosaics or count // cells**2, seed)
@@ -139,7 +124,7 @@ def _sure(
 
 
 def _takes(model: Model, mosaic: Tensor) -> bool:
-    """Whether a network classifies a picture of this size; a pass tells."""
+    """Whether a network classifies an image of this size, by trying."""
     try:
         model.logits(mosaic)
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, HeatproofError) as error:
@@ -170,43 +155,48 @@ class Question(NamedTuple):
 
 
 def _shares(
-    calls: Sequence[MethodCall],
-    questions: Sequence[Question],
-    mosaics: Mosaics,
-    layer: Layers,
-    seed: int,
+    calls: Sequence[MethodCall], questions: Sequence[Question], mosaics: Mosaics, layer: Layers, seed: int,
     passes: Passes,
-) -> dict[str, Tensor]:
+) -> dict[str, Tensor]:  # fmt: skip
     """By method "m k", float64: the share of positive mass inside; NaN where a map is blank."""
     methods = [call.text for call in calls]
-    found: dict[str, list[Tensor]] = {method: [] for method in methods}
+    table: dict[str, list[Tensor]] = {method: [] for method in methods}
     for part in torch.arange(len(mosaics.places)).split(AT_ONCE):
         images = mosaics.images(part)
-        lot = [explain(q.model, images, methods, q.targets[part], layer=layer, seed=seed,
-                       allow_nan=True, **passes) for q in questions]  # fmt: skip
-        for method, rows in found.items():
+        explained = [explain(q.model, images, methods, q.targets[part], layer=layer, seed=seed,
+                             allow_nan=True, **passes) for q in questions]  # fmt: skip
+        for method, rows in table.items():
             shares = []
-            for question, maps in zip(questions, lot, strict=True):
+            for question, maps in zip(questions, explained, strict=True):
                 mass = mosaics.mass(maps[method].values)
                 inside = (mass * question.inside[part]).sum((1, 2)) / mass.sum((1, 2))
                 shares.append(inside.masked_fill(maps[method].degenerate, torch.nan))
             rows.append(torch.stack(shares, 1).cpu())
-    return {method: torch.cat(rows) for method, rows in found.items()}
+    return {method: torch.cat(rows) for method, rows in table.items()}
 
 
+def _in_a_run(function: Callable[..., Any], pool: ImagePool, options: dict[str, Any]) -> dict[str, PerImage]:
+    batch = pool.pictures(IN_A_RUN)
+    network = {"model": pool.model, "images": batch.images, "layer": pool.layer}
+    return dict(function(pool.methods, batch.labels, **network, **pool.passes, **options))
+
+
+_metric = partial(
+    metric, needs=("model", "images"), level="checkpoint", cite="rao2022towards", family="Faithfulness",
+    floors=(), question="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
+)  # fmt: skip
+
+
+@_metric(
+    "grid_pointing", higher_is_better=True,
+    parts={"inside": "share of the map on the pictures of its class, in mosaics",
+           "above": "map on the pictures of its class, above chance"},
+)  # fmt: skip
 def grid_pointing(
-    methods: Methods = "gradcam",
-    labels: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    cells: int = 2,
-    confident: float = 0.5,
-    mosaics: int | None = None,
-    layer: Layers = None,
-    seed: int = 0,
-    **passes: Unpack[Passes],
-) -> dict[str, PerImage]:
+    methods: Methods = "gradcam", labels: ArrayLike | None = None, *, model: Model | nn.Module,
+    images: Images, cells: int = 2, confident: float = 0.5, mosaics: int | None = None,
+    layer: Layers = None, seed: int = 0, **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
     """How much of a class's map lies on the pictures of that class in mosaics, against chance.
 
     Args:
@@ -223,37 +213,43 @@ def grid_pointing(
 
     Returns:
         By method: inside and above (chance), each "m", one for each mosaic.
+
+    Example:
+        >>> network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> images = torch.eye(3)[[0, 1, 2, 0]].view(4, 3, 1, 1).expand(4, 3, 8, 8)
+        >>> found = grid_pointing("gradient", model=network, images=images, confident=0.4)
+        >>> list(found["gradient"])
+        ['inside', 'above']
     """
     model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
         images, labels, model=model, cells=cells, confident=confident, mosaics=mosaics, seed=seed, **passes
     )
-    shown = built.cell_classes
-    kinds = torch.stack([one.unique() for one in shown.flatten(1)])  # "m k": as many in every mosaic
-    questions = [Question(model, kind, shown == kind[:, None, None]) for kind in kinds.unbind(1)]
+    classes = built.cell_classes
+    kinds = torch.stack(
+        [cells_of.unique() for cells_of in classes.flatten(1)]
+    )  # "m k": as many in every mosaic
+    questions = [Question(model, kind, classes == kind[:, None, None]) for kind in kinds.unbind(1)]
     areas = torch.stack([(q.inside.cpu() * built.areas).sum((1, 2)) for q in questions], 1)
-    found = {}
+    result = {}
     for method, shares in _shares(calls, questions, built, layer, seed, passes).items():
         blank = shares.isnan()
         # Rounded before they are subtracted: what is at chance has 0, not a rounding error above it.
         inside, chance = shares.nanmean(1).float(), areas.masked_fill(blank, torch.nan).nanmean(1).float()
-        found[method] = PerImage({"inside": inside, "above": inside - chance}, [Cause(BLANK, blank.all(1))])
-    return found
+        result[method] = PerImage({"inside": inside, "above": inside - chance}, [Cause(BLANK, blank.all(1))])
+    return result
 
 
+@_metric(
+    "disconnected_grid", higher_is_better=False, needs_gradients=True,
+    parts={"outside": "share of the map where nothing can have had influence, in mosaics",
+           "above": "map where nothing can have had influence, above chance"},
+)  # fmt: skip
 def disconnected_grid(
-    methods: Methods = "gradcam",
-    labels: ArrayLike | None = None,
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    cells: int = 2,
-    confident: float = 0.5,
-    mosaics: int | None = None,
-    layer: Layers = None,
-    seed: int = 0,
-    **passes: Unpack[Passes],
-) -> dict[str, PerImage]:
+    methods: Methods = "gradcam", labels: ArrayLike | None = None, *, model: Model | nn.Module,
+    images: Images, cells: int = 2, confident: float = 0.5, mosaics: int | None = None,
+    layer: Layers = None, seed: int = 0, **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
     """How much of a map lies on cells that cannot have had any influence; 0 is right.
 
     Args:
@@ -261,6 +257,13 @@ def disconnected_grid(
 
     Returns:
         By method: outside and above (chance), each "m", one for each mosaic.
+
+    Example:
+        >>> network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> images = torch.eye(3)[[0, 1, 2, 0]].view(4, 3, 1, 1).expand(4, 3, 8, 8)
+        >>> found = disconnected_grid("gradient", model=network, images=images, confident=0.4)
+        >>> list(found["gradient"])
+        ['outside', 'above']
     """
     model, calls = unbind_targets(as_model(model)), read_methods(methods, again=True)
     built = make_mosaics(
@@ -271,36 +274,12 @@ def disconnected_grid(
     alone = disconnected(model, built.pictures, needs, layer, cells)
     every = torch.eye(cells**2, dtype=torch.bool, device=model.device).unflatten(1, (cells, cells))
     questions = [
-        Question(one, targets, cell.expand_as(built.places))
-        for one, targets, cell in zip(alone, built.cell_classes.flatten(1).unbind(1), every, strict=True)
+        Question(network, targets, cell.expand_as(built.places))
+        for network, targets, cell in zip(alone, built.cell_classes.flatten(1).unbind(1), every, strict=True)
     ]
-    found = {}
+    result = {}
     for method, shares in _shares(calls, questions, built, None, seed, passes).items():
         outside = (1 - shares).nanmean(1).float()
         above = outside - (1 - 1 / cells**2)
-        found[method] = PerImage({"outside": outside, "above": above}, [Cause(BLANK, shares.isnan().all(1))])
-    return found
-
-
-def _in_a_run(
-    function: Callable[..., Any], gallery: ImagePool, options: dict[str, Any]
-) -> dict[str, PerImage]:
-    shown = gallery.pictures(IN_A_RUN)
-    named = {"model": gallery.model, "images": shown.images, "layer": gallery.layer}
-    return dict(function(gallery.methods, shown.labels, **named, **gallery.passes, **options))
-
-
-_metric = partial(
-    metric, needs=("model", "images"), level="checkpoint", cite="rao2022towards", family="Faithfulness",
-    floors=(), question="map", bounds=(-1.0, 1.0), reruns=True, call=_in_a_run,
-)  # fmt: skip
-_metric(
-    "grid_pointing", higher_is_better=True,
-    parts={"inside": "share of the map on the pictures of its class, in mosaics",
-           "above": "map on the pictures of its class, above chance"},
-)(grid_pointing)  # fmt: skip
-_metric(
-    "disconnected_grid", higher_is_better=False, needs_gradients=True,
-    parts={"outside": "share of the map where nothing can have had influence, in mosaics",
-           "above": "map where nothing can have had influence, above chance"},
-)(disconnected_grid)  # fmt: skip
+        result[method] = PerImage({"outside": outside, "above": above}, [Cause(BLANK, shares.isnan().all(1))])
+    return result

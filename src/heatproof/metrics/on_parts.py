@@ -406,11 +406,20 @@ def structure(
 
 
 def structure_score(finder: Number, timing: Number, background: Number, distance: Number) -> Number:
-    """Eq. 10 over coverages, or Fig. 5 over masses: leakage counts three times.
+    """Sum of coverages (eq. 10) or of masses (Fig. 5), in which leakage counts three times.
+
+    A run computes it from maps: structure_map_score.
 
     Args:
         finder, timing, background: coverages (auc_f, auc_t, auc_bg) or masses (fmr, tmr, bl).
         distance: dts.
+
+    Returns:
+        finder + timing - 3 background - distance.
+
+    Example:
+        >>> structure_score(0.5, 0.25, 0.125, 0.125)
+        0.25
     """
     return finder + timing - 3 * background - distance
 

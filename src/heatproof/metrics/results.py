@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,8 +95,8 @@ class PerClass(_WithParts):
 
     @property
     def overall(self) -> PerClass:
-        """The score over all classes: itself."""
-        return self
+        """The score over all classes, without those of each class."""
+        return replace(self, classes={})
 
     @property
     def above(self) -> bool:

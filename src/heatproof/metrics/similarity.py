@@ -47,18 +47,13 @@ STRIP = 50_000  # pixels of a strip, of which a thread keeps twelve lines of flo
 
 @metric(
     "ssim", needs=("maps",), bounds=(-1.0, 1.0), cite="wang2004ssim",
-    about="Structural similarity of two lots of maps, pair by pair.",
     not_in_a_run="it compares two lots of maps; method_agreement does that for the methods of a run",
 )  # fmt: skip
 def ssim(
-    a: Maps | ArrayLike,
-    b: Maps | ArrayLike,
-    mode: str = "local5",
-    mask: ArrayLike | None = None,
-    *,
+    a: Maps | ArrayLike, b: Maps | ArrayLike, mode: str = "local5", mask: ArrayLike | None = None, *,
     data_range: float | None = None,
-) -> Tensor:
-    """Structural similarity of maps, pair by pair: "b h w" -> "b", "h w" -> a single number.
+) -> Tensor:  # fmt: skip
+    """Structural similarity of two sets of maps, pair by pair.
 
     Args:
         a, b: Maps, which are normalised at image size first, or tensors as they are. One "h w" map may stand
@@ -68,7 +63,12 @@ def ssim(
         data_range: R, where it is not the larger range of the two maps.
 
     Returns:
-        NaN where it is not defined; `ssim_reasons` says why.
+        "b", or a single number for "h w" maps; NaN where it is not defined, see `ssim_reasons`.
+
+    Example:
+        >>> ramp = torch.arange(64.0).view(8, 8)
+        >>> round(float(ssim(ramp, ramp)), 3)
+        1.0
     """
     pair = _pair(a, b, mode, mask, data_range)
     score = _local5(pair) if mode == "local5" else _eq2(pair)
@@ -77,13 +77,9 @@ def ssim(
 
 
 def ssim_reasons(
-    a: Maps | ArrayLike,
-    b: Maps | ArrayLike,
-    mode: str = "local5",
-    mask: ArrayLike | None = None,
-    *,
+    a: Maps | ArrayLike, b: Maps | ArrayLike, mode: str = "local5", mask: ArrayLike | None = None, *,
     data_range: float | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Why `ssim` of the same arguments is NaN, pair by pair; "" where it is defined.
 
     Args:

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -45,7 +46,8 @@ from heatproof.explain.baselines import baseline_images
 from heatproof.explain.providers.files import CONTROLS, Stored, control_folder
 from heatproof.metrics.agreement import map_similarity
 from heatproof.metrics.faithfulness import area, insertion_deletion, not_above
-from heatproof.metrics.kit import NOT_FINITE, Cause, Passes, PerImage, blanked, finite, pixel_maps
+from heatproof.metrics.kit import NOT_FINITE, Passes, blanked, cached, finite, pixel_maps
+from heatproof.metrics.results import Cause, PerImage
 from heatproof.metrics.sanity import Layers
 from heatproof.metrics.scene import BatchContext, Change
 from heatproof.models.derived import untrained_copy
@@ -69,19 +71,31 @@ STAYS = "no way of painting the picture over takes the class away, so no order o
 NO_WEIGHTS = "there is no map under random weights: the network is a function, without weights"
 
 
-def specificity(
-    maps: Mapping[str, Maps],
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    draws: int = DRAWS,
-    steps: int = STEPS,
-    layer: Layers = None,
-    seed: int = 0,
-    then: Change | None = None,
-    known: Known | None = None,
-    **passes: Unpack[Passes],
+def _in_a_run(
+    function: Callable[..., Any], context: BatchContext, options: dict[str, Any]
 ) -> dict[str, PerImage]:
+    network = {"model": context.model, "images": context.batch.images, "layer": context.layer}
+    maps = {name: replace(own, explained=context.classes) for name, own in context.maps.items()}
+    shared = {"then": context.then, "known": context.cache("maps under random weights")}
+    return dict(function(maps, **network, **shared, **context.passes, **options))
+
+
+_metric = partial(
+    metric, needs=("maps", "model", "images"), floors=(), question="map", call=_in_a_run, volumes=True
+)
+
+
+@_metric(
+    "specificity", higher_is_better=True, cite="petsiuk2018rise", family="Faithfulness", votes=True,
+    about="How far insertion less deletion lies above that of the map's own shadows.",
+    parts={"weights": "better than its own map of an untrained network",
+           "place": "better than itself turned by half a turn"},
+)  # fmt: skip
+def specificity(
+    maps: Mapping[str, Maps], *, model: Model | nn.Module, images: Images, draws: int = DRAWS,
+    steps: int = STEPS, layer: Layers = None, seed: int = 0, then: Change | None = None,
+    known: Known | None = None, **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
     """How far insertion less deletion of each map lies above that of its shadows.
 
     Args:
@@ -101,27 +115,35 @@ def specificity(
 
     Returns:
         By method: weights and place, each "b".
+
+    Example:
+        >>> import heatproof as hp
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(75, 2)).eval()
+        >>> images = torch.rand(2, 3, 5, 5)
+        >>> found = specificity(hp.explain(network, images, "gradient"), model=network, images=images)
+        >>> list(found["gradient"])
+        ['weights', 'place']
     """
     model = as_model(model)
-    pictures = model.check_images(images)
+    inputs = model.check_images(images)
     if not isinstance(draws, int) or draws < 1:
         raise InputError(f"draws must be a whole number of at least 1, got {draws!r}")
-    model, _ = bind_targets(model, pictures, next(iter(maps.values())).explained.clamp(min=0))
+    model, _ = bind_targets(model, inputs, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    again = {} if is_function(model.module) else {n: one for n, one in maps.items() if not is_stored(n)}
-    shadows = (
-        [dict(one) for one in _shadows(draws, known, again, model, pictures, **options)] if again else []
+    rerun = {} if is_function(model.module) else {n: own for n, own in maps.items() if not is_stored(n)}
+    controls = (
+        [dict(drawn) for drawn in _controls(draws, known, rerun, model, inputs, **options)] if rerun else []
     )
-    for name, one in maps.items():
-        for i, control in enumerate(_stored_controls(name, one)):
-            shadows += [{}] * (i == len(shadows))
-            shadows[i] = {**shadows[i], name: then(control) if then else control}
-    found = gains(maps, shadows, model=model, images=pictures, steps=steps, seed=seed, **passes)
-    return {name: one.scores for name, one in found.items()}
+    for name, own in maps.items():
+        for i, control in enumerate(_stored_controls(name, own)):
+            controls += [{}] * (i == len(controls))
+            controls[i] = {**controls[i], name: then(control) if then else control}
+    every = gains(maps, controls, model=model, images=inputs, steps=steps, seed=seed, **passes)
+    return {name: own.scores for name, own in every.items()}
 
 
 class Gains(NamedTuple):
-    """What f of one method's maps and of their shadows is, picture by picture."""
+    """f of one method's maps and of their control maps, by image."""
 
     own: Tensor  # "b"
     turned: Tensor  # "b"
@@ -131,62 +153,63 @@ class Gains(NamedTuple):
 
     @property
     def scores(self) -> PerImage:
-        # The mean of differences, not the difference to the mean: what is its own shadow gets exactly 0.
+        # The mean of differences, not the difference to the mean: a map equal to its controls gets exactly 0.
         above = {"weights": (self.own - self.untrained).mean(0), "place": self.own - self.turned}
         return PerImage(above, self.causes)
 
 
 def gains(
-    maps: Mapping[str, Maps],
-    shadows: Sequence[Mapping[str, Maps]],
-    *,
-    model: Model,
-    images: Tensor,
-    steps: int = STEPS,
-    seed: int = 0,
-    **passes: Unpack[Passes],
-) -> dict[str, Gains]:
-    """By method, f of its maps and of their shadows, where the maps under random weights are known."""
+    maps: Mapping[str, Maps], controls: Sequence[Mapping[str, Maps]], *, model: Model, images: Tensor,
+    steps: int = STEPS, seed: int = 0, **passes: Unpack[Passes],
+) -> dict[str, Gains]:  # fmt: skip
+    """By method, f of its maps and of their control maps. controls: maps under random weights, by draw."""
     explained = next(iter(maps.values())).explained.clamp(min=0).to(model.device)
     images = images.to(model.device)
     noise = explain(model, images, "random", explained, seed=seed, allow_nan=True)["random"]
     model, targets = bind_targets(model, images, explained)
     painted, fall = painted_over(model, images, targets, seed, **passes)
-    lot: dict[tuple[str, str | int], Maps | Tensor] = {}
+    tested: dict[tuple[str, str | int], Maps | Tensor] = {}
     same: dict[tuple[str, int], Tensor] = {}
-    lost = {name: torch.zeros(len(one), dtype=torch.bool) for name, one in maps.items()}
-    for name, one in maps.items():
-        lot[name, "own"] = one
-        lot[name, "place"] = replace(one, values=one.values.flip(spatial_dims(one.values)))
-        own = upsample(one.values, one.image_size)
-        for i, untrained in enumerate(shadows):
-            if name not in untrained:
+    lost = {name: torch.zeros(len(own), dtype=torch.bool) for name, own in maps.items()}
+    for name, own in maps.items():
+        tested[name, "own"] = own
+        tested[name, "place"] = replace(own, values=own.values.flip(spatial_dims(own.values)))
+        pixels = upsample(own.values, own.image_size)
+        for i, drawn in enumerate(controls):
+            if name not in drawn:
                 continue
-            lost[name] |= ~finite(untrained[name]).cpu()
-            shadow = _unless_constant(blanked(untrained[name]), noise).to(own)
-            same[name, i] = (shadow == own).flatten(1).all(1)
-            lot[name, i] = shadow.masked_fill(per_map(same[name, i], shadow), 0)  # constant: costs no pass
-    shown: dict[str, Any] = {"model": model, "images": images, "baseline": painted, "steps": steps, **passes}
-    curves = insertion_deletion(lot, explained, **shown)
-    gain = {
-        key: ((_log_area(both.insertion) - _log_area(both.deletion)) / fall).cpu()
-        for key, both in curves.items()
+            lost[name] |= ~finite(drawn[name]).cpu()
+            control = _unless_constant(blanked(drawn[name]), noise).to(pixels)
+            same[name, i] = (control == pixels).flatten(1).all(1)
+            tested[name, i] = control.masked_fill(per_map(same[name, i], control), 0)  # costs no pass
+    network: dict[str, Any] = {
+        "model": model,
+        "images": images,
+        "baseline": painted,
+        "steps": steps,
+        **passes,
     }
+    curves = insertion_deletion(tested, explained, **network)
     stays = Cause(STAYS, (fall < LEAST).cpu())
-    if not model.head.chance:  # whose curves are shares of what is lost already
+    if model.head.chance:
+        gain = {
+            key: ((_log_area(both.insertion) - _log_area(both.deletion)) / fall).cpu()
+            for key, both in curves.items()
+        }
+    else:  # whose curves are shares of what is lost already
         gain = {key: (area(both.insertion) - area(both.deletion)).cpu() for key, both in curves.items()}
         stays = Cause(not_above(model.head.name), gain[next(iter(maps)), "own"].isnan())
-    found = {}
-    for name, one in maps.items():
-        own = gain[name, "own"]
-        made = [i for i in range(len(shadows)) if (name, i) in same]
-        each = [torch.where(same[name, i].cpu(), own, gain[name, i]) for i in made]
-        missing = Cause(_no_control(name), torch.ones_like(own, dtype=torch.bool), ("weights",))
-        alone = [] if made else [missing]
-        causes = [*alone, Cause(NOT_FINITE, lost[name]), Cause(BLANK, one.degenerate.cpu()), stays]
-        random = torch.stack(each or [torch.full_like(own, torch.nan)])
-        found[name] = Gains(own, gain[name, "place"], random, fall.cpu(), causes)
-    return found
+    result = {}
+    for name, own in maps.items():
+        value = gain[name, "own"]
+        made = [i for i in range(len(controls)) if (name, i) in same]
+        each = [torch.where(same[name, i].cpu(), value, gain[name, i]) for i in made]
+        missing = Cause(_no_control(name), torch.ones_like(value, dtype=torch.bool), ("weights",))
+        causes = [Cause(NOT_FINITE, lost[name]), Cause(BLANK, own.degenerate.cpu()), stays]
+        random = torch.stack(each or [torch.full_like(value, torch.nan)])
+        every = causes if made else [missing, *causes]
+        result[name] = Gains(value, gain[name, "place"], random, fall.cpu(), every)
+    return result
 
 
 def painted_over(
@@ -199,11 +222,11 @@ def painted_over(
     flat, classes = tried.flatten(0, 1), columns.repeat(len(tried))
     queue = Queue(model, size_of(images), **passes)
     with frozen_eval(model.module):
-        found = queue.predict(
+        values = queue.predict(
             len(flat), lambda start, stop: flat[start:stop],
             lambda logits, start, stop: model.measured(logits, classes[start:stop]),
         )  # fmt: skip
-    odds = (found.clamp(SURE, 1 - SURE).logit() if model.head.chance else found).view(len(tried), -1)
+    odds = (values.clamp(SURE, 1 - SURE).logit() if model.head.chance else values).view(len(tried), -1)
     # Of a picture without contrast a network that standardises its input says NaN: that takes nothing away.
     least, best = odds[1:].nan_to_num(torch.inf).min(0)
     return tried[1:][best, torch.arange(len(images), device=best.device)], odds[0] - least
@@ -213,17 +236,19 @@ def _log_area(curves: Tensor) -> Tensor:
     return area(curves.clamp(SURE, 1 - SURE).logit())
 
 
+@_metric(
+    "untrained", bounds=(-2.0, 2.0), cite="hedstrom2024sanity", family="Sanity", reruns=True,
+    needs_gradients=True,
+    about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
+    parts={"spearman": "like the map of an untrained network (ranks)",
+           "null": "two untrained networks' maps alike (ranks)",
+           "excess": "more like an untrained network's map than two of those are",
+           "entropy": "rise of entropy under random weights"},
+)  # fmt: skip
 def untrained(
-    maps: Mapping[str, Maps],
-    *,
-    model: Model | nn.Module,
-    images: Images,
-    layer: Layers = None,
-    seed: int = 0,
-    then: Change | None = None,
-    known: Known | None = None,
-    **passes: Unpack[Passes],
-) -> dict[str, PerImage]:
+    maps: Mapping[str, Maps], *, model: Model | nn.Module, images: Images, layer: Layers = None,
+    seed: int = 0, then: Change | None = None, known: Known | None = None, **passes: Unpack[Passes],
+) -> dict[str, PerImage]:  # fmt: skip
     """How alike maps are to those of an untrained network, against what two untrained networks share.
 
     Args:
@@ -237,22 +262,28 @@ def untrained(
 
     Returns:
         By method: spearman, null, excess and entropy, each "b".
+
+    Example:
+        >>> import heatproof as hp
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(75, 2)).eval()
+        >>> images = torch.rand(2, 3, 5, 5)
+        >>> found = untrained(hp.explain(network, images, "gradient"), model=network, images=images)
+        >>> list(found["gradient"])
+        ['spearman', 'null', 'excess', 'entropy']
     """
     model = as_model(model)
-    model, _ = bind_targets(
-        model, model.check_images(images), next(iter(maps.values())).explained.clamp(min=0)
-    )
+    inputs = model.check_images(images)
+    model, _ = bind_targets(model, inputs, next(iter(maps.values())).explained.clamp(min=0))
     options: dict[str, Any] = {"seed": seed, "layer": layer, "then": then, **passes}
-    pictures = model.check_images(images)
-    first, second = _shadows(2, known, maps, model, pictures, **options)
-    return {name: against_untrained(one, first[name], second[name]) for name, one in maps.items()}
+    first, second = _controls(2, known, maps, model, inputs, **options)
+    return {name: against_untrained(own, first[name], second[name]) for name, own in maps.items()}
 
 
 def against_untrained(maps: Maps, first: Maps, second: Maps) -> PerImage:
-    """The same where the maps under two untrained networks are known."""
-    found, null = map_similarity(maps, first), map_similarity(first, second)
+    """Scores of untrained, from the maps under two untrained networks."""
+    similar, null = map_similarity(maps, first), map_similarity(first, second)
     first = blanked(first)
-    spearman, by_chance = found["spearman"].cpu(), null["spearman"].cpu()
+    spearman, by_chance = similar["spearman"].cpu(), null["spearman"].cpu()
     own, random = entropy(maps), entropy(first)
     scores = {
         "spearman": spearman,
@@ -261,7 +292,7 @@ def against_untrained(maps: Maps, first: Maps, second: Maps) -> PerImage:
         "entropy": (random - own) / own.clamp(min=1e-6),
     }
     return PerImage(
-        scores, [Cause(c.sentence, c.where.cpu()) for c in (*found.causes, *null.causes) if not c.names]
+        scores, [Cause(c.sentence, c.where.cpu()) for c in (*similar.causes, *null.causes) if not c.names]
     )
 
 
@@ -275,22 +306,21 @@ def entropy(maps: Maps) -> Tensor:
     return -(shares * shares.clamp(min=1e-12).log2()).sum(1).cpu()
 
 
-def _shadows(
+def _controls(
     draws: int, known: Known | None, maps: Mapping[str, Maps], model: Model, images: Tensor, **options: Any
 ) -> list[Mapping[str, Maps]]:
-    """Maps under so many draws of random weights, each made once."""
-    made = {} if known is None else known
-    for draw in range(draws):
-        if draw not in made:
-            made[draw] = maps_untrained(maps, model, images, draw, **options)
-    return [made[draw] for draw in range(draws)]
+    """Maps under so many draws of random weights, from the cache where they are known."""
+    return [
+        cached(known, draw, lambda draw=draw: maps_untrained(maps, model, images, draw, **options))
+        for draw in range(draws)
+    ]
 
 
 def _stored_controls(name: str, maps: Maps) -> list[Maps]:
     """Control maps that lie beside stored maps."""
     entry = explainers.find(parse_call(name)[0])
-    found = entry.control_values(maps.ids, maps.image_size) if isinstance(entry, Stored) else []
-    return [replace(maps, values=values.to(maps.values), signed_values=None) for values in found]
+    controls = entry.control_values(maps.ids, maps.image_size) if isinstance(entry, Stored) else []
+    return [replace(maps, values=values.to(maps.values), signed_values=None) for values in controls]
 
 
 def _no_control(name: str) -> str:
@@ -312,8 +342,8 @@ def maps_untrained(
     """Maps of the same methods, images and classes, drawn alike, under the network with random weights."""
     explained = next(iter(maps.values())).explained.clamp(min=0)
 
-    def make(stranger: Model) -> dict[str, Maps]:
-        return explain(stranger, images, list(maps), explained, seed=seed, allow_nan=True, **options)
+    def make(network: Model) -> dict[str, Maps]:
+        return explain(network, images, list(maps), explained, seed=seed, allow_nan=True, **options)
 
     return under_random_weights(make, model, images, draw, seed, then)
 
@@ -322,40 +352,11 @@ def under_random_weights(
     make: Callable[[Model], Mapping[str, Maps]], model: Model, images: Tensor, draw: int, seed: int,
     then: Change | None = None,
 ) -> dict[str, Maps]:  # fmt: skip
-    """What `make` draws for the network with random weights: the one maker of shadows."""
+    """Maps that `make` computes of the network with random weights."""
     made = make(untrained_copy(model, images, seed + draw))
-    return {name: then(one) if then else one for name, one in made.items()}
+    return {name: then(maps) if then else maps for name, maps in made.items()}
 
 
 def _unless_constant(maps: Maps, noise: Maps) -> Tensor:
     values = upsample(maps.values, maps.image_size)  # as they are: normalising would make pixels equal
     return torch.where(per_map(maps.degenerate, values), noise.values.to(values), values)
-
-
-def _in_a_run(
-    function: Callable[..., Any], scene: BatchContext, options: dict[str, Any]
-) -> dict[str, PerImage]:
-    shown = {"model": scene.model, "images": scene.batch.images, "layer": scene.layer, "then": scene.then}
-    maps = {name: replace(one, explained=scene.classes) for name, one in scene.maps.items()}
-    known = scene.cache("maps under random weights")
-    return dict(function(maps, **shown, known=known, **scene.passes, **options))
-
-
-_NEEDS = ("maps", "model", "images")
-metric(
-    "specificity", needs=_NEEDS, higher_is_better=True, cite="petsiuk2018rise",
-    about="How far insertion less deletion lies above that of the map's own shadows.", family="Faithfulness",
-    parts={"weights": "better than its own map of an untrained network",
-           "place": "better than itself turned by half a turn"},
-    floors=(), question="map", votes=True, call=_in_a_run, volumes=True,
-)(specificity)  # fmt: skip
-metric(
-    "untrained", needs=_NEEDS, bounds=(-2.0, 2.0), cite="hedstrom2024sanity",
-    about="How alike maps are to those of an untrained network, beside what two untrained networks share.",
-    family="Sanity", floors=(), question="map", reruns=True, needs_gradients=True, call=_in_a_run,
-    volumes=True,
-    parts={"spearman": "like the map of an untrained network (ranks)",
-           "null": "two untrained networks' maps alike (ranks)",
-           "excess": "more like an untrained network's map than two of those are",
-           "entropy": "rise of entropy under random weights"},
-)(untrained)  # fmt: skip

@@ -48,10 +48,13 @@ def _meanings(name: str) -> set[str]:
 def model_classes(
     pictures: Mapping[int, str], used: set[int], classes: Sequence[str] | None, count: int, name: str
 ) -> dict[int, int]:
-    """Which of the model's classes each class of the pictures is, by number.
+    """The model's class of each class of a dataset, by number.
 
-    pictures: names by number, of which those in `used` have pictures. classes: the model's names, if known;
-    it has `count` classes. Numbers mean themselves; names must be the model's, at the same number or another.
+    Args:
+        pictures: names of the dataset's classes by number, of which those in `used` have images.
+        classes: the model's names, if known; it has `count` classes.
+
+    Numbers stay the same; names must be among the model's, at the same number or another.
     """
     named = {k: text for k, text in pictures.items() if _plain(text) not in (str(k), f"class {k}")}
     same = {k: k for k in used}
@@ -66,9 +69,9 @@ def model_classes(
             # Sorted ids are ImageNet's order, where all are there.
             whole = {text: k for k, text in pictures.items()} if len(pictures) == count else {}
             numbers = whole or imagenet_wordnet_ids()
-        found = {k: numbers.get(_plain(pictures[k]), -1) for k in used}
-        if min(found.values()) >= 0 and len(set(found.values())) == len(found):
-            return found
+        matches = {k: numbers.get(_plain(pictures[k]), -1) for k in used}
+        if min(matches.values()) >= 0 and len(set(matches.values())) == len(matches):
+            return matches
     raise InputError(
         f"the pictures' {len(pictures)} classes ({_some(named.values())}) are not the {count} of {name}"
         f"{f' ({_some(classes)})' if classes else ''}; set model.num_classes and weights for them, list the "

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -178,7 +179,7 @@ class Monitor:
         Args:
             model: what load_model takes.
         """
-        everywhere(lambda: self._check(model))
+        in_all_processes(lambda: self._check(model))
 
     def _check(self, model: Any) -> None:
         with same_randomness():
@@ -197,12 +198,13 @@ class Monitor:
         Returns:
             None if it is not due (see `every`).
         """
-        result, self.trajectory = from_first(lambda: (self._step(model, int(epoch)), self.trajectory))
+        step = partial(self._step, model, int(epoch))
+        result, self.trajectory = in_all_processes(lambda: (step(), self.trajectory), by_first=True)
         if result is not None:
             if self.on_alarm is None and leads():
                 for alarm in result.new_alarms:
                     log.warning("%s", alarm)
-            everywhere(lambda: self._react(result))
+            in_all_processes(lambda: self._react(result))
         return result
 
     def _step(self, model: Any, epoch: int) -> StepResult | None:
@@ -350,61 +352,38 @@ class Monitor:
         return self._known[1]
 
 
-# --- Distributed training: every process calls these functions in the same order --------------------------
-
-
 def leads() -> bool:
-    """Whether this is the first process, or the only one."""
+    """Whether this is the first process of a distributed training, or the only one."""
     return _alone() or torch.distributed.get_rank() == 0
 
 
-def from_first(work: Callable[[], T]) -> T:
-    """Run `work` in the first process and return its result, or raise its error, in all of them."""
+def in_all_processes(work: Callable[[], T], by_first: bool = False) -> T:
+    """Run `work` in every process, or only in the first, and return its result in all of them.
+
+    An error in one process is raised in all. Every process must call this in the same order.
+    """
     if _alone():
         return work()
-    value, error = _tried(work) if leads() else (None, None)
-    box: list[Any] = [value, _error_text(error)]
-    torch.distributed.broadcast_object_list(box, src=0)  # which leaves the first process's as they are
-    _raise(error, box[1:])
-    return cast(T, box[0])
-
-
-def everywhere(work: Callable[[], Any]) -> None:
-    """Run `work` in every process; an error in one of them is raised in all."""
-    if _alone():
-        work()
-        return
-    error = _tried(work)[1]
-    errors: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(errors, _error_text(error))
-    _raise(error, errors)
+    value, error = None, None
+    if not by_first or leads():
+        try:
+            value = work()
+        except Exception as raised:  # raised below, once the others know
+            error = raised
+    # The error itself may not be picklable.
+    text = None if error is None else (isinstance(error, AlarmRaised), str(error) or type(error).__name__)
+    results: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(results, (value if by_first else None, text))
+    if error is not None:
+        raise error
+    for stops, sentence in (text for _, text in results if text):
+        raise AlarmRaised(sentence) if stops else HeatproofError(f"in another process: {sentence}")
+    return cast(T, value if leads() or not by_first else results[0][0])
 
 
 def _alone() -> bool:
     group = torch.distributed
     return not (group.is_available() and group.is_initialized() and group.get_world_size() > 1)
-
-
-def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    try:
-        return work(), None
-    except Exception as error:  # raised again by _raise, once the others know
-        return None, error
-
-
-def _error_text(error: Exception | None) -> tuple[bool, str] | None:
-    """Whether training should stop, and the message; the error itself may not be picklable."""
-    return None if error is None else (isinstance(error, AlarmRaised), str(error) or type(error).__name__)
-
-
-def _raise(own: Exception | None, errors: list[tuple[bool, str] | None]) -> None:
-    if own is not None:
-        raise own
-    for stops, sentence in filter(None, errors):
-        raise AlarmRaised(sentence) if stops else HeatproofError(f"in another process: {sentence}")
-
-
-# --- Callbacks of training libraries -----------------------------------------------------------------------
 
 
 class MonitorHooks:

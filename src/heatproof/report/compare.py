@@ -48,9 +48,8 @@ from heatproof.store import RunFolder
 from heatproof.store.facts import MetricFacts
 from heatproof.store.ledger import DamagedError
 from heatproof.verdict.answers import WORDS, Verdict, without_nan
-from heatproof.verdict.data import NAN, RunData, read_run
+from heatproof.verdict.data import NAN, Measure, RunData, read_run
 from heatproof.verdict.judge import judge
-from heatproof.verdict.measures import Measure
 
 SCHEMA = 1
 UNCHANGED = 0.9995  # a rank correlation that is printed as 1

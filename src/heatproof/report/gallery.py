@@ -36,8 +36,7 @@ from heatproof.show import AXES, COLOUR_MAPS, address, brightened, middle, overl
 from heatproof.store.ledger import DamagedError
 from heatproof.store.maps import MapStore, StoredMaps
 from heatproof.verdict.answers import WORDS, Verdict
-from heatproof.verdict.data import RunData, mean_over_methods
-from heatproof.verdict.measures import Measure
+from heatproof.verdict.data import Measure, RunData, mean_over_methods
 
 MOST = 48
 MOST_COMPARED = 2000  # images whose maps are compared

@@ -1,15 +1,15 @@
-"""A run folder while it grows: snapshots of what is finished, each read once, however many ask for it.
+"""A run folder while it grows: snapshots of what is finished, each read once for all requests.
 
 A snapshot is the set of parts that exist at one moment; its queries see these parts and no later one, so that
 numbers on one page belong together. A new snapshot is taken when there are new parts, but no sooner than five
-times what reading the last one took: watching a run must not slow it down.
+times the duration of the last reading: watching a run must not slow it down.
 
 Images of a run are chosen by a query, one page at a time or all of them as CSV:
 
     method     whose scores and maps are shown
-    label      true class, by its number
+    class      true class, by its number
     answer     right or wrong
-    search     part of the name, whatever the case of its letters
+    search     part of the name, ignoring case
     sort       name, confidence, or a metric (of the method); order: up or down
     page       from 1
 
@@ -46,20 +46,19 @@ from heatproof.verdict.data import RunData, read_run
 from heatproof.verdict.judge import judge
 
 WAITING = "waiting for the first unit"
-KEPT = 12  # readings that are remembered: a few checkpoints of one snapshot
-PATIENCE = 1.0, 5.0  # seconds between snapshots at least, and how often the time that reading takes
-T = TypeVar("T")
+CACHED = 12  # results: a few checkpoints of one snapshot
+PATIENCE = 1.0, 5.0  # seconds between snapshots at least, and multiples of the time that reading takes
 PER_PAGE = 60
 ANSWERS = ("", "right", "wrong")
 ORDERS = ("down", "up")
 ANSWER_COLUMNS = (
     "model", "checkpoint", "image", "class", "predicted", "confidence", "right", "explained", "method",
 )  # fmt: skip
-OWN = ("name", "confidence")  # what images can be sorted by besides metrics
+T = TypeVar("T")
 
 
 class Snapshot(RunFolder):
-    """A run as it was when it was looked at: parts that are finished later are not seen."""
+    """A run at one moment: parts that are finished later are not seen."""
 
     def __init__(self, folder: RunFolder, parts: Sequence[str]) -> None:
         super().__init__(folder.path, folder.manifest)
@@ -67,7 +66,7 @@ class Snapshot(RunFolder):
 
     @cached_property
     def version(self) -> str:
-        """A name for exactly these parts under these settings."""
+        """Hash of these parts and settings."""
         text = "\n".join([self.manifest.config_hash, *self.parts])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -79,44 +78,44 @@ class Snapshot(RunFolder):
 
 
 class SharedCache:
-    """Values by key, each made once, also when many ask for it at the same time; the oldest are forgotten."""
+    """Values by key, each made once, also for simultaneous requests; the oldest are dropped."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._made: OrderedDict[Any, Future[Any]] = OrderedDict()
+        self._values: OrderedDict[Any, Future[Any]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], T]) -> T:
         with self._lock:
-            mine = key not in self._made
-            waiting = self._made.setdefault(key, Future())
-            self._made.move_to_end(key)
-            while len(self._made) > self.most:
-                self._made.popitem(last=False)
-        if mine:
+            is_new = key not in self._values
+            value = self._values.setdefault(key, Future())
+            self._values.move_to_end(key)
+            while len(self._values) > self.most:
+                self._values.popitem(last=False)
+        if is_new:
             try:
-                waiting.set_result(make())
-            except BaseException as error:  # whoever waits must hear of it; the next one tries again
+                value.set_result(make())
+            except BaseException as error:  # raised for all that wait; the next request tries again
                 with self._lock:
-                    self._made.pop(key, None)
-                waiting.set_exception(error)
-        return cast(T, waiting.result())
+                    self._values.pop(key, None)
+                value.set_exception(error)
+        return cast(T, value.result())
 
 
 class Live:
-    """What the live page asks about a run; safe to ask from many threads."""
+    """Answers the requests of the live page about a run; thread-safe."""
 
     def __init__(self, path: str | Path) -> None:
         self._folder = RunFolder.open(path)
         self.path = self._folder.path
         self._store, self._store_lock = self._folder.maps(), threading.Lock()
-        self._kept, self._lock = SharedCache(KEPT), threading.Lock()
+        self._cache, self._lock = SharedCache(CACHED), threading.Lock()
         self._snapshot = Snapshot(self._folder, ())
         self._look_again, self._reading = 0.0, 0.0  # when, and the seconds that reading took
 
     def warm(self) -> None:
-        """Read what the page will ask for first."""
-        with contextlib.suppress(HeatproofError):  # whoever asks will hear of it
+        """Read what the page will request first."""
+        with contextlib.suppress(HeatproofError):  # raised again by the request
             self.report(self.data())
 
     def snapshot(self) -> Snapshot:
@@ -132,24 +131,26 @@ class Live:
             return self._snapshot
 
     def state(self) -> dict[str, Any]:
-        """How much there is, and a name for it that changes when it grows."""
+        """Number of units and rows, and a version that changes when they grow."""
         now = self.snapshot()
-        found: dict[str, Any] = {"version": now.version, "units": len(now.parts), "rows": 0}
+        state: dict[str, Any] = {"version": now.version, "units": len(now.parts), "rows": 0}
         if now.parts:
             count = "select count(*) as n from scores"
-            found["rows"] = self._read(now, ("rows",), lambda: int(now.scores().sql(count)[0]["n"]))
-            found["idle"] = max(0, round(time.time() - (now.path / "scores").stat().st_mtime))
-        return found
+            state["rows"] = self._read(now, ("rows",), lambda: int(now.scores().sql(count)[0]["n"]))
+            state["idle"] = max(0, round(time.time() - (now.path / "scores").stat().st_mtime))
+        return state
 
     def data(self, model: str | None = None, checkpoint: str | None = None) -> RunData:
         """One model at one checkpoint (its last with rows by default)."""
         now = self.snapshot()
         if not now.parts:
             raise StoreError(WAITING)
-        found = self._read(now, ("data", model, checkpoint), lambda: read_run(now, model, checkpoint))
-        if (model, checkpoint) == (found.model, found.checkpoint):
-            return found
-        return self._read(now, ("data", found.model, found.checkpoint), lambda: found)  # one for both names
+        data = self._read(now, ("data", model, checkpoint), lambda: read_run(now, model, checkpoint))
+        if (model, checkpoint) == (data.model, data.checkpoint):
+            return data
+        return self._read(
+            now, ("data", data.model, data.checkpoint), lambda: data
+        )  # the same under both keys
 
     def choices(self, data: RunData) -> dict[str, Any]:
         """What can be chosen on the page."""
@@ -164,7 +165,7 @@ class Live:
         }
 
     def report(self, data: RunData) -> dict[str, str]:
-        """The parts of the report's page as HTML; the pictures' place is left to the live page."""
+        """The parts of the report's page as HTML, without the gallery, which the live page draws."""
 
         def make() -> dict[str, str]:
             verdict, place = judge(data), Section("pictures", "Pictures", {})
@@ -181,7 +182,7 @@ class Live:
         return content
 
     def image(self, key: str) -> str:
-        """The image with this key, at any checkpoint."""
+        """The name of the image with this key, at any checkpoint."""
         now, names = self.snapshot(), dict[str, str]()
         if now.parts:
             every = "select distinct image from scores where image <> ''"
@@ -198,8 +199,8 @@ class Live:
             raise UnknownNameError("method", method, data.methods)
         ids = {key: self.image(key) for key in keys}
         with self._store_lock:
-            found = packed_maps(data, method, list(ids.values()), self._store)
-        return {key: found.get(name) for key, name in ids.items()}
+            maps = packed_maps(data, method, list(ids.values()), self._store)
+        return {key: maps.get(name) for key, name in ids.items()}
 
     def _read(self, of: Snapshot, what: tuple[Any, ...], make: Callable[[], T]) -> T:
         def timed() -> T:
@@ -209,11 +210,11 @@ class Live:
             finally:
                 self._reading += time.monotonic() - began
 
-        return self._kept.get((of.version, *what), timed)
+        return self._cache.get((of.version, *what), timed)
 
 
 def key_of(image: str) -> str:
-    """What an image is called in an address: any name becomes 24 harmless letters.
+    """The key of an image in an address: 24 letters and digits for any name.
 
     >>> key_of("../../etc/passwd")
     '3754d6cb3a38e1185e5b382d'
@@ -222,7 +223,7 @@ def key_of(image: str) -> str:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImageQuery:
     """Which images, in which order."""
 
     method: str
@@ -234,103 +235,75 @@ class Wanted:
     page: int = 1
 
 
-def read_wanted(query: Mapping[str, str], data: RunData) -> Wanted:
-    """The choices in a query, checked against the data."""
+def read_query(query: Mapping[str, str], data: RunData) -> ImageQuery:
+    """The choices in a query; raises InputError for one that the data do not have."""
     method = query.get("method") or next(iter(data.methods), "")
     sort = query.get("sort") or "name"
     if method and method not in data.methods:
         raise UnknownNameError("method", method, data.methods)
-    sortable = {*OWN, *(name for name, _ in data.images.scores)}
+    sortable = {"name", "confidence", *(name for name, _ in data.images.scores)}
     if sort not in sortable:
         raise UnknownNameError("metric", sort, sorted(sortable))
-    answer = _one_of("answer", query.get("answer", ""), ANSWERS)
-    order = _one_of("order", query.get("order") or "up", ORDERS)
-    label = _whole("class", query["class"]) if query.get("class") else None
-    page = max(1, _whole("page", query.get("page") or "1"))
-    return Wanted(method, label, answer, query.get("search", "").strip(), sort, order, page)
+    answer, order = query.get("answer", ""), query.get("order") or "up"
+    for key, value, known in (("answer", answer, ANSWERS), ("order", order, ORDERS)):
+        if value not in known:
+            names = ", ".join(name or "nothing" for name in known)
+            raise InputError(f"{key} is {value!r}; it must be one of {names}")
+    label = _integer("class", query["class"]) if query.get("class") else None
+    page = max(1, _integer("page", query.get("page") or "1"))
+    return ImageQuery(method, label, answer, query.get("search", "").strip(), sort, order, page)
 
 
-def places(data: RunData, wanted: Wanted) -> np.ndarray:
-    """Where the wanted images stand among all images, in the wanted order."""
+def _integer(key: str, text: str) -> int:
+    if not (text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) < 10):
+        raise InputError(f"{key} is {text!r}; it must be a whole number")
+    return int(text)
+
+
+def places(data: RunData, query: ImageQuery) -> np.ndarray:
+    """Places of the chosen images among all images, in the chosen order."""
     images = data.images
-    keep = np.ones(len(images.ids), dtype=bool)
-    if wanted.label is not None:
-        keep &= np.array([label == wanted.label for label in images.labels], dtype=bool)
-    if wanted.answer:
-        keep &= np.array([right is (wanted.answer == "right") for right in images.right], dtype=bool)
-    if wanted.search:
-        part = wanted.search.casefold()
-        keep &= np.array([part in name.casefold() for name in images.ids], dtype=bool)
-    found = np.flatnonzero(keep)
-    if wanted.sort == "name":  # the order they are in
-        return found if wanted.order == "up" else found[::-1]
+    chosen = np.ones(len(images.ids), dtype=bool)
+    if query.label is not None:
+        chosen &= np.array([label == query.label for label in images.labels], dtype=bool)
+    if query.answer:
+        chosen &= np.array([right is (query.answer == "right") for right in images.right], dtype=bool)
+    if query.search:
+        part = query.search.casefold()
+        chosen &= np.array([part in name.casefold() for name in images.ids], dtype=bool)
+    rows = np.flatnonzero(chosen)
+    if query.sort == "name":  # the order they are in
+        return rows if query.order == "up" else rows[::-1]
     missing = np.full(len(images.ids), np.nan)
-    scored = images.scores.get((wanted.sort, wanted.method), missing)
-    values = np.asarray(images.confidence if wanted.sort == "confidence" else scored, dtype=float)[found]
-    values = values if wanted.order == "up" else -values
-    return found[np.argsort(values, kind="stable")]  # NaN is last
+    scored = images.scores.get((query.sort, query.method), missing)
+    values = np.asarray(images.confidence if query.sort == "confidence" else scored, dtype=float)[rows]
+    values = values if query.order == "up" else -values
+    return rows[np.argsort(values, kind="stable")]  # NaN is last
 
 
-def one_page(data: RunData, wanted: Wanted, beside: RunData | None = None) -> dict[str, Any]:
-    """One page of records, how many there are, and means of the chosen method over these and over all.
+def image_page(data: RunData, query: ImageQuery, beside: RunData | None = None) -> dict[str, Any]:
+    """One page of records, their number, and means of the chosen method over the chosen images and all.
 
-    `beside`: another checkpoint, whose scores go with each record.
+    beside: another checkpoint, whose scores go with each record.
     """
-    found = places(data, wanted)
-    pages = max(1, -(-len(found) // PER_PAGE))
-    page = min(wanted.page, pages)
-    shown = found[(page - 1) * PER_PAGE : page * PER_PAGE]
-    columns = {name: column for (name, m), column in data.images.scores.items() if m == wanted.method}
+    rows = places(data, query)
+    pages = max(1, -(-len(rows) // PER_PAGE))
+    page = min(query.page, pages)
+    columns = {name: column for (name, m), column in data.images.scores.items() if m == query.method}
+    records = [record(data, int(i)) for i in rows[(page - 1) * PER_PAGE : page * PER_PAGE]]
+    if beside is not None:
+        for image in records:
+            other = record_of(beside, image["id"])
+            image["beside"] = None if other is None else other["scores"]
     return {
-        "total": len(found),
+        "total": len(rows),
         "of": len(data.images.ids),
         "page": page,
         "pages": pages,
         "first": (page - 1) * PER_PAGE + 1,
-        "means": {name: [_mean(column[found]), _mean(column)] for name, column in columns.items()},
-        "images": [_compared(record(data, int(i)), beside) for i in shown],
+        "means": {name: [_mean(column[rows]), _mean(column)] for name, column in columns.items()},
+        "images": records,
     }
-
-
-def _compared(found: dict[str, Any], beside: RunData | None) -> dict[str, Any]:
-    if beside is None:
-        return found
-    other = one_image(beside, found["id"])
-    return {**found, "beside": None if other is None else other["scores"]}
-
-
-def record(data: RunData, place: int) -> dict[str, Any]:
-    """An image's answers and scores, and the address of its picture where it was kept.
-
-    The address names the run too: a browser may keep the picture, but not for another run on the same port.
-    """
-    name = data.images.ids[place]
-    key, run = key_of(name), key_of(f"{data.folder.path} {data.manifest.started}")[:8]
-    kept = data.folder.pictures().path(name) is not None
-    return {**image_record(data, place), "key": key, "picture": f"/picture/{key}?run={run}" if kept else None}
-
-
-def one_image(data: RunData, name: str) -> dict[str, Any] | None:
-    """The record of one image, None where this checkpoint has not seen it."""
-    place = bisect_left(data.images.ids, name)
-    return record(data, place) if data.images.ids[place : place + 1] == [name] else None
-
-
-def as_csv(data: RunData, wanted: Wanted) -> str:
-    """All wanted images, not one page of them: answers, and every metric of the method."""
-    names = [m.name for m in data.measures if (m.name, wanted.method) in data.images.scores]
-    images, out = data.images, io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow([*ANSWER_COLUMNS, *names])
-    for i in places(data, wanted).tolist():
-        label, guess, explained = (
-            data.class_name(column[i]) for column in (images.labels, images.predicted, images.explained)
-        )
-        right = "" if images.right[i] is None else str(images.right[i]).lower()
-        told = [data.model, data.checkpoint, images.ids[i], label, guess, _text(images.confidence[i]), right]
-        numbers = [_text(images.scores[name, wanted.method][i]) for name in names]
-        writer.writerow([*map(csv_cell, [*told, explained, wanted.method]), *numbers])
-    return out.getvalue()
 
 
 def _mean(values: np.ndarray) -> float | None:
@@ -338,17 +311,37 @@ def _mean(values: np.ndarray) -> float | None:
     return json_number(defined.mean()) if len(defined) else None
 
 
-def _text(value: float) -> str:
-    return "" if np.isnan(value) else repr(float(value))
+def record(data: RunData, place: int) -> dict[str, Any]:
+    """An image's predictions and scores, and the address of the image if it was stored.
+
+    The address names the run too: a browser may cache the image, but not for another run on the same port.
+    """
+    name = data.images.ids[place]
+    key, run = key_of(name), key_of(f"{data.folder.path} {data.manifest.started}")[:8]
+    stored = data.folder.pictures().path(name) is not None
+    link = f"/picture/{key}?run={run}" if stored else None
+    return {**image_record(data, place), "key": key, "picture": link}
 
 
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise InputError(f"{what} is {value!r}; it must be one of {', '.join(k or 'nothing' for k in known)}")
-    return value
+def record_of(data: RunData, name: str) -> dict[str, Any] | None:
+    """The record of an image by its name, None if this checkpoint does not have it."""
+    place = bisect_left(data.images.ids, name)
+    return record(data, place) if data.images.ids[place : place + 1] == [name] else None
 
 
-def _whole(what: str, text: str) -> int:
-    if not (text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) < 10):
-        raise InputError(f"{what} is {text!r}; it must be a whole number")
-    return int(text)
+def as_csv(data: RunData, query: ImageQuery) -> str:
+    """All chosen images, not one page of them: predictions, and every metric of the method."""
+    names = [m.name for m in data.measures if (m.name, query.method) in data.images.scores]
+    images, out = data.images, io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow([*ANSWER_COLUMNS, *names])
+    for i in places(data, query).tolist():
+        label, predicted, explained = (
+            data.class_name(column[i]) for column in (images.labels, images.predicted, images.explained)
+        )
+        right = "" if images.right[i] is None else str(images.right[i]).lower()
+        numbers = [images.confidence[i], *(images.scores[name, query.method][i] for name in names)]
+        confidence, *scores = ("" if np.isnan(value) else repr(float(value)) for value in numbers)
+        cells = [data.model, data.checkpoint, images.ids[i], label, predicted, confidence, right, explained]
+        writer.writerow([*map(csv_cell, [*cells, query.method]), *scores])
+    return out.getvalue()

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from heatproof.disk import write_whole
 from heatproof.errors import StoreError
@@ -16,27 +16,13 @@ from heatproof.report.pieces import TEMPLATES, output_path
 from heatproof.verdict.answers import LOOKS, WORDS, Test, Verdict
 from heatproof.verdict.data import RunData
 
-MARK = "<!-- heatproof -->"  # a card that heatproof wrote, and may write again
-FORBIDDEN = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")  # in YAML, as themselves
-
+MARK = "<!-- heatproof -->"  # of a card that heatproof wrote, and may overwrite
+FORBIDDEN = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")  # unescaped in YAML
 LIMITS = (
     "A map that follows the network shows what the network uses, not that its answer is right.",
     "The answers hold for these pictures, this network and these weights; no groups of people were compared.",
     "Whether maps help people to decide better was not measured.",
 )
-
-
-class CardNumber(NamedTuple):
-    """A mean over n pictures with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-    @property
-    def bounded(self) -> bool:
-        return math.isfinite(self.low) and math.isfinite(self.high)
 
 
 def write_model_card(data: RunData, verdict: Verdict, path: str | Path) -> Path:
@@ -49,13 +35,22 @@ def write_model_card(data: RunData, verdict: Verdict, path: str | Path) -> Path:
 
 
 def card_markdown(data: RunData, verdict: Verdict) -> str:
-    """The section, below a head that the Hub reads."""
-    index = {"name": data.model, "results": [_result(data, verdict)]}
+    """The text of the card: `model-index` results in YAML, then the section in Markdown."""
+    images = data.manifest.config.get("images", {})
+    kind, path = str(images.get("kind", "images")), str(images.get("path") or "")
+    name = path if kind == "hf" else Path(path).name or kind  # without its folders
+    dataset = {"type": kind, "name": name, "revision": data.manifest.data or "unknown"}
+    result = {
+        "task": {"type": "image-classification"},
+        "dataset": dataset,
+        "metrics": list(_metrics(data, verdict)),
+    }
+    index = [{"name": data.model, "results": [result]}]
     content = {
         "mark": MARK,
-        "head": "\n".join(yaml_lines({"tags": ["heatproof", "explainability"], "model-index": [index]})),
+        "head": "\n".join(yaml_lines({"tags": ["heatproof", "explainability"], "model-index": index})),
         "data": data,
-        "data_set": data_set(data),
+        "data_set": name,
         "verdict": verdict,
         "words": WORDS,
         "looks": LOOKS,
@@ -66,58 +61,35 @@ def card_markdown(data: RunData, verdict: Verdict) -> str:
     return TEMPLATES.get_template("report/templates/model_card.md").render(content)
 
 
-def estimate(test: Test) -> CardNumber:
-    return CardNumber(test.value, test.low, test.high, test.n)
-
-
 def voting(tests: Sequence[Test]) -> list[Test]:
-    """Those that an answer rests on."""
+    """The tests that decide an answer."""
     return [test for test in tests if test.votes and math.isfinite(test.value)]
 
 
-def accuracy(data: RunData) -> CardNumber | None:
-    """The share of pictures that are classified rightly; None where no class is known, or several may be."""
-    if data.manifest.is_multilabel:  # those that have a finding alone say nothing about false alarms
-        return None
-    right = [float(one) for one in data.images.right if one is not None]
-    return CardNumber(sum(right) / len(right), *mean_interval(right), len(right)) if right else None
-
-
-def data_set(data: RunData) -> str:
-    """What the pictures are called, without the folders they lie in."""
-    setting = data.manifest.config.get("images", {})
-    path = str(setting.get("path") or "")
-    return path if setting.get("kind") == "hf" else Path(path).name or str(setting.get("kind", "images"))
-
-
-def _result(data: RunData, verdict: Verdict) -> dict[str, Any]:
-    """One entry of `model-index`: accuracy, then what every method's answer rests on, then the network's."""
-    metrics: list[dict[str, Any]] = []
-    if found := accuracy(data):
-        metrics.append(_metric("accuracy", "share classified rightly", found))
-    for one in verdict.methods:
-        name, own = f"maps of {one.method} follow the network", {"method": one.method}
-        metrics.append({"type": "follows", "name": name, "value": one.follows, "args": own})
-        for test in voting(one.tests):
-            metrics.append(_metric(test.name, f"{test.title} ({one.method})", estimate(test), own))
+def _metrics(data: RunData, verdict: Verdict) -> Iterator[dict[str, Any]]:
+    """Metrics of `model-index`: accuracy, the answer and tests of every method, then those of the network."""
+    right = [float(right) for right in data.images.right if right is not None]
+    if right and not data.manifest.is_multilabel:
+        numbers = (sum(right) / len(right), *mean_interval(right), len(right))
+        yield _metric(Test("accuracy", "share classified rightly", "undecided", *numbers))
+    for answer in verdict.methods:
+        name, own = f"maps of {answer.method} follow the network", {"method": answer.method}
+        yield {"type": "follows", "name": name, "value": answer.follows, "args": own}
+        for test in voting(answer.tests):
+            yield _metric(test, f" ({answer.method})", own)
     network = verdict.network
     if network.test is not None:
         name = "the network looks where it should"
-        metrics.append({"type": "looks-there", "name": name, "value": network.looks_there})
-        metrics.append(_metric(network.test.name, network.test.title, estimate(network.test)))
-    kind = str(data.manifest.config.get("images", {}).get("kind", "images"))
-    dataset = {"type": kind, "name": data_set(data), "revision": data.manifest.data or "unknown"}
-    return {"task": {"type": "image-classification"}, "dataset": dataset, "metrics": metrics}
+        yield {"type": "looks-there", "name": name, "value": network.looks_there}
+        yield _metric(network.test)
 
 
-def _metric(kind: str, name: str, found: CardNumber, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    bounds = {"low": found.low, "high": found.high} if found.bounded else {}
-    return {
-        "type": kind,
-        "name": name,
-        "value": found.value,
-        "args": {**(args or {}), "n": found.n, **bounds},
-    }
+def _metric(test: Test, of: str = "", args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A mean over n images with its 95 % interval."""
+    args = {**(args or {}), "n": test.n}
+    if math.isfinite(test.low) and math.isfinite(test.high):
+        args |= {"low": test.low, "high": test.high}
+    return {"type": test.name, "name": test.title + of, "value": test.value, "args": args}
 
 
 def yaml_lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
@@ -146,18 +118,15 @@ def yaml_lines(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
+    """A text or number; numbers without an exponent, which YAML would read as a text."""
     if isinstance(value, float):
-        return str(round(value, 6)) if 1e-4 <= abs(value) < 1e15 or value == 0 else _plain_float(value)
-    return FORBIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
-
-
-def _plain_float(value: float) -> str:
-    """Without an exponent, which YAML would read as a text."""
-    return f"{value:.6f}" if math.isfinite(value) else ".nan"
+        plain = 1e-4 <= abs(value) < 1e15 or value == 0
+        return str(round(value, 6)) if plain else f"{value:.6f}" if math.isfinite(value) else ".nan"
+    return FORBIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def md_text(text: str) -> str:
-    """Text from outside as Markdown shows it.
+    """Escape a text for Markdown.
 
     >>> print(md_text("a|b <c>"))
     a\\|b \\<c\\>

@@ -1,4 +1,4 @@
-"""Pictures side by side with their names. Pillow only; maps over pictures are in show.py."""
+"""Images side by side with their titles, drawn with Pillow; maps over images are in show.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GAP, TEXT, LINE = 14, 15, 21  # pixels: between tiles, height of the letters, fr
 
 
 def which_class(explained: int | None, label: int | None, predicted: int | None) -> str:
-    """What the explained class is to its picture.
+    """Which class of an image is explained.
 
     >>> which_class(1, 1, 0), which_class(0, None, 0)
     ('true label', 'prediction')
@@ -30,22 +30,22 @@ def which_class(explained: int | None, label: int | None, predicted: int | None)
 
 
 def explains(explained: int, label: int | None, predicted: int | None, named: Callable[[int], str]) -> str:
-    """Which class a map is about, and where the network's answer is another one, that too.
+    """The explained class of a map, with the prediction and the label if they differ.
 
     >>> explains(1, 1, 0, ["normal", "pneumonia"].__getitem__)
     'explains: pneumonia (true label); the network says: normal'
     """
-    said = [f"explains: {named(explained)} ({which_class(explained, label, predicted)})"]
+    texts = [f"explains: {named(explained)} ({which_class(explained, label, predicted)})"]
     if predicted not in (explained, None):
-        said.append(f"the network says: {named(predicted)}")
+        texts.append(f"the network says: {named(predicted)}")
     if label not in (explained, None):
-        said.append(f"the true label is: {named(label)}")
-    return "; ".join(said)
+        texts.append(f"the true label is: {named(label)}")
+    return "; ".join(texts)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One picture of a panel: its title above it, what is worth knowing below it."""
+    """An image of a panel with its title above it and a note below it."""
 
     picture: Image.Image
     title: str
@@ -55,7 +55,7 @@ class Tile:
 def panel(
     tiles: Sequence[Tile], *, columns: int = 7, heading: str = "", cmap: str | None = None
 ) -> Image.Image:
-    """Tiles side by side, at most `columns` in a row; with a colour bar where `cmap` is named."""
+    """Tiles side by side, at most `columns` in a row; with a colour bar if `cmap` is named."""
     rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
     return sheet(rows, heading=heading, cmap=cmap)
 
@@ -72,11 +72,11 @@ def sheet(
     tall = [LINE + max(p.height for p in row) + note for row, note in zip(pictures, noted, strict=True)]
     bottom = LINE + GAP if cmap else 0
     width = GAP + max(len(row) for row in rows) * (wide + GAP)
-    told = _wrapped(heading, width - 2 * GAP)
-    top = GAP + LINE * len(told) + GAP // 2 * bool(told)
+    title = _wrapped(heading, width - 2 * GAP)
+    top = GAP + LINE * len(title) + GAP // 2 * bool(title)
     canvas = Image.new("RGB", (width, top + sum(tall) + GAP * len(rows) + bottom), PAPER)
     pen = ImageDraw.Draw(canvas)
-    for i, line in enumerate(told):
+    for i, line in enumerate(title):
         _write(pen, (GAP, GAP - 4 + LINE * i), line, width - 2 * GAP)
     y = top
     for row, made, height in zip(rows, pictures, tall, strict=True):
@@ -93,7 +93,7 @@ def sheet(
 
 
 def _enlarged(picture: Image.Image, side: int) -> Image.Image:
-    """Small pictures in whole multiples, so that every pixel stays a square one can see."""
+    """Small images in whole multiples, so that every pixel stays a square."""
     factor = max(1, round(side / max(picture.size)))
     return ImageOps.scale(picture.convert("RGB"), factor, Image.Resampling.NEAREST)
 
@@ -115,7 +115,7 @@ def _write(
 
 
 def _wrapped(text: str, width: float) -> list[str]:
-    """Lines of whole words that fit."""
+    """Split a text into lines that fit."""
     lines: list[str] = []
     for word in text.split():
         if lines and _font().getlength(f"{lines[-1]} {word}") <= width:
@@ -126,10 +126,10 @@ def _wrapped(text: str, width: float) -> list[str]:
 
 
 def _fitted(text: str, width: float) -> str:
-    """The text, shortened with three dots where it is wider than its place."""
+    """The text, shortened with three dots if it is wider than `width`."""
     if _font().getlength(text) <= width:
         return text
-    shorter = (text[:kept].rstrip() + "..." for kept in range(len(text), 0, -1))
+    shorter = (text[:end].rstrip() + "..." for end in range(len(text), 0, -1))
     return next((each for each in shorter if _font().getlength(each) <= width), "...")
 
 

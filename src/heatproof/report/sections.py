@@ -43,9 +43,8 @@ from heatproof.report.pieces import (
 from heatproof.store import RunFolder
 from heatproof.store.ledger import known_record, write_record
 from heatproof.verdict.answers import Verdict
-from heatproof.verdict.data import Cell, RunData
+from heatproof.verdict.data import Cell, Measure, RunData, in_order
 from heatproof.verdict.epochs import read_gradients, whole_norm
-from heatproof.verdict.measures import Measure, in_order
 
 MOST_CLASSES = 5  # as many as there are shapes for
 LISTED_CLASSES = 12

@@ -1,14 +1,14 @@
-"""The report as a live page over a run folder: a small server that only answers questions about one run.
+"""The report as a live page: a small server that only reads one run folder.
 
     /                 the page               /state     how much there is
-    /report           verdict and sections   /choices   what can be chosen
+    /report           verdict and sections   /choices   options of the page
     /images, /image   records                /maps      maps as bytes
     /picture/KEY      one picture            /rows.csv  the chosen images
 
-Nothing can be written and no file can be named: addresses are the ones above, images go by a hash of their
+Nothing can be written and no file can be named: addresses are the ones above, images have a hash of their
 name, and models, checkpoints and methods must be among those in the rows. Requests whose Host is an unknown
-name are refused (a web page elsewhere could otherwise point its own name at this machine). Bound to anything
-but loopback, every request needs the token, which the first address carries and a cookie keeps.
+name are refused (DNS rebinding). Bound to anything but loopback, every request needs the token, which is in
+the first address and then in a cookie.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from heatproof.errors import HeatproofError, InputError, StoreError, UnknownNameError, visible
 from heatproof.report.gallery import media_type
-from heatproof.report.live import PER_PAGE, Live, as_csv, one_image, one_page, read_wanted
+from heatproof.report.live import PER_PAGE, Live, as_csv, image_page, read_query, record_of
 from heatproof.report.pieces import asset, fill
 from heatproof.verdict.data import RunData
 
@@ -70,12 +70,12 @@ class Reply:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers for one run until it is closed."""
+    """HTTP server of one run."""
 
     daemon_threads = True
 
     def __init__(self, run: str | Path, host: str = "127.0.0.1", port: int = 0, token: bool = False) -> None:
-        """`token`: ask for one on loopback too, where other users of the machine could look."""
+        """token: require one on loopback too, against other users of the machine."""
         self.live = Live(run)
         self.address_family, address, loopback = resolve(host)
         self.token = None if loopback and not token else secrets.token_urlsafe(24)
@@ -89,7 +89,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to open, with the token where one is needed."""
+        """The address to open, with the token if one is needed."""
         host = socket.gethostname() if self.host in ("0.0.0.0", "::", "") else self.host
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
@@ -118,18 +118,18 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):  # a browser that left
-            _say_what_went_wrong()
+            print(visible(traceback.format_exc()), file=sys.stderr)
 
 
 class TimedReader(io.RawIOBase):
-    """What a connection sends, until its time is over: a byte now and then does not hold a thread."""
+    """Reads from a connection until its time is over, so that a slow sender does not block a thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.expect()
 
     def expect(self) -> None:
-        """The next request: its time begins."""
+        """Start the time of the next request."""
         self.until = time.monotonic() + PATIENCE
 
     def readable(self) -> bool:
@@ -172,7 +172,7 @@ class Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _refuse(self) -> None:
-        self.close_connection = True  # what it wants to send is not read
+        self.close_connection = True  # its body is not read
         self._send(_text("Only GET and HEAD are answered here.", 405, {"Allow": "GET, HEAD"}))
 
     def _answer(self) -> Reply:
@@ -191,19 +191,19 @@ class Handler(BaseHTTPRequestHandler):
         except (HeatproofError, ValueError) as error:
             return _json({"error": str(error)}, 400)
         except Exception:
-            _say_what_went_wrong()
+            print(visible(traceback.format_exc()), file=sys.stderr)
             return _json({"error": "something went wrong; the terminal of heatproof serve says what"}, 500)
 
     def _token(self, path: str, query: Mapping[str, str]) -> Reply | None:
-        """None to go on; else the way to the page with a cookie, or a refusal."""
+        """None if the request has the token; else a redirect that sets the cookie, or a refusal."""
         token, cookie = self.server.token, f"heatproof_{self.server.server_port}"
         if token is None:
             return None
         if _equal(query.get("token", ""), token):
             if path != "/":
                 return None
-            keep = f"{cookie}={token}; Path=/; HttpOnly; SameSite=Lax"
-            return Reply(b"", "text/plain", 303, {"Location": "/", "Set-Cookie": keep})
+            header = f"{cookie}={token}; Path=/; HttpOnly; SameSite=Lax"
+            return Reply(b"", "text/plain", 303, {"Location": "/", "Set-Cookie": header})
         given = dict(part.strip().partition("=")[::2] for part in self.headers.get("Cookie", "").split(";"))
         if _equal(given.get(cookie, ""), token):
             return None
@@ -223,29 +223,31 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is for what went wrong."""
+        """Log nothing: the terminal is for errors."""
 
 
 def answer(live: Live, path: str, query: Mapping[str, str]) -> Reply:
-    """The reply to one question."""
+    """The reply to a request."""
     if path == "/":
         return Reply(fill("live", {}).encode(), "text/html")
     if path.startswith("/assets/") and (name := path.removeprefix("/assets/")) in ASSETS:
         return Reply(asset(name).encode(), ASSETS[name])
     if path == "/state":
         return _json(live.state())
-    if found := PICTURE.fullmatch(path):
-        return _picture(live.picture(found[1]))
-    if path not in QUESTIONS:
+    if match := PICTURE.fullmatch(path):
+        content = live.picture(match[1])
+        cached = {"Cache-Control": "private, max-age=86400, immutable"}  # images never change within a run
+        return Reply(content, media_type(content), headers=cached)
+    if path not in PAGES:
         return _text("There is nothing here.", 404)
     data = live.data(query.get("model") or None, query.get("checkpoint") or None)
-    return QUESTIONS[path](live, data, query)
+    return PAGES[path](live, data, query)
 
 
 def _images(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
     other = query.get("beside") or data.checkpoint
     beside = None if other == data.checkpoint else live.data(data.model, other)
-    return _json(one_page(data, read_wanted(query, data), beside))
+    return _json(image_page(data, read_query(query, data), beside))
 
 
 def _maps(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
@@ -256,33 +258,35 @@ def _maps(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
 
 
 def _rows(live: Live, data: RunData, query: Mapping[str, str]) -> Reply:
-    content = as_csv(data, read_wanted(query, data)).encode("utf-8-sig")  # so that Excel reads it as UTF-8
+    content = as_csv(data, read_query(query, data)).encode("utf-8-sig")  # so that Excel reads it as UTF-8
     return Reply(content, "text/csv", headers={"Content-Disposition": 'attachment; filename="heatproof.csv"'})
 
 
-QUESTIONS: dict[str, Callable[[Live, RunData, Mapping[str, str]], Reply]] = {
+PAGES: dict[str, Callable[[Live, RunData, Mapping[str, str]], Reply]] = {
     "/choices": lambda live, data, query: _json(live.choices(data)),
     "/report": lambda live, data, query: _json(live.report(data)),
     "/images": _images,
-    "/image": lambda live, data, query: _json(one_image(data, live.image(query.get("key", "")))),
+    "/image": lambda live, data, query: _json(record_of(data, live.image(query.get("key", "")))),
     "/maps": _maps,
     "/rows.csv": _rows,
 }
 
 
 def resolve(host: str) -> tuple[socket.AddressFamily, str, bool]:
-    """How a host is bound: family, address, and whether it is loopback."""
+    """Family and address of a host, and whether it is loopback."""
     try:
-        found = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(
+            host or "0.0.0.0", None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except OSError as error:
         raise InputError(f"no address is known for the host {host!r}; use 127.0.0.1 or 0.0.0.0") from error
-    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    family, *_, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
     ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
     return socket.AddressFamily(family), str(address[0]), ip.is_loopback
 
 
 def known_host(header: str, names: set[str]) -> bool:
-    """Whether a Host header is an address or one of our own names.
+    """Whether a Host header is an IP address or one of the server's names.
 
     >>> known_host("127.0.0.1:8080", set()), known_host("evil.example:8080", {"localhost"})
     (True, False)
@@ -309,16 +313,6 @@ def _why_not(host: str, port: int, error: OSError, family: int, address: str) ->
     return f"{failed}; name another with --port"
 
 
-def _say_what_went_wrong() -> None:
-    print(visible(traceback.format_exc()), file=sys.stderr)
-
-
-def _picture(content: bytes) -> Reply:
-    """Pictures never change within a run, so the browser may keep them."""
-    keep = {"Cache-Control": "private, max-age=86400, immutable"}
-    return Reply(content, media_type(content), headers=keep)
-
-
 def _json(content: Any, status: int = 200) -> Reply:
     return Reply(json.dumps(content, allow_nan=False, separators=(",", ":")).encode(), status=status)
 
@@ -328,5 +322,5 @@ def _text(text: str, status: int, headers: Mapping[str, str] | None = None) -> R
 
 
 def _equal(given: str, token: str) -> bool:
-    """In constant time, so that answers do not tell how much of a guess is right."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())

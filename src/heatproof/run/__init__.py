@@ -1,1 +1,1 @@
-"""From one TOML file to a run folder: what to compute (config, plan), who computes it (engines)."""
+"""From a study to a run folder: what to compute (config, plan), and its computation (engines)."""

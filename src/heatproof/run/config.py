@@ -106,7 +106,7 @@ class PreprocessTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Study(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything a run is told."""
+    """All settings of a run."""
 
     model: ModelTable
     images: ImagesTable

@@ -1,9 +1,9 @@
-"""What a run would cost, before it is started: counted from the plan, timed on its first pictures.
+"""The cost of a run before it is started: counted from the plan, timed on its first images.
 
-Nothing is run at full length for it. What repeats a pass (samples of LIME, steps of insertion) is cut down to
-a few, and each is grown by itself while that is cheap, on one picture; then the pictures are. Time and inputs
-are straight lines in all of these, so the last two points of each tell the rest. Where all of it is cheap
-nothing is cut, and the numbers are those of a real unit.
+Nothing is run at full length. Repeated passes (samples of LIME, steps of insertion) are cut down to a few,
+and each is raised separately while that is cheap, on one image; then the number of images is. Time and inputs
+are linear in all of these, so the last two points of each give the rest. Where everything is cheap nothing is
+cut, and the numbers are those of a real unit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Counts = dict[Function, int]  # repetitions by the function that makes them, whi
 def estimate(
     prepared: Prepared, shard: tuple[int, int] = (0, 1), say: Say = lambda text: None
 ) -> Iterator[tuple[str, str]]:
-    """Lines of a table: what, and how much. say: told about each trial."""
+    """Yield lines of a table: what, and how much. say: called with a line about each trial."""
     manifest, done = _existing(prepared)
     source, study = prepared.opened.source, prepared.opened.study
     plan = make_plan(manifest, len(source), prepared.pictures)
@@ -64,7 +64,7 @@ def estimate(
 
 
 def outline(opened: ResolvedStudy) -> Iterator[tuple[str, str]]:
-    """What can be said of a study without loading its model: what there is, and how much."""
+    """Yield lines about a study without loading its model: what, and how much."""
     checkpoints = [checkpoint.name for checkpoint in opened.checkpoints]
     plan = make_plan(Manifest(opened.config, models=dict.fromkeys(checkpoints, "")), len(opened.source))
     yield "images", f"{len(opened.source):,}"
@@ -81,7 +81,7 @@ def _units(plan: RunPlan, batch_size: int) -> str:
 
 
 def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
-    """The manifest the run would have, and what is done of it; nothing is written."""
+    """The manifest the run would have, and hashes of its finished units; nothing is written."""
     if not (prepared.path / "run.json").exists():
         return prepared.manifest, set()
     folder = RunFolder.open(prepared.path)
@@ -95,7 +95,7 @@ def _existing(prepared: Prepared) -> tuple[Manifest, set[str]]:
 
 def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator[tuple[str, str]]:
     seconds, inputs, basis = 0.0, 0.0, []
-    kinds: dict[tuple[str, ...], list[PlannedUnit]] = {}  # checkpoints are one network, so they cost the same
+    kinds: dict[tuple[str, ...], list[PlannedUnit]] = {}  # of all checkpoints, which cost the same
     for unit in pending:
         kinds.setdefault((unit.kind, *unit.methods, *unit.metrics), []).append(unit)
     for units in kinds.values():
@@ -113,7 +113,7 @@ def _timed(worker: Worker, pending: Sequence[PlannedUnit], say: Say) -> Iterator
 
 
 class Trial(NamedTuple):
-    """What a part of a unit took."""
+    """Time and inputs of a part of a unit."""
 
     seconds: float
     inputs: float
@@ -184,7 +184,9 @@ class Trials:
         passes = {explainers.get(parse_call(text)[0]).function for text in self.unit.methods}
         for function, count in full.items():
             leap = GROWTH if function in passes else 2  # a metric repeats its passes for every method
-            points = _grow(partial(self._one, few, function), few[function], base, count, leap, self.cheap)
+            points = _grow(
+                partial(self._with_count, few, function), few[function], base, count, leap, self.cheap
+            )
             more = _at(points, count) + base * -1
             # Between two short trials a busy machine hides what the passes cost, but not that they cost.
             least = (
@@ -206,7 +208,7 @@ class Trials:
             self.basis += f", and 1 with {passes_of_it} of its repeated passes"
         return each + Trial(self.decoding, 0)
 
-    def _one(self, few: Counts, function: Function, count: int) -> Trial:
+    def _with_count(self, few: Counts, function: Function, count: int) -> Trial:
         return self._try(1, few | {function: count})
 
     def _try(self, images: int, counts: Counts) -> Trial:
@@ -217,10 +219,10 @@ class Trials:
         self.inputs, began = 0, time.perf_counter()
         with fixed_threads(self.opened.threads):
             self.worker.compute(cut, loaded)
-        found = Trial(time.perf_counter() - began, self.inputs)
+        trial = Trial(time.perf_counter() - began, self.inputs)
         passed = f"{counted(images, 'picture')}, {counted(self.inputs, 'input')} through the network"
-        self.say(f"timed {passed}: {found.seconds:.1f} s")
-        return found
+        self.say(f"timed {passed}: {trial.seconds:.1f} s")
+        return trial
 
     def _load(self, indices: Sequence[int], workers: int | None) -> Loaded:
         preprocess = self.opened.model(self.unit.checkpoint).preprocess
@@ -239,23 +241,23 @@ class Trials:
         if name in (*ANSWERS, *PER_MAP):
             return []
         entry = (explainers if text in self.unit.methods else metrics).get(name)
-        asked = {option: (entry.options | options).get(option) for option in REPEATS}
-        counts = {option: self.channels if value == "all" else value for option, value in asked.items()}
+        values = {option: (entry.options | options).get(option) for option in REPEATS}
+        counts = {option: self.channels if value == "all" else value for option, value in values.items()}
         return [(option, entry.function, n) for option, n in counts.items() if isinstance(n, int)]
 
     def _cut(self, texts: Sequence[str], counts: Counts) -> tuple[str, ...]:
-        found = []
+        cut = []
         for text in texts:
             name, options = parse_call(text)
             less = {o: counts[f] for o, f, count in self._repeats(text) if counts[f] < count}
-            found.append(call_text(name, options | less) if less else text)
-        return tuple(found)
+            cut.append(call_text(name, options | less) if less else text)
+        return tuple(cut)
 
     @cached_property
     def channels(self) -> int:
-        """Of the layer, which is what all of them means."""
+        """The channels of the layer, the number of repetitions that "all" stands for."""
         model = self.opened.model(self.unit.checkpoint)
         needs, layer = frozenset({"activations"}), self.opened.study.model.layer
         with frozen_eval(model.module):
-            found = capture(model, model.preprocess.blank, None, needs, layer)
-        return int(found.activation.shape[1])
+            trace = capture(model, model.preprocess.blank, None, needs, layer)
+        return int(trace.activation.shape[1])

@@ -18,7 +18,7 @@ RESERVED = ("progress", "batch_size", "layer", "boxes", "masks", "targets", "see
 
 @dataclass(frozen=True)
 class MetricRequest:
-    """One metric as it is asked for; `text` is how rows and units name it."""
+    """A metric with its options; `text` is its name in rows and units."""
 
     text: str
     entry: Metric
@@ -62,7 +62,7 @@ class MetricRequest:
 
 def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
     """Requests in the order given, families taken apart, aliases replaced by the registered name."""
-    found: dict[str, MetricRequest] = {}
+    requests: dict[str, MetricRequest] = {}
     for text in texts:
         name, options = parse_call(text)
         bundles = _bundles()
@@ -73,10 +73,10 @@ def read_metrics(texts: Sequence[str]) -> list[MetricRequest]:
         for entry in entries:
             _refuse(entry, options)
             text = call_text(entry.name, options)
-            if text in found:
+            if text in requests:
                 raise InputError(f"metrics name {text} twice; leave one out")
-            found[text] = MetricRequest(text, entry, tuple(options.items()))
-    return list(found.values())
+            requests[text] = MetricRequest(text, entry, tuple(options.items()))
+    return list(requests.values())
 
 
 def in_a_run(name: str) -> bool:
@@ -88,12 +88,12 @@ def in_a_run(name: str) -> bool:
 
 
 def _bundles() -> dict[str, list[Metric]]:
-    """Metrics that one name asks for, in the order of their file."""
-    found: dict[str, list[Metric]] = {}
+    """Metrics by the name of their bundle, in the order of their file."""
+    bundles: dict[str, list[Metric]] = {}
     for entry in metrics.as_registered():
         if entry.bundle:
-            found.setdefault(entry.bundle, []).append(entry)
-    return found
+            bundles.setdefault(entry.bundle, []).append(entry)
+    return bundles
 
 
 def _refuse(entry: Metric, options: dict[str, Any]) -> None:
@@ -123,6 +123,6 @@ def _refuse(entry: Metric, options: dict[str, Any]) -> None:
 
 def repetitions(function: Callable[..., Any], options: dict[str, Any]) -> int:
     """How often a method or metric repeats a pass, by its options."""
-    usual = {name: one.default for name, one in inspect.signature(function).parameters.items()}
-    found = [(usual | options).get(name) for name in REPEATS]
-    return max([n for n in found if isinstance(n, int)], default=1)
+    defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+    counts = [(defaults | options).get(name) for name in REPEATS]
+    return max([n for n in counts if isinstance(n, int)], default=1)

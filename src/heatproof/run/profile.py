@@ -1,9 +1,9 @@
-"""Where the time of a run went: a table of its stages and a timeline, from what the timeline recorded.
+"""Where the time of a run went: a table of its stages and a timeline, from a recording (timeline.py).
 
-For the main thread, stage by stage: seconds in all, of these in passes (`device`), waiting for somebody else,
-and the rest (`host`). On a GPU `device` is by its own timers while the host goes on, so `host` is all that is
-not waiting; `idle` is how long meanwhile no kernel ran. Work of other threads overlaps with that; it is
-listed as `beside`.
+For the main thread, stage by stage: seconds in all, of these in passes (`device`), waiting for another thread
+or the device, and the rest (`host`). On a GPU `device` is by its own timers while the host goes on, so `host`
+is all that is not waiting; `idle` is how long meanwhile no kernel ran. Work of other threads overlaps with
+that; it is listed as `beside`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a recording says, in all and by stage."""
+    """Times of a recording, in all and by stage."""
 
     device: str
     wall: float
@@ -61,8 +61,8 @@ class Profile:
     @property
     def total(self) -> StageTime:
         """The main thread's stages together."""
-        own = [one for one in self.stages if not one.beside]
-        sums = {name: sum(getattr(one, name) for one in own) for name in _COUNTED}
+        own = [stage for stage in self.stages if not stage.beside]
+        sums = {name: sum(getattr(stage, name) for stage in own) for name in _COUNTED}
         return StageTime("all", "", False, **sums)
 
 
@@ -71,7 +71,7 @@ _COUNTED = [field.name for field in fields(StageTime) if field.name not in ("sta
 
 @contextmanager
 def profiling() -> Iterator[Profiler]:
-    """Record while the context is open; afterwards it can be summed up and written."""
+    """Record while the context is open; afterwards the profiler sums up and writes."""
     # Torch's profiler takes seconds to end, which are none of the run's.
     with ExitStack() as until_the_end, recording() as recorded:
         yield Profiler(recorded, until_the_end)
@@ -85,20 +85,22 @@ class Profiler:
         self.kernels: list[tuple[int, int]] = []
 
     def on(self, device: str) -> None:
-        """Say where the passes will run, before the first one."""
+        """Set the device of the passes, before the first pass."""
         self.recorded.device = device
         self._until_the_end.enter_context(_kernels(device, self.kernels, self.recorded.began))
 
     def summary(self) -> Profile:
-        spans, main = self.recorded.spans, self.recorded.main
-        own = _stages([span for span in spans if span.thread == main], self.recorded.device, beside=False)
+        recorded, wall = self.recorded, self.recorded.ended * NS
+        own = _stages(
+            [span for span in recorded.spans if span.thread == recorded.main], recorded.device, False
+        )
+        others = _stages([s for s in recorded.spans if s.thread != recorded.main], recorded.device, True)
         if self.kernels:
-            own = [replace(one, idle=idle) for one, idle in zip(own, self._idle(own), strict=True)]
-        others = _stages([span for span in spans if span.thread != main], self.recorded.device, beside=True)
-        wall = self.recorded.ended * NS
-        rest = max(0.0, wall - sum(one.seconds for one in own))
+            own = [replace(stage, idle=idle) for stage, idle in zip(own, self._idle(own), strict=True)]
+        rest = max(0.0, wall - sum(stage.seconds for stage in own))
         own.append(StageTime(BETWEEN, "", False, 0, 0, 0, rest, 0.0, rest, 0.0))
-        return Profile(self.recorded.device, wall, (*_longest(own), *_longest(others)), self._busy())
+        ordered = [sorted(stages, key=lambda stage: -stage.seconds) for stages in (own, others)]
+        return Profile(recorded.device, wall, (*ordered[0], *ordered[1]), self._busy())
 
     def _busy(self) -> float | None:
         units = [span.end for span in self.recorded.spans if span.name == FRAME]
@@ -110,21 +112,26 @@ class Profiler:
 
     def _idle(self, stages: Sequence[StageTime]) -> list[float]:
         """Seconds of each stage of the main thread in which the GPU had nothing to do."""
-        worked, found = covered(self.kernels), dict.fromkeys(((one.stage, one.what) for one in stages), 0.0)
-        for one in self.recorded.spans:
-            if one.thread == self.recorded.main and (one.name, one.what) == one.stage and one.stage in found:
-                found[one.stage] += (one.ns - worked(one.end) + worked(one.start)) * NS
-        return list(found.values())
+        worked = covered(self.kernels)
+        idle = dict.fromkeys(((stage.stage, stage.what) for stage in stages), 0.0)
+        for span in self.recorded.spans:
+            is_stage = (span.name, span.what) == span.stage
+            if span.thread == self.recorded.main and is_stage and span.stage in idle:
+                idle[span.stage] += (span.ns - worked(span.end) + worked(span.start)) * NS
+        return list(idle.values())
 
     def write(self, folder: Path, name: str = "profile") -> Path:
         """NAME.json and NAME.csv, the table, and NAME.trace.json for trace viewers; the path of the last."""
-        place, found = folder / FOLDER, self.summary()
-        totals = {"device": found.device, "wall": found.wall, "busy": found.busy, **asdict(found.total)}
+        place, profile = folder / FOLDER, self.summary()
+        totals = {
+            "device": profile.device, "wall": profile.wall, "busy": profile.busy, **asdict(profile.total),
+        }  # fmt: skip
+        stages = [asdict(stage) for stage in profile.stages]
         table = io.StringIO()
         writer = csv.DictWriter(table, [field.name for field in fields(StageTime)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({k: csv_cell(v) for k, v in asdict(one).items()} for one in found.stages)
-        whole = {"all": totals, "stages": [asdict(one) for one in found.stages]}
+        writer.writerows({k: csv_cell(v) for k, v in stage.items()} for stage in stages)
+        whole = {"all": totals, "stages": stages}
         trace = place / f"{name}.trace.json"
         write_whole(
             {
@@ -136,51 +143,44 @@ class Profiler:
         return trace
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        """As Chrome's trace format has them: complete events, in microseconds, by thread."""
+        """Complete events of Chrome's trace format, in microseconds, by thread."""
         process = os.getpid()
         for thread, name in self.recorded.names.items():
             label = "main" if thread == self.recorded.main else name
             yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": label}}
-        for one in self.recorded.spans:
+        for span in self.recorded.spans:
             event = {
-                "ph": "X", "name": f"{one.name} {one.what}".strip(), "cat": one.stage[0], "pid": process,
-                "tid": one.thread, "ts": one.start / 1e3, "dur": one.ns / 1e3,
+                "ph": "X", "name": f"{span.name} {span.what}".strip(), "cat": span.stage[0], "pid": process,
+                "tid": span.thread, "ts": span.start / 1e3, "dur": span.ns / 1e3,
             }  # fmt: skip
-            yield event | ({"args": {"inputs": one.inputs}} if one.inputs else {})
+            yield event | ({"args": {"inputs": span.inputs}} if span.inputs else {})
 
 
 def _stages(spans: Sequence[Span], device: str, beside: bool) -> list[StageTime]:
     sums: dict[tuple[str, str], dict[str, Any]] = {}
-    apart = device.startswith("cuda")  # the device works while the host goes on
-    for one in spans:
-        if one.name == FRAME:
+    for span in spans:
+        if span.name == FRAME:
             continue
-        line = sums.setdefault(one.stage, dict.fromkeys((*_COUNTED, "inside"), 0))
-        if (one.name, one.what) == one.stage:
+        line = sums.setdefault(span.stage, dict.fromkeys((*_COUNTED, "inside"), 0))
+        if (span.name, span.what) == span.stage:
             line["calls"] += 1
-            line["seconds"] += one.ns * NS
-        if one.name == PASSES[0]:
+            line["seconds"] += span.ns * NS
+        if span.name == PASSES[0]:
             line["passes"] += 1
-            line["inputs"] += one.inputs
-        if one.name in PASSES:
-            line["inside"] += one.ns * NS
-            line["device"] += (one.ns if one.device_ns is None else one.device_ns) * NS
-        if one.name == WAITING:
-            line["waiting"] += one.ns * NS
-    found = []
-    for (stage, what), line in sums.items():
-        inside = line.pop("inside")
-        line["host"] = line["seconds"] - line["waiting"] - (0.0 if apart else inside)
-        found.append(StageTime(stage, what, beside, **line))
-    return found
-
-
-def _longest(stages: Sequence[StageTime]) -> list[StageTime]:
-    return sorted(stages, key=lambda one: -one.seconds)
+            line["inputs"] += span.inputs
+        if span.name in PASSES:
+            line["inside"] += span.ns * NS
+            line["device"] += (span.ns if span.device_ns is None else span.device_ns) * NS
+        if span.name == WAITING:
+            line["waiting"] += span.ns * NS
+    for line in sums.values():
+        inside = line.pop("inside")  # on a GPU the host goes on meanwhile
+        line["host"] = line["seconds"] - line["waiting"] - (0.0 if device.startswith("cuda") else inside)
+    return [StageTime(stage, what, beside, **line) for (stage, what), line in sums.items()]
 
 
 def covered(stretches: Sequence[tuple[int, int]]) -> Callable[[int], int]:
-    """How much of the time before a moment lies in at least one stretch.
+    """A function: how much of the time before a moment lies in at least one stretch.
 
     >>> before = covered([(0, 4), (2, 6), (8, 20)])
     >>> before(1), before(6), before(10)
@@ -200,31 +200,23 @@ def covered(stretches: Sequence[tuple[int, int]]) -> Callable[[int], int]:
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
-    """For torch's profiler, which warns about its own settings at its start and end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextmanager
-def _kernels(device: str, found: list[tuple[int, int]], began: int) -> Iterator[None]:
-    """Fill `found` with what a GPU did; on a CPU there is nothing to fill."""
+def _kernels(device: str, kernels: list[tuple[int, int]], began: int) -> Iterator[None]:
+    """Append the times of a GPU's kernels to `kernels`; does nothing on a CPU."""
     if not device.startswith("cuda"):
         yield
         return
-    zero = time.time_ns() - time.perf_counter_ns() + began  # torch's profiler tells the time of day
-    with _without_warnings():
+    zero = time.time_ns() - time.perf_counter_ns() + began  # torch's profiler has the time of day
+    with warnings.catch_warnings(action="ignore"):  # of torch's profiler, about its own settings
         profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
         profiler.start()
     try:
         yield
         torch.cuda.synchronize()
     finally:
-        with _without_warnings():
+        with warnings.catch_warnings(action="ignore"):
             profiler.stop()
     results = profiler.profiler.kineto_results if profiler.profiler else None
     for event in results.events() if results else ():
         if event.device_type() == torch.autograd.DeviceType.CUDA:
             start = event.start_ns() - zero
-            found.append((start, start + event.duration_ns()))
+            kernels.append((start, start + event.duration_ns()))

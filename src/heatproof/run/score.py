@@ -112,16 +112,17 @@ def measure(
             with span("metric", request.entry.bundle or request.text):
                 computed[key] = compute(request, context if "model" in request.entry.needs else on_host)
     results: list[MetricResults] = []  # only now, so that a GPU computes without waiting for the host
-    with span("waiting", "device"):
-        if PER_MAP[0] in metrics:
+    if PER_MAP[0] in metrics:
+        with span("metric", PER_MAP[0]):
             results += [part for method, maps in context.maps.items() for part in _map_results(method, maps)]
-        results += [
-            MetricResults(method, name, scores[part].double().tolist(), scores.reasons(part))
-            for request in requests
-            for method, scores in computed[request.entry.function, request.options].items()
-            for name, part in _parts(request, scores)
-        ]
-        not_finite = {method: where.tolist() for method, where in bad.items()}
+    fetched = {key: {m: _on_host(scores) for m, scores in own.items()} for key, own in computed.items()}
+    results += [
+        MetricResults(method, name, scores[part].double().tolist(), scores.reasons(part))
+        for request in requests
+        for method, scores in fetched[request.entry.function, request.options].items()
+        for name, part in _parts(request, scores)
+    ]
+    not_finite = {method: where.tolist() for method, where in bad.items()}
     for method, _, values, reasons in results:
         for i, value in enumerate(values):
             if not_finite[method][i]:
@@ -168,6 +169,14 @@ def _not_runnable(request: MetricRequest, count: int) -> PerImage:
     parts = tuple(request.entry.parts) or (request.entry.name,)
     nothing = torch.full((count,), torch.nan)
     return PerImage(dict.fromkeys(parts, nothing), [Cause(READ, torch.ones(count, dtype=torch.bool))])
+
+
+def _on_host(scores: PerImage) -> PerImage:
+    if all(values.is_cpu for values in scores.values()):
+        return scores
+    with span("waiting", "device"):
+        causes = [cause._replace(where=cause.where.cpu()) for cause in scores.causes]
+        return PerImage({name: values.cpu() for name, values in scores.items()}, causes)
 
 
 def _map_results(method: str, maps: Maps) -> Iterator[MetricResults]:

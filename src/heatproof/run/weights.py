@@ -1,4 +1,4 @@
-"""The sets of weights a study names, each put into its network.
+"""The checkpoints of a study, each loaded into its network.
 
 A checkpoint is named after its file; its epoch is the last number in that name, and orders the runs. The
 checkpoint "random" is the network as its builder draws it. Whether a builder draws or brings its weights (a
@@ -58,12 +58,12 @@ def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
             sorted(checkpoint_files(text, folder), key=_by_epoch) for text in listed(table.checkpoints)
         ]
     files = list(dict.fromkeys(file for some in matches for file in some))
-    found = [Checkpoint(RANDOM)] * table.random_init + [Checkpoint(PRETRAINED)] * table.pretrained
+    checkpoints = [Checkpoint(RANDOM)] * table.random_init + [Checkpoint(PRETRAINED)] * table.pretrained
     stems = [file.stem for file in files]
     for file in files:
         alone = stems.count(file.stem) == 1 and file.stem not in (RANDOM, PRETRAINED, OWN)
-        found.append(Checkpoint(file.stem if alone else _relative(file, folder), file))
-    if not found:
+        checkpoints.append(Checkpoint(file.stem if alone else _relative(file, folder), file))
+    if not checkpoints:
         if table.spec.partition(":")[0] in LIBRARIES_WITHOUT_WEIGHTS:
             from heatproof.models.libraries import check_name
 
@@ -72,8 +72,8 @@ def find_checkpoints(study: Study, folder: Path) -> list[Checkpoint]:
                 "the model has no weights: set model.checkpoints, model.pretrained = true or "
                 "model.random_init = true"
             )
-        found.append(Checkpoint(OWN))
-    return found
+        checkpoints.append(Checkpoint(OWN))
+    return checkpoints
 
 
 def foreign_code(table: ModelTable, methods: Sequence[str] = ()) -> str:
@@ -136,9 +136,9 @@ def _untrained(table: ModelTable, folder: Path, seed: int) -> Model:
     brought = [(name, weight.clone()) for name, weight in brought]
     for drawn in (seed, seed + 1):  # a factory may have begun from the very same seed
         model = _drawn_anew(model, drawn)
-        if not (kept := _equal(brought, _weights(model))):
+        if not (equal := _equal(brought, _weights(model))):
             return model
-    raise ModelError(f"{kept[0]} of {table.spec} cannot be drawn at random; leave out random_init")
+    raise ModelError(f"{equal[0]} of {table.spec} cannot be drawn at random; leave out random_init")
 
 
 def _drawn_anew(model: Model, seed: int) -> Model:
@@ -156,8 +156,8 @@ def _drawn_anew(model: Model, seed: int) -> Model:
 def _weights(model: Model) -> Weights:
     """Parameters, and statistics that training gathers, in order: Keras names each copy anew."""
     statistics = ("running_mean", "running_var")
-    found = [(name, tensor) for name, tensor in model.module.named_buffers() if name.endswith(statistics)]
-    return found + [(name, weight.detach()) for name, weight in model.module.named_parameters()]
+    buffers = [(name, tensor) for name, tensor in model.module.named_buffers() if name.endswith(statistics)]
+    return buffers + [(name, weight.detach()) for name, weight in model.module.named_parameters()]
 
 
 def _equal(some: Weights, others: Weights) -> list[str]:

@@ -84,7 +84,7 @@ class MethodFacts:
     @staticmethod
     def of(entry: Explainer, name: str = "") -> MethodFacts:
         """name: that of the config, where the entry of another package has another one."""
-        known = {key_of(one) for one in ("", entry.name, *entry.aliases)}
+        known = {key_of(text) for text in ("", entry.name, *entry.aliases)}
         aliases = (*entry.aliases, *([name] if key_of(name) not in known else []))
         options = ", ".join(f"{k}={v!r}" for k, v in entry.options.items() if v is not REQUIRED)
         floor = entry.card == FLOOR_CARD
@@ -103,15 +103,16 @@ class Facts:
     def of_config(config: Mapping[str, Any]) -> Facts:
         """Facts of the metrics and methods that a config names, and of all metrics that vote."""
         named = {key_of(name) for name in _names(config.get("metrics"))}
+        registered = metrics.as_registered() if named else []
         held = [
             entry
-            for entry in (metrics.as_registered() if named else [])
+            for entry in registered
             if named & {key_of(name) for name in (entry.name, entry.bundle, *entry.aliases) if name}
         ]
-        told = [entry for entry in metrics.as_registered() if entry in held or entry.votes] if held else []
+        described = [entry for entry in registered if entry in held or entry.votes] if held else []
         methods = (MethodFacts.of(entry, name) for name, entry in _methods(config.get("methods")))
         modules = dict.fromkeys(entry.function.__module__ for entry in held)
-        return Facts(tuple(map(MetricFacts.of, told)), tuple(methods), _docstrings(modules))
+        return Facts(tuple(map(MetricFacts.of, described)), tuple(methods), _docstrings(modules))
 
     def metric(self, name: str) -> MetricFacts | None:
         if self.metrics:
@@ -122,8 +123,8 @@ class Facts:
     def metric_of(self, name: str) -> MetricFacts | None:
         """Facts of the metric of this name, or of the one that it is a part of."""
         words = name.split("_")
-        found = (self.metric("_".join(words[:end])) for end in range(len(words), 0, -1))
-        return next(filter(None, found), None)
+        prefixes = ("_".join(words[:end]) for end in range(len(words), 0, -1))
+        return next(filter(None, map(self.metric, prefixes)), None)
 
     @property
     def every_metric(self) -> Sequence[MetricFacts]:
@@ -154,22 +155,22 @@ class Facts:
 
     @cached_property
     def _metrics(self) -> dict[str, MetricFacts]:
-        return {key_of(name): one for one in self.metrics for name in (*one.aliases, one.name)}
+        return {key_of(name): facts for facts in self.metrics for name in (*facts.aliases, facts.name)}
 
     @cached_property
     def _methods(self) -> dict[str, MethodFacts]:
-        return {key_of(name): one for one in self.methods for name in (*one.aliases, one.name)}
+        return {key_of(name): facts for facts in self.methods for name in (*facts.aliases, facts.name)}
 
 
 def _names(calls: Any) -> list[str]:
     """Names in a list of calls; a list of something else names nothing."""
-    found = []
+    names = []
     for text in calls if isinstance(calls, list | tuple) else []:
         try:
-            found.append(parse_call(text)[0])
+            names.append(parse_call(text)[0])
         except (HeatproofError, AttributeError):
             continue
-    return found
+    return names
 
 
 def _methods(calls: Any) -> Iterable[tuple[str, Explainer]]:

@@ -72,7 +72,7 @@ class Scores:
             return _rows(cursor)
 
     def ask(self, query: str, files: bool = False) -> list[dict[str, Any]]:
-        """As `sql`, for a query that somebody else may have written; Ctrl-C ends it.
+        """As `sql`, for a query that may come from elsewhere; Ctrl-C ends it.
 
         The rows are read into a database of their own, which then can reach no file; files: it can.
         """
@@ -96,8 +96,8 @@ class Scores:
     def columns(self, query: str = "from scores", parameters: Sequence[Any] = ()) -> dict[str, np.ndarray]:
         """The result of a query as one array per column; columns with NULLs are masked arrays."""
         with _clear_query_failure():
-            found: dict[str, np.ndarray] = self._cursor().execute(query, list(parameters)).fetchnumpy()
-            return found
+            columns: dict[str, np.ndarray] = self._cursor().execute(query, list(parameters)).fetchnumpy()
+            return columns
 
     def digest(self) -> str:
         """A hash of all rows without their units: equal for equal rows in any order and any parts."""

@@ -1,7 +1,7 @@
-"""Whether a run folder is still what was written into it: files against seals, seals against themselves.
+"""Check that a run folder is still what was written: files against seals, seals against themselves.
 
 A finding is a file that is damaged, missing or foreign (no seal or plan names it). Repair drops the units
-that findings belong to, so that the run makes them again, and sets aside what is foreign.
+that findings belong to, so that the run computes them again, and sets aside what is foreign.
 """
 
 from __future__ import annotations
@@ -37,31 +37,33 @@ class Finding(NamedTuple):
 
 
 def inspect(path: Path) -> list[Finding]:
-    """Everything that is wrong with a run folder; all of it is read. One of a later version is refused."""
+    """All findings of a run folder, of which everything is read; raises for a later format."""
     if not (path / "run.json").exists() and not (path / "seals").is_dir():
         RunFolder.open(path)  # which says why it is no run folder
-    found = list(_records(path))
-    broken = {finding.path for finding in found}
+    findings = list(_records(path))
+    broken = {finding.path for finding in findings}
     plan = None if "plan.json" in broken else RunFolder(path, Manifest({})).planned()
     seals = Ledger(path).all()
     if plan is not None:
-        found += _unplanned(path, plan, seals)
+        findings += _unplanned(path, plan, seals)
         seals = {unit: seal for unit, seal in seals.items() if unit in plan["units"]}
-    found += [Finding(f"seals/{unit}.json", "damaged", unit) for unit, seal in seals.items() if seal is None]
+    findings += [
+        Finding(f"seals/{unit}.json", "damaged", unit) for unit, seal in seals.items() if seal is None
+    ]
     whole = {unit: seal for unit, seal in seals.items() if seal}
     expected = {file: (mark, unit) for unit, seal in whole.items() for file, mark in seal.files.items()}
     there = set(_files(path))
     for name in sorted(there | set(expected)):
         mark, unit = expected.get(name, ("", _unit_of(name)))
         if name not in there:
-            found.append(Finding(name, "missing", unit))
+            findings.append(Finding(name, "missing", unit))
         elif not is_plain(path / name):
-            found.append(Finding(name, "foreign: a link, not a file"))
+            findings.append(Finding(name, "foreign: a link, not a file"))
         elif mark and digest(path / name) != mark:
-            found.append(Finding(name, "damaged", unit))
+            findings.append(Finding(name, "damaged", unit))
         elif not (mark or (name.startswith("seals/") and name.endswith(".json"))):
-            found += _unsealed(name, unit, seals, plan)
-    return found
+            findings += _unsealed(name, unit, seals, plan)
+    return findings
 
 
 def _records(path: Path) -> Iterator[Finding]:
@@ -93,7 +95,7 @@ def _records(path: Path) -> Iterator[Finding]:
 def _unsealed(
     name: str, unit: str, seals: dict[str, Seal | None], plan: dict[str, Any] | None
 ) -> Iterator[Finding]:
-    """A file that no seal names; one of a unit that is not finished is only that."""
+    """A file that no seal names, unless its unit is not finished."""
     left = set(plan["units"]) - set(seals) if plan else set()
     damaged_seal = unit in seals and seals[unit] is None
     if not (damaged_seal or unit in left or (left and name.startswith("pictures/"))):
@@ -138,7 +140,7 @@ def _files(root: Path) -> Iterator[str]:
         for parent, below, names in os.walk(root / folder):
             below_links = [name for name in below if Path(parent, name).is_symlink()]
             for name in (*names, *below_links):
-                if lease_of(name) is None:  # of which leases tell whether somebody still writes it
+                if lease_of(name) is None:  # its lease tells whether it is still written
                     yield Path(parent, name).relative_to(root).as_posix()
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment
 from scipy.stats import rankdata
 
 from heatproof.disk import write_whole
@@ -130,38 +134,42 @@ def floor_rows(methods: Iterable[str]) -> frozenset[int]:
 class TableFile:
     """Tables of a study as data: the file tables.toml beside its code.
 
-        [alarms]
-        title = "Alarms, in the order of training"
-        note = "Thresholds: {thresholds}"
-        columns = ["checkpoint", ["AUC", "more"], ["{epochs}", "less", ".4f"], ["BL", "", ".3f", "mean", 1]]
+        [classifier]
+        title = "The classifier at every checkpoint"
+        note = "The best is {best.name}."
+        columns = [["checkpoint", "", "", "row.name"], ["AUC", "more", ".3f", "row.auc"], "{classes}"]
 
-    A column is a name, or a list of name, better ("more", "less" or ""), number format, and optionally the
-    cell: a method of the object `cells`, which gets the first two values of a row and these arguments, or
-    "key" for the value of the row at a place. Words in braces are filled in; a column whose word is a list is
-    repeated for each of its items, as are the columns of {each = "epochs", columns = [...]}. `name` is the
-    name of the files if it is not that of the table.
+    A column is a name, or a list of name, better ("more", "less" or ""), number format and cell. The cell is
+    an expression of Jinja about the `row` and the words given to `fill`; an undefined value is an empty cell.
+    Without expressions, the rows hold the cells.
+    Words in braces are filled into title, note and names; a column whose word is a list is repeated for each
+    of its items, as are the columns of {each = "classes", columns = [...]}. `name` is the name of the files
+    if it is not that of the table.
     """
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str, **words: Any) -> None:
+        """words: for every table, such as functions that its expressions call."""
         text = files(package).joinpath("tables.toml").read_text(encoding="utf-8")
+        self.words = words
         self.content: dict[str, dict[str, Any]] = tomllib.loads(text)
 
     def fill(
-        self, name: str, rows: Iterable[Sequence[Any]], published: Iterable[Sequence[Cell]] = (),
-        cells: object = None, **words: Any,
-    ) -> Table:  # fmt: skip
+        self, name: str, rows: Iterable[Any], published: Iterable[Sequence[Cell]] = (), **words: Any
+    ) -> Table:
         """The table with these rows.
 
         Args:
-            rows: cells of each row, or what names a row if the columns declare their cells.
-            published: rows below them, padded with empty cells. They are not ranked, nor are floors.
+            published: rows of cells below them, padded with empty ones. They are not ranked, nor are floors.
         """
-        spec = self.content[name]
+        spec, words = self.content[name], self.words | words
         declared = [column for each in spec["columns"] for column in self._columns(each, words)]
-        columns = tuple(column for column, _ in declared)
-        body = [tuple(row) for row in rows]
-        if cells is not None:
-            body = [tuple(_cell(row, cells, *cell) for _, cell in declared) for row in body]
+        columns = tuple(column for column, _, _ in declared)
+        body: list[tuple[Cell, ...]] = []
+        for row in rows:
+            if declared[0][1]:
+                body.append(tuple(_expression(cell[0])(row=row, **of) for _, cell, of in declared))
+            else:
+                body.append(tuple(row))
         method = next((j for j, column in enumerate(columns) if column.name.lower() == "method"), None)
         floors = floor_rows("" if method is None else str(row[method]) for row in body)
         below = [(*row, *[None] * (len(columns) - len(row))) for row in published]
@@ -171,20 +179,30 @@ class TableFile:
             spec.get("name", name), title, columns, (*body, *below), note, spec.get("marked", True), unranked
         )
 
-    def _columns(self, declared: Any, words: Mapping[str, Any]) -> Iterator[tuple[Column, Sequence[Any]]]:
-        if isinstance(declared, dict):
-            for item in words[declared["each"]]:
+    def _columns(
+        self, declared: Any, words: Mapping[str, Any]
+    ) -> Iterator[tuple[Column, list[Any], Mapping[str, Any]]]:
+        """The columns of a declaration, their cells, and the words for each."""
+        if isinstance(declared, str):
+            declared = [declared]
+        each = declared["each"] if isinstance(declared, dict) else self._repeated(declared[0], words)
+        for item in words[each] if each else [None]:
+            own = {**words, each: item} if each else words
+            if isinstance(declared, dict):
                 for column in declared["columns"]:
-                    yield from self._columns(column, {**words, declared["each"]: item})
-            return
-        given: list[Any] = [declared] if isinstance(declared, str) else declared
-        name, better, form, *cell = given + ["", ".3f"][len(given) - 1 :]
-        lists = [key for key, word in words.items() if isinstance(word, list) and f"{{{key}}}" in name]
-        for item in words[lists[0]] if lists else [None]:
-            filled = name.format(**{**words, **({lists[0]: item} if lists else {})})
-            yield Column(filled, form, {"more": True, "less": False, "": None}[better]), cell
+                    yield from self._columns(column, own)
+            else:
+                name, better, form, *cell = declared + ["", ".3f"][len(declared) - 1 :]
+                better_way = {"more": True, "less": False, "": None}[better]
+                yield Column(name.format(**own), form or ".3f", better_way), cell, own
+
+    @staticmethod
+    def _repeated(name: str, words: Mapping[str, Any]) -> str | None:
+        """The word of a column's name that is a list."""
+        used = (re.split(r"[.\[]", field)[0] for _, field, _, _ in Formatter().parse(name) if field)
+        return next((word for word in used if isinstance(words.get(word), list)), None)
 
 
-def _cell(row: Sequence[Any], cells: object, name: str, *arguments: Any) -> Cell:
-    value: Cell = row[arguments[0]] if name == "key" else getattr(cells, name)(*row[:2], *arguments)
-    return value
+@cache
+def _expression(text: str) -> Callable[..., Any]:
+    return Environment().compile_expression(text)

@@ -8,6 +8,7 @@ them, if there is one. A number that is not defined is NaN, and n counts those t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,18 +22,127 @@ from heatproof.images.duplicates import near_duplicates
 from heatproof.images.findings import entry_id, finding_name
 from heatproof.metrics.results import PerClass
 from heatproof.metrics.stats import above_floors, mean_interval
-from heatproof.store.facts import Facts
+from heatproof.registry import parse_call
+from heatproof.store.facts import Facts, MetricFacts
 from heatproof.store.folder import RunFolder
 from heatproof.store.manifest import Manifest
 from heatproof.verdict.alarms import Alarm, find_alarms
-from heatproof.verdict.measures import BLANK, Measure, in_order, measure, part, stands_beside
 from heatproof.verdict.trajectory import NAN, Trajectory, class_names, ordered
 
 SMALLEST = 0.0005  # a smaller difference is printed as 0.000
 PAIR = " ~ "  # between two methods, in the rows of method_agreement
 ANSWERS = ("image", "probability", "predicted")
 ABSENT = -1  # predicted: the image does not have the label
+FAMILIES = (  # in the order of the table; those of plug-ins follow
+    "Maps", "Structure", "Localisation", "Faithfulness", "Consistency", "Consistency and sensitivity",
+    "Sanity", "Robustness", "Causes", "Agreement", "Classifier",
+)  # fmt: skip
+REGISTRY = Facts()  # of all registered metrics
+BESIDE = re.compile(r"_(n|low|high|degenerate|error|points|at_\d+)$")  # parts that only complete their metric
+BLANK = MetricFacts(  # a row that every run has, of no registered metric
+    "degenerate", higher_is_better=False, bounds=(0.0, 1.0), family="Maps", floors=(), title="blank maps",
+    summary="The share of maps that are constant, so that nothing in them stands out.",
+)  # fmt: skip
 Select = Callable[..., list[dict[str, Any]]]  # columns and conditions -> rows of one checkpoint
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric as rows name it: a registered name, maybe with options, or a part of one ("cscore_low").
+
+    Names that are not registered are printed as they are, without a direction.
+    """
+
+    name: str  # with its options, as in the rows
+    base: str  # without them
+    facts: MetricFacts
+
+    @property
+    def is_registered(self) -> bool:
+        return bool(self.facts.module)
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        return self.facts.higher_is_better
+
+    @property
+    def plain(self) -> str:
+        return self.facts.titles.get(self.base, self.base.replace("_", " "))
+
+    @property
+    def short(self) -> str:
+        """For the middle of a sentence."""
+        return self.plain.partition(":")[0]
+
+    @property
+    def options(self) -> str:
+        return self.name.partition("(")[2].removesuffix(")")
+
+    @property
+    def arrow(self) -> str:
+        return {True: "↑", False: "↓", None: ""}[self.higher_is_better]
+
+    @property
+    def direction(self) -> str:
+        words = {True: "higher is better", False: "lower is better", None: "no better direction"}
+        return words[self.higher_is_better]
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether a method that reads the network should score better than one that does not."""
+        return bool(self.facts.floors) and self.higher_is_better is not None
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the verdict rests on it."""
+        return self.facts.test and self.base in self.facts.titles
+
+
+def measure(name: str, facts: Facts = REGISTRY) -> Measure:
+    """The metric of a row, by the facts of its run.
+
+    >>> metric = measure("randomisation_ssim(depths=3)")
+    >>> metric.base, metric.facts.name, metric.arrow, metric.options
+    ('randomisation_ssim', 'randomisation', '↓', 'depths=3')
+    """
+    try:
+        base, _ = parse_call(name)
+    except InputError:
+        base = name
+    return Measure(name, base, BLANK if base == BLANK.name else facts.metric_of(base) or MetricFacts(base))
+
+
+def stands_beside(name: str, facts: Facts = REGISTRY) -> bool:
+    """Whether a row only completes another metric's: its count, its interval, a point of its curve.
+
+    >>> [stands_beside(name) for name in ("cscore_low", "insertion_at_40(steps=20)", "cscore", "my_n")]
+    [True, True, False, False]
+    """
+    return bool(BESIDE.search(name.partition("(")[0])) and measure(name, facts).is_registered
+
+
+def part(name: str, suffix: str) -> str:
+    """The name of a part of a metric; options stay last.
+
+    >>> part("cscore(alpha=1)", "low")
+    'cscore_low(alpha=1)'
+    """
+    base, bracket, rest = name.partition("(")
+    return f"{base}_{suffix}{bracket}{rest}"
+
+
+def in_order(names: list[str], facts: Facts = REGISTRY) -> list[Measure]:
+    """In the order of the table: by family, then as registered, those without a direction last."""
+    words = [word for metric in facts.every_metric for word in metric.titles]
+    families = {family: i for i, family in enumerate(FAMILIES)}
+
+    def place(of: Measure) -> tuple[int, str, bool, int, str]:
+        family, known = of.facts.family, of.base in words
+        undirected = of.higher_is_better is None or not known
+        at = words.index(of.base) if known else len(words)
+        return families.get(family, len(families)), family, undirected, at, of.name
+
+    return sorted((measure(name, facts) for name in names), key=place)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from heatproof.store import RunFolder
 from heatproof.store.ledger import write_record
 from heatproof.verdict.alarms import surely_above
 from heatproof.verdict.answers import Answer, LabelAgreement, MethodAnswer, Test, Verdict, listed
-from heatproof.verdict.data import Cell, RunData, read_run
+from heatproof.verdict.data import BLANK, Cell, RunData, read_run
 from heatproof.verdict.follow import (
     ALONE,
     ENOUGH,
@@ -33,7 +33,6 @@ from heatproof.verdict.follow import (
     rule,
 )
 from heatproof.verdict.look import looks
-from heatproof.verdict.measures import BLANK
 from heatproof.verdict.rules import MIN_USABLE
 
 FILE = "verdict.json"

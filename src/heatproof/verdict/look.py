@@ -28,9 +28,8 @@ import numpy as np
 from heatproof.errors import counted
 from heatproof.metrics.stats import mean_interval
 from heatproof.verdict.answers import Answer, ClassAnswer, NetworkAnswer, Test, listed
-from heatproof.verdict.data import RunData, mean_over_methods
+from heatproof.verdict.data import Measure, RunData, mean_over_methods
 from heatproof.verdict.follow import ENOUGH, LEVEL, calibration, decided, holm, p_above
-from heatproof.verdict.measures import Measure
 
 NOT_ASKED = "Whether the network looks where it should was not asked"
 

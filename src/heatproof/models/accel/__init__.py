@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ class Accelerator:
     def fused(self, images: Tensor) -> Callable[[], AbstractContextManager[None]] | None:
         """A context in which the convolutions of a pass on a GPU run fused; None where they do not."""
         folding = self.folding(images[:1]) if self.model.device.type == "cuda" else None
-        return None if folding is None else _Fresh(folding, self.model.precision)
+        return None if folding is None else folding.refreshed
 
     def recorded(
         self,
@@ -203,7 +203,7 @@ class Job:
         self.model, self.graphs = accelerator.model, accelerator.graphs
         self.folding = accelerator.folding(images[:1]) if count >= WORTH_IT else None
         if self.folding is not None:
-            self.folding.refresh(self.model.precision)
+            self.folding.refresh()
         # With the folded weights, which a recording reads: they live as long as it does.
         self.key = self.graphs and (self.graphs.state(self.model.module), self.model.precision, self.folding)
 
@@ -231,20 +231,6 @@ class Job:
     def _gradients(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         with self.folding() if self.folding and self.folding.differentiable else nullcontext():
             return self.model.input_gradient(images, targets)
-
-
-@dataclass(frozen=True)
-class _Fresh:
-    """A folding with the weights as they are when its context is entered."""
-
-    folding: Folding
-    precision: str | None
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        self.folding.refresh(self.precision)
-        with self.folding():
-            yield
 
 
 def _copied(results: Any) -> Any:

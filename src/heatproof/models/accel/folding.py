@@ -220,20 +220,21 @@ class Folding:
     """The folded convolutions of one network. The caller holds `frozen_eval(...)`."""
 
     steps: Sequence[FoldedConv] = ()
+    precision: str | None = None
 
     @staticmethod
     def of(model: Model, image: Tensor, fuse: bool) -> Folding:
         """Find the convolutions to fold, or to fuse, by passes over one image."""
         pairs, plain = foldable(model, image)
-        tried = Folding([FoldedConv(*pair) for pair in pairs])
+        tried = Folding([FoldedConv(*pair) for pair in pairs], model.precision)
         if fuse:  # a convolution whose norm cannot be folded is followed by no ReLU, and dropped below
             norms = dict(pairs)
             convolutions = (part for part in model.module.modules() if isinstance(part, nn.Conv2d))
-            tried = Folding([FusedConv(conv, norms.get(conv)) for conv in convolutions if _fusible(conv)])
+            tried.steps = [FusedConv(conv, norms.get(conv)) for conv in convolutions if _fusible(conv)]
         try:
             fine = not tried.steps or agree(model, plain, tried._logits(model, image))
             if fuse:
-                tried = Folding([s for s in tried.steps if isinstance(s, FusedConv) and s.fused])
+                tried.steps = [s for s in tried.steps if isinstance(s, FusedConv) and s.fused]
                 fine = fine and agree(model, plain, tried._logits(model, image))
         except RuntimeError:  # cuDNN has no such kernel, or the network changes what is still to be read
             fine = False
@@ -249,17 +250,17 @@ class Folding:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def refresh(self, precision: str | None = None) -> None:
+    def refresh(self) -> None:
         """Fold the weights as they are now."""
         pairs = [(step.conv, step.norm) for step in self.steps if step.norm is not None]
         folded = iter(scales_and_shifts(pairs))
         for step in self.steps:
             scale, shift = next(folded) if step.norm is not None else (None, None)
-            step.fold(scale, shift, precision == "bf16")
+            step.fold(scale, shift, self.precision == "bf16")
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Run folded while the context is open."""
+        """Run folded while the context is open, with the weights of the last refresh."""
         parts = self.parts
         if any("forward" in part.__dict__ for part in parts):  # patched by other code: left alone
             yield
@@ -273,10 +274,16 @@ class Folding:
             for part in parts:
                 part.__dict__.pop("forward", None)
 
+    @contextmanager
+    def refreshed(self) -> Iterator[None]:
+        """Run folded while the context is open, with the weights as they are now."""
+        self.refresh()
+        with self():
+            yield
+
     @torch.no_grad()
     def _logits(self, model: Model, image: Tensor) -> Tensor:
-        self.refresh(model.precision)
-        with self():
+        with self.refreshed():
             return model.forward(image)
 
 

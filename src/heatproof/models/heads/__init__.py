@@ -154,8 +154,8 @@ def _refuse_features(module: nn.Module, table: Tensor, last: LastStep) -> None:
 def _kind(output: Any) -> Head:
     if is_boxes(output):
         return Detection(by_itself=True)
-    picture = logits_of(output)
-    if isinstance(picture, Tensor) and picture.ndim in (4, 5) and picture[0, 0].numel() > 1:
+    logits = logits_of(output)
+    if isinstance(logits, Tensor) and logits.ndim in (4, 5) and logits[0, 0].numel() > 1:
         return Segmentation(by_itself=True)
     return OneOfMany(by_itself=True)
 

@@ -100,7 +100,7 @@ class Segmentation(Dense):
             ends = "sigmoid" if last.is_sigmoid(given) else softmax
         return replace(self, ends=ends)
 
-    def picture(self, output: Any, count: int) -> Tensor:
+    def pixel_logits(self, output: Any, count: int) -> Tensor:
         """ "b k h w" or "b k d h w" logits."""
         given = logits_of(output)
         given = given[0] if isinstance(given, (tuple, list)) and given else given
@@ -112,22 +112,22 @@ class Segmentation(Dense):
         return given.clamp(min=torch.finfo(given.dtype).tiny).log() if self.ends else given
 
     def table(self, output: Any, count: int) -> Tensor:
-        picture = self.picture(output, count)
+        logits = self.pixel_logits(output, count)
         if self.regions is None:
-            return picture.mean(tuple(range(2, picture.ndim)))
-        if picture.shape[2:] != self.regions.shape[1:]:
+            return logits.mean(tuple(range(2, logits.ndim)))
+        if logits.shape[2:] != self.regions.shape[1:]:
             raise TargetError(
-                f"the region is {tuple(self.regions.shape[1:])} but the answer {tuple(picture.shape[2:])}; "
+                f"the region is {tuple(self.regions.shape[1:])} but the answer {tuple(logits.shape[2:])}; "
                 "ask about images of one size"
             )
-        places = picture.flatten(2), self.regions.to(picture).flatten(1)
+        places = logits.flatten(2), self.regions.to(logits).flatten(1)
         return torch.einsum("bkn,in->bki", *places).flatten(1)
 
     def look(self, output: Any, count: int) -> list[Tensor]:
-        picture = self.picture(output, count).detach()
-        if picture.shape[1] == 1:
-            return list((picture[:, 0] > 0).long() - 1)  # class 0, or none: -1
-        return list(picture.argmax(1))
+        logits = self.pixel_logits(output, count).detach()
+        if logits.shape[1] == 1:
+            return list((logits[:, 0] > 0).long() - 1)  # class 0, or none: -1
+        return list(logits.argmax(1))
 
     def bind(self, seen: list[Tensor], targets: Any) -> Segmentation:
         predicted = torch.stack(seen)  # "i h w" or "i d h w": the class of each pixel

@@ -85,27 +85,18 @@ class AuditState:
         return state
 
 
+@dataclass(eq=False)
 class AuditScheduler:
     """Chooses the steps of an audit and writes each down."""
 
-    def __init__(
-        self,
-        settings: AuditSettings,
-        images: AuditImages,
-        network: Model | None,
-        say: ProgressCallback,
-        trying: ProgressCallback,
-        state: AuditState,
-        began: float | None = None,
-    ) -> None:
-        """say: called with lines for people. trying: called with what is timed, "" at the end.
-
-        began: time.perf_counter() at the start of the audit; by default now.
-        """
-        self.settings, self.images, self.network = settings, images, network
-        self.say, self.trying, self.state = say, trying, state
-        self.began = began or time.perf_counter()
-        self.step: Selection | None = None  # that this call chose
+    settings: AuditSettings
+    images: AuditImages
+    network: Model | None
+    say: ProgressCallback  # called with lines for people
+    trying: ProgressCallback  # called with what is timed, "" at the end
+    state: AuditState
+    began: float  # time.perf_counter() at the start
+    step: Selection | None = None  # that this call chose
 
     @property
     def spent(self) -> float:
@@ -291,7 +282,7 @@ def plan_audit(
 ) -> AuditPlan:
     """Choose the study that answers most in the time there is, and record its first step; or resume one.
 
-    network, images: used instead of those that the settings name. Others as for AuditScheduler.
+    network, images: used instead of those that the settings name. say, trying, began: as in AuditScheduler.
     """
     out, study = settings.out, study_file(settings.out)
     if not 0 < settings.minutes < math.inf:
@@ -305,7 +296,7 @@ def plan_audit(
     if begun and settings.minutes > state.minutes:
         say(f"going on with an audit of {in_minutes(state.minutes)}, of which {spell(state.spent)} were used")
         state = replace(state, ended=False)
-    scheduler = AuditScheduler(settings, chosen, network, say, trying, state, began)
+    scheduler = AuditScheduler(settings, chosen, network, say, trying, state, began or time.perf_counter())
     if not begun:
         resolved, last = scheduler.begin()
         seconds, notes = scheduler.planner.seconds(last), scheduler.state.notes

@@ -22,7 +22,7 @@ from heatproof.studies.audit.planner import Choice, inspect
 from heatproof.studies.audit.protocol import AuditPlan
 from heatproof.studies.audit.settings import ScoreSettings, study_tables
 from heatproof.studies.common import study_file
-from heatproof.verdict.measures import part, stands_beside
+from heatproof.verdict.data import part, stands_beside
 
 FLOORS = ("random", "edges", "centre")
 MEANS = """

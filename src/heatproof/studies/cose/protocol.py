@@ -60,8 +60,7 @@ from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS, weights_hash
 from heatproof.show import eight_bit
 from heatproof.store import Manifest, RunFolder
 from heatproof.studies.common import need_one_class, run_config, some
-from heatproof.studies.cose.page import write_page
-from heatproof.studies.cose.results import CoseResults, read_pairs
+from heatproof.studies.cose.results import CoseResults, read_pairs, write_page
 from heatproof.studies.cose.settings import CoseSettings
 from heatproof.train.loop import trained_with_transforms
 from heatproof.types import Batch, Maps, Score, Unit

@@ -1,10 +1,4 @@
-from .protocol import (
-    CscoreOutcome,
-    NetworksOutcome,
-    compare,
-    cscore_study,
-    networks_study,
-)
+from .protocol import CscoreOutcome, NetworksOutcome, compare, cscore_study, networks_study
 from .settings import CscoreSettings
 
 __all__ = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, pairwise, product
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +17,7 @@ from heatproof.metrics.results import PerClass
 from heatproof.report import figures
 from heatproof.report.figures import Line, Panel, line_style
 from heatproof.report.markdown_report import MarkdownReport
-from heatproof.report.tables import Cell, Table, Value, number
+from heatproof.report.tables import Cell, Table, Value
 from heatproof.store import RunFolder
 from heatproof.studies.common import TableFile, mean_value
 from heatproof.studies.cscore.results import (
@@ -41,11 +41,8 @@ from heatproof.verdict.epochs import Norms, early_warning, gradient_jumps, grown
 from heatproof.verdict.follow import holm
 from heatproof.verdict.trajectory import CheckpointState, Trajectory, auc_difference
 
-TABLES = TableFile("heatproof.studies.cscore")
-PLACES = ("pointing", "inside", "mask_iou")  # metrics of the table "places"
 AUC = {"color": "#555555", "linestyle": "--", "linewidth": 1.2}
 LIMITS = {"ylim": (0, 1.06)}
-Row = tuple[Cell, ...]
 
 
 def write_network(
@@ -69,7 +66,7 @@ def write_network(
     ]  # fmt: skip
     auc, marks, warnings = [(position(run, c), c.auc) for c in run], list[float](), list[str]()
     if network.history is not None:
-        tables.append(training_table(network))
+        tables.append(TABLES.fill("training", epochs, flags=network.flags))
         auc, marks = [(e.epoch, e.auc) for e in epochs], [position(run, network.end_states[0])]
     if norms:
         tables.append(gradient_table(network))
@@ -91,7 +88,7 @@ def write_network(
     if places:
         tables.append(place_table(folder, run))
     if swept:
-        tables.append(TABLES.fill("depth", depth_rows(swept)))
+        tables.append(depth_table(swept))
         drawn["depth"] = depth_figure(swept)
     book = MarkdownReport(out)
     book.write(
@@ -117,7 +114,7 @@ def write_networks(out: Path, networks: Sequence[Network], pages: Mapping[str, s
         "trajectories": networks_figure({network.name: network.run for network in networks}),
     }
     tables = [
-        TABLES.fill("networks", [network_row(network, networks) for network in networks]),
+        TABLES.fill("networks", [(network, standing(network, networks)) for network in networks]),
         method_table(networks), auc_table(networks) if len(networks) > 1 else None,
         epoch_table(networks) if all(network.history for network in networks) else None,
     ]  # fmt: skip
@@ -135,18 +132,14 @@ def write_comparison(
     alarms: Sequence[Alarm],
 ) -> MarkdownReport:  # fmt: skip
     """Write the page of new weights against a reference. fell: the scores that fell, a sentence each."""
-    rows = []
-    for c in pair:
-        sizes = (f"{pair.class_name(k)} {s.gold} of {s.total}" for k, s in sorted(c.classes.items()))
-        rows.append((c.name, c.auc, c.accuracy, ", ".join(sizes)))
-    scores = [
-        (
-            move.method, "all" if move.label is None else pair.class_name(move.label), as_value(move.old),
-            as_value(move.new), f"{move.new.value - move.old.value:+.3f}", "fell" if move.fell else "",
-        )
-        for move in moves
+
+    def gold_lists(c: CheckpointState) -> str:
+        return ", ".join(f"{pair.class_name(k)} {s.gold} of {s.total}" for k, s in sorted(c.classes.items()))
+
+    tables = [
+        TABLES.fill("compared-classifier", pair, gold_lists=gold_lists),
+        TABLES.fill("scores", moves, run=pair), alarm_table(alarms),
     ]  # fmt: skip
-    tables = TABLES.fill("compared-classifier", rows), TABLES.fill("scores", scores), alarm_table(alarms)
     before, after = pair
     book = MarkdownReport(out)
     book.write(
@@ -165,93 +158,65 @@ def average(values: Iterable[float]) -> float:
     return fmean(known) if known else math.nan
 
 
+def class_value(checkpoint: CheckpointState, method: str, label: int) -> Cell:
+    score = score_of(checkpoint, method, label)
+    value = score_value(checkpoint, method, label)
+    return None if score is None else Value(value, score.interval, score.n)
+
+
+TABLES = TableFile(
+    "heatproof.studies.cscore", value=as_value, score=score_value, class_value=class_value, gap=class_gap,
+    average=average, mean=mean_value, whole_norm=whole_norm, auc_difference=auc_difference, nan=math.nan,
+)  # fmt: skip
+
+
 def alarm_table(alarms: Sequence[Alarm]) -> Table | None:
-    if not alarms:
-        return None
-    rows = (
-        (a.checkpoint, f"{a.mechanism} {a.name}", a.where, a.severity, a.sentence, a.auc_tells_at or "never")
-        for a in alarms
-    )
-    return TABLES.fill("alarms", rows, thresholds=Thresholds())
+    return TABLES.fill("alarms", alarms, thresholds=Thresholds()) if alarms else None
 
 
 def classifier_table(run: Trajectory) -> Table:
     """Every checkpoint, its AUC compared with the best one image by image."""
-    best, labels = best_auc(run), labels_of([run])
-    rows: list[Row] = []
-    for c in run:
-        apart = auc_difference(c, best)
-        tested = (None, None) if c is best else (apart.value, apart.p)
-        sizes = (f"{c.classes[k].gold} of {c.classes[k].total}" for k in labels)
-        rows.append((c.name, c.auc, *tested, c.accuracy, *sizes))
-    return TABLES.fill("classifier", rows, best=best.name, classes=[run.class_name(c) for c in labels])
-
-
-def training_table(network: Network) -> Table:
-    rows = (
-        (e.epoch, e.phase, e.loss, e.accuracy, e.auc, e.lr, e.seconds, network.flags[e.epoch])
-        for e in network.epochs
-    )
-    return TABLES.fill("training", rows)
-
-
-def _checkpoints(run: Trajectory) -> list[str]:
-    return [checkpoint.name for checkpoint in run]
+    classes = [(label, run.class_name(label)) for label in labels_of([run])]
+    return TABLES.fill("classifier", run, best=best_auc(run), classes=classes)
 
 
 def overall_table(network: Network) -> Table:
     """The score over all classes, its change over the second phase, and the average over methods."""
-    run, (first, last) = network.run, network.ends
-    rows: list[Row] = [
-        (m, *(score_value(c, m) for c in run), change) for m, change in network.changes.items()
-    ]
-    averages = (average(number(row[j]) for row in rows) for j in range(1, len(run) + 2))
-    return TABLES.fill(
-        "overall", rows, [("average", *averages)], first=first, last=last, checkpoints=_checkpoints(run)
-    )
+    changes, (first, last) = network.changes, network.ends
+    averages = [average(score_value(c, m) for m in changes) for c in network.run]
+    below = [("average", *averages, average(changes.values()))]
+    words = {"first": first, "last": last, "checkpoints": list(network.run)}
+    return TABLES.fill("overall", changes.items(), below, **words)
 
 
 def classes_table(run: Trajectory) -> Table:
     """The score of each class at every checkpoint."""
-
-    def cell(c: CheckpointState, method: str, label: int) -> Cell:
-        score = score_of(c, method, label)
-        return None if score is None else Value(score_value(c, method, label), score.interval, score.n)
-
-    rows = [
-        (run.class_name(label), m, *(cell(c, m, label) for c in run))
-        for label in labels_of([run]) for m in methods_of([run])
-    ]  # fmt: skip
-    return TABLES.fill("classes", rows, checkpoints=_checkpoints(run))
+    rows = product(labels_of([run]), methods_of([run]))
+    return TABLES.fill("classes", rows, run=run, checkpoints=list(run))
 
 
 def gap_table(run: Trajectory) -> Table:
     """How far the best class is above the worst."""
-    rows = [
-        (m, *(class_gap(c.methods[m]) if m in c.methods else math.nan for c in run))
-        for m in methods_of([run])
-    ]
-    return TABLES.fill("gaps", rows, checkpoints=_checkpoints(run))
+    return TABLES.fill("gaps", methods_of([run]), checkpoints=list(run))
 
 
 def class_table(network: Network) -> Table:
-    run, rows = network.run, []
-    for method in methods_of([run]):
-        for label in sorted(network.last.classes):
-            old, new = (c.methods[method].classes[label] for c in network.end_states)
-            scores = as_value(old), old.n, as_value(new), new.n, new.value - old.value
-            rows.append((method, run.class_name(label), *scores))
-    return TABLES.fill("by-class", rows, first=network.ends[0], last=network.ends[1])
+    rows = [
+        (method, label, *(c.methods[method].classes[label] for c in network.end_states))
+        for method, label in product(methods_of([network.run]), sorted(network.last.classes))
+    ]
+    return TABLES.fill("by-class", rows, run=network.run, first=network.ends[0], last=network.ends[1])
 
 
-def depth_rows(swept: Mapping[str, Trajectory]) -> Iterator[Row]:
+def depth_table(swept: Mapping[str, Trajectory]) -> Table:
+    rows = []
     for layer, run in swept.items():
         for checkpoint in run:
             for method, state in checkpoint.methods.items():
                 known = [(s.value, run.class_name(c)) for c, s in state.classes.items() if s.value == s.value]
                 worst = min(known, key=itemgetter(0), default=(None, ""))
-                score = state.overall
-                yield layer, checkpoint.name, method, as_value(score), *worst, score.degenerate
+                rows.append((layer, checkpoint.name, method, state.overall, *worst))
+    return TABLES.fill("depth", rows)
 
 
 def place_table(folder: RunFolder, run: Trajectory) -> Table:
@@ -260,85 +225,49 @@ def place_table(folder: RunFolder, run: Trajectory) -> Table:
     rows = folder.scores().sql(
         "select s.method, s.label, s.metric, s.value from scores s join scores p on p.image = s.image and "
         "p.checkpoint = s.checkpoint and p.model = s.model and p.metric = 'predicted' and p.value = s.label "
-        "where s.checkpoint = ? and s.image <> '' and s.metric in (?, ?, ?) order by s.image",
-        [last.name, *PLACES],
+        "where s.checkpoint = ? and s.image <> '' and s.metric in ('pointing', 'inside', 'mask_iou') "
+        "order by s.image",
+        [last.name],
     )
     values: dict[tuple[str, int, str], list[float]] = {}
     for row in rows:
         values.setdefault((row["method"], row["label"], row["metric"]), []).append(row["value"])
-    body = (
-        (method, run.class_name(label), as_value(score),
-         *(mean_value(values.get((method, label, metric), [])) for metric in PLACES))
-        for method, state in last.methods.items() for label, score in state.classes.items()
-    )  # fmt: skip
-    return TABLES.fill("places", body, checkpoint=last.name)
+    scores = [(m, label, of) for m, state in last.methods.items() for label, of in state.classes.items()]
+    return TABLES.fill("places", scores, run=run, values=values, checkpoint=last.name)
 
 
 def gradient_table(network: Network) -> Table:
     """The norm over all layers at every epoch, where it jumps, and which layers grew most."""
-    jumps = gradient_jumps(network.epochs)
     grew = {
         now.epoch: grown_layers(before.gradients, now.gradients)
         for before, now in pairwise(network.epochs) if before.phase == now.phase
     }  # fmt: skip
-    rows = (
-        (e.epoch, e.phase, whole_norm(e.gradients),
-         max((n.highest for n in e.gradients.values()), default=math.nan),
-         "jump" if e.epoch in jumps else "", ", ".join(grew.get(e.epoch, [])))
-        for e in network.epochs
-    )  # fmt: skip
-    return TABLES.fill("gradients", rows)
-
-
-def network_row(network: Network, networks: Sequence[Network]) -> Row:
-    stand, last = standing(network, networks), network.last
-    gaps = [gap for state in last.methods.values() if not math.isnan(gap := class_gap(state))]
-    return (
-        network.name, stand.answer, stand.why, last.auc, last.accuracy,
-        average(state.overall.value for state in last.methods.values()), average(network.changes.values()),
-        max(gaps, default=math.nan), len(network.alarms),
-        sum(a.severity == "critical" for a in network.alarms),
-        sum(map(bool, network.flags.values())) if network.history else None,
-    )  # fmt: skip
+    return TABLES.fill("gradients", network.epochs, jumps=gradient_jumps(network.epochs), grew=grew)
 
 
 def method_table(networks: Sequence[Network]) -> Table:
-    rows: list[Row] = []
-    for network in networks:
-        for method, state in network.last.methods.items():
-            label, lowest = next(iter(compared_classes(state).items()), (0, None))
-            worst = (as_value(lowest), network.run.class_name(label)) if lowest else (None, "")
-            alarms = [a for a in network.alarms if a.method in (method, None)]
-            raised = ", ".join(f"{a.mechanism} at {a.checkpoint}" for a in alarms)
-            change = network.changes.get(method, math.nan)
-            rows.append(
-                (network.name, method, as_value(state.overall), change, *worst, class_gap(state), raised)
-            )
-    return TABLES.fill("methods", rows)
+    def alarms(network: Network, method: str) -> str:
+        raised = [a for a in network.alarms if a.method in (method, None)]
+        return ", ".join(f"{a.mechanism} at {a.checkpoint}" for a in raised)
+
+    rows = [
+        (network, method, state, next(iter(compared_classes(state).items()), None))
+        for network in networks
+        for method, state in network.last.methods.items()
+    ]
+    return TABLES.fill("methods", rows, alarms=alarms)
 
 
 def auc_table(networks: Sequence[Network]) -> Table:
     pairs = [(a, b, difference(a, b)) for a, b in combinations(networks, 2)]
     corrected = holm({k: apart.p for k, (*_, apart) in enumerate(pairs) if not math.isnan(apart.p)})
-    rows = (
-        (a.name, b.name, a.last.auc, b.last.auc, apart.value, *apart.interval, corrected.get(k),
-         "yes" if apart.paired else "no")
-        for k, (a, b, apart) in enumerate(pairs)
-    )  # fmt: skip
-    return TABLES.fill("auc", rows)
+    return TABLES.fill("auc", [(*pair, corrected.get(k)) for k, pair in enumerate(pairs)])
 
 
 def epoch_table(networks: Sequence[Network]) -> Table:
     """AUC and accuracy of every network at every epoch, with flags."""
-    histories = [(network, {e.epoch: e for e in network.epochs}) for network in networks if network.history]
-    rows = []
-    for epoch in sorted({epoch for _, history in histories for epoch in history}):
-        row: list[Cell] = [epoch, next(h[epoch].phase for _, h in histories if epoch in h)]
-        for network, history in histories:
-            e = history.get(epoch)
-            row += (None, None, "") if e is None else (e.auc, e.accuracy, network.flags[epoch])
-        rows.append(row)
-    return TABLES.fill("epochs", rows, networks=[network.name for network, _ in histories])
+    phases = {epoch: e.phase for network in reversed(networks) for epoch, e in network.by_epoch.items()}
+    return TABLES.fill("epochs", sorted(phases), phases=phases, networks=list(networks))
 
 
 def position(run: Trajectory, checkpoint: CheckpointState) -> float:

@@ -172,6 +172,16 @@ class Network:
         return self.history.epochs if self.history is not None else ()
 
     @cached_property
+    def by_epoch(self) -> dict[int, Epoch]:
+        return {e.epoch: e for e in self.epochs}
+
+    @property
+    def widest_gap(self) -> float:
+        """The largest class gap of a method at the last checkpoint."""
+        gaps = [class_gap(state) for state in self.last.methods.values()]
+        return max((gap for gap in gaps if not math.isnan(gap)), default=math.nan)
+
+    @cached_property
     def alarms(self) -> list[Alarm]:
         return find_alarms(self.run)
 

@@ -17,16 +17,19 @@ from heatproof.metrics.localisation import budget_masks, mask_overlap
 from heatproof.models import Model
 from heatproof.report import figures
 from heatproof.report.figures import GREY, Line, Panel, line_style
-from heatproof.report.tables import Cell, Table
+from heatproof.report.tables import Cell, Table, Value
 from heatproof.studies.common import TableFile, mean_value, rho_value
-from heatproof.studies.localise.flags import KINDS, OF_A_METHOD, REASONS, Flag
 from heatproof.studies.localise.results import (
     FAITHFULNESS,
+    KINDS,
     LOCALISATION,
     METRICS,
+    OF_A_METHOD,
+    REASONS,
     THESIS,
     TITLES,
     ByClass,
+    Flag,
     LocaliseResults,
     budgets_of,
     crossing,
@@ -37,7 +40,7 @@ from heatproof.studies.localise.results import (
 from heatproof.studies.localise.settings import FlagThresholds, LocaliseSettings
 from heatproof.types import Batch
 
-TABLES = TableFile("heatproof.studies.localise")
+TABLES = TableFile("heatproof.studies.localise", macro=macro_value)
 SURE = 0.5  # probability of the explained class
 MOST_FLAGS = 8  # of each kind on the page; the others are in the table's files
 DASHES = ("--", ":", "-.")
@@ -46,42 +49,25 @@ Groups = Mapping[str, Iterable[int]]
 
 def report_tables(results: LocaliseResults, groups: Groups) -> list[Table | None]:
     """Tables that the rows of the run give."""
-    grouped = (
-        (group, len(recall), sum(map(len, recall.values())), method,
-         macro_value(recall, results.seed).value, *means)
-        for group, recall, method, means in grouped_means(results, groups)
-    )  # fmt: skip
-    by_group = TABLES.fill("groups", grouped)
+    by_group = TABLES.fill("groups", grouped_means(results, groups), results=results)
+    compared = orders(results)
     return [
         method_table(results, "localisation", LOCALISATION),
         method_table(results, "faithfulness", FAITHFULNESS),
-        order_table(results), budget_table(results), sufficient_table(results), dispersion_table(results),
+        TABLES.fill("order", compared, titles=TITLES, thesis=THESIS) if compared else None,
+        budget_table(results), sufficient_table(results), dispersion_table(results),
         by_group if by_group.rows else None, *class_tables(results),
     ]  # fmt: skip
 
 
 def method_table(results: LocaliseResults, name: str, metrics: Sequence[str]) -> Table:
     """A row per method: macro means; then the means that the thesis published."""
-    rows: list[tuple[Cell, ...]] = []
-    for method in results.methods:
-        constant = results.column(method, "degenerate")
-        means = [results.macro(method, metric) for metric in metrics]
-        share = sum(constant.values()) / max(1, len(constant))
-        rows.append((method, min((m.n or 0) for m in means), share, *means))
+    rows = [(method, {m: results.macro(method, m) for m in metrics}) for method in results.methods]
     published = [
         (method, None, None, *(THESIS[m][k] if m in THESIS else None for m in metrics))
         for k, method in enumerate(("Grad-CAM (thesis)", "LIME (thesis)"))
     ]
-    return TABLES.fill(name, rows, published)
-
-
-def order_table(results: LocaliseResults) -> Table | None:
-    rows = [
-        (TITLES[order.metric] + " (lower is better)" * (order.metric == "deletion"), *THESIS[order.metric],
-         *order.ours, order.difference, order.verdict)
-        for order in orders(results)
-    ]  # fmt: skip
-    return TABLES.fill("order", rows) if rows else None
+    return TABLES.fill(name, rows, published, results=results)
 
 
 def class_rows(
@@ -118,40 +104,41 @@ def class_tables(results: LocaliseResults) -> list[Table]:
 
 def grouped_means(
     results: LocaliseResults, groups: Mapping[Any, Iterable[int]]
-) -> Iterator[tuple[Any, ByClass, str, list[Cell]]]:
-    """For each group of classes and each method: the group, its recall, the method, its macro means."""
-    recall, seed = results.recall(), results.seed
-    columns = {m: [results.by_class(results.column(m, k)) for k in METRICS] for m in results.methods}
+) -> Iterator[tuple[Any, ByClass, str, dict[str, Value]]]:
+    """For each group of classes and each method: the group, its recall, the method, its means by metric."""
+    recall = results.recall()
+    columns = {m: {k: results.by_class(results.column(m, k)) for k in METRICS} for m in results.methods}
     for group, labels in groups.items():
         own = {k: recall[k] for k in sorted(labels) if k in recall}
         for method in results.methods if own else ():
-            means: list[Cell] = [
-                macro_value({k: of[k] for k in own if k in of}, seed) for of in columns[method]
-            ]
-            yield group, own, method, means
+            yield (
+                group,
+                own,
+                method,
+                {
+                    metric: macro_value({k: of[k] for k in own if k in of}, results.seed)
+                    for metric, of in columns[method].items()
+                },
+            )
 
 
 def long_table(results: LocaliseResults) -> Table:
     """A row per class and method with every metric and its interval, for files."""
-    rows = (
-        (str(label), results.class_name(label), method, macro_value(recall, results.seed), *means)
-        for label, recall, method, means in grouped_means(results, {c: [c] for c in results.recall()})
-    )
-    return TABLES.fill("classes", rows)
+    rows = grouped_means(results, {label: [label] for label in results.recall()})
+    return TABLES.fill("classes", rows, results=results)
+
+
+def budget_table(results: LocaliseResults) -> Table:
+    """Mask IoU at every budget; last the most that a mask of that size can reach."""
+    budgets = [(f"{budget:.0%}", budget) for budget in budgets_of(results.budget)]
+    reachable: list[Cell] = ["reachable", *budget_curve(results, results.methods[0], "reachable")]
+    words = {"first": budgets[0][0], "last": budgets[-1][0], "budgets": budgets}
+    return TABLES.fill("budget_mask_iou", results.methods, [reachable], results=results, **words)
 
 
 def budget_curve(results: LocaliseResults, method: str, metric: str) -> list[float]:
     """Macro means at every budget."""
     return [results.macro(method, metric, budget).value for budget in budgets_of(results.budget)]
-
-
-def budget_table(results: LocaliseResults) -> Table:
-    """Mask IoU at every budget; last the most that a mask of that size can reach."""
-    percents = [f"{budget:.0%}" for budget in budgets_of(results.budget)]
-    rows = ((m, *budget_curve(results, m, "mask_iou")) for m in results.methods)
-    reachable: tuple[Cell, ...] = ("reachable", *budget_curve(results, results.methods[0], "reachable"))
-    words = {"first": percents[0], "last": percents[-1], "budgets": percents}
-    return TABLES.fill("budget_mask_iou", rows, [reachable], **words)
 
 
 def sufficient_table(results: LocaliseResults) -> Table:
@@ -194,12 +181,7 @@ def flag_count_table(flags: Sequence[Flag], results: LocaliseResults, limits: Fl
 
 def flag_table(flags: Iterable[Flag], results: LocaliseResults) -> Table:
     """Every flag with the image that raised it."""
-    rows = (
-        (f.kind, f.image, results.class_name(results.labels[f.image]),
-         results.class_name(results.predicted[f.image]), f.method, f.why)
-        for f in flags
-    )  # fmt: skip
-    return TABLES.fill("flagged_images", rows)
+    return TABLES.fill("flagged_images", flags, results=results)
 
 
 def worst_flags(flags: Sequence[Flag], results: LocaliseResults) -> str:
@@ -243,11 +225,7 @@ def repeat_table(
 
 def sweep_table(results: LocaliseResults, methods: Mapping[int, str]) -> Table:
     """By number of segments: localisation and faithfulness on the same images."""
-    rows = (
-        (str(count), *(results.macro(method, metric) for metric in METRICS))
-        for count, method in methods.items()
-    )
-    return TABLES.fill("segments", rows, images=len(results.images))
+    return TABLES.fill("segments", methods.items(), results=results, images=len(results.images))
 
 
 def report_figures(results: LocaliseResults) -> dict[str, Any]:

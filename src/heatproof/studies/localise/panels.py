@@ -36,8 +36,7 @@ from heatproof.report.panels import INK, PAPER, Tile, explains, panel, sheet
 from heatproof.show import overlay, pixels
 from heatproof.store import MapStore
 from heatproof.studies.common import some
-from heatproof.studies.localise.flags import KINDS, OFF, Flag
-from heatproof.studies.localise.results import METRICS, LocaliseResults
+from heatproof.studies.localise.results import KINDS, METRICS, OFF, Flag, LocaliseResults
 from heatproof.studies.localise.settings import LocaliseSettings
 from heatproof.types import Batch, Maps, per_map, upsample
 from heatproof.verdict.album import CROP, bind, find_crops

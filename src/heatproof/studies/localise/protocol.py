@@ -2,7 +2,7 @@
 
     sift      images with one box that covers 10 to 80 % of them (images.py; filters in images/source.py)
     run       all methods in one shared pass, localisation at every budget, insertion and deletion: the engine
-    report    tables per class and as macro means (page.py), shortcut flags (flags.py), panels (panels.py)
+    report    tables per class and as macro means (page.py), shortcut flags (results.py), panels (panels.py)
 
 The run is an ordinary run folder (OUT/run, from OUT/study.toml), so it can be killed and resumed, and
 everything but the panels is rebuilt from it without a model pass. keak2026budget.
@@ -35,13 +35,13 @@ from heatproof.run.study import ResolvedStudy, open_study
 from heatproof.run.weights import LIBRARIES_WITHOUT_WEIGHTS
 from heatproof.studies.common import Outcome, named_run, run_config, study_file, with_floors
 from heatproof.studies.localise import page
-from heatproof.studies.localise.flags import find_flags
 from heatproof.studies.localise.images import Sifted, class_groups, reasons, sift, without, write_list
 from heatproof.studies.localise.panels import FEWEST, Studio, pick_cases, pick_confused
 from heatproof.studies.localise.results import (
     THESIS_RECALL,
     at_budget,
     budgets_of,
+    find_flags,
     macro_value,
     order_text,
     orders,

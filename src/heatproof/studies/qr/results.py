@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.resources import files
 from itertools import product
 from typing import Any
@@ -112,9 +112,6 @@ class Results:
     def empty_share(self, checkpoint: str, method: str) -> float:
         """Of the maps of all codes."""
         return self.mean(checkpoint, method, "degenerate").value
-
-    def source(self, *_: str) -> str:
-        return OURS
 
     def network_mean(self, checkpoint: str, _: str, metric: str) -> Value:
         """Of a metric that is about no method."""
@@ -291,16 +288,30 @@ AGGREGATIONS = {
 }
 
 
+@dataclass(frozen=True)
+class TableRow:
+    """What a row of a table is about; methods of the results are called with its checkpoint and method."""
+
+    results: Results
+    checkpoint: str
+    method: str
+    keys: tuple[Any, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(getattr(self.results, name), self.checkpoint, self.method)
+
+
 def qr_table(results: Results, name: str) -> Table:
     """A table of tables.toml: our rows, then the published ones."""
     settings, backbone = results.settings, backbone_of(results.settings.model)
-    listed, cells = [m for m in settings.listed if not is_floor(m)], ablation_grid()
     rows: dict[str, Iterable[Sequence[Any]]] = {
         "listed": product(REGIMES, settings.listed),
         "light": product(REGIMES, settings.light),
-        "depth": [(depth_name(depth), m, depth) for m, depth in product(settings.shown, DEPTHS)],
-        "ablation": [(cell_name(settings, *cell), m, *cell) for m, cell in product(settings.shown, cells)],
-        "axes": axis_rows(listed),
+        "depth": [(depth_name(depth), m, (depth,)) for m, depth in product(settings.shown, DEPTHS)],
+        "ablation": [
+            (cell_name(settings, *cell), m, cell) for m, cell in product(settings.shown, ablation_grid())
+        ],
+        "axes": axis_rows([m for m in settings.listed if not is_floor(m)]),
     }
     words = {
         "backbone": backbone, "device": results.device,
@@ -309,7 +320,8 @@ def qr_table(results: Results, name: str) -> Table:
     }  # fmt: skip
     spec = TABLES.content[name]
     published = [(spec["source"].format(**words), *row) for row in published_rows(name, backbone)]
-    return TABLES.fill(name, rows[spec["rows"]], published, results, **words)
+    own = [TableRow(results, *row) for row in rows[spec["rows"]]]
+    return TABLES.fill(name, own, published, **words)
 
 
 def published_rows(name: str, backbone: str) -> list[Any]:
@@ -330,13 +342,13 @@ def published_rows(name: str, backbone: str) -> list[Any]:
     return others.get(name, [])
 
 
-def axis_rows(methods: Sequence[str]) -> list[tuple[str, ...]]:
+def axis_rows(methods: Sequence[str]) -> list[tuple[str, str, tuple[str, str]]]:
     """Regime, methods, axis and level: the levels of each axis of Figure 3 under each regime."""
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for k, axis in enumerate(("importance", "aggregation", "cost")):
         levels = {m: axes_of(explainers.get(parse_call(m)[0]))[k] for m in methods}
         for level, regime in product(dict.fromkeys(levels.values()), REGIMES):
-            rows.append((regime, ", ".join(m for m in methods if levels[m] == level), axis, level))
+            rows.append((regime, ", ".join(m for m in methods if levels[m] == level), (axis, level)))
     return rows
 
 
