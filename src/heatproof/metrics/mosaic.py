@@ -139,12 +139,12 @@ def make_mosaics(
     """
     model = unbind_targets(as_model(model))
     _check(cells, confident, mosaics, seed)
-    pictures = model.check_images(images).to(model.device)
-    refuse_volumes("grid_pointing", size_of(pictures))
-    height, width = int(pictures.shape[-2]), int(pictures.shape[-1])
-    classes, sure = _sure(model, pictures, labels, confident, passes)
+    inputs = model.check_images(images).to(model.device)
+    refuse_volumes("grid_pointing", size_of(inputs))
+    height, width = int(inputs.shape[-2]), int(inputs.shape[-1])
+    classes, sure = _sure(model, inputs, labels, confident, passes)
     if full_size is None:
-        full_size = _takes(model, pictures[:1].repeat(1, 1, cells, cells))
+        full_size = _takes(model, inputs[:1].repeat(1, 1, cells, cells))
     if not full_size and cells > min(height, width):
         raise InputError(
             f"pictures of {height}x{width} cannot be shrunk into mosaics of {cells}x{cells} cells"
@@ -154,19 +154,19 @@ def make_mosaics(
         tuple(round(i * scale * side / cells) for i in range(cells + 1)) for side in (height, width)
     )
     if not full_size:
-        again = shrunk(shrunk(pictures, (rows[1], columns[1])), (height, width))
+        again = shrunk(shrunk(inputs, (rows[1], columns[1])), (height, width))
         sure &= _sure(model, again, classes, confident, passes)[1]
     count, known = int(sure.sum()), classes[sure].unique().tolist()
     if count < cells**2 or len(known) < 2:
         rightly, small = "rightly " * (labels is not None), ", also shrunk to their cell" * (not full_size)
         only = f", all of class {known[0]}" if len(known) == 1 else ""
         raise InputError(
-            f"{count} of {len(pictures)} pictures are {rightly}classified with a probability of at least "
+            f"{count} of {len(inputs)} pictures are {rightly}classified with a probability of at least "
             f"{confident:g}{small}{only}; a mosaic of {cells}x{cells} cells takes {cells**2}, of two classes "
             "or more: give more pictures, or lower confident"
         )
     places = _arranged(classes[sure].tolist(), cells, mosaics or count // cells**2, seed)
-    return Mosaics(pictures[sure], classes[sure], places.to(pictures.device), rows, columns)
+    return Mosaics(inputs[sure], classes[sure], places.to(inputs.device), rows, columns)
 
 
 def _check(cells: int, confident: float, mosaics: int | None, seed: int) -> None:
@@ -181,10 +181,10 @@ def _check(cells: int, confident: float, mosaics: int | None, seed: int) -> None
 
 
 def _sure(
-    model: Model, pictures: Tensor, labels: ArrayLike | None, confident: float, passes: Passes
+    model: Model, inputs: Tensor, labels: ArrayLike | None, confident: float, passes: Passes
 ) -> tuple[Tensor, Tensor]:
     """ "b" classes and "b" bool: whether the network is sure of them, and right where there are labels."""
-    logits = all_logits(model, pictures, **passes)
+    logits = all_logits(model, inputs, **passes)
     highest, classes = model.probabilities(logits).max(1)
     sure = highest >= confident
     return classes, sure if labels is None else sure & (classes == model.check_targets(labels, logits))
