@@ -67,7 +67,7 @@ def test_better_and_worse_follow_the_direction_of_each_number(runs: Path) -> Non
     assert by_name(found.differences, "cscore", "gradcam").answer == "better"
     assert by_name(found.differences, "classified rightly", "").answer == "worse"
     assert found.headline.startswith(
-        f"{len(found.found('better'))} of {len(found.differences)} numbers became better"
+        f"{len(found.by_answer('better'))} of {len(found.differences)} numbers became better"
     )
 
 

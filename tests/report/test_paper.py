@@ -67,7 +67,7 @@ def check_paper(path: Path, data: RunData, page: ReportPage) -> None:
     assert 3 < pages <= 6 and all(f"page {k} of {pages}" in text for k in range(1, pages + 1))
     assert page.verdict.headline in text
     assert data.manifest.config_hash in text and "hash abc" in text and data.manifest.started in text
-    for section in page.shown:
+    for section in page.included:
         assert section.title in text, section.title
     for heading in ("Six pictures that show it", "What to do next", "How the verdict is reached"):
         assert heading in text

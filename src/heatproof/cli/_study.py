@@ -2,8 +2,8 @@
 
     heatproof study cose examples/cose.toml --device cuda
 
-Keys of the file are the option names (`draws = 6` for --draws). What the command line says wins; paths in the
-file are relative to the file. An empty text says nothing.
+Keys of the file are the option names (`draws = 6` for --draws). The command line takes precedence; paths in
+the file are relative to the file. An empty text counts as not given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StudyCommand(click.Command):
-    """Its function gets `given`, arguments for the settings class: what was said and nothing else.
+    """Its function gets `given`, arguments for the settings class: what was set and nothing else.
 
     more: options that are no settings, by the name of the option that they stand before.
     words: what else than FILE.toml may be named, in the help; such words are the function's `words`.
@@ -54,18 +54,18 @@ class StudyCommand(click.Command):
             )
         self.params = [
             file,
-            *(each for one in options(settings) for each in (before.get(str(one.name)), one) if each),
+            *(each for own in options(settings) for each in (before.get(str(own.name)), own) if each),
         ]  # fmt: skip
 
     def invoke(self, ctx: click.Context) -> Any:
-        own = {str(one.name) for one in options(self.settings)}
-        said = {
+        own = {str(option.name) for option in options(self.settings)}
+        given = {
             name: value
             for name, value in ctx.params.items()
             if value != "" and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
         }
         others = {name: value for name, value in ctx.params.items() if name not in own}  # also `words`
-        ctx.params = others | {"given": arguments(self.settings, said)}
+        ctx.params = others | {"given": arguments(self.settings, given)}
         return super().invoke(ctx)
 
     def _read_first(
@@ -90,12 +90,12 @@ class StudyCommand(click.Command):
             raise InputError(f"there is no file {path}") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"cannot read {path} as TOML: {error}") from error
-        known = {str(one.name): one for one in self.params if isinstance(one, click.Option)}
+        known = {str(own.name): own for own in self.params if isinstance(own, click.Option)}
         for key in content:
             if key not in known:
                 raise InputError(f"{path}: unknown key {key}; {did_you_mean(key, known)}")
-        said = {key: _value(known[key], key, value, path) for key, value in content.items()}
-        ctx.default_map = {**said, **(ctx.default_map or {})}
+        values = {key: _value(known[key], key, value, path) for key, value in content.items()}
+        ctx.default_map = {**values, **(ctx.default_map or {})}
         weights, pickles = content.get("checkpoints", []), bool(content.get("allow_pickle"))
         files = weights if isinstance(weights, list) else str(weights)
         table = ModelTable(str(content.get("model", "")), files, allow_pickle=pickles)
@@ -112,7 +112,7 @@ class PlacedCommand(StudyCommand):
         self.params = [
             click.Argument(["model"]),
             click.Argument(["images"], type=click.Path(path_type=Path)),
-            *(one for one in self.params if one.name not in placed),
+            *(parameter for parameter in self.params if parameter.name not in placed),
         ]
 
 
@@ -122,8 +122,8 @@ def _value(option: click.Option, key: str, value: Any, path: Path) -> Any:
     if isinstance(value, list) and not option.multiple and option.nargs == 1:
         value = ",".join(map(str, value))  # methods = ["gradcam", "lime"] for --methods gradcam,lime
     if isinstance(option.type, click.Path):
-        several = [value] if isinstance(value, str) else value
-        placed = [str(path.parent / Path(one).expanduser()) for one in several]
+        paths = [value] if isinstance(value, str) else value
+        placed = [str(path.parent / Path(each).expanduser()) for each in paths]
         return placed[0] if isinstance(value, str) else placed
     return value
 
@@ -158,7 +158,7 @@ def _option(name: str, hint: Any, default: Any, about: Option) -> click.Option:
     words = [f"--{dashed}", *([f"-{about.short}"] if about.short else [])]
     more: dict[str, Any] = {}
     if about.read is not None:
-        hint, default = str, ",".join(map(str, default)) if about.shown is None else about.shown
+        hint, default = str, ",".join(map(str, default)) if about.default_text is None else about.default_text
     elif get_origin(hint) is tuple:
         hint, *others = get_args(hint)
         more = {"multiple": True} if Ellipsis in others else {"nargs": 1 + len(others)}
@@ -174,35 +174,35 @@ def _option(name: str, hint: Any, default: Any, about: Option) -> click.Option:
         kind = (click.IntRange if kind is int else click.FloatRange)(about.least, about.most)
     elif kind is bool:
         kind, more = None, {"is_flag": True}
-    shown = None if default is MISSING or default == "" else default
-    return click.Option(words, type=kind, default=shown, show_default=True, help=about.help, **more)
+    usual = None if default is MISSING or default == "" else default
+    return click.Option(words, type=kind, default=usual, show_default=True, help=about.help, **more)
 
 
-def arguments(settings: type, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What was said, as arguments of a settings class."""
+def arguments(settings: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of options as arguments of a settings class."""
     hints: dict[str, Any] = get_type_hints(settings)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in fields(settings):
         about: Any = field.metadata.get(KEY)
         if _is_settings(within := hints[field.name]):
-            found[field.name] = within(**arguments(within, said))
-        elif field.name in said:
-            value = said[field.name]
-            found[field.name] = about.read(value) if about.read else value
+            values[field.name] = within(**arguments(within, given))
+        elif field.name in given:
+            value = given[field.name]
+            values[field.name] = about.read(value) if about.read else value
         elif about is not None and field.default is MISSING:
             name = field.name.replace("_", "-")
             raise InputError(f"--{name} is missing; name it on the command line or in FILE.toml")
-    return found
+    return values
 
 
-def tell(ctx: click.Context, page: Path, failed: object, before: str = "") -> None:
-    """Say where the page is; the exit code says whether something failed."""
+def finish(ctx: click.Context, page: Path, failed: object, before: str = "") -> None:
+    """Print where the page is, and exit with 1 if something failed."""
     say(f"{before}the page: {page}")
     if failed:
         ctx.exit(1)
 
 
-def shown(table: Table) -> Grid:
+def terminal_table(table: Table) -> Grid:
     """A study's table on the terminal, without its intervals."""
     grid = new_table(table.title)
     for column in table.columns:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, errors, say, steps
-from heatproof.cli._study import PlacedCommand, shown, tell
+from heatproof.cli._study import PlacedCommand, terminal_table
 from heatproof.studies.contrast.settings import ContrastSettings
 
 
@@ -72,5 +72,5 @@ def run_contrast(ctx: click.Context, given: dict[str, Any]) -> None:
     for point in outcome.result.points:
         say(f"{point.strength:.0%}: {point.planting.sentence}")
     if outcome.table.rows:
-        console.print(shown(outcome.table))
-    tell(ctx, outcome.page, failed=not outcome.table.rows)
+        console.print(terminal_table(outcome.table))
+    finish(ctx, outcome.page, failed=not outcome.table.rows)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import Steps, broken_table, console, errors, steps
-from heatproof.cli._study import StudyCommand, shown, tell
+from heatproof.cli._study import StudyCommand, finish, terminal_table
 from heatproof.errors import InputError
 from heatproof.run.progress import Progress
 from heatproof.studies.cscore.settings import CscoreSettings
@@ -60,10 +60,10 @@ def cscore_command(
     elif settings.networks or settings.beside:
         _networks(ctx, settings)
     else:
-        _one_network(ctx, settings)
+        _network(ctx, settings)
 
 
-def _one_network(ctx: click.Context, settings: CscoreSettings) -> None:
+def _network(ctx: click.Context, settings: CscoreSettings) -> None:
     from heatproof.studies.cscore import cscore_study
 
     with steps("training", settings.last_epoch) as bar:
@@ -72,8 +72,8 @@ def _one_network(ctx: click.Context, settings: CscoreSettings) -> None:
     alarms = len(tables["alarms"].rows) if "alarms" in tables else 0
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
-    console.print(shown(tables["overall"]))
-    tell(ctx, outcome.page, failed=outcome.run.broken, before=f"{alarms} alarms; ")
+    console.print(terminal_table(tables["overall"]))
+    finish(ctx, outcome.page, failed=outcome.run.broken, before=f"{alarms} alarms; ")
 
 
 def _networks(ctx: click.Context, settings: CscoreSettings) -> None:
@@ -84,8 +84,8 @@ def _networks(ctx: click.Context, settings: CscoreSettings) -> None:
     if outcome.broken:
         errors.print(broken_table(outcome.broken))
     for name in ("networks", "methods"):
-        console.print(shown(outcome.book.tables[name]))
-    tell(ctx, outcome.page, failed=outcome.broken)
+        console.print(terminal_table(outcome.book.tables[name]))
+    finish(ctx, outcome.page, failed=outcome.broken)
 
 
 def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> None:
@@ -97,9 +97,9 @@ def _compare(ctx: click.Context, reference: Path, settings: CscoreSettings) -> N
     weights = Path(settings.checkpoints[0])
     outcome = compare(reference, weights, settings.out, None, images, Progress(console))
     for table in outcome.book.tables.values():
-        console.print(shown(table))
+        console.print(terminal_table(table))
     worse = f"worse: {len(outcome.fell)} scores fell, {len(outcome.alarms)} alarms; "
-    tell(ctx, outcome.page, failed=outcome.worse, before=worse if outcome.worse else "no worse; ")
+    finish(ctx, outcome.page, failed=outcome.worse, before=worse if outcome.worse else "no worse; ")
 
 
 def _with_words(given: dict[str, Any], words: tuple[str, ...]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from heatproof.cli._console import broken_table, console, errors, new_table
-from heatproof.cli._study import StudyCommand, shown, tell
+from heatproof.cli._study import StudyCommand, finish, terminal_table
 from heatproof.run.progress import Progress
 from heatproof.studies.localise.settings import LocaliseSettings
 
-SHOWN = 10
+MAX_ASIDE = 10
 
 
 @click.command("localise", cls=StudyCommand, settings=LocaliseSettings)
@@ -25,7 +25,7 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
     Three maps that know nothing of the model (random, edges, centre) always stand beside the others.
 
     Pictures are filtered as in the thesis behind the protocol: one object, one box, 10 to 80 % of them;
-    --exclude leaves out labels nobody could be sure of. One that cannot be used is reported, and the others
+    --exclude leaves out ambiguous labels. One that cannot be used is reported, and the others
     go on; the exit code is then 1.
 
     Also on the page: how many pixels suffice (where insertion and deletion cross), how scattered maps are
@@ -60,12 +60,12 @@ def localise_command(ctx: click.Context, given: dict[str, Any]) -> None:
         table = new_table(f"{len(outcome.sifted.aside)} pictures were set aside")
         table.add_column("image", overflow="fold")
         table.add_column("reason", overflow="fold")
-        for one in outcome.sifted.aside[:SHOWN]:
-            table.add_row(*one)
+        for image in outcome.sifted.aside[:MAX_ASIDE]:
+            table.add_row(*image)
         errors.print(table)
     if outcome.run.broken:
         errors.print(broken_table(outcome.run.broken))
     for name in ("localisation", "faithfulness"):
-        console.print(shown(outcome.book.tables[name]))
+        console.print(terminal_table(outcome.book.tables[name]))
     failed = outcome.sifted.aside or outcome.run.broken
-    tell(ctx, outcome.page, failed, before=f"{len(outcome.panels)} panels; ")
+    finish(ctx, outcome.page, failed, before=f"{len(outcome.panels)} panels; ")

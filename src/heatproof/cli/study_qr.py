@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from heatproof.cli._console import console, steps
-from heatproof.cli._study import StudyCommand, shown, tell
+from heatproof.cli._study import StudyCommand, finish, terminal_table
 from heatproof.run.progress import Progress
 from heatproof.studies.qr.settings import FULL, QrSettings
 
@@ -52,16 +52,16 @@ def qr_command(ctx: click.Context, full: bool, given: dict[str, Any]) -> None:
     settings = QrSettings(**(FULL if full else {}) | given)
     with steps("training", total_epochs(settings)) as bar:
 
-        def told(name: str, state: Any) -> None:
+        def show(name: str, state: Any) -> None:
             bar.now(f"{name}, epoch {state.epoch}, batch {state.batch} of {state.batches}")
-            if (one := state.result) is not None:
-                last = one.epoch == state.epochs
-                text = f"{name}: loss {one.loss:.3f}, accuracy {one.accuracy:.3f}, AUC {one.auc:.3f}"
+            if (epoch := state.result) is not None:
+                last = epoch.epoch == state.epochs
+                text = f"{name}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.3f}, AUC {epoch.auc:.3f}"
                 bar.done(text if last else None)
 
-        outcome = qr_study(settings, Progress(console), told)
+        outcome = qr_study(settings, Progress(console), show)
     made = outcome.book.tables
     for name in SHOWN:
         if table := made.get(f"{name}-seeds") or made.get(name):
-            console.print(shown(table))
-    tell(ctx, outcome.page, failed=False)
+            console.print(terminal_table(table))
+    finish(ctx, outcome.page, failed=False)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
@@ -45,6 +45,7 @@ from heatproof.types import ArrayLike, Images, Picture
 
 PICTURE = (str, PathLike, Image.Image)
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
+Part = TypeVar("Part")
 log = logging.getLogger("heatproof")
 _reported: set[str] = set()  # networks whose memory ran out
 
@@ -207,18 +208,19 @@ class Model:
     def logits(self, images: Tensor) -> Tensor:
         """ "b k" logits in evaluation mode; the module is left as it was."""
         with frozen_eval(self.module):
-            return self._in_halves(images)
+            parts = self.in_halves(lambda a, b: self.forward(self.ready(images[a:b])), 0, len(images))
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _in_halves(self, images: Tensor) -> Tensor:
-        """Logits of all images in one pass, or of each half where memory runs out."""
+    def in_halves(self, work: Callable[[int, int], Part], start: int, stop: int) -> list[Part]:
+        """Call work(start, stop) for all images, or for each half of them where memory runs out."""
         try:
-            return self.forward(self.ready(images))
+            return [work(start, stop)]
         except (RuntimeError, MemoryError) as error:
-            if len(images) == 1 or not is_out_of_memory(error):
+            if stop - start < 2 or not is_out_of_memory(error):
                 raise
-        self.free_memory(len(images))  # behind the handler: the error holds on to tensors
-        half = (len(images) + 1) // 2
-        return torch.cat([self._in_halves(images[:half]), self._in_halves(images[half:])])
+        self.free_memory(stop - start)  # behind the handler: the error holds on to tensors
+        half = (start + stop + 1) // 2
+        return [*self.in_halves(work, start, half), *self.in_halves(work, half, stop)]
 
     def free_memory(self, inputs: int) -> None:
         """Release what can be released after a pass that ran out of memory, and report that once."""

@@ -145,12 +145,12 @@ class RunComparison:
     moved: tuple[Moved, ...] = ()
     same: Mapping[int, int] = field(default_factory=dict)  # images that a side shares with the first
 
-    def found(self, answer: str) -> list[Difference]:
+    def by_answer(self, answer: str) -> list[Difference]:
         return [difference for difference in self.differences if difference.answer == answer]
 
     @property
     def headline(self) -> str:
-        better, worse, unclear = (len(self.found(word)) for word in ("better", "worse", "unclear"))
+        better, worse, unclear = (len(self.by_answer(word)) for word in ("better", "worse", "unclear"))
         if not self.differences:
             return "The runs have no number in common"
         total = len(self.differences)

@@ -50,7 +50,7 @@ CIVIDIS = (
     "eed649 fee838"
 )
 JET = "000080 0000ff 0080ff 00ffff 80ff80 ffff00 ff8000 ff0000 800000"
-ORDERS = {
+ORDERS: dict[str, dict[str, Any]] = {
     "nifti": {"order": "xyz", "canonical": True},
     "dicom-series": {"order": "zyx"},
 }  # defaults of sources

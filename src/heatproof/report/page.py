@@ -72,7 +72,7 @@ class ReportPage:
         return f"{self.verdict.headline}: {self.data.model}"
 
     @property
-    def shown(self) -> list[Section]:
+    def included(self) -> list[Section]:
         return [s for s in (*self.first, self.pictures, *self.rest) if s.content is not None]
 
     @property

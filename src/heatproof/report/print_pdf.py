@@ -1,10 +1,8 @@
-"""The report as a PDF of at most six numbered pages, for readers without the run folder.
+"""The report as a PDF of at most six numbered pages.
 
-It has the sections of report.html without their folds: settings (run.json), tables behind charts and long
-definitions stay in the run folder and in report.html. Charts that do not fit are left out and listed.
-
-Chromium prints it where there is a version that can number pages; else Typst (the extra `pdf`) does, with the
-same content and a simpler layout (assets/paper.typ). Both read one HTML page without scripts.
+It has the sections of report.html without settings, tables behind charts and long definitions. Sections that
+do not fit are left out and listed. Chromium prints it if there is a version that can number pages; else Typst
+(the extra `pdf`), with a simpler layout (assets/paper.typ). Both read one HTML page without scripts.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -43,13 +42,9 @@ LEFT_OUT_FIRST = ("agreement", "curves", "classes", "trajectories", "paperpictur
 
 
 def write_pdf(
-    data: RunData,
-    verdict: Verdict,
-    path: str | Path,
-    more: Sequence[Section] = (),
-    chromium: str | None = "",
+    data: RunData, verdict: Verdict, path: str | Path, more: Sequence[Section] = (), chromium: str | None = ""
 ) -> str:
-    """Write the PDF; return which program wrote it, as half a sentence.
+    """Write the PDF; returns which program printed it.
 
     chromium: the path of Chromium; "" searches for it, None uses Typst.
     """
@@ -104,38 +99,26 @@ def paper_pictures(data: RunData) -> Section:
     """The best, the worst and the most disputed images, each with every method's map."""
     methods, groups = data.real[:MOST_METHODS], choose(data, map_agreement(data), MOST)
     drawn = {GROUPS[key]: draw_images(data, places, methods, TILE) for key, places in groups.items()}
-    content = {
-        "groups": {title: images for title, images in drawn.items() if images},
-        "headline": data.headline,
-        "methods": methods,
-        "left": len(data.real) - len(methods),
-    }
-    title = "Pictures: best, worst and most disputed"
-    if not content["groups"]:
-        return Section("paperpictures", title, missing="the run kept no pictures")
-    return Section("paperpictures", title, content)
+    drawn = {title: images for title, images in drawn.items() if images}
+    left = len(data.real) - len(methods)
+    content = {"groups": drawn, "headline": data.headline, "methods": methods, "left": left}
+    title, missing = "Pictures: best, worst and most disputed", "the run kept no pictures"
+    return Section("paperpictures", title, content if drawn else None, missing)
 
 
 def find_chromium() -> str | None:
     """The first Chromium on the path that numbers pages."""
-    for name in NAMES:
-        program = shutil.which(name)
-        if program and _version(program) >= NUMBERS_PAGES:
-            return program
+    for program in filter(None, map(shutil.which, NAMES)):
+        with suppress(OSError, subprocess.SubprocessError):
+            answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30)
+            version = re.search(r"(\d+)\.\d+", answer.stdout)
+            if version and int(version[1]) >= NUMBERS_PAGES:
+                return program
     return None
 
 
-def _version(program: str) -> int:
-    try:
-        version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    number = re.search(r"(\d+)\.\d+", version)
-    return int(number[1]) if number else 0
-
-
 def print_with_chromium(program: str, text: str) -> bytes | None:
-    """The PDF of an HTML page; None where the browser fails."""
+    """The PDF of an HTML page; None if the browser fails."""
     with tempfile.TemporaryDirectory() as folder:
         page, pdf = Path(folder, "page.html"), Path(folder, "page.pdf")
         page.write_text(text, encoding="utf-8", errors="replace")

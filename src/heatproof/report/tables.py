@@ -62,7 +62,7 @@ class Table:
 
     def marks(self) -> dict[tuple[int, int], int]:
         """(row, column) -> 1 for the best, 2 for the second best; ties share."""
-        found: dict[tuple[int, int], int] = {}
+        marks: dict[tuple[int, int], int] = {}
         for j, column in enumerate(self.columns):
             if not self.marked or column.higher_is_better is None:
                 continue
@@ -70,8 +70,8 @@ class Table:
             defined = {i: x for i, x in numbers.items() if not math.isnan(x)}
             order = sorted(set(defined.values()), reverse=column.higher_is_better)
             if len(order) > 1:
-                found |= {(i, j): order.index(x) + 1 for i, x in defined.items() if x in order[:2]}
-        return found
+                marks |= {(i, j): order.index(x) + 1 for i, x in defined.items() if x in order[:2]}
+        return marks
 
     def text(self, i: int, j: int, interval: bool = True) -> str:
         return cell_text(self.rows[i][j], self.columns[j].form, interval)

@@ -28,7 +28,6 @@ from heatproof.models import Model
 from heatproof.models.accel import Accelerator
 from heatproof.models.heads import Multilabel
 from heatproof.models.queue import all_logits
-from heatproof.models.running import is_out_of_memory
 from heatproof.models.targets import bind_targets
 from heatproof.rows import of_prediction
 from heatproof.run.group import group_rows
@@ -103,15 +102,14 @@ class Worker:
     def compute_parts(self, unit: PlannedUnit, loaded: Loaded) -> list[Computed]:
         """What `compute` returns for all images, or for each half of them if memory runs out."""
         count = len(loaded.batch.ids)
-        try:
-            return [self.compute(unit, loaded)]
-        except (MemoryError, RuntimeError) as error:
-            if count < 2 or not is_out_of_memory(error):
-                raise
-        self.opened.model(unit.checkpoint).free_memory(count)  # outside: the error refers to tensors
-        first, second = (loaded.batch.take(rows) for rows in (slice(count // 2), slice(count // 2, None)))
-        halves = loaded._replace(batch=first), Loaded(second, [])
-        return [part for half in halves for part in self.compute_parts(unit, half)]
+
+        def compute(start: int, stop: int) -> Computed:
+            if stop - start == count:
+                return self.compute(unit, loaded)
+            part = Loaded(loaded.batch.take(slice(start, stop)), loaded.failures if start == 0 else [])
+            return self.compute(unit, part)
+
+        return self.opened.model(unit.checkpoint).in_halves(compute, 0, count)
 
     def write(self, unit: PlannedUnit, batch: Batch, parts: Sequence[Computed]) -> None:
         """Write the rows, maps and images of a batch, which was computed in one or several parts."""

@@ -253,7 +253,7 @@ def _gather(places: Mapping[str, tuple[Shard, int]], wanted: Sequence[str]) -> S
                 f"({_sizes(parts[0])}; {_sizes(parts[-1])}); read them shard by shard"
             )
     order = np.argsort(np.concatenate(list(positions.values())))
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts])[order]
         for name in ("values", "explained", "signed_values")
         if getattr(parts[0], name) is not None

@@ -1,4 +1,4 @@
-"""What a study may be told: every setting is declared once, as a field of its settings class.
+"""Settings of studies: each is declared once, as a field of its settings class.
 
     size: int = option(64, "Pixels along a side.", least=16)
 
@@ -30,32 +30,32 @@ KEY = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """What a person is told about a setting, and what it may be."""
+    """Help text and allowed values of a setting."""
 
     help: str
     short: str = ""  # a letter: "m" for -m
     least: int | None = None
     most: int | None = None
     choices: tuple[str, ...] = ()
-    read: Callable[[str], Any] | None = None  # where several values stand in one text
-    shown: str | None = None  # the default in words, where its own would say little
-    both: bool = False  # a switch that is off and can still be switched off, for a preset may turn it on
+    read: Callable[[str], Any] | None = None  # parses the text of an option with several values
+    default_text: str | None = None  # shown in the help instead of the default
+    both: bool = False  # also add --no-NAME to a switch that is off by default, since a preset may turn it on
 
 
 def option(default: Any = MISSING, /, help: str = "", **facts: Any) -> Any:
-    """A field that can be set from the command line; without a default somebody must say it."""
+    """A field that can be set from the command line; without a default it is required."""
     return field(default=default, metadata={KEY: Option(help, **facts)})
 
 
 class Settings:
-    """The base of settings classes: what cannot be is refused when it is said."""
+    """The base of settings classes; raises InputError for values out of range."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            value, about = getattr(self, one.name), one.metadata.get(KEY)
+        for each in fields(self):  # type: ignore[arg-type]
+            value, about = getattr(self, each.name), each.metadata.get(KEY)
             if about is None or value is None:
                 continue
-            name = one.name.replace("_", "-")
+            name = each.name.replace("_", "-")
             if about.least is not None and value < about.least:
                 raise InputError(f"{name} is at least {about.least}; got {value}")
             if about.most is not None and value > about.most:
@@ -98,14 +98,14 @@ class PreprocessSettings(Settings):
     """Parts of the preprocessing that replace the network's own: the [preprocess] table of a study."""
 
     size: tuple[int, ...] = option(
-        (), "Pixels that the network sees: 128, or height,width.", read=pixels, shown=""
+        (), "Pixels that the network sees: 128, or height,width.", read=pixels, default_text=""
     )
     resize: tuple[int, ...] = option(
         (), "Shorter side before the centre crop, or exact height,width; --size by default.",
-        read=pixels, shown="",
+        read=pixels, default_text="",
     )  # fmt: skip
-    mean: tuple[float, ...] = option((), "Subtracted, one number per channel.", read=numbers, shown="")
-    std: tuple[float, ...] = option((), "Divided by, one number per channel.", read=numbers, shown="")
+    mean: tuple[float, ...] = option((), "Subtracted, one number per channel.", read=numbers, default_text="")
+    std: tuple[float, ...] = option((), "Divided by, one number per channel.", read=numbers, default_text="")
 
     @property
     def table(self) -> dict[str, Any]:

@@ -257,19 +257,18 @@ class _Run:
         except InputError as error:  # not computed yet
             yield " ".join(rule.parts) or rule.question, "undecided", 0, str(error)
             return
-        network, obstacles = verdict.network, "; ".join(verdict.notes)
-        every: list[tuple[str | int | None, str, Answer, int, str]]
+        note, obstacles = verdict.network.note, "; ".join(verdict.notes)
+        every: dict[str | int | None, tuple[str, Answer, int, str]]
         if rule.question == FOLLOWS:
-            every = [
-                (m.method, m.method, m.follows, min((t.n for t in m.tests if t.votes), default=0), m.note)
+            votes = {m.method: [test.n for test in m.tests if test.votes] for m in verdict.methods}
+            every = {
+                m.method: (m.method, m.follows, min(votes[m.method], default=0), m.note)
                 for m in verdict.methods
-            ]
+            }
         else:
-            every = [(c.label, c.name, c.looks_there, c.test.n, network.note) for c in network.classes]
-        chosen = [answer for key, *answer in every if not names or key in names]
-        for of, answer, n, why in chosen or [
-            (" ".join(rule.parts) or "network", "undecided", 0, network.note)
-        ]:
+            every = {c.label: (c.name, c.looks_there, c.test.n, note) for c in verdict.network.classes}
+        chosen = [answer for key, answer in every.items() if not names or key in names]
+        for of, answer, n, why in chosen or [(" ".join(rule.parts) or "network", "undecided", 0, note)]:
             few = self._too_few(n) if n < self.min_n else ""
             yield of, answer, n, few if answer == "yes" else why.replace(SEE_NOTES, obstacles)
 

@@ -212,8 +212,7 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
         labels = [label for m, label, name in cells if m == method and name == metric and label is not None]
         states[method] = MethodState(score(method, None), {c: score(method, c) for c in sorted(labels)})
     answers = read_predictions(folder, checkpoint, model=model)
-    several = answers.limits is not None
-    known = np.full(len(answers.ids), True) if several else answers.labels >= 0
+    known = answers.labels >= 0 if answers.limits is None else np.full(len(answers.ids), True)
     ids = [name for name, labelled in zip(answers.ids, known, strict=True) if labelled]
     y, probs = answers.labels[known], answers.probabilities[known]
     ranked = answers.complete and len(y) > 0
@@ -225,15 +224,14 @@ def _read(folder: RunFolder, model: str, checkpoint: str, metric: str) -> Checkp
     if anchor := lists.get("anchor"):
         listed = anchor_probabilities(folder, anchor_of(anchor, list(folder.manifest.models)), ids, model)
     tau = lists.get("tau", answers.limits or 0.5)
-    gold = gold_mask(y, listed, tau)
     if answers.limits is None:
-        right = _stored_accuracy(folder, model, checkpoint)
+        right, findings = _stored_accuracy(folder, model, checkpoint), {}
     else:
         right = accuracy(y, probs, tau=answers.limits).value
+        findings = _label_states(ids, y, probs, tau)
     return CheckpointState(
-        checkpoint, epoch_of(checkpoint), ranking, right, _lists(y, gold), states,
-        _moves(ids, y, probs) if ranked else {},
-        findings=_label_states(ids, y, probs, tau) if several else {},
+        checkpoint, epoch_of(checkpoint), ranking, right, _lists(y, gold_mask(y, listed, tau)), states,
+        _moves(ids, y, probs) if ranked else {}, findings=findings,
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class AuditSettings(Settings):
     class_names: tuple[str, ...] = option((), CLASS_NAMES, read=words)
     minutes: float = option(5.0, "About how long the whole audit may take.")
     methods: tuple[str, ...] = option(
-        (), "Comma-separated, instead of those it would choose.", short="m", read=calls, shown=""
+        (), "Comma-separated, instead of those it would choose.", short="m", read=calls, default_text=""
     )
     limit: int | None = option(None, LIMIT, least=1)
     layer: str | None = option(None, LAYER, short="l")
@@ -103,7 +103,7 @@ class ScoreSettings(Settings):
         choices=("label", "predicted"),
     )
     metrics: tuple[str, ...] = option(
-        (), "Comma-separated, instead of all that can be computed.", read=calls, shown=""
+        (), "Comma-separated, instead of all that can be computed.", read=calls, default_text=""
     )
     limit: int | None = option(None, LIMIT, least=1)
     head: str | None = option(None, HEAD)

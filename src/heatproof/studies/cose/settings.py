@@ -37,7 +37,7 @@ class CoseSettings(Settings):
     pretrained: bool = option(False, "The library's weights are the final model.")
     methods: tuple[str, ...] = option(
         PAPER_METHODS, '"paper" (the seven of the paper), "all", or names: "gradcam,lime(samples=200)".',
-        short="m", read=_methods, shown="paper",
+        short="m", read=_methods, default_text="paper",
     )  # fmt: skip
     paper: bool = option(
         False,
@@ -51,7 +51,7 @@ class CoseSettings(Settings):
         choices=tuple(SIMILARITIES),
     )
     transforms: tuple[str, ...] = option(
-        (), "Some of the thirteen, comma-separated; all by default.", read=words, shown=""
+        (), "Some of the thirteen, comma-separated; all by default.", read=words, default_text=""
     )
     draws: int = option(6, "Magnitudes per image and signed transform.", least=1, most=60)
     limit: int | None = option(None, LIMIT, least=1)

@@ -48,7 +48,7 @@ class CscoreSettings(Settings):
     )
     pretrained: bool = option(False, "Begin with the library's own weights.")
     methods: tuple[str, ...] = option(
-        METHODS, "Comma-separated; the paper's six by default.", short="m", read=calls, shown=""
+        METHODS, "Comma-separated; the paper's six by default.", short="m", read=calls, default_text=""
     )
     held_out: float = option(0.2, "Share that is not trained on.")
     head_epochs: int = option(20, "Of phase 1.", least=0)
@@ -67,7 +67,7 @@ class CscoreSettings(Settings):
     keep: tuple[int, ...] = option(CHECKPOINTS, "Epochs that are scored.", read=_epochs)
     tau: float | str = option(
         0.5, "Gold lists: the probability from which on a picture counts; or adaptive.",
-        read=_tau, shown="0.5",
+        read=_tau, default_text="0.5",
     )  # fmt: skip
     weights: str = option(
         "confidence", "What a picture counts: its probability, that calibrated on the other half, or 1.",

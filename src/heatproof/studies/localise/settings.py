@@ -76,7 +76,7 @@ class LocaliseSettings(Settings):
     panels: int = option(12, "Case studies to draw, and as many confused pictures.", least=0)
     repeats: int = option(0, "Explain some pictures so often with other seeds: are maps stable?", least=0)
     segment_counts: tuple[int, ...] = option(
-        (), "LIME with other numbers of segments: 30,100,200,300.", read=counts, shown="none"
+        (), "LIME with other numbers of segments: 30,100,200,300.", read=counts, default_text="none"
     )
     subset: int = option(12, "Pictures for repeats and segment counts.", least=1)
     steps: int = option(100, "Steps of insertion and deletion.", least=1)

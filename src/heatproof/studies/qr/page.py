@@ -47,7 +47,7 @@ def write_page(out: Path, seeds: Sequence[Results]) -> MarkdownReport:
         main = {name: over_seeds([of[name] for of in every]) for name in own}
     answers = {
         "RQ1: do structure scores agree with causal tests?": agreement_answer(main),
-        "RQ2: what does the depth of fine-tuning do?": depth_answer(settings.shown[0], main),
+        "RQ2: what does the depth of fine-tuning do?": depth_answer(settings.detailed[0], main),
         "RQ3: does a light penalty lower leakage without emptying the code?": leakage_answer(main["table-2"]),
         "RQ4: do explanations hold under distortion?": robustness_answer(main),
         "Against the floors.": floor_text(main["table-2"]),
@@ -221,7 +221,7 @@ def real(table: Table, group: str, column: str) -> dict[str, Cell]:
 
 
 def draw_figures(results: Results, made: Tables) -> dict[str, Any]:
-    method = results.settings.shown[0]
+    method = results.settings.detailed[0]
     drawn = {"figure-5": pareto_figure(made), "distortions": distortion_figure(results, method)}
     if "table-5" in made:
         drawn["figure-4"] = depth_figure(made["table-5"], method)

@@ -183,10 +183,10 @@ def engine_runs(settings: QrSettings) -> Iterator[tuple[str, Sequence[str], Sequ
     yield "run", REGIMES, light, both if settings.curves == "all" else STRUCTURE
     yield "subset", REGIMES, (*light, *settings.heavy), both
     if settings.depth_study:
-        yield "depth", [trainings.depth_name(depth) for depth in DEPTHS[2:]], settings.shown, STRUCTURE
+        yield "depth", [trainings.depth_name(depth) for depth in DEPTHS[2:]], settings.detailed, STRUCTURE
     if settings.ablation:
         cells = dict.fromkeys(trainings.cell_name(settings, *cell) for cell in ablation_grid())
-        yield "ablation", [cell for cell in cells if cell not in REGIMES], settings.shown, STRUCTURE
+        yield "ablation", [cell for cell in cells if cell not in REGIMES], settings.detailed, STRUCTURE
 
 
 def engine_run(

@@ -307,9 +307,9 @@ def qr_table(results: Results, name: str) -> Table:
     rows: dict[str, Iterable[Sequence[Any]]] = {
         "listed": product(REGIMES, settings.listed),
         "light": product(REGIMES, settings.light),
-        "depth": [(depth_name(depth), m, (depth,)) for m, depth in product(settings.shown, DEPTHS)],
+        "depth": [(depth_name(depth), m, (depth,)) for m, depth in product(settings.detailed, DEPTHS)],
         "ablation": [
-            (cell_name(settings, *cell), m, cell) for m, cell in product(settings.shown, ablation_grid())
+            (cell_name(settings, *cell), m, cell) for m, cell in product(settings.detailed, ablation_grid())
         ],
         "axes": axis_rows([m for m in settings.listed if not is_floor(m)]),
     }

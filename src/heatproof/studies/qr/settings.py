@@ -48,10 +48,13 @@ class QrSettings(Settings):
     lam: float = option(0.25, "FT-LeakMin's price of leakage, lambda.")
     alpha: float = option(0.25, "FT-LeakMin's reward of mass inside the code.")
     methods: tuple[str, ...] = option(
-        LIGHT, 'Scored on every code: "gradcam,layercam".', short="m", read=calls, shown="the CAMs"
+        LIGHT, 'Scored on every code: "gradcam,layercam".', short="m", read=calls, default_text="the CAMs"
     )
     heavy: tuple[str, ...] = option(
-        (), 'Scored on the subset only: "lime,rise(masks=500)"; all: all others.', read=calls, shown="none"
+        (),
+        'Scored on the subset only: "lime,rise(masks=500)"; all: all others.',
+        read=calls,
+        default_text="none",
     )
     subset: int = option(24, "Codes for insertion, deletion and --heavy.", least=2)
     curves: str = option(
@@ -102,7 +105,7 @@ class QrSettings(Settings):
         return tuple(method for method in self.listed if method not in self.heavy)
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def detailed(self) -> tuple[str, ...]:
         """Of the depth study and the ablation: the paper's method, and the one that the penalty is about."""
         main = MAIN if MAIN in self.real else self.real[0]
         return tuple(dict.fromkeys(method for method in (main, "gradcam") if method in self.real))
