@@ -1,4 +1,4 @@
-"""hp.run, hp.audit and hp.open_run: a run in Python, with what people ask of it as methods."""
+"""hp.run, hp.audit, hp.open_run and hp.compare: runs in Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -18,7 +18,7 @@ from heatproof.registry import split_calls
 from heatproof.show import MOST_SHOWN, plain_table, text
 from heatproof.store import RunFolder, Status
 from heatproof.verdict.answers import Verdict
-from heatproof.verdict.data import RunData, order_methods, read_run, stands_beside
+from heatproof.verdict.data import order_methods, read_run, stands_beside
 from heatproof.verdict.judge import conclude, judge, keep
 from heatproof.verdict.trajectory import models, ordered
 
@@ -39,10 +39,10 @@ MEANS = """
 
 
 class Run:
-    """A run folder, to be asked: each answer is about what is finished when it is given.
+    """A run folder. Methods return the state of what is finished when they are called.
 
     Args:
-        folder: what hp.open_run opens.
+        folder: as hp.open_run opens it.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -57,10 +57,10 @@ class Run:
         return self.folder.status()
 
     def scores(self) -> pandas.DataFrame | pyarrow.Table | dict[str, np.ndarray]:
-        """Every row: model, checkpoint, image, label, explained, method, metric, value, reason, unit.
+        """All rows: model, checkpoint, image, label, explained, method, metric, value, reason, unit.
 
-        A pandas DataFrame where pandas is installed, else an Arrow table where pyarrow is, else one array
-        per column. Rows about a whole class or checkpoint have image ''.
+        A pandas DataFrame if pandas is installed, else an Arrow table if pyarrow is, else an array per
+        column. Rows about a whole class or checkpoint have image ''.
         """
         columns = self.folder.scores().columns("from scores order by all")
         if find_spec("pandas"):
@@ -81,90 +81,81 @@ class Run:
         """The stored maps of a method.
 
         Args:
-            method: its name, as the run has it.
-            checkpoint: its name; the last one where None.
-            ids: names of images; all where None.
+            method: its name in the run.
+            checkpoint: its name; default: the last.
+            ids: names of images; default: all.
         """
         store = self.folder.maps()
         if checkpoint is None:
             stored = store.contents()
-            having = {c for c, m in stored if m == method} or {c for c, _ in stored}
-            if not having:
+            candidates = {c for c, m in stored if m == method} or {c for c, _ in stored}
+            if not candidates:
                 raise StoreError(f"{self.path} holds no maps yet; let the run finish a unit first")
-            checkpoint = next((c for c in reversed(self._checkpoints()) if c in having), max(having))
+            checkpoint = next((c for c in reversed(self._checkpoints()) if c in candidates), max(candidates))
         return store.read(checkpoint, method, ids)
 
     def verdict(self, checkpoint: str | None = None, model: str | None = None) -> Verdict:
         """Which maps follow the network, whether it looks where it should, and what would decide the rest.
 
         Args:
-            checkpoint, model: their names; the last checkpoint, and the only model, where None.
+            checkpoint, model: their names; default: the last checkpoint, and the only model.
         """
-        return judge(self._data(checkpoint, model))
+        return judge(read_run(self.folder, model, checkpoint))
 
     def report(
         self, path: str | Path | None = None, checkpoint: str | None = None, model: str | None = None
     ) -> Path:
-        """Write the report, one HTML file, or on paper where the file is a .pdf.
+        """Write the report, one HTML or PDF file.
 
         Args:
-            path: of the file; by default the page of the audit, else report.html in the run's folder.
+            path: of the file, .html or .pdf; default: the page of the audit, else report.html in the folder.
             checkpoint, model: as for verdict.
         """
         from heatproof.report.page import write_page
         from heatproof.report.print_pdf import write_pdf
 
         path = Path(path) if path is not None else self.folder.page
-        data = self._data(checkpoint, model)
+        data = read_run(self.folder, model, checkpoint)
         if path.suffix.lower() == ".pdf":
             write_pdf(data, judge(data), path)
         else:
             keep(data, write_page(data, path))
         return path
 
-    def _data(self, checkpoint: str | None, model: str | None) -> RunData:
-        return read_run(self.folder, model, checkpoint)
-
     def _checkpoints(self) -> list[str]:
-        """Those that have rows, in the order of training."""
-        rows = self.folder.scores().sql("select distinct checkpoint from scores")
-        known = {row["checkpoint"] for row in rows}
+        """Checkpoints with rows, in the order of training."""
+        known = {r["checkpoint"] for r in self.folder.scores().sql("select distinct checkpoint from scores")}
         return [c for model in models(self.folder) for c in ordered(self.folder, model) if c in known]
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}): {self.status().sentence}"
 
     def _repr_html_(self) -> str:
-        told = f"<p>{text(self.path)}: {text(self.status().sentence)}</p>"
-        stored = self.folder.maps().contents()
+        status = f"<p>{text(self.path)}: {text(self.status().sentence)}</p>"
         checkpoint = next(reversed(self._checkpoints()), "")
         rows = self.folder.scores().sql(MEANS, [checkpoint])
         methods = order_methods(list({row["method"] for row in rows}), self.folder.manifest)
-        means, facts = {(row["metric"], row["method"]): row for row in rows}, self.folder.manifest.facts
-        shown = [
-            [metric, *(_cell(means.get((metric, method))) for method in methods)]
-            for metric in dict.fromkeys(
-                row["metric"] for row in rows if not stands_beside(row["metric"], facts)
-            )
+        cells = {(r["metric"], r["method"]): f"{r['mean']:.3f} ({r['n']})" for r in rows if r["n"]}
+        metrics = dict.fromkeys(row["metric"] for row in rows)
+        lines = [
+            [metric, *(cells.get((metric, method), "") for method in methods)]
+            for metric in metrics
+            if not stands_beside(metric, self.folder.manifest.facts)
         ]
-        table = plain_table([f"mean (n) at {checkpoint}", *methods], shown) if shown else ""
+        table = plain_table([f"mean (n) at {checkpoint}", *methods], lines) if lines else ""
+        maps, pictures = self.folder.maps(), self.folder.pictures()
+        stored = maps.contents()
         first = next((method for method in methods if (checkpoint, method) in stored), None)
-        return told + table + (self._pictures(first, checkpoint) if first else "")
-
-    def _pictures(self, method: str, checkpoint: str) -> str:
-        """The first pictures that were kept, under the method's maps."""
-        kept = self.folder.pictures()
-        ids = [name for name in self.folder.maps().ids(checkpoint, method)[:MOST_SHOWN] if kept.path(name)]
-        opened = [Image.open(io.BytesIO(kept.read(name) or b"")) for name in ids]
-        return self.maps(method, checkpoint, ids).overlay(opened)._repr_html_() if ids else ""
-
-
-def _cell(row: Mapping[str, Any] | None) -> str:
-    return "" if row is None or row["mean"] is None else f"{row['mean']:.3f} ({row['n']})"
+        ids = maps.ids(checkpoint, first)[:MOST_SHOWN] if first else []
+        ids = [name for name in ids if pictures.path(name)]
+        if first is None or not ids:
+            return status + table
+        images = [Image.open(io.BytesIO(pictures.read(name) or b"")) for name in ids]
+        return status + table + self.maps(first, checkpoint, ids).overlay(images)._repr_html_()
 
 
 def open_run(folder: str | Path) -> Run:
-    """A run folder, finished or going on: what `hp.run`, a study, a monitor or the command line wrote.
+    """Open a run folder, finished or not, of hp.run, a study, a monitor or the command line.
 
     Args:
         folder: the run's folder, or that of a study with its run inside.
@@ -182,16 +173,16 @@ def run(
     retry_broken: bool = False,
     trust_mtime: bool = False,
 ) -> Run:
-    """Explain and score what a study describes, or go on with it, and open the result.
+    """Run or resume a study, and open the result.
 
     Args:
         study: a TOML file, or a dict of the same form, whose paths are relative to the working folder.
-        out: the run's folder; the study's own run.out, else runs/STUDY, where None.
+        out: the run's folder; default: run.out of the study, else runs/STUDY.
         engine: "local" or "ray".
-        shard: which of how many; each takes every n-th block, and the last to finish adds the group metrics.
-        fail_fast: stop at the first picture that cannot be used, instead of reporting it as a row.
-        retry_broken: try pictures again that could not be used; their files may have changed meanwhile.
-        trust_mtime: in a new run, know pictures by size and time of change instead of by their contents.
+        shard: (i, n): take every n-th block from i on; the last shard to finish adds the group metrics.
+        fail_fast: stop at the first image that cannot be used, instead of reporting it as a row.
+        retry_broken: try images again that could not be used.
+        trust_mtime: in a new run, identify images by size and modification time instead of their contents.
     """
     from heatproof.run.engine import run_study
 
@@ -205,12 +196,12 @@ def run(
 
 
 def compare(*runs: str | Path | Run, pictures: int = 12) -> RunComparison:
-    """Runs side by side: what became better or worse from the first to each other one, with intervals.
+    """Compare runs: the differences between the first and each other one, with intervals.
 
     Args:
-        runs: two or more: a Run, or its folder, perhaps with a checkpoint or a method behind @, as in
+        runs: two or more: a Run, or its folder, optionally with a checkpoint or a method behind @, as in
             "runs/a@epoch05" or "runs/a@gradcam".
-        pictures: how many of those whose maps changed most are named and shown.
+        pictures: how many of the images whose maps changed most are named and shown.
 
     Returns:
         `.headline`, `.differences`, `.moved`; `.report()` writes the page.
@@ -236,19 +227,18 @@ def audit(
     """Which maps of a network can be trusted? Chooses what to compute, runs it, judges, writes the page.
 
     Args:
-        model: a name as for load_model, what load_model gives, or a module; it is not changed.
-        images: a folder or CSV file; Pillow pictures or arrays of 8 bits; model-ready tensors "n c H W"; or a
+        model: a name as for load_model, the result of load_model, or a module; it is not changed.
+        images: a folder or CSV file; Pillow images or arrays of 8 bits; model-ready tensors "n c H W"; or a
             dataset of pairs.
-        labels: the class of each picture in memory.
+        labels: the class of each image in memory.
         checkpoint: weight files of a network that is named; several for a whole training.
-        minutes: about how long it may take, earlier calls counted; methods, metrics and pictures are chosen
-            by it, and more minutes go on with the same folder.
-        methods: names, instead of those it would choose.
-        layer: where CAMs look, by name; found by itself where None.
-        seed: everything follows from it.
-        out: a folder; the same call goes on where one was stopped. The page is its report.html, the study
-            its study.toml.
-        say: told what was chosen and why.
+        minutes: about how long it may take, earlier calls included; methods, metrics and images are chosen
+            by it, and more minutes extend the same folder.
+        methods: names, instead of the automatic choice.
+        layer: the layer that CAMs read, by name; chosen automatically by default.
+        seed: of all random numbers.
+        out: a folder; the same call resumes a stopped one. It holds report.html and study.toml.
+        say: called with sentences about what was chosen and why.
 
     Returns:
         The run: `.verdict()`, `.scores()`, `.maps(...)`, `.report()`.

@@ -1,9 +1,9 @@
-"""Every error heatproof raises on purpose. Each is one sentence that says what to do.
+"""The errors of heatproof. The message of each is one sentence that says what to do.
 
 HeatproofError
 ├── InputError            images, maps, labels, boxes or options that cannot be used
 │   └── TargetError       a class that the model does not have
-├── UnknownNameError      a method, metric or layer nobody registered; the nearest names are listed
+├── UnknownNameError      an unknown method, metric or layer; the nearest names are listed
 ├── ModelError            a model that cannot be loaded or run
 │   ├── CheckpointError   a weight file that is broken, unsafe or made for another model
 │   └── LayerError        a layer whose output is not a picture, or no layer that could be found
@@ -19,12 +19,12 @@ import re
 from collections.abc import Iterable
 from types import ModuleType
 
-# What a terminal obeys instead of showing it, or what turns the text around it; line ends and tabs are text.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, and those that change the direction of text; line ends and tabs are text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class HeatproofError(Exception):
-    """The root of the tree: catch this to catch everything heatproof raises on purpose."""
+    """The base class of the errors of heatproof."""
 
 
 class InputError(HeatproofError, ValueError):
@@ -36,10 +36,9 @@ class TargetError(InputError):
 
 
 class UnknownNameError(HeatproofError, KeyError):
-    """A method, metric or layer nobody registered."""
+    """An unknown method, metric or layer."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        known = list(known)
         super().__init__(f"unknown {kind} {name!r}; {did_you_mean(name, known)}")
 
     def __str__(self) -> str:  # KeyError would show the message in quotes
@@ -67,16 +66,16 @@ class MissingExtraError(HeatproofError, ImportError):
 
 
 def visible(text: str) -> str:
-    """Text from outside as a terminal may get it: control characters are shown, not sent.
+    """Escape control characters, so that a terminal shows text from files and does not obey it.
 
     >>> print(visible("cat\\x1b[2J.png"))
     cat\\x1b[2J.png
     """
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def counted(number: int, noun: str) -> str:
-    """So many things, one or several.
+    """A number with its noun, in the singular or plural.
 
     >>> counted(1, "picture"), counted(1200, "picture"), counted(2, "class")
     ('1 picture', '1,200 pictures', '2 classes')
@@ -85,32 +84,26 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 5) -> str:
-    """The nearest known names as a half sentence, or all of them where none is near."""
+    """The nearest known names as a clause, or all of them if none is near."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=most)
     if near:
         return f"did you mean {' or '.join(repr(n) for n in near)}?"
-    shown = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-    return f"known: {shown or 'none'}"
+    return f"known: {', '.join([*known[:20], *(['...'] if len(known) > 20 else [])]) or 'none'}"
 
 
 def need(package: str, extra: str) -> ModuleType:
-    """Import an optional package, or say which line installs it."""
+    """Import an optional package; raises MissingExtraError with the line that installs it."""
     try:
         return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] != package.split(".")[0]:
-            raise _broken(package, extra, error) from error
+    except Exception as error:  # a package that is half installed fails in many ways
+        own = package.split(".")[0]
+        if isinstance(error, ModuleNotFoundError) and (error.name or own).split(".")[0] == own:
+            raise MissingExtraError(
+                f"{package} is not installed; run: pip install 'heatproof[{extra}]'"
+            ) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MissingExtraError(
-            f"{package} is not installed; run: pip install 'heatproof[{extra}]'"
+            f"{package} is installed but does not import ({reason}); "
+            f"reinstall it to match your torch: pip install --force-reinstall 'heatproof[{extra}]'"
         ) from error
-    except Exception as error:  # a half-installed package fails in its own ways, at import
-        raise _broken(package, extra, error) from error
-
-
-def _broken(package: str, extra: str, error: Exception) -> MissingExtraError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return MissingExtraError(
-        f"{package} is installed but does not import ({reason}); "
-        f"reinstall it to match your torch: pip install --force-reinstall 'heatproof[{extra}]'"
-    )

@@ -43,16 +43,12 @@ FLOOR_CARD = Card(  # methods that ignore the network
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def unregistered() -> None:
-    """The function of a metric that is not registered."""
-
-
 @dataclass(frozen=True)
 class Entry:
     """Facts of a registered function. As a decorator, it registers the function."""
 
     name: str
-    function: Callable[..., Any] = unregistered
+    function: Callable[..., Any] = lambda: None  # until it decorates one
     needs: Collection[str] = ()
     cite: str = ""
     aliases: tuple[str, ...] = ()
@@ -151,7 +147,7 @@ EntryT = TypeVar("EntryT", bound=Entry)
 
 
 class Registry(Generic[EntryT]):
-    """Names to entries. Case, hyphens, underscores and spaces in a name do not matter."""
+    """Entries by name. Case, hyphens, underscores and spaces in a name do not matter."""
 
     def __init__(self, kind: str, package: str, group: str, providers: str = "") -> None:
         self.kind, self.package, self.group = kind, package, group

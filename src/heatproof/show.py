@@ -1,14 +1,12 @@
-"""What people look at: colours, maps over pictures, and small pieces of HTML for notebooks. Pillow only.
+"""Colours, overlays of maps on images, and HTML for notebooks. Pillow only.
 
-An overlay is (1 - alpha) grey + alpha colour(map): the picture loses its own colours, so that every colour
-left in it speaks of the map. The colour maps are perceptually uniform (equal steps of the map look equal)
-and are kept as sixteen points, linear in between; that is within 7 of 255 of matplotlib's tables.
+An overlay is (1 - alpha) grey + alpha colour(map). The colour maps are perceptually uniform and stored as
+sixteen points, linear in between; that is within 7 of 255 of matplotlib's tables.
 
-A few pixels of a gradient are many times as large as the others, so that on a linear scale up to the maximum
-its map is nearly black. For display, and for nothing else, maps with a value for every pixel are scaled to
-their 99th percentile (`brightened`); maps on a coarser grid, such as CAMs, are not.
+A few pixels of a gradient are many times as large as the others, so that its map is nearly black on a linear
+scale. For display only, maps with a value for every pixel are scaled to their 99th percentile (`brightened`).
 
-HTML for notebooks loads nothing: pictures are small PNG files inside it, and every text is escaped.
+HTML for notebooks loads nothing: images are small PNG files inside it, and every text is escaped.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,10 +36,10 @@ COLOUR_MAPS = {
     "a5db36 d2e21b fde725",
     "grey": "000000 ffffff",
 }
-MOST_SHOWN = 8  # pictures in one piece of HTML
+MOST_SHOWN = 8  # images in a Strip
 SIDE = 160  # pixels of the longer side of each
 GAP = 2  # pixels between the planes of a volume
-AXES = ("depth", "height", "width")  # of a volume, where nothing says more
+AXES = ("depth", "height", "width")  # of a volume
 
 
 def colours(values: Any, cmap: str = "inferno") -> np.ndarray:
@@ -51,17 +48,16 @@ def colours(values: Any, cmap: str = "inferno") -> np.ndarray:
     >>> colours([0.0, 1.0], "grey").tolist()
     [[0, 0, 0], [255, 255, 255]]
     """
-    table = _points(cmap)
+    if cmap not in COLOUR_MAPS:
+        raise UnknownNameError("colour map", cmap, COLOUR_MAPS)
+    table = np.array([list(bytes.fromhex(point)) for point in COLOUR_MAPS[cmap].split()], dtype=np.float64)
     values = np.clip(np.asarray(values, dtype=np.float64), 0, 1)
     at = np.linspace(0, 1, len(table))
     return np.stack([np.interp(values, at, column) for column in table.T], -1).round().astype(np.uint8)
 
 
-@lru_cache
-def _points(cmap: str) -> np.ndarray:
-    if cmap not in COLOUR_MAPS:
-        raise UnknownNameError("colour map", cmap, COLOUR_MAPS)
-    return np.array([list(bytes.fromhex(point)) for point in COLOUR_MAPS[cmap].split()], dtype=np.float64)
+def _array(values: Any) -> np.ndarray:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
 def brightened(heat: np.ndarray) -> np.ndarray:
@@ -75,10 +71,10 @@ def brightened(heat: np.ndarray) -> np.ndarray:
 
 
 def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float = 0.6) -> Image.Image:
-    """The map, "H W" in [0, 1], laid over the picture of the same size."""
+    """Overlay a map "H W" in [0, 1] on an image of the same size."""
     if not 0 <= alpha <= 1:
         raise InputError(f"alpha must be in [0, 1], got {alpha}")
-    heat = np.asarray(heat.detach().cpu() if hasattr(heat, "detach") else heat)
+    heat = _array(heat)
     if heat.shape != (picture.height, picture.width):
         raise InputError(
             f"the map is {' x '.join(map(str, heat.shape))} but the picture is "
@@ -89,12 +85,12 @@ def overlay(picture: Image.Image, heat: Any, cmap: str = "inferno", alpha: float
 
 
 def eight_bit(pictures: Tensor) -> Tensor:
-    """Pictures in [0, 1] as whole numbers up to 255, of the same shape."""
+    """Images in [0, 1] as uint8, of the same shape."""
     return pictures.mul(255).round().byte()
 
 
 class Sheet(NamedTuple):
-    """Three planes of a volume side by side, and which they are."""
+    """Three planes of a volume side by side, and their indices."""
 
     pixels: np.ndarray  # "h w 3" uint8
     at: tuple[int, ...]
@@ -106,14 +102,12 @@ def middle(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def hottest(heat: Any) -> tuple[int, ...]:
-    """Of each axis of a map "D H W" the plane that holds most of it."""
-    heat = np.asarray(heat.detach().cpu() if hasattr(heat, "detach") else heat)
-    others = ((1, 2), (0, 2), (0, 1))
-    return tuple(int(heat.sum(axis=axes).argmax()) for axes in others)
+    """The plane with the largest sum along each axis of a map "D H W"."""
+    return tuple(int(_array(heat).sum(axis=axes).argmax()) for axes in ((1, 2), (0, 2), (0, 1)))
 
 
 def plane_words(at: Sequence[int], axes: Sequence[str] = AXES) -> str:
-    """Which planes are shown, each by the axis that it stands across.
+    """The planes by axis, in words.
 
     >>> plane_words((5, 9, 7))
     'planes: depth 5, height 9, width 7'
@@ -122,103 +116,90 @@ def plane_words(at: Sequence[int], axes: Sequence[str] = AXES) -> str:
 
 
 def sections(volume: Any, at: Sequence[int]) -> np.ndarray:
-    """The three planes of "D H W" or "D H W 3" that cross at a place, side by side, 0 between and below them.
+    """The three planes of "D H W" or "D H W 3" that cross at a point, side by side, 0 between and below.
 
     >>> sections(np.arange(8).reshape(2, 2, 2), (0, 0, 1)).tolist()
     [[0, 1, 0, 0, 0, 1, 0, 0, 1, 3], [2, 3, 0, 0, 4, 5, 0, 0, 5, 7]]
     """
-    volume = np.asarray(volume.detach().cpu() if hasattr(volume, "detach") else volume)
-    planes = [volume.take(place, axis) for axis, place in enumerate(at)]
+    planes = [_array(volume).take(place, axis) for axis, place in enumerate(at)]
     height = max(len(plane) for plane in planes)
-    parts: list[np.ndarray] = []
-    for plane in planes:
-        parts += [np.zeros((height, GAP, *plane.shape[2:]), plane.dtype)] if parts else []
-        below = [(0, height - len(plane))] + [(0, 0)] * (plane.ndim - 1)
-        parts.append(np.pad(plane, below))
-    return np.concatenate(parts, axis=1)
+    padded = [
+        np.pad(plane, [(0, height - len(plane)), (0, GAP if i < 2 else 0), (0, 0)][: plane.ndim])
+        for i, plane in enumerate(planes)
+    ]
+    return np.concatenate(padded, axis=1)
 
 
 def pixels(
     images: Tensor, preprocess: Preprocess | None = None, at: Sequence[Sequence[int]] | None = None
 ) -> np.ndarray:
-    """Model-ready images as "b H W 3" uint8, for people; stretched to the whole range where nobody knows
-    their own. Of volumes three planes each, those of `at`, else the middle ones; channels other than three
-    are averaged."""
+    """Model-ready images as "b H W 3" uint8; stretched to the whole range without preprocess. Of volumes
+    three planes each, those of `at`, else the middle ones; channels other than three are averaged."""
     images = images.detach().float().cpu()
     if preprocess is not None:
-        shown = preprocess.restore(images)
+        colour = preprocess.restore(images)
     else:
         sides = tuple(range(1, images.ndim))
         low, high = images.amin(sides, keepdim=True), images.amax(sides, keepdim=True)
-        shown = (images - low) / (high - low).clamp(min=1e-12)
-    if shown.shape[1] != 3:
-        shown = shown.mean(1, keepdim=True).expand(-1, 3, *shown.shape[2:])
-    whole = np.asarray(eight_bit(shown).movedim(1, -1).contiguous().numpy())
+        colour = (images - low) / (high - low).clamp(min=1e-12)
+    if colour.shape[1] != 3:
+        colour = colour.mean(1, keepdim=True).expand(-1, 3, *colour.shape[2:])
+    arrays = np.asarray(eight_bit(colour).movedim(1, -1).contiguous().numpy())
     if images.ndim == 4:
-        return whole
-    planes = at or [middle(one.shape[:3]) for one in whole]
-    return np.stack([sections(one, place) for one, place in zip(whole, planes, strict=True)])
+        return arrays
+    planes = at or [middle(volume.shape[:3]) for volume in arrays]
+    return np.stack([sections(volume, place) for volume, place in zip(arrays, planes, strict=True)])
 
 
 def as_pictures(
     images: Tensor | Image.Image | Sequence[Image.Image], preprocess: Preprocess | None
 ) -> list[Image.Image]:
-    """What a model saw of images "b c H W", of volumes, or of pictures, as Pillow pictures."""
+    """Images "b c H W", volumes or Pillow images as Pillow images of what the model saw."""
     if isinstance(images, Image.Image):
         images = [images]
     if not isinstance(images, Sequence):
-        return [Image.fromarray(one) for one in pixels(images, preprocess)]
-    if not all(isinstance(one, Image.Image) for one in images):
+        return [Image.fromarray(array) for array in pixels(images, preprocess)]
+    if not all(isinstance(image, Image.Image) for image in images):
         raise InputError("images are a tensor 'b c H W' or Pillow pictures; open files with hp.open_image")
-    return [preprocess.crop(one) if preprocess else one for one in images]
+    return [preprocess.crop(image) if preprocess else image for image in images]
 
 
 class Strip(list[Image.Image]):
-    """Pictures that a notebook shows side by side, each above its title."""
+    """Images that a notebook shows side by side, each above its title."""
 
-    def __init__(self, pictures: Iterable[Image.Image], titles: Sequence[str] = ()) -> None:
-        super().__init__(pictures)
+    def __init__(self, images: Iterable[Image.Image], titles: Sequence[str] = ()) -> None:
+        super().__init__(images)
         self.titles = tuple(titles)
 
     def _repr_html_(self) -> str:
+        figures = ""
         titles = self.titles or ("",) * len(self)
-        figures = "".join(
-            f'<figure style="margin:0"><img alt="{escape(title)}" {_width(picture)}src="{_small(picture)}">'
-            f'<figcaption style="font-size:small">{text(title)}</figcaption></figure>'
-            for picture, title in list(zip(self, titles, strict=True))[:MOST_SHOWN]
-        )
+        for image, title in list(zip(self, titles, strict=True))[:MOST_SHOWN]:
+            small, scale = image.convert("RGB"), SIDE / max(image.size)
+            small.thumbnail((SIDE, SIDE))
+            width = f'width="{round(scale * image.width)}" ' if scale > 1 else ""
+            figures += f'<figure style="margin:0"><img alt="{escape(title)}" {width}src="{address(small)}">'
+            figures += f'<figcaption style="font-size:small">{text(title)}</figcaption></figure>'
         more = f"<p>and {len(self) - MOST_SHOWN} more</p>" if len(self) > MOST_SHOWN else ""
         return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{figures}</div>{more}'
 
 
 class ByName(dict[str, Any]):
-    """Things by name, such as maps by method, that a notebook shows one below the other."""
+    """Objects by name, such as maps by method, that a notebook shows one below the other."""
 
     def _repr_html_(self) -> str:
-        return "".join(one._repr_html_() for one in self.values())
-
-
-def _width(picture: Image.Image) -> str:
-    """An attribute that makes a small picture large enough to be seen."""
-    larger = SIDE / max(picture.size)
-    return f'width="{round(larger * picture.width)}" ' if larger > 1 else ""
-
-
-def _small(picture: Image.Image) -> str:
-    small = picture.convert("RGB")
-    small.thumbnail((SIDE, SIDE))
-    return address(small)
+        return "".join(value._repr_html_() for value in self.values())
 
 
 def address(picture: Image.Image, form: str = "PNG", **options: Any) -> str:
-    """The picture as a data: address."""
+    """The image as a data: URL."""
     out = io.BytesIO()
     picture.save(out, form, **options)
     return f"data:image/{form.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def text(content: object) -> str:
-    """Text from outside, shown as it is: it neither runs nor turns what stands around it."""
+    """Text as HTML, escaped and isolated from the direction of the text around it."""
     return f"<bdi>{escape(str(content))}</bdi>"
 
 
@@ -227,10 +208,7 @@ def plain_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     columns = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
     body = ""
     for first, *cells in rows:
-        body += f'<tr><th scope="row">{text(first)}</th>'
-        body += "".join(f"<td>{text(_number(cell))}</td>" for cell in cells) + "</tr>"
+        texts = [f"{cell:.3f}" if isinstance(cell, float) else cell for cell in cells]
+        data = "".join(f"<td>{text(cell)}</td>" for cell in texts)
+        body += f'<tr><th scope="row">{text(first)}</th>{data}</tr>'
     return f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _number(cell: object) -> object:
-    return f"{cell:.3f}" if isinstance(cell, float) else cell

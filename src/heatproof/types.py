@@ -126,6 +126,16 @@ class Trace:
         """Gradient times activation at the layer."""
         return self.gradient * self.activation
 
+    @cached_property
+    def rectified(self) -> Tensor:
+        """The positive part of the gradient at the layer."""
+        return self.gradient.relu()
+
+    @cached_property
+    def total(self) -> Tensor:
+        """ "b c": the sum of each channel of the layer."""
+        return self.activation.sum(spatial_dims(self.activation, 2))
+
     @property
     def image_size(self) -> tuple[int, ...]:
         return size_of(self.images)

@@ -13,7 +13,7 @@ import heatproof as hp
 from conftest import counting
 from heatproof.errors import InputError
 from heatproof.explain.masking import Masks
-from heatproof.explain.sampling import settled, uncertainty
+from heatproof.explain.sampling import uncertainty
 from heatproof.explain.surrogates import sample_rows
 from heatproof.types import Maps
 
@@ -175,7 +175,7 @@ def test_auto_stops_where_each_image_is_settled_and_is_the_map_of_that_many(meth
     extra = sum(passes.batches) - int(maps.passes.sum())  # an image that is done costs no more
     assert 3 <= extra <= 4  # the shared pass, and one input that tries the folded network
     bound = 0.012 if "bound" in method else 0.2
-    assert settled(maps.values, maps.error, bound).all()
+    assert (uncertainty(maps.values, maps.error) <= bound).all()
     for i, n in enumerate(maps.passes.tolist()):
         alone = explained(net, method, images=some_images()[i : i + 1])
         asked = explained(net, method.replace("'auto'", str(n)), images=some_images()[i : i + 1])

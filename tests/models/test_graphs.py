@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import heatproof as hp
 from conftest import needs_cuda, small_cnn
-from heatproof.explain import recorded
+from heatproof.explain import api
 from heatproof.models.accel import Accelerator
 from heatproof.models.accel.graphs import MOST, SEEN, Graphs, _refusing_to_wait, recordable, state_of
 from heatproof.models.derived import copy_of
@@ -158,8 +158,8 @@ def test_a_request_that_came_before_is_answered_first_and_checked_then(
     for _ in range(SEEN + 2):
         same()
     assert len(graphs.recordings) == 1
-    shared = recorded.SharedPass
-    monkeypatch.setattr(recorded, "SharedPass", lambda *given: passes.append(1) or shared(*given))
+    shared = api.SharedPass
+    monkeypatch.setattr(api, "SharedPass", lambda *given: passes.append(1) or shared(*given))
     same()
     assert not passes, "the recording was not guessed"
     same(targets=2)

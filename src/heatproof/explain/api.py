@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from heatproof.errors import InputError, ModelError
 from heatproof.explain.providers.function import Methods, named
-from heatproof.explain.recorded import Recorded, recorded, replayed
 from heatproof.explain.sampling import Estimate
 from heatproof.explain.segments import cut_ahead
-from heatproof.models.capture import capture
+from heatproof.models.accel import Accelerator
+from heatproof.models.capture import NotAPicture, SharedPass, capture
 from heatproof.models.heads import Columns
 from heatproof.models.model import Model, as_model, check_pixels
 from heatproof.models.queue import Queue
@@ -224,6 +223,53 @@ def check_insides(model: Model, calls: Sequence[MethodCall]) -> None:
         raise ModelError(f"{model.name} {reason}")
 
 
+class Recorded(NamedTuple):
+    """Outputs of a shared pass and of its methods."""
+
+    logits: Tensor
+    targets: Tensor
+    values: list[Tensor]  # by method
+    dead: list[Tensor | None]  # by method
+
+
+def _request(model: Model, images: Tensor, calls: Sequence[MethodCall], targets: Any, layer: Any) -> Hashable:
+    """The key of a recording, without the state of the network."""
+    texts = tuple(call.text for call in calls), layer if isinstance(layer, str | None) else tuple(layer)
+    form = images.shape, images.dtype, images.stride(), targets is None
+    return texts, form, model.device, model.precision, model.layer, model.scales
+
+
+def recorded(
+    model: Model, images: Tensor, calls: Sequence[MethodCall], targets: Any, layer: Any
+) -> Recorded | None:
+    """The shared pass with methods that read nothing else, inside `frozen_eval`, as a CUDA graph.
+
+    It is recorded the third time: seven CAMs are about a hundred small kernels, which take Python longer to
+    launch than the GPU to run. Returns None before the first pass, and if nothing is recorded.
+    """
+    accelerator = Accelerator(model)
+    if not accelerator.records:
+        return None
+    shared = SharedPass(model, images, frozenset().union(*(call.entry.needs for call in calls)), layer)
+
+    def whole(images: Tensor, chosen: Tensor | None = None) -> Recorded:
+        with torch.inference_mode(False):
+            inputs = model.ready(images)
+            passed = shared(inputs, model.predicted if chosen is None else lambda _: chosen)
+        trace = shared.trace(passed, images, inputs)
+        with torch.no_grad():
+            maps = [call.entry.function(trace, **call.options) for call in calls]
+            values = [values.detach().float().contiguous() for values in maps]
+            return Recorded(trace.logits, passed.chosen, values, dead_layers(calls, trace))
+
+    request = _request(model, images, calls, targets, layer)
+    try:
+        recording: Recorded | None = accelerator.recorded(request, whole, images, targets)
+        return recording
+    except NotAPicture:  # the layer was a guess, or is named wrongly: capture() handles both
+        return None
+
+
 def shared_pass(
     model: Model,
     images: Tensor,
@@ -251,17 +297,21 @@ def shared_pass(
         each = zip(calls, recording.values, recording.dead, strict=True)
         return [Maps(call.text, values, image_size, explained, dead=dead) for call, values, dead in each]
 
-    if len(images) <= queue.batch_size and (again := replayed(model, images, calls, targets, layer)):
-        if progress:
-            progress(len(images))
-        return {maps.method: replace(maps, ids=ids) for maps in as_maps(again)}, again.logits
+    records = all(call.entry.trace_only for call in calls)
+    if records and len(images) <= queue.batch_size:
+        request = _request(model, images, calls, targets, layer)
+        again: Recorded | None = Accelerator(model).replayed(request, images, targets)
+        if again is not None:
+            if progress:
+                progress(len(images))
+            return {maps.method: replace(maps, ids=ids) for maps in as_maps(again)}, again.logits
     chosen = _slicer(targets, len(images))
     parts: list[tuple[list[Maps], Tensor]] = []
 
     def work(start: int, stop: int) -> tuple[list[Maps], Tensor]:
         batch = images[start:stop].to(model.device)
         with span("shared pass"):
-            recording = recorded(model, batch, calls, chosen(start, stop), layer, partial(dead_layers, calls))
+            recording = recorded(model, batch, calls, chosen(start, stop), layer) if records else None
         if recording is not None:
             return as_maps(recording), recording.logits
         with span("shared pass"):

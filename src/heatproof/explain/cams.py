@@ -9,8 +9,6 @@ it behind the layer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,30 +28,6 @@ BUMPS = {
     "gaussian": ((1 / 16, 1 / 8, 1 / 16), (1 / 8, 1 / 4, 1 / 8), (1 / 16, 1 / 8, 1 / 16)),
     "cell": ((1.0,),),
 }
-
-
-@dataclass(frozen=True)
-class Shared:
-    """Tensors that several CAMs read, computed once per trace, like its `product`."""
-
-    activation: Tensor
-    gradient: Tensor
-
-    @cached_property
-    def rectified(self) -> Tensor:
-        """ "b c h w": the positive part of the gradient."""
-        return self.gradient.relu()
-
-    @cached_property
-    def total(self) -> Tensor:
-        """ "b c": the sum of each channel's activations."""
-        return self.activation.sum(spatial_dims(self.activation, 2))
-
-    @staticmethod
-    def of(trace: Trace) -> Shared:
-        # It holds tensors, not the trace: a cycle would keep both until the garbage collector runs.
-        shared: Shared = trace.__dict__.setdefault("shared", Shared(trace.activation, trace.gradient))
-        return shared
 
 
 def weighted_sum(weights: Tensor, activations: Tensor) -> Tensor:
@@ -99,8 +73,7 @@ def gradcam_plus_plus(trace: Trace) -> Tensor:
     alpha is 0 where its denominator is 0; no epsilon is added. The factor exp(S) of the paper is the same
     for every weight of an image and drops out when the map is normalised.
     """
-    shared = Shared.of(trace)
-    return gradcam_plus_plus_map(trace.activation, trace.gradient, shared.rectified, shared.total)
+    return gradcam_plus_plus_map(trace.activation, trace.gradient, trace.rectified, trace.total)
 
 
 @explainer(
@@ -113,7 +86,7 @@ def layercam(trace: Trace) -> Tensor:
     sum_k ReLU(g_k) * A_k. The paper's outer ReLU acts when the map is normalised; activations that are
     never negative make it idle.
     """
-    return (Shared.of(trace).rectified * trace.activation).sum(1)
+    return (trace.rectified * trace.activation).sum(1)
 
 
 @explainer("xgradcam", needs=NEEDS, cite="fu2020xgradcam", volumes=True, trace_only=True)
@@ -122,7 +95,7 @@ def xgradcam(trace: Trace) -> Tensor:
 
     w_k = sum_ij g_kij A_kij / sum_ij A_kij, and 0 for a channel whose activations sum to 0.
     """
-    share = safe_ratio(trace.product.sum(spatial_dims(trace.product, 2)), Shared.of(trace).total)
+    share = safe_ratio(trace.product.sum(spatial_dims(trace.product, 2)), trace.total)
     return weighted_sum(share, trace.activation)
 
 

@@ -64,7 +64,8 @@ def in_rounds(count: int, rounds: Sequence[int], ask: Ask, fit: Fit, bound: floa
         new = ask(left, start, stop)
         scores = new if scores is None else torch.cat([scores, new], 1)
         values, error = fit(left, scores)
-        done = settled(values, error, bound).cpu() if stop < rounds[-1] else torch.ones_like(left).bool()
+        last = stop == rounds[-1]
+        done = torch.ones_like(left).bool() if last else (uncertainty(values, error) <= bound).cpu()
         here = done.to(values.device)
         results.append((left[done], values[here], error[here], torch.full_like(left[done], stop)))
         left, scores = left[~done], scores[~here.to(scores.device)]
@@ -86,11 +87,6 @@ def designed_rows(count: int, random: np.random.Generator) -> np.ndarray:
     columns = random.permutation(order - 1)[:count] + 1
     signs = random.integers(0, 2, count) * 2 - 1
     return np.asarray((hadamard(order, dtype=np.int8)[:, columns] * signs)[random.permutation(order)] > 0)
-
-
-def settled(values: Tensor, error: Tensor, bound: float = BOUND) -> Tensor:
-    """ "b" bool: maps whose uncertainty is at most `bound`."""
-    return uncertainty(values, error) <= bound
 
 
 def uncertainty(values: Tensor, error: Tensor) -> Tensor:
